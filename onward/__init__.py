@@ -1,0 +1,20 @@
+"""Onward: an LLM inference server whose streams carry on.
+
+Importing the package costs nothing: every process of an instance imports it, and only the worker may pay for torch.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onward.llm import LLM
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "LLM":
+        from onward.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module 'onward' has no attribute {name!r}")

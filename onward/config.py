@@ -1,0 +1,102 @@
+"""Every knob, declared once with its help text; flags are generated from here. The environment is read only here.
+
+One frozen dataclass per process. `ServeConfig` is what a person says; the others are what each process is told.
+"""
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["auto", "int8", "none"]
+LoadFormat = Literal["auto", "dummy"]
+Transport = Literal["zmq"]
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+def knob(default: Any, help: str, *, flag: str | None = None) -> Any:
+    """A field that becomes a command-line flag."""
+    metadata = {"help": help, "flag": flag}
+    if isinstance(default, (list, tuple)):
+        return field(default_factory=lambda: default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """`onward serve`."""
+
+    model: str = knob(DEFAULT_MODEL, "a Hugging Face id, a folder, a .gguf file, or the built-in default")
+    served_model_name: str | None = knob(None, "the model id that clients use (default: from the model)")
+    host: str = knob("127.0.0.1", "address to listen on")
+    port: int = knob(8000, "port to listen on (0: any free one)")
+    dtype: Dtype = knob("auto", "type of the weights that are not quantized")
+    quantization: Quantization = knob("auto", "int8 for checkpoints that are quantized already, else none")
+    load_format: LoadFormat = knob("auto", "dummy: random weights from the model's config")
+    max_model_len: int | None = knob(None, "longest prompt plus output, in tokens (default: the model's)")
+    block_size: int = knob(16, "tokens per KV block")
+    num_kv_blocks: int | None = knob(None, "KV blocks in the pool (default: from free memory)")
+    max_num_seqs: int = knob(64, "requests that run at once")
+    max_num_batched_tokens: int = knob(512, "tokens that one step computes at most")
+    max_queue: int = knob(1024, "requests that wait at most; more get a 429")
+    transport: Transport = knob("zmq", "wire between engine and worker")
+    threads: int | None = knob(None, "threads of the worker (default: the number of cores)")
+    api_processes: int = knob(1, "processes that serve HTTP")
+    cors_origin: tuple[str, ...] = knob((), "origin that browsers may call from (may be given several times)")
+    max_body_bytes: int = knob(8 << 20, "largest request body")
+    drain_s: float = knob(5.0, "how long running streams may finish after SIGTERM")
+    log_level: str = knob("info", "debug, info, warning or error")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_queue: int = 1024
+    max_steps_in_flight: int = 2
+    prefix_caching: bool = True
+    output_caching: bool = True
+    tombstone_s: float = 30.0
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    block_size: int = 16
+    num_kv_blocks: int | None = None
+    max_model_len: int | None = None
+    threads: int | None = None
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiConfig:
+    cors_origin: tuple[str, ...] = ()
+    max_body_bytes: int = 8 << 20
+    max_choices: int = 16
+    default_deadline_s: float | None = None
+    log_level: str = "info"
+    instance: dict[str, Any] = field(default_factory=dict)
+    """The instance's `ServeConfig`, as `/info` shows it."""
+
+
+def select(source: Any, target: type[Any], **more: Any) -> Any:
+    """Builds a process's config from the fields it shares with `source`, and those given."""
+    shared = {f.name for f in dataclasses.fields(target)} & {f.name for f in dataclasses.fields(source)}
+    return target(**({name: getattr(source, name) for name in shared} | more))
+
+
+def cache_dir() -> Path:
+    """Where converted models and compiled kernels live: `ONWARD_CACHE`, else `onward` in the user's cache folder."""
+    if path := os.environ.get("ONWARD_CACHE"):
+        return Path(path)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onward"
+
+
+def hub_endpoint() -> str | None:
+    return os.environ.get("HF_ENDPOINT")

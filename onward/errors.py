@@ -1,0 +1,98 @@
+"""Every fault that a user can be told about, each with its HTTP status and a code for machines.
+
+    OnwardError
+    ├── ClientError                 the request is wrong; sending it again will not help
+    │   ├── InvalidRequest   400    a field is wrong (`param` names it)
+    │   ├── NotFound         404    no such model, route or stream
+    │   ├── Conflict         409    the label is in use
+    │   └── TooLarge         413    the body is over the limit
+    ├── ServerError                 the request may be fine
+    │   ├── Overloaded       429    the queue is full (`retry_after_s` says when to come back)
+    │   ├── Unavailable      503    the engine is not there, or not yet
+    │   ├── DeadlineExceeded 504    the request's own deadline has passed
+    │   ├── CrashedWorker    500    the request has brought the worker down three times
+    │   └── InternalError    500    our fault
+    └── StartupError                the server cannot start; the message says why and what to do
+
+Faults of ours (broken invariants) are asserts, not these.
+"""
+
+
+class OnwardError(Exception):
+    status = 500
+    code = "internal_error"
+    kind = "server_error"
+    retryable = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or type(self).code
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class ClientError(OnwardError):
+    status = 400
+    code = "invalid_request"
+    kind = "invalid_request_error"
+
+
+class InvalidRequest(ClientError):
+    pass
+
+
+class NotFound(ClientError):
+    status = 404
+    code = "not_found"
+
+
+class Conflict(ClientError):
+    status = 409
+    code = "conflict"
+
+
+class TooLarge(ClientError):
+    status = 413
+    code = "body_too_large"
+
+
+class ServerError(OnwardError):
+    pass
+
+
+class Overloaded(ServerError):
+    status = 429
+    code = "overloaded"
+    kind = "rate_limit_error"
+    retryable = True
+
+
+class Unavailable(ServerError):
+    status = 503
+    code = "unavailable"
+    retryable = True
+
+
+class DeadlineExceeded(ServerError):
+    status = 504
+    code = "deadline_exceeded"
+
+
+class CrashedWorker(ServerError):
+    code = "crashed_worker"
+
+
+class InternalError(ServerError):
+    pass
+
+
+class StartupError(OnwardError):
+    code = "startup_failed"

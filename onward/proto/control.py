@@ -1,0 +1,137 @@
+"""Between the supervisor and its children, over the socket pair each child is born with.
+
+If the supervisor dies the socket closes and the child leaves; if a child dies the supervisor reaps it, restarts it under
+a new incarnation, and only then tells the others. That announcement, never a timeout, makes the layer above resubmit.
+"""
+
+import msgspec
+
+from onward.config import ApiConfig, EngineConfig, WorkerConfig
+from onward.proto.model import PreparedModel
+from onward.proto.stats import EngineStats, Family
+from onward.proto.step import WorkerHello
+
+
+class StartEngine(msgspec.Struct, frozen=True, tag="start_engine"):
+    incarnation: str
+    config: EngineConfig
+    address: str
+    """Where it shall listen for api processes."""
+
+
+class StartWorker(msgspec.Struct, frozen=True, tag="start_worker"):
+    incarnation: str
+    engine_incarnation: str
+    config: WorkerConfig
+    model: PreparedModel
+    address: str
+    """Where its engine listens for it."""
+
+
+class StartApi(msgspec.Struct, frozen=True, tag="start_api"):
+    incarnation: str
+    index: int
+    config: ApiConfig
+    model: PreparedModel
+    listen_fd: int
+
+
+class WorkerStarting(msgspec.Struct, frozen=True, tag="worker_starting"):
+    """To the engine: listen at this address for this worker."""
+
+    incarnation: str
+    address: str
+
+
+class WorkerGone(msgspec.Struct, frozen=True, tag="worker_gone"):
+    """To the engine: the worker is dead and reaped, and its KV memory with it."""
+
+    incarnation: str
+    cause: str
+
+
+class EngineUp(msgspec.Struct, frozen=True, tag="engine_up"):
+    """To the api processes: this engine serves now; whatever another one held is lost."""
+
+    incarnation: str
+    address: str
+    worker: WorkerHello
+
+
+class EngineGone(msgspec.Struct, frozen=True, tag="engine_gone"):
+    incarnation: str
+    cause: str
+
+
+class AskSnapshot(msgspec.Struct, frozen=True, tag="ask_snapshot"):
+    ask_id: int
+
+
+class ProcessView(msgspec.Struct, frozen=True):
+    role: str
+    pid: int
+    incarnation: str
+    state: str
+    """`starting`, `ready` or `stopping`."""
+
+
+class InstanceView(msgspec.Struct, frozen=True, tag="instance_view"):
+    """Answers `AskInstance`: the whole instance, whichever process was asked."""
+
+    ask_id: int
+    incarnation: str
+    processes: list[ProcessView]
+    restarts: dict[str, int]
+    families: list[Family]
+    engine: EngineStats | None
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Finish what you can within `grace_s`, then leave."""
+
+    grace_s: float
+
+
+ToChild = (
+    StartEngine
+    | StartWorker
+    | StartApi
+    | WorkerStarting
+    | WorkerGone
+    | EngineUp
+    | EngineGone
+    | AskSnapshot
+    | InstanceView
+    | Stop
+)
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The child can do its work. From the engine it comes once its worker has said hello, and again after each restart."""
+
+    worker: WorkerHello | None = None
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """What the child is busy with while it starts, for people to read."""
+
+    message: str
+
+
+class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
+    """The child cannot start and trying again will not help. One line: what is wrong and what to do."""
+
+    message: str
+
+
+class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
+    ask_id: int
+    families: list[Family]
+    engine: EngineStats | None = None
+
+
+class AskInstance(msgspec.Struct, frozen=True, tag="ask_instance"):
+    ask_id: int
+
+
+FromChild = Ready | Progress | StartFailed | Snapshot | AskInstance

@@ -1,0 +1,61 @@
+"""What every process must know about the model, without opening its weights.
+
+A prepared model is a folder with a `manifest.json` (one `PreparedModel`), written once by `models.store`. The api reads
+the tokenizer and the template named there, the worker maps the weights, and nobody parses the original files again.
+"""
+
+import msgspec
+
+
+class RopeScaling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Llama-3 kind: low frequencies are stretched, high ones kept, with a ramp between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+class ModelConfig(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One dense decoder; the families differ only in these values."""
+
+    architecture: str
+    """`llama`, `qwen2` or `qwen3`."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None = None
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    """Qwen2."""
+    qk_norm: bool = False
+    """Qwen3: RMSNorm over each head of q and k, before rope."""
+
+
+class PreparedModel(msgspec.Struct, frozen=True):
+    name: str
+    """The id that clients use."""
+    folder: str
+    config: ModelConfig
+    dtype: str
+    """`float32`, `bfloat16` or `float16`: what is not quantized."""
+    quantization: str
+    """`int8` or `none`."""
+    fingerprint: str
+    weights: list[str]
+    """safetensors files, relative to the folder (or absolute, where the checkpoint is used as it is). Empty: dummy."""
+    tokenizer: str | None
+    """`tokenizer.json`; None for a model that is spoken to in token ids only."""
+    chat_template: str | None
+    """The template's text."""
+    bos_token: str | None
+    eos_token: str | None
+    eos_token_ids: list[int]
+    created_s: int = 0

@@ -1,0 +1,115 @@
+"""Between api and engine. Identity is (request id, epoch, position).
+
+The api issues epochs, each higher than any it used for that request before; the engine echoes them. The position is the
+index in the whole output. Anything may be lost here: `Holding`, once a second, shows each side what the other has.
+"""
+
+import msgspec
+
+from onward.proto.sampling import Sampling
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A typed error, as data. `code` is for machines, `message` for people."""
+
+    code: str
+    message: str
+    status: int = 500
+    retryable: bool = False
+    param: str | None = None
+    retry_after_s: float | None = None
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
+    """Run this request, from the tokens so far. Also the one way to recover from anything."""
+
+    seq: int
+    """Numbers what one api process sends, so that `Holding` can say how far the engine had read."""
+    request_id: str
+    """Includes the choice: unique for each output sequence."""
+    epoch: int
+    prompt_token_ids: list[int]
+    sampling: Sampling
+    generated_token_ids: list[int] = []
+    arrival_s: float = 0.0
+    """Wall clock of the first attempt. Orders requests; survives resubmission."""
+    deadline_s: float | None = None
+    """Time left, as a duration."""
+    priority: int = 0
+    """Smaller is served first."""
+    cache_salt: str = ""
+    crash_charges: int = 0
+    """How many worker crashes without progress this request was part of."""
+    num_cached_tokens: int | None = None
+    """Prefix hit of the first admission, once known. Later admissions do not change what the client is told."""
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    """Ends a request. Without an epoch it ends every epoch of the id, and later ones for a while."""
+
+    seq: int
+    request_id: str
+    epoch: int | None = None
+    reason: str = "abort"
+    """`abort`, or `stop` when the api has found a stop string."""
+    num_tokens: int | None = None
+    """With `stop`: the output is cut to this length."""
+
+
+ToEngine = Submit | Abort
+
+
+class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
+    """The engine holds this request now."""
+
+    request_id: str
+    epoch: int
+
+
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
+    """What a step added to one request's output."""
+
+    request_id: str
+    epoch: int
+    position: int
+    """Index of the first of `token_ids` in the whole output; also how many were sent before."""
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    finish_reason: str | None = None
+    """`stop`, `length`, `abort` or `error`; decided where the stop happened."""
+    error: ErrorInfo | None = None
+
+
+class Deltas(msgspec.Struct, frozen=True, array_like=True, tag="deltas"):
+    """All that one step has for one api process, in one message."""
+
+    step: int
+    deltas: list[TokenDelta]
+
+
+class Charged(msgspec.Struct, frozen=True, array_like=True, tag="charged"):
+    """The worker died under this request. The count travels with resubmissions."""
+
+    request_id: str
+    epoch: int
+    crash_charges: int
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    request_id: str
+    epoch: int
+    position: int
+    """Next position the engine will send."""
+
+
+class Holding(msgspec.Struct, frozen=True, array_like=True, tag="holding"):
+    """Once a second: what the engine holds for this api process, having read its messages up to `seq`."""
+
+    engine_incarnation: str
+    seq: int
+    step: int
+    held: list[Held]
+
+
+FromEngine = Accepted | Deltas | Charged | Holding

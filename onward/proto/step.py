@@ -1,0 +1,117 @@
+"""Between engine and worker: one plan, one result, in order, always both.
+
+A plan names slots; a slot belongs to (request, epoch). Epochs here come from one counter for all requests, so an event
+that names (slot, epoch) can never be taken for another request's.
+
+    tokens of a slot   |---- prompt ----|---- generated ----|
+                       0          num_prompt           len(token_ids)
+    KV is computed for |------------------------>|  num_computed
+"""
+
+import msgspec
+
+from onward.proto.sampling import Sampling
+
+
+class Assign(msgspec.Struct, frozen=True, array_like=True):
+    """Gives a slot to a request, with everything that decides its next token. Replaces whatever the slot held."""
+
+    slot: int
+    epoch: int
+    request_id: str
+    token_ids: list[int]
+    """Prompt and generated tokens: the whole list, also after a preemption or a crash."""
+    num_prompt: int
+    num_computed: int
+    """KV of this many leading tokens is already in `block_ids` (a prefix hit)."""
+    block_ids: list[int]
+    sampling: Sampling
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True):
+    """Permits a slot to compute up to `num_tokens` further tokens. When that reaches the end of what is known, the
+    worker samples the next token and keeps it as the slot's newest. `new_block_ids` extend the slot's block table."""
+
+    slot: int
+    epoch: int
+    num_tokens: int
+    new_block_ids: list[int] = []
+
+
+class Preempt(msgspec.Struct, frozen=True, array_like=True):
+    """Takes a slot away. Answered by `Preempted` in the same step's result, also when nothing else runs."""
+
+    slot: int
+    epoch: int
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True):
+    """Executed in the order preempt, assign, run. No plan assigns or runs a slot that it preempts."""
+
+    step: int
+    preempt: list[Preempt] = []
+    assign: list[Assign] = []
+    run: list[Run] = []
+
+
+class Advanced(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+    """KV was computed up to `num_computed` tokens; there is no new token yet (an unfinished prefill)."""
+
+    slot: int
+    epoch: int
+    num_computed: int
+
+
+class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+    """New tokens. `position` is the index of the first one in the request's whole output."""
+
+    slot: int
+    epoch: int
+    position: int
+    num_computed: int
+    token_ids: list[int]
+
+
+class Preempted(msgspec.Struct, frozen=True, array_like=True, tag="p"):
+    """The preempt of this epoch was executed; nothing more will come from it."""
+
+    slot: int
+    epoch: int
+    num_tokens: int
+    """Length of the slot's token list when it was cleared."""
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
+    """This request cannot go on. The others are not concerned."""
+
+    slot: int
+    epoch: int
+    code: str
+    message: str
+
+
+Event = Advanced | Tokens | Preempted | Failed
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to one plan. A slot without an event was not run: it advances nothing and answers nothing."""
+
+    step: int
+    events: list[Event]
+    busy_s: float = 0.0
+    """Time the worker spent on this step."""
+
+
+class WorkerHello(msgspec.Struct, frozen=True):
+    """A worker's first message to its engine: who it is, and what memory it has."""
+
+    schema_version: int
+    worker_incarnation: str
+    engine_incarnation: str
+    pid: int
+    fingerprint: str
+    """Names everything that decides the bits of a logit: weights, quantization, kernels, instruction set."""
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
