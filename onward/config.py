@@ -47,8 +47,10 @@ class ServeConfig:
     api_processes: int = knob(1, "processes that serve HTTP")
     cors_origin: tuple[str, ...] = knob((), "origin that browsers may call from (may be given several times)")
     max_body_bytes: int = knob(8 << 20, "largest request body")
+    stall_timeout_s: float = knob(120.0, "a worker that has work and completes no step for so long is killed")
     drain_s: float = knob(5.0, "how long running streams may finish after SIGTERM")
     log_level: str = knob("info", "debug, info, warning or error")
+    step_log: str | None = knob(None, "file that gets one JSON line for each step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class EngineConfig:
     prefix_caching: bool = True
     output_caching: bool = True
     tombstone_s: float = 30.0
+    step_log: str | None = None
     log_level: str = "info"
 
 

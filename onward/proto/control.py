@@ -63,6 +63,12 @@ class EngineGone(msgspec.Struct, frozen=True, tag="engine_gone"):
     cause: str
 
 
+class ApiGone(msgspec.Struct, frozen=True, tag="api_gone"):
+    """To the engine: that api process is dead, and its clients with it."""
+
+    incarnation: str
+
+
 class AskSnapshot(msgspec.Struct, frozen=True, tag="ask_snapshot"):
     ask_id: int
 
@@ -100,6 +106,7 @@ ToChild = (
     | WorkerGone
     | EngineUp
     | EngineGone
+    | ApiGone
     | AskSnapshot
     | InstanceView
     | Stop

@@ -89,7 +89,7 @@ class Deltas(msgspec.Struct, frozen=True, array_like=True, tag="deltas"):
 
 
 class Charged(msgspec.Struct, frozen=True, array_like=True, tag="charged"):
-    """The worker died under this request. The count travels with resubmissions."""
+    """The worker died under this request. The count travels with resubmissions, until a token past this place comes."""
 
     request_id: str
     epoch: int

@@ -1,0 +1,127 @@
+"""Routes about the server itself: which model, whether it is well, what it counts."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import onward
+from onward.api.engine_client import EngineClient
+from onward.config import ApiConfig
+from onward.errors import NotFound, Unavailable
+from onward.obs.metrics import render
+from onward.proto.control import InstanceView
+from onward.proto.model import PreparedModel
+
+MAX_STALL_S = 30.0
+"""Work without a completed step for this long is no progress."""
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+ROLES = ("supervisor", "api", "engine", "worker")
+
+
+class Instance(Protocol):
+    """What `SupervisorLink` does."""
+
+    async def instance(self) -> InstanceView: ...
+
+
+class Admin:
+    def __init__(self, config: ApiConfig, model: PreparedModel, client: EngineClient, supervisor: Instance) -> None:
+        self._config = config
+        self._model = model
+        self._client = client
+        self._supervisor = supervisor
+
+    def routes(self) -> list[Route]:
+        endpoints: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "/v1/models": self.models,
+            "/v1/models/{model:path}": self.model,
+            "/health": self.health,
+            "/live": self.live,
+            "/version": self.version,
+            "/metrics": self.metrics,
+            "/info": self.info,
+        }
+        return [Route(path, endpoint, methods=["GET"]) for path, endpoint in endpoints.items()]
+
+    async def models(self, _: Request) -> Response:
+        return _json({"object": "list", "data": [self._model_card()]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        if name != self._model.name:
+            raise NotFound(
+                f"model: {name[:80]!r} is not served here; {self._model.name!r} is",
+                code="model_not_found",
+                param="model",
+            )
+        return _json(self._model_card())
+
+    async def health(self, _: Request) -> Response:
+        problem = await self._problem()
+        if problem is not None:
+            return _json({"status": "unavailable", "reason": problem}, status=503)
+        return _json({"status": "ok"})
+
+    async def live(self, _: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def version(self, _: Request) -> Response:
+        return _json({"version": onward.__version__})
+
+    async def metrics(self, _: Request) -> Response:
+        view = await self._supervisor.instance()
+        return Response(render(view.families), headers={"content-type": METRICS_TYPE})
+
+    async def info(self, _: Request) -> Response:
+        view = await self._supervisor.instance()
+        pids = {role: [process.pid for process in view.processes if process.role == role] for role in ROLES}
+        return _json(
+            {
+                "version": onward.__version__,
+                "model": self._model_card()
+                | {"fingerprint": self._model.fingerprint, "architecture": self._model.config.architecture},
+                "role": "mixed",
+                "incarnation": view.incarnation,
+                "pids": pids,
+                "processes": view.processes,
+                "restarts": view.restarts,
+                "kv_blocks": view.engine.kv_blocks if view.engine else {},
+                "requests": view.engine.requests if view.engine else {},
+                "engine": view.engine,
+                "configuration": self._config.instance,
+            }
+        )
+
+    async def _problem(self) -> str | None:
+        """Why requests would not be served now, if they would not."""
+        if self._client.engine is None:
+            return "there is no engine"
+        try:
+            engine = (await self._supervisor.instance()).engine
+        except Unavailable as fault:
+            return fault.message
+        if engine is None:
+            return "the engine does not answer"
+        if not engine.worker_ready:
+            return "the engine has no worker"
+        if engine.stalled_s > MAX_STALL_S:
+            return f"no step was completed for {engine.stalled_s:.0f} s although there is work"
+        return None
+
+    def _model_card(self) -> dict[str, Any]:
+        worker = self._client.worker
+        return {
+            "id": self._model.name,
+            "object": "model",
+            "created": self._model.created_s,
+            "owned_by": "onward",
+            "max_model_len": worker.max_model_len if worker else self._model.config.max_position_embeddings,
+        }
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

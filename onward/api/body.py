@@ -1,0 +1,70 @@
+"""From bytes to a typed request, or to an error that names the byte or the field. Knows no field by itself."""
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from onward.errors import InvalidRequest
+
+T = TypeVar("T")
+
+_WITH_PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_top_level = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def decode_fields(body: bytes) -> dict[str, msgspec.Raw]:
+    """The fields of a JSON object, each still undecoded."""
+    try:
+        return _top_level.decode(body)
+    except msgspec.ValidationError as fault:
+        raise _wrong_type(fault) from fault
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
+        raise _no_json(body, fault) from fault
+
+
+def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as fault:
+        raise _wrong_type(fault) from fault
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
+        raise _no_json(body, fault) from fault
+
+
+def wrong(param: str, problem: str) -> InvalidRequest:
+    """The one shape of a complaint about a field: its path, then what is wrong with it."""
+    return InvalidRequest(f"{param}: {problem}", param=param)
+
+
+def _wrong_type(fault: msgspec.ValidationError) -> InvalidRequest:
+    match = _WITH_PATH.match(str(fault))
+    assert match is not None
+    what = match["what"].replace("`", "").replace(" | null", "")
+    path = (match["path"] or "$").removeprefix("$").removeprefix(".")
+    return wrong(path, what) if path else InvalidRequest(f"the body: {what}")
+
+
+def _no_json(body: bytes, fault: Exception) -> InvalidRequest:
+    return InvalidRequest(f"the body is not valid JSON: {_place(body, fault)}", code="invalid_json")
+
+
+def _place(body: bytes, fault: Exception) -> str:
+    if isinstance(fault, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(fault, UnicodeDecodeError):
+        return f"invalid UTF-8 (byte {_first_bad_byte(body)})"
+    message = str(fault).removeprefix("JSON is malformed: ")
+    return message if "(byte " in message else f"{message} (byte {len(body)})"
+
+
+def _first_bad_byte(body: bytes) -> int:
+    try:
+        body.decode()
+    except UnicodeDecodeError as fault:
+        return fault.start
+    return len(body)
+
+
+def plain(value: msgspec.Raw) -> Any:
+    return msgspec.json.decode(value)

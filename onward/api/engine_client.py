@@ -1,0 +1,199 @@
+"""The asyncio rim around the ledger: the socket to the engine, and a mailbox for each client's request.
+
+One task reads the engine's messages; a mailbox gathers what is new for one request until its stream takes it, so tokens
+share an event when the connection is behind. A mailbox holds tokens only, and never more than the request may produce.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Protocol
+
+from onward import log
+from onward.api.failures import RequestFailed
+from onward.api.ledger import MAX_WAIT_S, NO_ENGINE, TOO_LATE, Actions, Delivery, Ledger, Order
+from onward.clock import Clock
+from onward.errors import Overloaded
+from onward.proto.control import EngineGone, EngineUp
+from onward.proto.request import ErrorInfo, FromEngine, ToEngine
+from onward.proto.step import WorkerHello
+
+MAX_OPEN_REQUESTS = 4096
+TICK_S = 0.25
+STOPPING = ErrorInfo("unavailable", "the server is stopping", 503, True)
+
+_logger = logging.getLogger(__name__)
+
+
+class Wire(Protocol):
+    """What `transport.zmq.EngineSocket` does."""
+
+    def send(self, message: ToEngine) -> bool: ...
+    async def receive(self) -> FromEngine: ...
+    def close(self) -> None: ...
+
+
+class Mailbox:
+    """What is new for one client's request, over all its choices."""
+
+    def __init__(self, request_ids: list[str]) -> None:
+        self.request_ids = request_ids
+        self._unaccepted = set(request_ids)
+        self._new: list[Delivery] = []
+        self._wake = asyncio.Event()
+
+    def put(self, delivery: Delivery) -> None:
+        self._unaccepted.discard(delivery.request_id)
+        if delivery.token_ids or delivery.finish_reason is not None:
+            self._new.append(delivery)
+        self._wake.set()
+
+    async def accepted(self) -> None:
+        """Returns when the engine has taken every choice. Raises if it refuses one."""
+        while self._unaccepted and not self._failures():
+            await self._woken()
+        if failures := self._failures():
+            raise RequestFailed(failures[0])
+
+    async def take(self) -> list[Delivery]:
+        """Everything that has come since the last call; waits if that is nothing."""
+        while not self._new:
+            await self._woken()
+        new, self._new = self._new, []
+        return new
+
+    def _failures(self) -> list[ErrorInfo]:
+        return [one.error for one in self._new if one.error is not None]
+
+    async def _woken(self) -> None:
+        self._wake.clear()
+        await self._wake.wait()
+
+
+class EngineClient:
+    def __init__(
+        self, ledger: Ledger, clock: Clock, connect: Callable[[str], Wire], on_fault: Callable[[], None]
+    ) -> None:
+        self.worker: WorkerHello | None = None
+        """What the engine's worker can hold; kept while the engine restarts. None before the first one."""
+        self._ledger = ledger
+        self._clock = clock
+        self._connect = connect
+        self._on_fault = on_fault
+        self._wire: Wire | None = None
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._first_engine = asyncio.Event()
+        self._reading: asyncio.Task[None] | None = None
+        self._ticking = self._watched(self._tick_for_ever())
+        self._stopping = False
+
+    @property
+    def engine(self) -> str | None:
+        """The incarnation that serves now."""
+        return self._ledger.engine
+
+    def engine_up(self, message: EngineUp) -> None:
+        self.worker = message.worker
+        if message.incarnation != self.engine:
+            self._disconnect()
+            self._wire = self._connect(message.address)
+            self._reading = self._watched(self._read_for_ever(self._wire, message.incarnation))
+            _logger.info(log.event("engine up", incarnation=message.incarnation, requests=len(self._ledger)))
+        self._perform(self._ledger.engine_up(message.incarnation, self._clock.now_s()))
+        self._first_engine.set()
+
+    def engine_gone(self, message: EngineGone) -> None:
+        if message.incarnation != self.engine:
+            return
+        _logger.warning(log.event("engine gone", incarnation=message.incarnation, cause=message.cause))
+        self._disconnect()
+        self._ledger.engine_gone(message.incarnation, self._clock.now_s())
+
+    async def limits(self, deadline_at_s: float | None) -> WorkerHello:
+        """What the engine can hold. Waits for the first one to come up, no longer than the request may wait."""
+        if self.worker is None:
+            await self._wait_for_engine(deadline_at_s)
+        assert self.worker is not None, "an engine announces its worker"
+        return self.worker
+
+    def open(self, orders: list[Order]) -> Mailbox:
+        if self._stopping:
+            raise RequestFailed(STOPPING)
+        if len(self._mailboxes) + len(orders) > MAX_OPEN_REQUESTS:
+            raise Overloaded(
+                f"this server has {MAX_OPEN_REQUESTS} open requests already; try again later", retry_after_s=1
+            )
+        mailbox = Mailbox([order.request_id for order in orders])
+        now_s = self._clock.now_s()
+        for order in orders:
+            self._mailboxes[order.request_id] = mailbox
+            self._perform(self._ledger.submit(order, now_s))
+        return mailbox
+
+    def stop(self, request_id: str, num_tokens: int) -> None:
+        """A stop string was found at this length of the output."""
+        self._mailboxes.pop(request_id, None)
+        self._perform(self._ledger.stop(request_id, num_tokens))
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Idempotent; also tidies up after a request that has ended by itself."""
+        for request_id in request_ids:
+            self._mailboxes.pop(request_id, None)
+            self._perform(self._ledger.abort(request_id))
+
+    def fail_all(self) -> None:
+        """The grace is over: every stream ends now, and says so."""
+        self._stopping = True
+        self._perform(self._ledger.fail_all(STOPPING))
+
+    async def close(self) -> None:
+        tasks = [self._ticking] + ([self._reading] if self._reading else [])
+        self._disconnect()
+        self._ticking.cancel()
+        await asyncio.wait(tasks)
+
+    async def _wait_for_engine(self, deadline_at_s: float | None) -> None:
+        left_s = MAX_WAIT_S
+        if deadline_at_s is not None:
+            left_s = min(left_s, deadline_at_s - self._clock.now_s())
+        try:
+            await asyncio.wait_for(self._first_engine.wait(), left_s)
+        except TimeoutError:
+            raise RequestFailed(NO_ENGINE if left_s == MAX_WAIT_S else TOO_LATE) from None
+
+    def _perform(self, actions: Actions) -> None:
+        for message in actions.send:
+            # What is refused here counts as lost: the engine's next `Holding` shows it.
+            if self._wire is not None and not self._wire.send(message):
+                _logger.warning(log.event("engine queue full", request=message.request_id))
+        for delivery in actions.deliver:
+            if mailbox := self._mailboxes.get(delivery.request_id):
+                mailbox.put(delivery)
+
+    async def _read_for_ever(self, wire: Wire, incarnation: str) -> None:
+        while True:
+            message = await wire.receive()
+            self._perform(self._ledger.receive(incarnation, message, self._clock.now_s()))
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._perform(self._ledger.tick(self._clock.now_s()))
+
+    def _disconnect(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._wire is not None:
+            self._wire.close()
+        self._reading = self._wire = None
+
+    def _watched(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """These tasks end only by being cancelled. Anything else is a fault of ours, and the process must not go on."""
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            _logger.critical("the engine client has failed", exc_info=fault)
+            self._on_fault()

@@ -1,0 +1,38 @@
+"""Errors as clients see them: OpenAI's form, whichever layer they come from."""
+
+import math
+
+import msgspec
+
+from onward.errors import OnwardError
+from onward.proto.request import ErrorInfo
+
+
+class RequestFailed(Exception):
+    """An error that came as data: from the engine, or from the ledger."""
+
+    def __init__(self, info: ErrorInfo) -> None:
+        super().__init__(info.message)
+        self.info = info
+
+
+def info_of(error: OnwardError) -> ErrorInfo:
+    return ErrorInfo(error.code, error.message, error.status, error.retryable, error.param, error.retry_after_s)
+
+
+def error_body(info: ErrorInfo) -> bytes:
+    """`{"error": {...}}`, as the openai package reads it."""
+    error = {"message": info.message, "type": error_type(info), "param": info.param, "code": info.code}
+    return msgspec.json.encode({"error": error})
+
+
+def error_type(info: ErrorInfo) -> str:
+    if info.status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if info.status < 500 else "server_error"
+
+
+def error_headers(info: ErrorInfo) -> dict[str, str]:
+    if info.retry_after_s is None:
+        return {}
+    return {"retry-after": str(max(1, math.ceil(info.retry_after_s)))}

@@ -1,0 +1,246 @@
+"""One request, from the body to the last event, for every endpoint that generates.
+
+The order is the point: everything about a request is fixed and checked before the engine hears of it; the engine has
+accepted it before the response has a status; and whichever way it ends, nothing of it is left behind.
+"""
+
+import asyncio
+import logging
+import secrets
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from onward.api import http, sse
+from onward.api.answer import Answer, Choice, Piece
+from onward.api.dialect import Chunks, Dialect, Head, Said
+from onward.api.engine_client import EngineClient, Mailbox
+from onward.api.envelope import Identity, identity_of
+from onward.api.failures import RequestFailed, info_of
+from onward.api.ledger import Order
+from onward.api.limits import output_limit
+from onward.api.openai import Bounds, GenerationRequest
+from onward.api.prompts import Prompts
+from onward.clock import Clock
+from onward.config import ApiConfig
+from onward.errors import InternalError, OnwardError
+from onward.obs.metrics import Counter
+from onward.proto.model import PreparedModel
+from onward.proto.sampling import Sampling
+from onward.proto.step import WorkerHello
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What every request needs."""
+
+    config: ApiConfig
+    model: PreparedModel
+    prompts: Prompts
+    client: EngineClient
+    clock: Clock
+    threads: Executor
+    """For templates and tokenizing, which may take long and must not hold up anybody's tokens."""
+    unknown_fields: Counter
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that has passed every check but those that need the engine."""
+
+    identity: Identity
+    request: GenerationRequest
+    num_unknown_fields: int
+    seed: int
+    prompt_token_ids: list[int]
+    deadline_at_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request on its way."""
+
+    head: Head
+    prepared: Prepared
+    answer: Answer
+    closing: list[Piece]
+    """The ends of choices whose given tokens had ended already."""
+    mailbox: Mailbox | None
+    """None if there is nothing left to generate."""
+
+
+class GenerationEndpoint:
+    """An ASGI application for one route."""
+
+    def __init__(self, dialect: Dialect, backend: Backend) -> None:
+        self._dialect = dialect
+        self._backend = backend
+        self._bounds = Bounds(backend.model.name, backend.model.config.vocab_size, backend.config.max_choices)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await http.read_body(scope, receive, self._backend.config.max_body_bytes)
+            await http.while_connected(receive, self._generate(identity_of(scope), body, send))
+        except http.Disconnected:
+            return
+        except OnwardError as error:
+            await http.respond_error(send, info_of(error))
+        except RequestFailed as failure:
+            await http.respond_error(send, failure.info)
+        except Exception:
+            _logger.exception("a request failed by a fault of ours")
+            await http.respond_error(send, info_of(InternalError("internal error")))
+
+    async def _generate(self, identity: Identity, body: bytes, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        prepared = await loop.run_in_executor(self._backend.threads, self._prepare, identity, body)
+        self._backend.unknown_fields.inc(by=prepared.num_unknown_fields)
+        limits = await self._backend.client.limits(prepared.deadline_at_s)
+        job = self._start(prepared, limits)
+        try:
+            if job.mailbox is not None:
+                await job.mailbox.accepted()
+            if prepared.request.stream:
+                await self._stream(job, send)
+            else:
+                await self._collect(job, send)
+        finally:
+            if job.mailbox is not None:
+                self._backend.client.abort(job.mailbox.request_ids)
+
+    def _prepare(self, identity: Identity, body: bytes) -> Prepared:
+        """Runs in a thread."""
+        request, num_unknown = self._dialect.decode(body, self._bounds)
+        return Prepared(
+            identity=identity,
+            request=request,
+            num_unknown_fields=num_unknown,
+            seed=secrets.randbits(63) if request.seed is None else request.seed,
+            prompt_token_ids=self._dialect.prompt_token_ids(request, identity.created_s),
+            deadline_at_s=self._deadline(identity, request),
+        )
+
+    def _deadline(self, identity: Identity, request: GenerationRequest) -> float | None:
+        if request.deadline_ms is not None:
+            return identity.started_at_s + request.deadline_ms / 1000
+        default_s = self._backend.config.default_deadline_s
+        return None if default_s is None else identity.started_at_s + default_s
+
+    def _start(self, prepared: Prepared, limits: WorkerHello) -> Job:
+        num_prompt = len(prepared.prompt_token_ids)
+        max_tokens = output_limit(
+            num_prompt,
+            prepared.request.output_limit,
+            prepared.request.min_tokens or 0,
+            limits,
+            self._dialect.prompt_param,
+        )
+        generated = prepared.request.generated()
+        choices = [self._choice(prepared, index, max_tokens) for index in range(len(generated))]
+        replayed = [choice.replay(ids) for choice, ids in zip(choices, generated, strict=True)]
+        orders = [_order(prepared, choice, generated[choice.index]) for choice in choices if not choice.finish_reason]
+        return Job(
+            head=self._head(prepared.identity),
+            prepared=prepared,
+            answer=Answer(num_prompt, choices),
+            closing=[piece for piece in replayed if piece is not None],
+            mailbox=self._backend.client.open(orders) if orders else None,
+        )
+
+    def _choice(self, prepared: Prepared, index: int, max_tokens: int) -> Choice:
+        sampling = _sampling(prepared, index, max_tokens, self._backend.model.eos_token_ids)
+        text = self._backend.prompts.new_text(prepared.request.stop_strings(), sampling)
+        return Choice(index, f"{prepared.identity.request_id}-{index}", sampling, text)
+
+    def _head(self, identity: Identity) -> Head:
+        model = self._backend.model
+        response_id = self._dialect.id_prefix + identity.request_id
+        return Head(response_id, identity.created_s, model.name, model.fingerprint)
+
+    async def _collect(self, job: Job, send: Send) -> None:
+        texts: list[list[str]] = [[] for _ in job.answer.choices]
+        pieces = job.closing
+        while True:
+            for piece in pieces:
+                texts[piece.choice].append(piece.text)
+            if job.answer.finished:
+                break
+            pieces, error = await self._advance(job)
+            if error is not None:
+                raise error
+        said = [Said(c.index, "".join(texts[c.index]), c.finish_reason) for c in job.answer.choices]
+        await http.respond(send, 200, self._dialect.whole(job.head, said, job.answer.usage()))
+
+    async def _stream(self, job: Job, send: Send) -> None:
+        await send(http.start_message(200, sse.HEADERS))
+        try:
+            await self._stream_events(job, send)
+        except RequestFailed as failure:
+            await send(http.part(sse.error_event(failure.info)))
+        except Exception:
+            _logger.exception("a stream failed by a fault of ours")
+            await send(http.part(sse.error_event(info_of(InternalError("internal error")))))
+        await send(http.part(sse.DONE, more=False))
+
+    async def _stream_events(self, job: Job, send: Send) -> None:
+        include_usage = job.prepared.request.include_usage
+        chunks = Chunks(self._dialect, job.head, include_usage)
+        cursors = sse.Cursors(job.prepared.identity.request_id, job.prepared.seed, job.answer)
+        openings = [chunks.opening(choice.index) for choice in job.answer.choices]
+        events = [sse.event(opening) for opening in openings if opening is not None]
+        pieces, error = job.closing, None
+        while True:
+            events += [
+                sse.event(chunks.piece(piece.choice, piece.text, piece.finish_reason), cursors.after(piece))
+                for piece in pieces
+            ]
+            if events:
+                await send(http.part(b"".join(events)))
+            if error is not None:
+                raise error
+            if job.answer.finished:
+                break
+            pieces, error = await self._advance(job)
+            events = []
+        if include_usage:
+            await send(http.part(sse.event(chunks.usage(job.answer.usage()))))
+
+    async def _advance(self, job: Job) -> tuple[list[Piece], RequestFailed | None]:
+        """The next pieces, and the error that follows them, if one does."""
+        assert job.mailbox is not None, "an unfinished answer has work under way"
+        progress = job.answer.take(await job.mailbox.take())
+        for choice in progress.stopped:
+            self._backend.client.stop(choice.request_id, choice.position)
+        return progress.pieces, RequestFailed(progress.error) if progress.error is not None else None
+
+
+def _sampling(prepared: Prepared, choice: int, max_tokens: int, eos_token_ids: list[int]) -> Sampling:
+    request = prepared.request
+    ends = [] if request.ignore_eos else eos_token_ids
+    return Sampling(
+        seed=prepared.seed,
+        choice=choice,
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_k=max(0, request.top_k or 0),
+        top_p=1.0 if request.top_p is None else request.top_p,
+        min_p=request.min_p or 0.0,
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens or 0,
+        end_token_ids=tuple(sorted({*ends, *(request.stop_token_ids or [])})),
+    )
+
+
+def _order(prepared: Prepared, choice: Choice, generated_token_ids: list[int]) -> Order:
+    return Order(
+        request_id=choice.request_id,
+        prompt_token_ids=prepared.prompt_token_ids,
+        sampling=choice.sampling,
+        generated_token_ids=generated_token_ids,
+        arrival_s=prepared.identity.arrival_s,
+        deadline_at_s=prepared.deadline_at_s,
+        priority=prepared.request.priority or 0,
+        cache_salt=prepared.request.cache_salt or "",
+    )

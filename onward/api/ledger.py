@@ -1,0 +1,311 @@
+"""What this api process has promised its clients, and how it keeps it: by resubmitting with the tokens so far.
+
+Takes messages, events and the time; returns messages to send and tokens to deliver. Every token it hands out is the next
+one of its request: whatever the engine or the wire loses, repeats or sends too late is repaired or dropped here, and
+counted. Knows nothing of sockets, text or HTTP.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from onward.obs.metrics import Registry
+from onward.proto.request import (
+    Abort,
+    Accepted,
+    Charged,
+    Deltas,
+    ErrorInfo,
+    FromEngine,
+    Held,
+    Holding,
+    Submit,
+    ToEngine,
+    TokenDelta,
+)
+from onward.proto.sampling import Sampling
+
+MAX_WAIT_S = 60.0
+"""How long a request waits for an engine that takes it."""
+MAX_FRUITLESS_RESUBMISSIONS = 16
+"""Repairs of one request without a new token in between. Engine restarts do not count: the supervisor bounds those."""
+DEADLINE_MARGIN_S = 2.0
+"""The engine ends a request at its deadline; if its word is lost, we do, this much later."""
+
+NO_ENGINE = ErrorInfo("unavailable", "no engine took the request in time; try again later", 503, True)
+NOT_REPAIRABLE = ErrorInfo("engine_lost_request", "the engine lost this request again and again", 500, True)
+TOO_LATE = ErrorInfo("deadline_exceeded", "the request's deadline has passed", 504)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Everything about one output sequence that is fixed before the first attempt."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: Sampling
+    generated_token_ids: list[int] = field(default_factory=list)
+    arrival_s: float = 0.0
+    deadline_at_s: float | None = None
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """News of one request. Without tokens and without an end it says that the engine has accepted it."""
+
+    request_id: str
+    token_ids: list[int] = field(default_factory=list)
+    num_cached_tokens: int | None = None
+    finish_reason: str | None = None
+    error: ErrorInfo | None = None
+
+
+@dataclass(slots=True)
+class Actions:
+    send: list[ToEngine] = field(default_factory=list)
+    deliver: list[Delivery] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Promise:
+    """One unfinished request."""
+
+    order: Order
+    tokens: list[int]
+    epoch: int = 0
+    submitted_seq: int | None = None
+    """None while no engine has been asked."""
+    accepted: bool = False
+    """Some engine has taken it once. From then on a refusal means to wait, not to fail."""
+    crash_charges: int = 0
+    num_cached_tokens: int | None = None
+    fruitless_resubmissions: int = 0
+    waiting_since_s: float | None = None
+    """Since when no engine is known to hold it."""
+    retry_at_s: float | None = None
+
+
+class Ledger:
+    def __init__(self, registry: Registry) -> None:
+        self.engine: str | None = None
+        self._promises: dict[str, Promise] = {}
+        self._seq = 0
+        self._stale_events = registry.counter(
+            "onward_stale_events_total", "Messages about an epoch, request or position that is over", ["kind"]
+        )
+        self._resubmissions = registry.counter(
+            "onward_resubmissions_total", "Requests sent again with the tokens so far", ["cause"]
+        )
+
+    def __len__(self) -> int:
+        return len(self._promises)
+
+    def submit(self, order: Order, now_s: float) -> Actions:
+        assert order.request_id not in self._promises, "request ids are never used twice"
+        promise = Promise(order, list(order.generated_token_ids), waiting_since_s=now_s)
+        self._promises[order.request_id] = promise
+        return Actions(send=self._attempt(promise, now_s))
+
+    def stop(self, request_id: str, num_tokens: int) -> Actions:
+        """The text of the first `num_tokens` tokens ended in a stop string."""
+        promise = self._promises.pop(request_id, None)
+        if promise is None or promise.submitted_seq is None:
+            return Actions()
+        return Actions(send=[Abort(self._next_seq(), request_id, promise.epoch, "stop", num_tokens)])
+
+    def abort(self, request_id: str) -> Actions:
+        """The client is gone, or another choice of the request has failed."""
+        promise = self._promises.pop(request_id, None)
+        return Actions(send=self._aborts([request_id]) if promise and promise.epoch else [])
+
+    def engine_up(self, incarnation: str, now_s: float) -> Actions:
+        actions = Actions()
+        if incarnation == self.engine:
+            return actions
+        self.engine = incarnation
+        for promise in self._promises.values():
+            if promise.epoch:
+                self._resubmissions.inc("engine_restart")
+            actions.send += self._attempt(promise, now_s)
+        return actions
+
+    def engine_gone(self, incarnation: str, now_s: float) -> None:
+        if incarnation != self.engine:
+            return
+        self.engine = None
+        for promise in self._promises.values():
+            self._lose_engine(promise, now_s)
+
+    def receive(self, incarnation: str, message: FromEngine, now_s: float) -> Actions:
+        actions = Actions()
+        if incarnation != self.engine:
+            self._stale_events.inc("incarnation")
+            return actions
+        match message:
+            case Deltas():
+                for delta in message.deltas:
+                    self._take(delta, now_s, actions)
+            case Accepted():
+                if promise := self._current(message.request_id, message.epoch):
+                    self._accept(promise, actions)
+            case Charged():
+                if promise := self._current(message.request_id, message.epoch):
+                    promise.crash_charges = message.crash_charges
+            case Holding():
+                self._compare(message, now_s, actions)
+        return actions
+
+    def tick(self, now_s: float) -> Actions:
+        """What only the passing of time brings: deadlines, waits that are over, refusals to be tried again."""
+        actions = Actions()
+        for promise in list(self._promises.values()):
+            if error := _overdue(promise, now_s):
+                self._fail(promise, error, actions)
+            elif promise.retry_at_s is not None and now_s >= promise.retry_at_s:
+                actions.send += self._attempt(promise, now_s)
+        return actions
+
+    def fail_all(self, error: ErrorInfo) -> Actions:
+        actions = Actions()
+        for promise in list(self._promises.values()):
+            self._fail(promise, error, actions)
+        return actions
+
+    def _take(self, delta: TokenDelta, now_s: float, actions: Actions) -> None:
+        #   tokens we have    |-----------------|
+        #   delta                      |--------------|      only what lies behind ours is new
+        #                            position        end
+        promise = self._current(delta.request_id, delta.epoch)
+        if promise is None:
+            return
+        have, end = len(promise.tokens), delta.position + len(delta.token_ids)
+        if delta.position > have:
+            self._repair(promise, "gap", now_s, actions)
+        elif end < have or (end == have and delta.token_ids and delta.finish_reason is None):
+            self._stale_events.inc("duplicate")
+        elif delta.error is not None and delta.error.retryable and promise.accepted:
+            self._wait_and_retry(promise, delta.error, now_s)
+        else:
+            self._advance(promise, delta.token_ids[have - delta.position :], delta, actions)
+
+    def _advance(self, promise: Promise, new: list[int], delta: TokenDelta, actions: Actions) -> None:
+        if promise.num_cached_tokens is None and delta.error is None:
+            promise.num_cached_tokens = delta.num_cached_tokens
+        if new:
+            promise.tokens += new
+            promise.fruitless_resubmissions = 0
+            promise.crash_charges = 0
+            promise.accepted, promise.waiting_since_s = True, None
+        if delta.finish_reason is not None:
+            del self._promises[delta.request_id]
+        actions.deliver.append(
+            Delivery(delta.request_id, new, promise.num_cached_tokens, delta.finish_reason, delta.error)
+        )
+
+    def _compare(self, holding: Holding, now_s: float, actions: Actions) -> None:
+        """Both sides' views, once a second. Whatever was sent before this message has been read by now, or is lost."""
+        if holding.engine_incarnation != self.engine:
+            self._stale_events.inc("incarnation")
+            return
+        held = {one.request_id: one for one in holding.held}
+        actions.send += self._aborts(request_id for request_id in held if request_id not in self._promises)
+        for promise in list(self._promises.values()):
+            if promise.submitted_seq is not None and promise.submitted_seq <= holding.seq:
+                self._compare_one(promise, held.get(promise.order.request_id), now_s, actions)
+
+    def _compare_one(self, promise: Promise, held: Held | None, now_s: float, actions: Actions) -> None:
+        if held is None or held.epoch != promise.epoch:
+            self._repair(promise, "lost", now_s, actions)
+        elif held.position > len(promise.tokens):
+            self._repair(promise, "gap", now_s, actions)
+        else:
+            self._accept(promise, actions)
+
+    def _current(self, request_id: str, epoch: int) -> Promise | None:
+        promise = self._promises.get(request_id)
+        if promise is None or promise.submitted_seq is None:
+            self._stale_events.inc("request")
+            return None
+        if promise.epoch != epoch:
+            self._stale_events.inc("epoch")
+            return None
+        return promise
+
+    def _accept(self, promise: Promise, actions: Actions) -> None:
+        promise.waiting_since_s = None
+        if not promise.accepted:
+            promise.accepted = True
+            actions.deliver.append(Delivery(promise.order.request_id))
+
+    def _repair(self, promise: Promise, cause: str, now_s: float, actions: Actions) -> None:
+        promise.fruitless_resubmissions += 1
+        if promise.fruitless_resubmissions > MAX_FRUITLESS_RESUBMISSIONS:
+            self._fail(promise, NOT_REPAIRABLE, actions)
+            return
+        self._resubmissions.inc(cause)
+        actions.send += self._attempt(promise, now_s)
+
+    def _wait_and_retry(self, promise: Promise, error: ErrorInfo, now_s: float) -> None:
+        self._lose_engine(promise, now_s)
+        promise.retry_at_s = now_s + (error.retry_after_s or 1.0)
+
+    def _lose_engine(self, promise: Promise, now_s: float) -> None:
+        promise.submitted_seq = None
+        promise.retry_at_s = None
+        if promise.waiting_since_s is None:
+            promise.waiting_since_s = now_s
+
+    def _attempt(self, promise: Promise, now_s: float) -> list[ToEngine]:
+        """The one recovery: everything that was fixed at the start, and the tokens so far, under a higher epoch."""
+        promise.retry_at_s = None
+        if self.engine is None:
+            return []
+        order = promise.order
+        if promise.waiting_since_s is None:
+            promise.waiting_since_s = now_s
+        promise.epoch += 1
+        promise.submitted_seq = self._next_seq()
+        return [
+            Submit(
+                seq=promise.submitted_seq,
+                request_id=order.request_id,
+                epoch=promise.epoch,
+                prompt_token_ids=order.prompt_token_ids,
+                sampling=order.sampling,
+                generated_token_ids=list(promise.tokens),
+                arrival_s=order.arrival_s,
+                deadline_s=None if order.deadline_at_s is None else max(0.0, order.deadline_at_s - now_s),
+                priority=order.priority,
+                cache_salt=order.cache_salt,
+                crash_charges=promise.crash_charges,
+                num_cached_tokens=promise.num_cached_tokens,
+            )
+        ]
+
+    def _fail(self, promise: Promise, error: ErrorInfo, actions: Actions) -> None:
+        request_id = promise.order.request_id
+        del self._promises[request_id]
+        if promise.epoch:
+            actions.send += self._aborts([request_id])
+        actions.deliver.append(Delivery(request_id, [], promise.num_cached_tokens, finish_reason="error", error=error))
+
+    def _aborts(self, request_ids: Iterable[str]) -> list[ToEngine]:
+        if self.engine is None:
+            return []
+        return [Abort(self._next_seq(), request_id) for request_id in request_ids]
+
+    def _next_seq(self) -> int:
+        self._seq += 1
+        return self._seq
+
+
+def _overdue(promise: Promise, now_s: float) -> ErrorInfo | None:
+    deadline_s = promise.order.deadline_at_s
+    margin_s = 0.0 if promise.submitted_seq is None else DEADLINE_MARGIN_S
+    if deadline_s is not None and now_s >= deadline_s + margin_s:
+        return TOO_LATE
+    waiting_since_s = promise.waiting_since_s
+    if waiting_since_s is not None and now_s - waiting_since_s >= MAX_WAIT_S:
+        return NO_ENGINE
+    return None

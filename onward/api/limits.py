@@ -1,0 +1,47 @@
+"""Where an output ends by its tokens alone: what fits, and whether a list of tokens has ended already."""
+
+from collections.abc import Sequence
+
+from onward.errors import InvalidRequest
+from onward.proto.sampling import Sampling
+from onward.proto.step import WorkerHello
+
+
+def output_limit(num_prompt: int, asked: int | None, min_tokens: int, worker: WorkerHello, prompt_param: str) -> int:
+    """How many tokens the output may have. Refuses what can never fit, before any work is done."""
+    pool = worker.num_blocks * worker.block_size
+    room = min(worker.max_model_len, pool)
+    name = "the context" if worker.max_model_len <= pool else "the KV pool"
+    if num_prompt >= room:
+        raise _too_long(
+            prompt_param,
+            f"the prompt has {num_prompt} tokens, which leaves no room for an answer: {name} holds {room}, "
+            f"so it is {num_prompt + 1 - room} too long",
+        )
+    if asked is not None and num_prompt + asked > room:
+        raise _too_long(
+            "max_tokens",
+            f"{num_prompt} prompt tokens and max_tokens {asked} exceed {name} of {room} tokens "
+            f"by {num_prompt + asked - room}",
+        )
+    if num_prompt + min_tokens > room:
+        raise _too_long(
+            "min_tokens",
+            f"{num_prompt} prompt tokens and min_tokens {min_tokens} exceed {name} of {room} tokens "
+            f"by {num_prompt + min_tokens - room}",
+        )
+    return room - num_prompt if asked is None else asked
+
+
+def first_end(token_ids: Sequence[int], sampling: Sampling) -> tuple[int, str] | None:
+    """If these tokens have ended an output: how many of them belong to it, and why it ended."""
+    for position, token_id in enumerate(token_ids):
+        if position >= sampling.min_tokens and token_id in sampling.end_token_ids:
+            return position + 1, "stop"
+        if position + 1 == sampling.max_tokens:
+            return position + 1, "length"
+    return None
+
+
+def _too_long(param: str, problem: str) -> InvalidRequest:
+    return InvalidRequest(f"{param}: {problem}", code="context_length_exceeded", param=param)

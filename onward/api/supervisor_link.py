@@ -1,0 +1,77 @@
+"""An api process's conversation with its supervisor: who serves, what the whole instance looks like, when to leave."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Protocol
+
+from onward.errors import Unavailable
+from onward.proto.control import (
+    AskInstance,
+    AskSnapshot,
+    EngineGone,
+    EngineUp,
+    FromChild,
+    InstanceView,
+    Snapshot,
+    Stop,
+    ToChild,
+)
+from onward.proto.stats import Family
+
+ASK_TIMEOUT_S = 3.0
+
+
+class Channel(Protocol):
+    """What `transport.control.ControlChannel` does."""
+
+    def send(self, message: FromChild) -> bool: ...
+    def receive(self) -> ToChild | None: ...
+
+
+class Listener(Protocol):
+    def engine_up(self, message: EngineUp) -> None: ...
+    def engine_gone(self, message: EngineGone) -> None: ...
+
+
+class SupervisorLink:
+    def __init__(self, channel: Channel, snapshot: Callable[[], list[Family]]) -> None:
+        self._channel = channel
+        self._snapshot = snapshot
+        self._ask_ids = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[InstanceView]] = {}
+
+    def drain(self, listener: Listener, stop: Callable[[float], None]) -> None:
+        """Acts on every message that is there. The channel raises when the supervisor has died."""
+        while (message := self._channel.receive()) is not None:
+            match message:
+                case EngineUp():
+                    listener.engine_up(message)
+                case EngineGone():
+                    listener.engine_gone(message)
+                case AskSnapshot():
+                    self._channel.send(Snapshot(message.ask_id, self._snapshot()))
+                case InstanceView():
+                    self._answered(message)
+                case Stop():
+                    stop(message.grace_s)
+                case _:
+                    raise AssertionError(f"not a message for an api process: {type(message).__name__}")
+
+    async def instance(self) -> InstanceView:
+        """The whole instance, as of now."""
+        ask_id = next(self._ask_ids)
+        answer = self._asked[ask_id] = asyncio.get_running_loop().create_future()
+        try:
+            if not self._channel.send(AskInstance(ask_id)):
+                raise Unavailable("the supervisor does not read")
+            return await asyncio.wait_for(answer, ASK_TIMEOUT_S)
+        except TimeoutError:
+            raise Unavailable(f"the supervisor did not answer within {ASK_TIMEOUT_S:g} s") from None
+        finally:
+            del self._asked[ask_id]
+
+    def _answered(self, view: InstanceView) -> None:
+        answer = self._asked.get(view.ask_id)
+        if answer is not None and not answer.done():
+            answer.set_result(view)

@@ -1,0 +1,35 @@
+"""Command-line flags, generated from a config dataclass: each knob is declared once, where it is explained."""
+
+import argparse
+import dataclasses
+import types
+import typing
+from typing import Any
+
+
+def add_flags(parser: argparse.ArgumentParser, config: type[Any], skip: tuple[str, ...] = ()) -> None:
+    hints = typing.get_type_hints(config)
+    for knob in dataclasses.fields(config):
+        if knob.name in skip:
+            continue
+        default = knob.default if knob.default is not dataclasses.MISSING else None
+        help_text = knob.metadata["help"].replace("%", "%%")
+        shown = f"{help_text} [{default}]" if default is not None else help_text
+        parser.add_argument("--" + knob.name.replace("_", "-"), default=None, help=shown, **_kind_of(hints[knob.name]))
+
+
+def from_args(args: argparse.Namespace, config: type[Any]) -> Any:
+    """The config with what was said on the command line; what was not said keeps its default."""
+    said = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(config)}
+    return config(**{k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if v is not None})
+
+
+def _kind_of(hint: Any) -> dict[str, Any]:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return {"choices": arguments}
+    if origin is tuple:
+        return {"action": "append", "metavar": "VALUE"}
+    if origin in (types.UnionType, typing.Union):
+        return _kind_of(next(a for a in arguments if a is not type(None)))
+    return {"type": hint, "metavar": {int: "N", float: "SECONDS"}.get(hint, "VALUE")}

@@ -1,0 +1,39 @@
+"""The `onward` command. Each subcommand is a module with `add_arguments` and `run`, imported only when it is asked for."""
+
+import argparse
+import importlib
+import sys
+
+from onward import __version__
+from onward.errors import OnwardError
+
+COMMANDS = {
+    "serve": "serve a model over HTTP",
+    "chat": "talk to a server in the terminal",
+    "bench": "load a server with streams and measure it",
+    "warm": "fetch, convert and compile now what a first start would",
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: list[str]) -> int:
+    """The exit status. A fault that a person can mend is one line, without a traceback."""
+    parser = argparse.ArgumentParser(prog="onward", description="An LLM inference server whose streams carry on.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen = next((word for word in argv if word in COMMANDS), None)
+    for name, help_text in COMMANDS.items():
+        subparser = commands.add_parser(name, help=help_text)
+        if name == chosen:
+            importlib.import_module(f"onward.cli.{name}").add_arguments(subparser)
+    args = parser.parse_args(argv)
+    try:
+        return importlib.import_module(f"onward.cli.{args.command}").run(args)
+    except OnwardError as error:
+        print(f"onward {args.command}: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130

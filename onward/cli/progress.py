@@ -1,0 +1,49 @@
+"""What a person sees while things download, convert, load and warm up: a spinner in a terminal, plain lines in a file."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+
+class StartProgress:
+    """Callable as `progress(message, fraction)`; a fraction of None means that nobody knows how long it takes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = ""
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("starting", total=None)
+
+    def __call__(self, message: str, fraction: float | None) -> None:
+        if self._console.is_terminal:
+            total = None if fraction is None else 1.0
+            self._bar.update(self._task, description=message, total=total, completed=fraction or 0.0)
+        elif message != self._last:
+            self._console.print(message, highlight=False, soft_wrap=True)
+        self._last = message
+
+    def say(self, message: str) -> None:
+        self(message, None)
+
+    def stop(self) -> None:
+        self._bar.stop()
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,27 @@
+"""`onward warm`: does once what the first start would do: fetches and converts the model, compiles the kernels."""
+
+import argparse
+
+from rich.console import Console
+
+from onward.cli.flags import add_flags, from_args
+from onward.cli.progress import StartProgress
+from onward.cli.serve import prepare_model
+from onward.config import ServeConfig, WorkerConfig, select
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, ServeConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    config: ServeConfig = from_args(args, ServeConfig)
+    console = Console(stderr=True)
+    with StartProgress(console) as progress:
+        model = prepare_model(config, progress)
+        from onward.models.loading import open_weights
+        from onward.worker.runner import Runner
+
+        Runner(model, select(config, WorkerConfig), open_weights(model)).warm_up(progress.say)
+    console.print(f"{model.name} is ready in {model.folder}", highlight=False, soft_wrap=True)
+    return 0

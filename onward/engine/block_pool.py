@@ -1,0 +1,137 @@
+"""The KV blocks of one worker incarnation: who holds each, and which are known by hash.
+
+A cached block is a free block that still has a name, so the index over names *is* the prefix cache. A block is reused
+only when nobody holds it and its fence has passed: a step in flight may still write what its request has given up.
+
+    FREE ──allocate──> OWNED ──release──> FENCED ──fence passed──> CACHED (it has a name) or FREE
+      ^                  ^                                            │
+      └──── evicted ─────┴──────────────── acquired by a hit ─────────┘
+
+The pool lives and dies with the memory it describes: a new worker gets a new pool.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from onward.proto.block_hash import BlockHash
+
+
+class BlockPool:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        assert num_blocks > 0, "a pool has blocks"
+        assert block_size > 0, "a block has tokens"
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._holders = [0] * num_blocks
+        self._name: list[BlockHash | None] = [None] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._by_name: dict[BlockHash, int] = {}
+        self._fenced: dict[int, int] = {}
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be handed out now."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_fenced(self) -> int:
+        return len(self._fenced)
+
+    def counts(self) -> dict[str, int]:
+        """Blocks by state. States that belong to hand-overs between instances are there, and empty."""
+        free, cached, fenced = len(self._free), len(self._cached), len(self._fenced)
+        owned = self.num_blocks - free - cached - fenced
+        return {
+            "free": free,
+            "cached": cached,
+            "owned": owned,
+            "leased": 0,
+            "sending": 0,
+            "fenced": fenced,
+            "quarantined": 0,
+        }
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def allocate(self, count: int) -> list[int]:
+        """Hands out blocks, plain free ones first, then the cached ones that were unused longest."""
+        assert count <= self.num_available, "the caller has looked"
+        taken = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        while len(taken) < count:
+            block, _ = self._cached.popitem(last=False)
+            self._forget_name(block)
+            taken.append(block)
+        for block in taken:
+            self._holders[block] = 1
+        return taken
+
+    def hit_length(self, names: Sequence[BlockHash]) -> tuple[int, int]:
+        """How many leading blocks are known and usable, and how many of those now count as available."""
+        hits = available = 0
+        for name in names:
+            block = self._by_name.get(name)
+            if block is None or block in self._fenced:
+                break
+            hits += 1
+            available += self._holders[block] == 0
+        return hits, available
+
+    def acquire(self, names: Sequence[BlockHash]) -> list[int]:
+        """Takes a share of known blocks, all of which `hit_length` has just counted."""
+        blocks = [self._by_name[name] for name in names]
+        for block in blocks:
+            self._cached.pop(block, None)
+            self._holders[block] += 1
+        return blocks
+
+    def publish(self, block: int, name: BlockHash) -> None:
+        """Gives a fully computed block its name. The first block with a name keeps it; a twin stays anonymous."""
+        assert self._holders[block] > 0, "only an owner knows what it computed"
+        if name not in self._by_name and self._name[block] is None:
+            self._by_name[name] = block
+            self._name[block] = name
+
+    def release(self, blocks: Sequence[int], fence_step: int | None) -> None:
+        """Gives up one share of each block. Until the result of `fence_step` is in, nobody may reuse them."""
+        # Backwards, so that the end of a history is evicted before its beginning.
+        for block in reversed(blocks):
+            assert self._holders[block] > 0, f"block {block} is released by someone who does not hold it"
+            self._holders[block] -= 1
+            if self._holders[block] == 0:
+                if fence_step is None:
+                    self._settle(block)
+                else:
+                    self._fenced[block] = fence_step
+
+    def pass_fence(self, step: int) -> None:
+        """The result of `step` is in: no write of that step or an earlier one can follow."""
+        for block in [block for block, fence in self._fenced.items() if fence <= step]:
+            del self._fenced[block]
+            self._settle(block)
+
+    def num_exclusive(self, blocks: Sequence[int]) -> int:
+        """How many blocks would come free if their holder gave them up."""
+        return sum(self._holders[block] == 1 for block in blocks)
+
+    def audit_idle(self) -> None:
+        """At idle every block is free or cached, and each cached one can be found by its name."""
+        assert not self._fenced, f"fenced at idle: {sorted(self._fenced)}"
+        held = [block for block, holders in enumerate(self._holders) if holders]
+        assert not held, f"held at idle: {held}"
+        assert len(self._free) + len(self._cached) == self.num_blocks, "every block is free or cached"
+        assert len(set(self._free) | set(self._cached)) == self.num_blocks, "no block is listed twice"
+        assert set(self._by_name.values()) == set(self._cached), "the index names the cached blocks"
+
+    def _settle(self, block: int) -> None:
+        if self._name[block] is None:
+            self._free.append(block)
+        else:
+            self._cached[block] = None
+
+    def _forget_name(self, block: int) -> None:
+        name = self._name[block]
+        assert name is not None, "a cached block has a name"
+        del self._by_name[name]
+        self._name[block] = None

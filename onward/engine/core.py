@@ -1,0 +1,252 @@
+"""The engine without its sockets: messages and the time in, messages out.
+
+    drain the inbox; commit a result; plan a step
+
+Everything that an instance knows about a request is here. The rim (`engine/main.py`, `onward.LLM`, the simulator) moves
+bytes and reads the clock.
+"""
+
+import logging
+from collections import OrderedDict
+
+from onward.config import EngineConfig
+from onward.engine import door, policy
+from onward.engine.block_pool import BlockPool
+from onward.engine.engine_metrics import EngineMetrics
+from onward.engine.outbox import Outbox
+from onward.engine.request import FinishReason, Request, Status
+from onward.engine.scheduler import Scheduler
+from onward.engine.token_processor import TokenProcessor
+from onward.errors import CrashedWorker, DeadlineExceeded, OnwardError
+from onward.log import event as log_event
+from onward.obs.metrics import Registry
+from onward.obs.step_log import StepLog
+from onward.proto.request import (
+    Abort,
+    Accepted,
+    Charged,
+    Deltas,
+    FromEngine,
+    Held,
+    Holding,
+    Submit,
+    ToEngine,
+    TokenDelta,
+)
+from onward.proto.stats import EngineStats
+from onward.proto.step import StepPlan, StepResult, WorkerHello
+
+log = logging.getLogger(__name__)
+
+HOLDING_INTERVAL_S = 1.0
+DEADLINE_CHECK_INTERVAL_S = 0.05
+MAX_TOMBSTONES = 10_000
+
+
+class EngineCore:
+    def __init__(self, config: EngineConfig, incarnation: str, worker: WorkerHello) -> None:
+        assert config.max_num_batched_tokens >= config.max_num_seqs, "every running request fits into one step"
+        self.config = config
+        self.incarnation = incarnation
+        self.worker: WorkerHello | None = worker
+        self.registry = Registry()
+        self.step_log = StepLog()
+        self._limits = door.Limits(worker.max_model_len, worker.num_blocks, worker.block_size)
+        self._live: dict[str, Request] = {}
+        self._outbox = Outbox()
+        self.scheduler = Scheduler(config, BlockPool(worker.num_blocks, worker.block_size))
+        self.metrics = EngineMetrics(
+            self.registry, live=lambda: self._live.values(), kv_blocks=lambda: self.scheduler.pool.counts()
+        )
+        self._tokens = TokenProcessor(self.scheduler, self._live, self._outbox, self.metrics)
+        self._seq: dict[str, int] = {}
+        """The last message read from each api process."""
+        self._tombstones: OrderedDict[str, float] = OrderedDict()
+        self._step = 0
+        self._progress_s: float | None = None
+        self._next_holding_s = 0.0
+        self._next_deadline_check_s = 0.0
+
+    def receive(self, owner: str, message: ToEngine, now_s: float) -> None:
+        self._seq[owner] = message.seq
+        match message:
+            case Submit():
+                self._submit(owner, message, now_s)
+            case Abort():
+                self._abort(owner, message, now_s)
+
+    def api_gone(self, owner: str, now_s: float) -> None:
+        """An api process died, and its clients' connections with it: nobody is left to read."""
+        self._seq.pop(owner, None)
+        for request in [r for r in self._live.values() if r.owner == owner]:
+            self._end(request, FinishReason.ABORT, now_s)
+
+    def commit(self, result: StepResult, now_s: float) -> None:
+        self._tokens.commit(result, now_s)
+        self.step_log.result(result.step, now_s)
+        self._step = result.step
+        self._progress_s = now_s
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        if self.worker is None:
+            return None
+        overlapped = bool(self.scheduler.steps_in_flight)
+        plan = self.scheduler.plan(now_s)
+        if plan is not None:
+            self.step_log.planned(plan, now_s, overlapped=overlapped)
+            self.metrics.steps.inc("true" if overlapped else "false")
+        return plan
+
+    def worker_lost(self, now_s: float) -> None:
+        """The worker is dead and reaped. Whoever had a part in a step in flight is charged; all start again."""
+        self.worker = None
+        self.metrics.worker_losses.inc()
+        for request in [*self.scheduler.running, *self.scheduler.preempting]:
+            self.metrics.resubmissions.inc("worker_restart")
+            log.info(log_event("request restarts", id=request.request_id, output=request.num_generated))
+        in_flight = self.scheduler.renew(BlockPool(self._limits.num_blocks, self._limits.block_size))
+        for request in in_flight:
+            self._charge(request, now_s)
+
+    def worker_up(self, worker: WorkerHello, now_s: float) -> None:
+        assert worker.num_blocks == self._limits.num_blocks, "a restarted worker has the same pool"
+        self.worker = worker
+        self._progress_s = now_s
+
+    def tick(self, now_s: float) -> None:
+        """What time alone brings about."""
+        if now_s >= self._next_deadline_check_s:
+            self._next_deadline_check_s = now_s + DEADLINE_CHECK_INTERVAL_S
+            for request in [r for r in self._live.values() if r.deadline_s is not None and r.deadline_s <= now_s]:
+                error = DeadlineExceeded(
+                    f"the deadline passed after {request.num_generated} tokens", param="deadline_ms"
+                )
+                self._tokens.fail(request, door.error_info(error), now_s)
+        if now_s >= self._next_holding_s:
+            self._next_holding_s = now_s + HOLDING_INTERVAL_S
+            self._tell_holding()
+            while self._tombstones and next(iter(self._tombstones.values())) <= now_s:
+                self._tombstones.popitem(last=False)
+
+    def drain(self) -> list[tuple[str, FromEngine]]:
+        """What has to be sent, and to which api process."""
+        return self._outbox.drain(self._step)
+
+    def stats(self, now_s: float) -> EngineStats:
+        busy = bool(self._live) and self._progress_s is not None
+        requests = {s.value: 0 for s in Status if s is not Status.FINISHED}
+        for request in self._live.values():
+            requests[request.status.value] += 1
+        return EngineStats(
+            step=self._step,
+            worker_ready=self.worker is not None,
+            stalled_s=max(0.0, now_s - self._progress_s) if busy and self._progress_s is not None else 0.0,
+            requests=requests,
+            kv_blocks=self.scheduler.pool.counts(),
+            free_slots=self.scheduler.slots.num_free,
+        )
+
+    @property
+    def idle(self) -> bool:
+        return not self._live and not self.scheduler.steps_in_flight
+
+    def audit_idle(self) -> None:
+        """When nothing is going on, nothing is held."""
+        assert self.idle, "asked while busy"
+        self.scheduler.pool.audit_idle()
+        slots = self.scheduler.slots
+        assert slots.num_free == self.config.max_num_seqs, f"{slots.num_fenced} slots are fenced at idle"
+        assert not self.scheduler.suspects, "a suspect is left at idle"
+
+    def _submit(self, owner: str, message: Submit, now_s: float) -> None:
+        known = self._live.get(message.request_id)
+        if known is not None:
+            if message.epoch <= known.epoch:
+                self.metrics.stale.inc("submit")
+                return
+            # A newer epoch replaces what we have: the api holds the tokens that count.
+            self._forget(known, now_s)
+        if message.request_id in self._tombstones:
+            self._refuse(owner, message, FinishReason.ABORT, None)
+            return
+        try:
+            request = door.admit(message, owner, self._limits, now_s)
+            if message.epoch == 1 and not message.generated_token_ids:
+                door.check_queue(len(self.scheduler.waiting), self.config.max_queue)
+        except OnwardError as error:
+            self._refuse(owner, message, FinishReason.ERROR, error)
+            return
+        if len(self._live) == len(self.scheduler.preempting) == 0:
+            self._progress_s = now_s  # work begins now; until here nothing was due
+        self._live[request.request_id] = request
+        self.scheduler.waiting.add(request)
+        if policy.must_run_alone(request):
+            self.scheduler.suspects.add(request)
+        self._outbox.send(owner, Accepted(request.request_id, request.epoch))
+        self._finish_if_ended(request, now_s)
+
+    def _finish_if_ended(self, request: Request, now_s: float) -> None:
+        """A list that has ended already finishes without a step, and delivers only what was missing: the end."""
+        if request.num_generated and (reason := door.ended(request)):
+            request.finish_reason = reason
+            self._outbox.delta(request, [])
+            self._tokens.finish(request, reason, now_s)
+
+    def _refuse(self, owner: str, message: Submit, reason: FinishReason, error: OnwardError | None) -> None:
+        self.metrics.finished.inc(reason.value)
+        delta = TokenDelta(
+            message.request_id,
+            message.epoch,
+            len(message.generated_token_ids),
+            [],
+            len(message.prompt_token_ids),
+            message.num_cached_tokens or 0,
+            reason.value,
+            door.error_info(error) if error else None,
+        )
+        self._outbox.send(owner, Deltas(self._step, [delta]))
+
+    def _abort(self, owner: str, message: Abort, now_s: float) -> None:
+        if message.epoch is None:
+            self._tombstones[message.request_id] = now_s + self.config.tombstone_s
+            self._tombstones.move_to_end(message.request_id)
+            if len(self._tombstones) > MAX_TOMBSTONES:
+                self._tombstones.popitem(last=False)
+        request = self._live.get(message.request_id)
+        if request is None or (message.epoch is not None and message.epoch < request.epoch):
+            self.metrics.stale.inc("abort")
+            return
+        if message.num_tokens is not None:
+            del request.token_ids[request.num_prompt + message.num_tokens :]
+        self._end(request, FinishReason(message.reason), now_s)
+
+    def _end(self, request: Request, reason: FinishReason, now_s: float) -> None:
+        """Ends a request on somebody's word. The one who found a stop string knows already; others are told."""
+        request.finish_reason = reason
+        if reason is not FinishReason.STOP and request.owner in self._seq:
+            self._outbox.delta(request, [])
+        self._tokens.finish(request, reason, now_s)
+
+    def _forget(self, request: Request, now_s: float) -> None:
+        self.metrics.resubmissions.inc("replaced")
+        self.scheduler.remove(request)
+        del self._live[request.request_id]
+
+    def _charge(self, request: Request, now_s: float) -> None:
+        request.crash_charges += 1
+        request.charged_position = request.num_generated
+        if request.crash_charges >= policy.CHARGES_TO_FAIL:
+            error = CrashedWorker(f"the worker died {request.crash_charges} times while running this request")
+            self._tokens.fail(request, door.error_info(error), now_s)
+            return
+        if policy.must_run_alone(request):
+            self.scheduler.suspects.add(request)
+        self._outbox.send(request.owner, Charged(request.request_id, request.epoch, request.crash_charges))
+
+    def _tell_holding(self) -> None:
+        held: dict[str, list[Held]] = {owner: [] for owner in self._seq}
+        for request in self._live.values():
+            if request.owner in held:
+                held[request.owner].append(Held(request.request_id, request.epoch, request.num_generated))
+        for owner, items in held.items():
+            self._outbox.send(owner, Holding(self.incarnation, self._seq[owner], self._step, items))

@@ -1,0 +1,77 @@
+"""Who may come in: every request is checked here before it costs anything."""
+
+from dataclasses import dataclass
+
+from onward.engine.request import FinishReason, Request
+from onward.engine.token_processor import stop_reason
+from onward.errors import InvalidRequest, OnwardError, Overloaded
+from onward.proto.request import ErrorInfo, Submit
+
+
+@dataclass(slots=True, frozen=True)
+class Limits:
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest prompt plus output that can ever run here."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)
+
+
+def admit(submit: Submit, owner: str, limits: Limits, now_s: float) -> Request:
+    """The request as the engine will hold it, or an error that says by how much it is too long."""
+    sampling = submit.sampling
+    num_prompt = len(submit.prompt_token_ids)
+    if num_prompt == 0:
+        raise InvalidRequest("the prompt has no tokens", param="prompt")
+    room = limits.max_tokens - num_prompt
+    wanted = sampling.max_tokens if sampling.max_tokens is not None else max(1, room)
+    if wanted > room:
+        raise InvalidRequest(
+            f"{num_prompt} prompt tokens plus {wanted} output tokens are {wanted - room} more than the "
+            f"{limits.max_tokens} that fit here",
+            code="context_length_exceeded",
+            param="max_tokens" if room > 0 else "prompt",
+        )
+    return Request(
+        request_id=submit.request_id,
+        owner=owner,
+        epoch=submit.epoch,
+        token_ids=submit.prompt_token_ids + submit.generated_token_ids,
+        num_prompt=num_prompt,
+        sampling=sampling,
+        max_output=wanted,
+        priority=submit.priority,
+        arrival_s=submit.arrival_s,
+        submitted_s=now_s,
+        deadline_s=None if submit.deadline_s is None else now_s + submit.deadline_s,
+        cache_salt=submit.cache_salt,
+        crash_charges=submit.crash_charges,
+        charged_position=len(submit.generated_token_ids),
+        num_cached_tokens=submit.num_cached_tokens,
+    )
+
+
+def check_queue(num_waiting: int, max_queue: int) -> None:
+    """Only new requests are turned away; one that has begun elsewhere is let in."""
+    if num_waiting >= max_queue:
+        raise Overloaded(f"{num_waiting} requests are waiting already", retry_after_s=1.0)
+
+
+def ended(request: Request) -> FinishReason | None:
+    """The reason, if the tokens that came with the request already contain its end."""
+    reasons = (stop_reason(request, position) for position in range(request.num_generated))
+    return next((reason for reason in reasons if reason), None)
+
+
+def error_info(error: OnwardError) -> ErrorInfo:
+    return ErrorInfo(
+        code=error.code,
+        message=error.message,
+        status=error.status,
+        retryable=error.retryable,
+        param=error.param,
+        retry_after_s=error.retry_after_s,
+    )

@@ -1,0 +1,42 @@
+"""What the engine counts. Gauges are read from the state itself when somebody asks, so they cannot drift."""
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable
+
+from onward.engine.request import Request, Status
+from onward.obs.metrics import LabelValues, Registry
+
+
+class EngineMetrics:
+    def __init__(
+        self,
+        registry: Registry,
+        live: Callable[[], Iterable[Request]],
+        kv_blocks: Callable[[], dict[str, int]],
+    ) -> None:
+        def requests_by_state() -> dict[LabelValues, float]:
+            tally = Tally(request.status for request in live())
+            return {(s.value,): tally[s] for s in Status if s is not Status.FINISHED}
+
+        registry.gauge("onward_requests", "Requests by state.", ["state"], requests_by_state)
+        registry.gauge(
+            "onward_kv_blocks", "KV blocks by state.", ["state"], lambda: {(s,): n for s, n in kv_blocks().items()}
+        )
+        counter, histogram = registry.counter, registry.histogram
+        self.finished = counter("onward_requests_finished_total", "Requests that have ended, by reason.", ["reason"])
+        self.preemptions = counter("onward_preemptions_total", "Requests whose slot and blocks were taken away.")
+        self.resubmissions = counter(
+            "onward_resubmissions_total", "Requests that were started again from their tokens, by cause.", ["cause"]
+        )
+        self.stale = counter("onward_stale_events_total", "Events of an epoch that is over, dropped.", ["kind"])
+        self.tokens = counter("onward_tokens_total", "Tokens: prompt, of which cached; generated.", ["kind"])
+        self.steps = counter(
+            "onward_steps_total", "Steps, by whether the plan was sent while another step ran.", ["overlapped"]
+        )
+        self.faults = counter("onward_isolated_faults_total", "Faults that ended one request and no other.")
+        self.worker_losses = counter("onward_worker_losses_total", "Workers that died under this engine.")
+        self.ttft = histogram("onward_ttft_seconds", "From the first scheduling to the first token.")
+        self.ttft_s = histogram("onward_ttft_s_seconds", "From arrival to the first token, queue included.")
+        self.inter_token = histogram("onward_inter_token_seconds", "Between tokens of one request.")
+        self.queue_time = histogram("onward_queue_seconds", "From arrival to the first scheduling.")
+        self.step_busy = histogram("onward_step_seconds", "Time a worker spends on a step.")

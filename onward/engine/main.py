@@ -1,0 +1,167 @@
+"""The engine process: sockets and the clock around `EngineCore`. Started by the supervisor; imports no torch.
+
+drain the inbox; commit a result; plan a step
+"""
+
+import argparse
+import logging
+from typing import Any
+
+import msgspec
+import zmq
+
+from onward import log
+from onward.clock import SystemClock
+from onward.engine.core import EngineCore
+from onward.engine.worker_link import WorkerLink
+from onward.errors import OnwardError
+from onward.obs.step_log import StepLogFile
+from onward.proto.control import (
+    ApiGone,
+    AskSnapshot,
+    Ready,
+    Snapshot,
+    StartEngine,
+    StartFailed,
+    Stop,
+    ToChild,
+    WorkerGone,
+    WorkerStarting,
+)
+from onward.proto.step import StepResult, WorkerHello
+from onward.transport.control import ChannelClosed, ControlChannel, join_supervisor
+from onward.transport.zmq import ApiPort
+
+logger = logging.getLogger(__name__)
+
+TICK_MS = 50
+MAX_INBOX_PER_TURN = 1000
+"""So that a flood of submissions cannot keep results waiting."""
+
+
+class EngineProcess:
+    def __init__(self, start: StartEngine, channel: ControlChannel) -> None:
+        self._start = start
+        self._channel = channel
+        self._clock = SystemClock()
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._apis = ApiPort(self._context, start.address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._apis.socket, zmq.POLLIN)
+        self._poller.register(channel.fileno(), zmq.POLLIN)
+        self._link: WorkerLink | None = None
+        self._core: EngineCore | None = None
+        self._step_log = StepLogFile(start.config.step_log) if start.config.step_log else None
+        self._stopped = False
+
+    def run(self) -> None:
+        while not self._stopped:
+            self._poller.poll(TICK_MS)
+            now_s = self._clock.now_s()
+            self._read_control(now_s)
+            self._read_apis(now_s)
+            self._read_worker(now_s)
+            if self._core is not None:
+                self._turn(self._core, now_s)
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._apis.close()
+        self._context.term()
+
+    def _turn(self, core: EngineCore, now_s: float) -> None:
+        while self._link is not None and (plan := core.plan(now_s)) is not None:
+            self._link.send(plan)
+        core.tick(now_s)
+        for owner, message in core.drain():
+            self._apis.send(owner, message)
+        if self._step_log is not None:
+            self._step_log.write(core.step_log.take_finished())
+
+    def _read_apis(self, now_s: float) -> None:
+        for _ in range(MAX_INBOX_PER_TURN):
+            try:
+                received = self._apis.receive()
+            except msgspec.DecodeError as fault:
+                logger.warning(log.event("message dropped", fault=str(fault)))
+                continue
+            if received is None:
+                return
+            assert self._core is not None, "nobody knows this address before the worker has said hello"
+            self._core.receive(*received, now_s)
+
+    def _read_worker(self, now_s: float) -> None:
+        while self._link is not None and (message := self._link.receive()) is not None:
+            match message:
+                case StepResult():
+                    assert self._core is not None, "a result answers a plan"
+                    self._core.commit(message, now_s)
+                case WorkerHello():
+                    self._on_hello(message, now_s)
+
+    def _on_hello(self, hello: WorkerHello, now_s: float) -> None:
+        if self._core is None:
+            self._core = EngineCore(self._start.config, self._start.incarnation, hello)
+        else:
+            self._core.worker_up(hello, now_s)
+        logger.info(log.event("worker ready", incarnation=hello.worker_incarnation, pid=hello.pid))
+        self._channel.send(Ready(hello))
+
+    def _read_control(self, now_s: float) -> None:
+        while (message := self._channel.receive()) is not None:
+            self._on_control(message, now_s)
+
+    def _on_control(self, message: ToChild, now_s: float) -> None:
+        match message:
+            case WorkerStarting():
+                assert self._link is None, "the old worker is gone before a new one starts"
+                self._link = WorkerLink(self._context, message.address, message.incarnation, self._start.incarnation)
+                self._poller.register(self._link.socket, zmq.POLLIN)
+            case WorkerGone():
+                self._lose_worker(message, now_s)
+            case ApiGone() if self._core is not None:
+                self._core.api_gone(message.incarnation, now_s)
+            case AskSnapshot():
+                self._answer_snapshot(message, now_s)
+            case Stop():
+                self._stopped = True
+            case _:
+                logger.warning(log.event("unexpected message", kind=type(message).__name__))
+
+    def _lose_worker(self, message: WorkerGone, now_s: float) -> None:
+        if self._link is None or self._link.incarnation != message.incarnation:
+            return
+        logger.warning(log.event("worker lost", incarnation=message.incarnation, cause=message.cause))
+        self._poller.unregister(self._link.socket)
+        self._link.close()
+        self._link = None
+        if self._core is not None and self._core.worker is not None:
+            self._core.worker_lost(now_s)
+
+    def _answer_snapshot(self, message: AskSnapshot, now_s: float) -> None:
+        core = self._core
+        families = core.registry.snapshot() if core else []
+        self._channel.send(Snapshot(message.ask_id, families, core.stats(now_s) if core else None))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="onward.engine.main")
+    parser.add_argument("--control-fd", type=int, required=True)
+    channel = join_supervisor(parser.parse_args().control_fd)
+    start = channel.wait_receive()
+    assert isinstance(start, StartEngine), "the first message says what to be"
+    log.set_up("engine", start.config.log_level)
+    process = EngineProcess(start, channel)
+    try:
+        process.run()
+    except ChannelClosed:
+        logger.warning("the supervisor is gone")
+    except OnwardError as error:
+        channel.send(StartFailed(error.message))
+    finally:
+        process.close()
+
+
+if __name__ == "__main__":
+    main()

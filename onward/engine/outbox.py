@@ -1,0 +1,35 @@
+"""What the engine has to tell its api processes. Deltas of one step go out as one message for each process."""
+
+from onward.engine.request import Request
+from onward.proto.request import Deltas, ErrorInfo, FromEngine, TokenDelta
+
+
+class Outbox:
+    def __init__(self) -> None:
+        self._messages: list[tuple[str, FromEngine]] = []
+        self._deltas: dict[str, list[TokenDelta]] = {}
+
+    def send(self, owner: str, message: FromEngine) -> None:
+        self._messages.append((owner, message))
+
+    def delta(self, request: Request, token_ids: list[int], error: ErrorInfo | None = None) -> None:
+        """Publishes the newest tokens of a request, and its end if it has ended. Comes before it is forgotten."""
+        reason = request.finish_reason
+        self._deltas.setdefault(request.owner, []).append(
+            TokenDelta(
+                request.request_id,
+                request.epoch,
+                request.num_generated - len(token_ids),
+                token_ids,
+                request.num_prompt,
+                request.num_cached_tokens or 0,
+                reason.value if reason else None,
+                error,
+            )
+        )
+
+    def drain(self, step: int) -> list[tuple[str, FromEngine]]:
+        deltas = [(owner, Deltas(step, deltas)) for owner, deltas in self._deltas.items()]
+        out = self._messages + deltas
+        self._messages, self._deltas = [], {}
+        return out

@@ -1,0 +1,56 @@
+"""A step's plan while it is being made. What is in it can still be taken back; what `seal` returns cannot."""
+
+from dataclasses import dataclass, field
+
+from onward.engine.request import PlannedRun, Request
+from onward.proto.step import Assign, Preempt, Run, StepPlan
+
+
+@dataclass(slots=True)
+class PlanDraft:
+    step: int
+    budget: int
+    """Tokens that may still be given out."""
+    assigns: dict[Request, Assign] = field(default_factory=dict)
+    runs: dict[Request, Run] = field(default_factory=dict)
+    preempts: dict[Request, Preempt] = field(default_factory=dict)
+    short_of_blocks: bool = False
+    """A running request could not go on. Nobody new is let in until it can."""
+
+    def run(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
+        assert request.slot is not None, "only a request with a slot runs"
+        self.runs[request] = Run(request.slot, request.slot_epoch, num_tokens, new_block_ids)
+        self.budget -= num_tokens
+
+    def assign(self, request: Request) -> None:
+        assert request.slot is not None, "the slot was taken before"
+        # Copies: the request's own lists grow while the plan is on its way.
+        self.assigns[request] = Assign(
+            request.slot,
+            request.slot_epoch,
+            request.request_id,
+            list(request.token_ids),
+            request.num_prompt,
+            request.num_computed,
+            list(request.block_ids),
+            request.sampling,
+        )
+
+    def preempt(self, request: Request) -> None:
+        assert request not in self.assigns, "no plan assigns a slot that it preempts"
+        assert request.slot is not None, "only a running request is preempted"
+        if taken_back := self.runs.pop(request, None):
+            self.budget += taken_back.num_tokens
+        self.preempts[request] = Preempt(request.slot, request.slot_epoch)
+
+    def seal(self) -> tuple[StepPlan, list[Request]] | None:
+        """The plan and everyone in it, or None if there is nothing to do. From here on the step is in flight."""
+        if not self.runs and not self.preempts:
+            return None
+        for request, run in self.runs.items():
+            samples = run.num_tokens == request.num_to_plan
+            request.in_flight.append(PlannedRun(self.step, run.num_tokens, samples))
+        for request in self.preempts:
+            request.in_flight.append(PlannedRun(self.step, 0, samples=False))
+        plan = StepPlan(self.step, list(self.preempts.values()), list(self.assigns.values()), list(self.runs.values()))
+        return plan, [*self.runs, *self.preempts]

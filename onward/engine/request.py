@@ -1,0 +1,125 @@
+"""One request's state in the engine, and the only function that changes it.
+
+WAITING ──admit──> RUNNING ──finish──> FINISHED(reason)
+   ^                  │ preempt
+   └──reply─── PREEMPTING            any live state ──abort──> FINISHED
+
+token_ids   |---- prompt ----|---- generated ----|·· samples of steps in flight ··|
+            0           num_prompt          len(token_ids)                   planned_len
+KV          |------ num_computed ------|·· steps in flight ··|
+                                                         planned_computed
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from onward.proto import block_hash
+from onward.proto.block_hash import BlockHash
+from onward.proto.sampling import Sampling
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTING = "preempting"
+    FINISHED = "finished"
+
+
+LEGAL_MOVES = {
+    Status.WAITING: {Status.RUNNING, Status.FINISHED},
+    Status.RUNNING: {Status.PREEMPTING, Status.WAITING, Status.FINISHED},  # to WAITING only when its worker died
+    Status.PREEMPTING: {Status.WAITING, Status.FINISHED},
+    Status.FINISHED: set(),
+}
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(slots=True, frozen=True)
+class PlannedRun:
+    """This request's part in a step whose result has not come yet."""
+
+    step: int
+    num_tokens: int
+    samples: bool
+    """Whether it reaches the end of what is known and so draws a token."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    request_id: str
+    owner: str
+    """The api process that holds the client."""
+    epoch: int
+    token_ids: list[int]
+    num_prompt: int
+    sampling: Sampling
+    max_output: int
+    priority: int
+    arrival_s: float
+    submitted_s: float
+    deadline_s: float | None
+    cache_salt: str
+    crash_charges: int = 0
+    charged_position: int = 0
+    num_cached_tokens: int | None = None
+    status: Status = Status.WAITING
+    finish_reason: FinishReason | None = None
+    num_computed: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    block_hashes: list[BlockHash] = field(default_factory=list)
+    num_published: int = 0
+    """Leading blocks of `block_ids` that the prefix cache knows."""
+    slot: int | None = None
+    slot_epoch: int = 0
+    in_flight: deque[PlannedRun] = field(default_factory=deque)
+    num_preemptions: int = 0
+    scheduled_s: float | None = None
+    last_token_s: float | None = None
+
+    def __post_init__(self) -> None:
+        assert 0 < self.num_prompt <= len(self.token_ids), "a prompt has at least one token"
+        assert self.max_output > 0, "a request that may produce nothing is refused at the door"
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def planned_computed(self) -> int:
+        return self.num_computed + sum(run.num_tokens for run in self.in_flight)
+
+    @property
+    def planned_len(self) -> int:
+        return len(self.token_ids) + sum(run.samples for run in self.in_flight)
+
+    @property
+    def num_to_plan(self) -> int:
+        """Tokens that a further step could compute. Nothing, if the steps in flight already reach the length limit."""
+        planned_len = self.planned_len
+        if planned_len - self.num_prompt >= self.max_output:
+            return 0
+        return planned_len - self.planned_computed
+
+    @property
+    def last_planned_step(self) -> int | None:
+        return self.in_flight[-1].step if self.in_flight else None
+
+    def move_to(self, status: Status) -> None:
+        assert status in LEGAL_MOVES[self.status], f"{self.request_id}: {self.status} -> {status}"
+        self.status = status
+
+    def hash_chain(self, block_size: int, num_blocks: int) -> list[BlockHash]:
+        """Names of the first `num_blocks` blocks, all of them full. The list only grows, so names stay."""
+        assert num_blocks * block_size <= len(self.token_ids), "only full blocks have a name"
+        while len(self.block_hashes) < num_blocks:
+            start = len(self.block_hashes) * block_size
+            parent = self.block_hashes[-1] if self.block_hashes else block_hash.root(self.cache_salt)
+            self.block_hashes.append(block_hash.extend(parent, self.token_ids[start : start + block_size]))
+        return self.block_hashes[:num_blocks]

@@ -1,0 +1,29 @@
+"""Requests in the order in which they are served. Used for those that wait and for those that run."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from onward.engine.policy import QueueKey, queue_key
+from onward.engine.request import Request
+
+
+class RequestQueue:
+    def __init__(self) -> None:
+        self._entries: list[tuple[QueueKey, Request]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for _, request in self._entries)
+
+    def first(self) -> Request | None:
+        return self._entries[0][1] if self._entries else None
+
+    def add(self, request: Request) -> None:
+        insort(self._entries, (queue_key(request), request), key=lambda entry: entry[0])
+
+    def remove(self, request: Request) -> None:
+        index = bisect_left(self._entries, queue_key(request), key=lambda entry: entry[0])
+        assert self._entries[index][1] is request, f"{request.request_id} is not in this queue"
+        del self._entries[index]

@@ -1,0 +1,142 @@
+"""What happens to a token between the worker and the client: one ordered list of stages, for every wire.
+
+    epoch check -> preempt reply -> failure -> progress of the KV -> position check -> append -> stop decision
+    -> metrics -> caching -> delta -> finish
+
+A fault while handling one slot ends that request with a typed error; everybody else's tokens of the step go out.
+"""
+
+import logging
+
+from onward.engine.engine_metrics import EngineMetrics
+from onward.engine.outbox import Outbox
+from onward.engine.request import FinishReason, Request, Status
+from onward.engine.scheduler import Scheduler
+from onward.log import event as log_event
+from onward.proto.request import ErrorInfo
+from onward.proto.step import Advanced, Event, Failed, Preempted, StepResult, Tokens
+
+log = logging.getLogger(__name__)
+
+
+def stop_reason(request: Request, position: int) -> FinishReason | None:
+    """The stop decision, here and only here: does the output end with the token at `position`?"""
+    sampling = request.sampling
+    token = request.token_ids[request.num_prompt + position]
+    if token in sampling.end_token_ids and position >= sampling.min_tokens:
+        return FinishReason.STOP
+    if position + 1 >= request.max_output:
+        return FinishReason.LENGTH
+    return None
+
+
+class TokenProcessor:
+    def __init__(self, scheduler: Scheduler, live: dict[str, Request], outbox: Outbox, metrics: EngineMetrics) -> None:
+        self._scheduler = scheduler
+        self._live = live
+        self._outbox = outbox
+        self._metrics = metrics
+
+    def commit(self, result: StepResult, now_s: float) -> None:
+        self._scheduler.begin_commit(result.step)
+        self._metrics.step_busy.observe(result.busy_s)
+        for event in result.events:
+            request = self._scheduler.find(event.epoch)
+            if request is None:
+                self._metrics.stale.inc(type(event).__name__.lower())
+                continue
+            try:
+                self._process(request, event, now_s)
+            except Exception as fault:
+                self._isolate(request, fault, now_s)
+
+    def finish(self, request: Request, reason: FinishReason, now_s: float) -> None:
+        """Ends a live request: release behind the fence, count, log, forget. Its last delta went out before."""
+        self._scheduler.remove(request)
+        del self._live[request.request_id]
+        self._metrics.finished.inc(reason.value)
+        log.info(
+            log_event(
+                "request finished",
+                id=request.request_id,
+                reason=reason.value,
+                prompt=request.num_prompt,
+                output=request.num_generated,
+                cached=request.num_cached_tokens or 0,
+                preemptions=request.num_preemptions,
+                seconds=now_s - request.submitted_s,
+            )
+        )
+
+    def fail(self, request: Request, error: ErrorInfo, now_s: float) -> None:
+        """Ends a request with a typed error. What it has generated stays with the layer above."""
+        request.finish_reason = FinishReason.ERROR
+        self._outbox.delta(request, [], error)
+        self.finish(request, FinishReason.ERROR, now_s)
+
+    def _process(self, request: Request, event: Event, now_s: float) -> None:
+        match event:
+            case Preempted():
+                self._on_preempted(request, event)
+            case Failed():
+                self.fail(request, ErrorInfo(event.code, event.message), now_s)
+            case Advanced():
+                self._advance(request, event.num_computed)
+            case Tokens():
+                self._on_tokens(request, event, now_s)
+
+    def _on_preempted(self, request: Request, event: Preempted) -> None:
+        assert event.num_tokens == len(request.token_ids), "engine and worker agree on the list that goes on"
+        self._scheduler.requeue_preempted(request)
+        self._metrics.preemptions.inc()
+
+    def _advance(self, request: Request, num_computed: int) -> None:
+        """Only events move `num_computed`, never the plan: a block that was not written is never cached."""
+        assert request.num_computed <= num_computed <= len(request.token_ids), "KV is computed for known tokens only"
+        request.num_computed = num_computed
+        self._scheduler.publish_computed(request)
+
+    def _on_tokens(self, request: Request, event: Tokens, now_s: float) -> None:
+        if event.position != request.num_generated:
+            # A duplicate is dropped. A gap cannot be: the wire is in order, so it is a fault of this slot.
+            assert event.position < request.num_generated, f"token {event.position} after {request.num_generated}"
+            self._metrics.stale.inc("position")
+            return
+        accepted = self._append(request, event.token_ids)
+        self._advance(request, min(event.num_computed, len(request.token_ids) - 1))
+        self._observe(request, len(accepted), now_s)
+        self._outbox.delta(request, accepted)
+        if request.finish_reason:
+            self.finish(request, request.finish_reason, now_s)
+
+    def _append(self, request: Request, token_ids: list[int]) -> list[int]:
+        """Adds tokens up to the one that ends the output; what lies behind it never existed."""
+        for index, token in enumerate(token_ids):
+            request.token_ids.append(token)
+            request.finish_reason = stop_reason(request, request.num_generated - 1)
+            if request.finish_reason:
+                return token_ids[: index + 1]
+        return token_ids
+
+    def _observe(self, request: Request, num_tokens: int, now_s: float) -> None:
+        metrics = self._metrics
+        metrics.tokens.inc("generated", by=num_tokens)
+        if request.crash_charges and request.num_generated > request.charged_position:
+            request.crash_charges = 0
+            self._scheduler.suspects.discard(request)
+        if request.last_token_s is not None:
+            metrics.inter_token.observe((now_s - request.last_token_s) / num_tokens)
+        else:
+            scheduled_s = request.scheduled_s if request.scheduled_s is not None else now_s
+            metrics.queue_time.observe(scheduled_s - request.submitted_s)
+            metrics.ttft.observe(now_s - scheduled_s)
+            metrics.ttft_s.observe(now_s - request.submitted_s)
+            metrics.tokens.inc("prompt", by=request.num_prompt)
+            metrics.tokens.inc("cached", by=request.num_cached_tokens or 0)
+        request.last_token_s = now_s
+
+    def _isolate(self, request: Request, fault: Exception, now_s: float) -> None:
+        log.exception(log_event("request failed", id=request.request_id, fault=repr(fault)))
+        self._metrics.faults.inc()
+        if request.status is not Status.FINISHED:
+            self.fail(request, ErrorInfo("internal_error", f"the engine failed on this request: {fault!r}"), now_s)

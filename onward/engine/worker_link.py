@@ -1,0 +1,45 @@
+"""The engine's side of the wire to its worker: which incarnation it listens to, and that nothing is missed.
+
+Between engine and worker the stream is in order and complete, or the worker is dead. A result whose number is not the
+next one, or a worker that speaks another version, is a fault that ends the process: the supervisor starts both anew.
+"""
+
+from typing import Any
+
+import zmq
+
+from onward.errors import StartupError
+from onward.proto import SCHEMA_VERSION
+from onward.proto.step import StepPlan, StepResult, WorkerHello
+from onward.transport.zmq import WorkerPort
+
+
+class WorkerLink:
+    def __init__(
+        self, context: zmq.Context[Any], address: str, worker_incarnation: str, engine_incarnation: str
+    ) -> None:
+        self.incarnation = worker_incarnation
+        self._engine_incarnation = engine_incarnation
+        self._port = WorkerPort(context, address)
+
+    @property
+    def socket(self) -> "zmq.Socket[bytes]":
+        return self._port.socket
+
+    def send(self, plan: StepPlan) -> None:
+        self._port.send(plan)
+
+    def receive(self) -> WorkerHello | StepResult | None:
+        message = self._port.receive()
+        if isinstance(message, WorkerHello):
+            self._check(message)
+        return message
+
+    def close(self) -> None:
+        self._port.close()
+
+    def _check(self, hello: WorkerHello) -> None:
+        if hello.schema_version != SCHEMA_VERSION:
+            raise StartupError(f"the worker speaks schema {hello.schema_version}, the engine {SCHEMA_VERSION}")
+        assert hello.worker_incarnation == self.incarnation, "the address is known to one worker only"
+        assert hello.engine_incarnation == self._engine_incarnation, "a worker serves one engine"

@@ -1,0 +1,54 @@
+"""Between the qkv product and attention: per-head norm (Qwen3), rotary embedding, and the write into paged KV."""
+
+import numpy as np
+
+from onward.kernels.cpu import simd
+from onward.kernels.cpu.jit import device, inlined
+
+
+@inlined
+def mean_square(x, at, size):
+    """Sixteen running sums, folded at the end. `size` is a multiple of 16."""
+    total = simd.splat(np.float32(0.0))
+    for i in range(0, size, 16):
+        v = simd.load(x, at + i)
+        total = simd.fma(v, v, total)
+    return simd.sum_lanes(total) / np.float32(size)
+
+
+@inlined
+def _normalize_head(x, at, weight, head_dim, eps):
+    inverse = np.float32(1.0) / np.sqrt(mean_square(x, at, head_dim) + eps)
+    for i in range(head_dim):
+        x[at + i] = x[at + i] * inverse * weight[i]
+
+
+@inlined
+def _rotate_head(x, at, cos, sin, angle_at, half):
+    for i in range(half):
+        low, high = x[at + i], x[at + half + i]
+        c, s = cos[angle_at + i], sin[angle_at + i]
+        x[at + i] = low * c - high * s
+        x[at + half + i] = high * c + low * s
+
+
+@device
+def rotate_and_store(qkv, at, position, page, block_size, num_heads, num_kv_heads, head_dim, cos, sin,
+                     q_norm, k_norm, eps, keys, values, kv_at):  # fmt: skip
+    """One row: q and k are normalized and rotated in place, k and v are copied into their page."""
+    half = head_dim // 2
+    angle_at = position * half
+    for head in range(num_heads + num_kv_heads):
+        if q_norm.size:
+            _normalize_head(qkv, at + head * head_dim, q_norm if head < num_heads else k_norm, head_dim, eps)
+        _rotate_head(qkv, at + head * head_dim, cos, sin, angle_at, half)
+    offset = position % block_size
+    for head in range(num_kv_heads):
+        k_from = at + (num_heads + head) * head_dim
+        v_from = k_from + num_kv_heads * head_dim
+        page_at = kv_at + (page * num_kv_heads + head) * block_size * head_dim
+        key_at = page_at + (offset // 16) * 16 * head_dim + offset % 16
+        value_at = page_at + offset * head_dim
+        for i in range(head_dim):
+            keys[key_at + i * 16] = qkv[k_from + i]
+            values[value_at + i] = qkv[v_from + i]

@@ -1,0 +1,247 @@
+"""Vectors of sixteen 32-bit lanes for numba kernels: explicit, so that the order of float operations is written down.
+
+`f32x16` and `i32x16` are numba types backed by LLVM vectors; LLVM lowers them to what the CPU has (one AVX-512 register,
+two of AVX2, four of NEON). Arrays are contiguous, offsets count elements from the first one, and nothing checks bounds.
+No operation may be reassociated or contracted: `fma` is fused on every CPU, `a * b + c` on none.
+"""
+
+import operator
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, lower_builtin, models, register_model
+
+from onward.kernels.cpu.jit import inlined
+from onward.kernels.cpu.vectors import (
+    F32X16,
+    I8,
+    I32,
+    I32X16,
+    LANES,
+    call_llvm,
+    element_pointer,
+    fma_value,
+    load_value,
+    splat_value,
+    store_value,
+)
+
+_LANE_INDEX = ir.Constant(I32X16, list(range(LANES)))
+
+
+class Vector(types.Type):
+    """A numba type whose values are one LLVM vector."""
+
+    def __init__(self, name: str, llvm_type: ir.VectorType) -> None:
+        super().__init__(name=name)
+        self.llvm_type = llvm_type
+
+
+f32x16 = Vector("f32x16", F32X16)
+i32x16 = Vector("i32x16", I32X16)
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Vector) -> None:
+        super().__init__(dmm, fe_type, fe_type.llvm_type)
+
+
+# Memory.
+
+
+@intrinsic
+def load(typing_context, array, index):
+    """Sixteen float32 from `array`, starting at element `index`."""
+
+    def emit(context, builder, sig, args):
+        pointer = element_pointer(context, builder, sig.args[0], *args)
+        return load_value(builder, pointer, F32X16)
+
+    return f32x16(array, types.intp), emit
+
+
+@intrinsic
+def store(typing_context, array, index, vector):
+    def emit(context, builder, sig, args):
+        pointer = element_pointer(context, builder, sig.args[0], args[0], args[1])
+        store_value(builder, pointer, args[2])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, f32x16), emit
+
+
+@intrinsic
+def store_i8(typing_context, array, index, vector):
+    """Stores the low byte of each lane."""
+
+    def emit(context, builder, sig, args):
+        pointer = element_pointer(context, builder, sig.args[0], args[0], args[1])
+        store_value(builder, pointer, builder.trunc(args[2], ir.VectorType(I8, LANES)), align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, i32x16), emit
+
+
+# Arithmetic: + - * on two vectors of a kind, and the functions below.
+
+
+class _SameVectors(AbstractTemplate):
+    def generic(self, args, kws):
+        if len(args) == 2 and isinstance(args[0], Vector) and args[0] == args[1]:
+            return signature(args[0], args[0], args[0])
+        return None
+
+
+_OPERATORS = {operator.add: ("fadd", "add"), operator.sub: ("fsub", "sub"), operator.mul: ("fmul", "mul")}
+
+
+def _lower_operator(function: Any, float_name: str, int_name: str) -> None:
+    infer_global(function)(type(f"_{int_name}", (_SameVectors,), {"key": function}))
+
+    @lower_builtin(function, Vector, Vector)
+    def emit(context, builder, sig, args):
+        return getattr(builder, float_name if sig.return_type == f32x16 else int_name)(*args)
+
+
+for _function, _names in _OPERATORS.items():
+    _lower_operator(_function, *_names)
+
+
+@intrinsic
+def splat(typing_context, scalar):
+    """Every lane is `scalar`, a float32."""
+    return f32x16(types.float32), lambda context, builder, sig, args: splat_value(builder, args[0])
+
+
+@intrinsic
+def splat_i32(typing_context, scalar):
+    return i32x16(types.int32), lambda context, builder, sig, args: splat_value(builder, args[0])
+
+
+@intrinsic
+def fma(typing_context, a, b, c):
+    return f32x16(f32x16, f32x16, f32x16), lambda context, builder, sig, args: fma_value(builder, *args)
+
+
+def _emit_call(name: str, result: ir.Type) -> Any:
+    return lambda context, builder, sig, args: call_llvm(builder, name, result, *args)
+
+
+@intrinsic
+def maximum(typing_context, a, b):
+    return f32x16(f32x16, f32x16), _emit_call("llvm.maxnum.v16f32", F32X16)
+
+
+@intrinsic
+def minimum(typing_context, a, b):
+    return f32x16(f32x16, f32x16), _emit_call("llvm.minnum.v16f32", F32X16)
+
+
+@intrinsic
+def absolute(typing_context, a):
+    return f32x16(f32x16), _emit_call("llvm.fabs.v16f32", F32X16)
+
+
+@intrinsic
+def round_even(typing_context, a):
+    return f32x16(f32x16), _emit_call("llvm.nearbyint.v16f32", F32X16)
+
+
+@intrinsic
+def to_i32(typing_context, a):
+    """Of whole numbers within the range of int32."""
+    return i32x16(f32x16), lambda context, builder, sig, args: builder.fptosi(args[0], I32X16)
+
+
+@intrinsic
+def to_f32(typing_context, a):
+    return f32x16(i32x16), lambda context, builder, sig, args: builder.sitofp(args[0], F32X16)
+
+
+@intrinsic
+def keep_first(typing_context, vector, count, fill):
+    """Lanes from `count` on become `fill`."""
+
+    def emit(context, builder, sig, args):
+        limit = splat_value(builder, builder.trunc(args[1], I32))
+        inside = builder.icmp_signed("<", _LANE_INDEX, limit)
+        return builder.select(inside, args[0], splat_value(builder, args[2]))
+
+    return f32x16(f32x16, types.int64, types.float32), emit
+
+
+@intrinsic
+def power_of_two(typing_context, exponent):
+    """2 to the given whole powers, which must lie in -127..127 (-127 gives 0)."""
+
+    def emit(context, builder, sig, args):
+        biased = builder.add(args[0], splat_value(builder, ir.Constant(I32, 127)))
+        return builder.bitcast(builder.shl(biased, splat_value(builder, ir.Constant(I32, 23))), F32X16)
+
+    return f32x16(i32x16), emit
+
+
+# Across lanes, always pairing lane i with lane i + 8, then 4, 2, 1.
+
+
+def _fold(builder: ir.IRBuilder, vector: ir.Value, combine: Any) -> ir.Value:
+    width = LANES // 2
+    while width:
+        order = ir.Constant(I32X16, [(lane + width) % LANES for lane in range(LANES)])
+        vector = combine(vector, builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), order))
+        width //= 2
+    return builder.extract_element(vector, ir.Constant(I32, 0))
+
+
+@intrinsic
+def sum_lanes(typing_context, vector):
+    return types.float32(f32x16), lambda context, builder, sig, args: _fold(builder, args[0], builder.fadd)
+
+
+@intrinsic
+def sum_lanes_i32(typing_context, vector):
+    return types.int32(i32x16), lambda context, builder, sig, args: _fold(builder, args[0], builder.add)
+
+
+@intrinsic
+def max_lanes(typing_context, vector):
+    def emit(context, builder, sig, args):
+        return _fold(
+            builder, args[0], lambda a, b: call_llvm(builder, "llvm.maxnum.v16f32", F32X16, a, b)
+        )
+
+    return types.float32(f32x16), emit
+
+
+@intrinsic
+def fetch_add(typing_context, array, index, amount):
+    """Adds to an int64 that other threads add to as well, and returns what it was before."""
+
+    def emit(context, builder, sig, args):
+        pointer = element_pointer(context, builder, sig.args[0], args[0], args[1])
+        return builder.atomic_rmw("add", pointer, args[2], "monotonic")
+
+    return types.int64(array, types.intp, types.int64), emit
+
+
+# exp(x) = 2^n * e^r with n = round(x / ln 2), |r| <= ln(2) / 2, and a polynomial for e^r: within 2 ulp.
+
+
+@inlined
+def exp(x):
+    """e to the x. Below -87.3 the result is 0; above 88 it stays at e^88."""
+    x = maximum(minimum(x, splat(88.0)), splat(-87.9))
+    n = round_even(x * splat(1.4426950408889634))
+    r = fma(n, splat(-0.693359375), x)
+    r = fma(n, splat(2.12194440e-4), r)
+    p = splat(1.9875691500e-4)
+    p = fma(p, r, splat(1.3981999507e-3))
+    p = fma(p, r, splat(8.3334519073e-3))
+    p = fma(p, r, splat(4.1665795894e-2))
+    p = fma(p, r, splat(1.6666665459e-1))
+    p = fma(p, r, splat(5.0000001201e-1))
+    y = fma(p, r * r, r + splat(1.0))
+    return y * power_of_two(to_i32(n))

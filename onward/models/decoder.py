@@ -1,0 +1,77 @@
+"""One decoder for every dense model of the Llama line. What differs between them is data in `ModelConfig`.
+
+Two families of layers can fill it: floats around torch, and int8 without torch. Both read the same `Rows`, write the same
+`PagedKV`, and answer with the logits of the rows that were asked for.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from onward.errors import StartupError
+from onward.layers.paged_kv import AttentionScratch, PagedKV
+from onward.layers.rotary import RotaryTable
+from onward.layers.rows import Rows
+from onward.models.rope_factors import of_scaling
+from onward.proto.model import ModelConfig, PreparedModel
+
+LANES = 16
+
+
+class Decoder(Protocol):
+    def forward(self, rows: Rows) -> np.ndarray:
+        """Computes every row, writes its key and value, and returns float32 logits [sampled rows, >= vocab_size].
+
+        The array may be overwritten by the next call.
+        """
+        ...
+
+
+def build_decoder(
+    model: PreparedModel,
+    weights: Mapping[str, Any],
+    kv: PagedKV,
+    *,
+    max_model_len: int,
+    max_rows: int,
+    max_sampled: int,
+    num_threads: int,
+) -> Decoder:
+    config = model.config
+    check_supported(config, model.quantization)
+    rotary = build_rotary(config, max_model_len)
+    scratch = AttentionScratch.allocate(config, max_model_len, num_threads)
+    if model.quantization == "int8":
+        from onward.layers.int8_layers import Int8Model
+
+        return Int8Model(weights, config, rotary, kv, scratch, max_rows=max_rows, max_sampled=max_sampled)
+    import torch
+
+    from onward.layers.float_layers import Attention, FloatModel
+
+    torch.set_num_threads(num_threads)
+    attention = Attention(config, rotary, scratch, kv)
+    return FloatModel(weights, config, attention, getattr(torch, model.dtype))
+
+
+def build_rotary(config: ModelConfig, max_model_len: int) -> RotaryTable:
+    divisors = None
+    if config.rope_scaling is not None:
+        divisors = of_scaling(config.rope_scaling, config.rope_theta, config.head_dim)
+    return RotaryTable.build(config.rope_theta, config.head_dim, max_model_len, divisors)
+
+
+def check_supported(config: ModelConfig, quantization: str) -> None:
+    """The kernels' vectors have 16 lanes, and int8 groups 32 values."""
+    unit = 32 if quantization == "int8" else LANES
+    sizes = {"head_dim": config.head_dim}
+    if quantization == "int8":
+        sizes |= {"hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size}
+    for name, size in sizes.items():
+        if size % unit:
+            raise StartupError(f"the model's {name} is {size}; on CPU it must be a multiple of {unit}")
+    if config.num_heads % config.num_kv_heads:
+        raise StartupError(
+            f"the model's {config.num_heads} heads cannot share {config.num_kv_heads} KV heads evenly"
+        )

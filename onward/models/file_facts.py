@@ -1,0 +1,68 @@
+"""What was once learned about a large file, kept by path, size and modification time, so that starts stay quick."""
+
+import hashlib
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from onward.errors import StartupError
+
+Progress = Callable[[str, float | None], None]
+
+_PIECE_BYTES = 8 << 20
+
+
+class _Fact(msgspec.Struct, frozen=True):
+    path: str
+    size: int
+    mtime_ns: int
+    answer: str
+
+
+def remembered(path: Path, question: str, cache_dir: Path, learn: Callable[[Path], str]) -> str:
+    """`learn(path)`, unless the question was answered before and the file has not been touched since."""
+    path = path.resolve()
+    memo = cache_dir / "facts" / hashlib.sha256(os.fsencode(path) + question.encode()).hexdigest()[:32]
+    try:
+        stat = path.stat()
+        identity = (str(path), stat.st_size, stat.st_mtime_ns)
+        known = _recall(memo)
+        if known is not None and (known.path, known.size, known.mtime_ns) == identity:
+            return known.answer
+        answer = learn(path)
+        write_atomically(memo, msgspec.json.encode(_Fact(*identity, answer)))
+    except OSError as fault:
+        raise StartupError(f"cannot use {fault.filename or path}: {fault.strerror}") from None
+    return answer
+
+
+def sha256_of(path: Path, cache_dir: Path, progress: Progress) -> str:
+    return remembered(path, "sha256", cache_dir, lambda resolved: hash_file(resolved, progress))
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Readers see the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def _recall(memo: Path) -> _Fact | None:
+    try:
+        return msgspec.json.decode(memo.read_bytes(), type=_Fact)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def hash_file(path: Path, progress: Progress) -> str:
+    digest, done, size = hashlib.sha256(), 0, path.stat().st_size
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+            done += len(piece)
+            progress(f"checking {path.name}", done / max(size, done))
+    return digest.hexdigest()

@@ -1,0 +1,48 @@
+"""The numerics fingerprint: equal on two instances if and only if they compute the same bits.
+
+KV may be exchanged, and a stream resumed exactly, only between equal ones. Nothing heavy is imported to compute it.
+"""
+
+import hashlib
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+KERNEL_VERSION = 1
+"""Raised whenever a change to layers or kernels can change a bit of a result."""
+
+_LIBRARIES = ("torch", "numba", "numpy")
+_INSTRUCTION_SETS = ("avx", "fma", "amx", "sse4", "asimd", "sve", "i8mm", "bf16")
+
+
+def numerics_fingerprint(*, weights_sha256: str, scheme: str, dtype: str, tensor_parallel: int = 1) -> str:
+    facts = {
+        "weights": weights_sha256,
+        "scheme": scheme,
+        "dtype": dtype,
+        "kernels": KERNEL_VERSION,
+        "libraries": {name: _version(name) for name in _LIBRARIES},
+        "instructions": instruction_set(),
+        "tensor_parallel": tensor_parallel,
+    }
+    return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
+
+
+def instruction_set() -> str:
+    """The machine and the vector extensions that libraries choose their kernels by."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    line = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    flags = line.partition(":")[2].split()
+    return " ".join([platform.machine(), *sorted(flag for flag in flags if flag.startswith(_INSTRUCTION_SETS))])
+
+
+def _version(library: str) -> str | None:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None

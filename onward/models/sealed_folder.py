@@ -1,0 +1,102 @@
+"""Folders of the cache that are complete or not there: written under another name, sealed, renamed.
+
+The seal lists each file's size and a checksum. For a large file that is one over evenly spread samples: it finds a file
+cut short, swapped or zeroed at the cost of a few pages, not every flipped bit. Knows nothing of models.
+"""
+
+import fcntl
+import shutil
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+SEAL = "seal.json"
+
+_WHOLE_BYTES = 1 << 20
+_SAMPLE_BYTES = 4096
+_NUM_SAMPLES = 64
+_LOCK_WAIT_S = 900.0
+_LOCK_POLL_S = 0.1
+
+
+class _FileSeal(msgspec.Struct, frozen=True):
+    size: int
+    checksum: int
+
+
+def is_intact(folder: Path) -> bool:
+    try:
+        seals = msgspec.json.decode((folder / SEAL).read_bytes(), type=dict[str, _FileSeal])
+        return all(_seal_of(folder / name) == seal for name, seal in seals.items())
+    except (OSError, msgspec.DecodeError):
+        return False
+
+
+def build(folder: Path, write: Callable[[Path], None]) -> None:
+    """Has `write` fill a folder and gives it this name, unless somebody else was first.
+
+    The lock only saves work, where several processes want the same folder; the rename is what makes it safe, so a lock
+    that stays taken is passed over in the end.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(folder.parent / f".{folder.name}.lock"):
+        if is_intact(folder):
+            return
+        temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
+        temporary.mkdir()
+        try:
+            write(temporary)
+            _seal(temporary)
+            _put_in_place(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _put_in_place(temporary: Path, folder: Path) -> None:
+    try:
+        temporary.rename(folder)
+    except OSError:
+        if is_intact(folder):
+            return
+        damaged = folder.parent / f".{folder.name}.damaged.{uuid.uuid4().hex}"
+        folder.rename(damaged)
+        temporary.rename(folder)
+        shutil.rmtree(damaged, ignore_errors=True)
+
+
+def _seal(folder: Path) -> None:
+    seals = {path.name: _seal_of(path) for path in sorted(folder.iterdir())}
+    (folder / SEAL).write_bytes(msgspec.json.encode(seals))
+
+
+def _seal_of(path: Path) -> _FileSeal:
+    size, checksum = path.stat().st_size, 0
+    with path.open("rb") as file:
+        if size <= _WHOLE_BYTES:
+            return _FileSeal(size, zlib.crc32(file.read()))
+        for i in range(_NUM_SAMPLES):
+            file.seek((size - _SAMPLE_BYTES) * i // (_NUM_SAMPLES - 1))
+            checksum = zlib.crc32(file.read(_SAMPLE_BYTES), checksum)
+    return _FileSeal(size, checksum)
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        give_up_s = time.monotonic() + _LOCK_WAIT_S
+        while not _try_lock(file.fileno()) and time.monotonic() < give_up_s:
+            time.sleep(_LOCK_POLL_S)
+        yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,129 @@
+"""Where a model comes from: a GGUF file or a folder in Hugging Face's layout. Both open to the same things.
+
+Opening is the expensive part and happens only when a model is converted; what identifies a source is cheap to ask.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from onward.errors import StartupError
+from onward.models import checkpoint, texts
+from onward.models.config import from_hf
+from onward.models.file_facts import remembered
+from onward.models.names import expected_tensors
+from onward.proto.model import ModelConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    config: ModelConfig
+    texts: texts.Texts
+    open_tensors: "Callable[[], Mapping[str, np.ndarray]]"
+    """float32, by canonical name, made when they are asked for."""
+    write_tokenizer: Callable[[Path], str | None]
+    """Puts `tokenizer.json` into a folder and returns its name, if the model has one."""
+
+
+class Source(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def weight_files(self) -> list[Path]: ...
+
+    @property
+    def other_files(self) -> list[Path]:
+        """What else decides the prepared model."""
+        ...
+
+    def is_quantized(self, cache_dir: Path) -> bool: ...
+
+    def open(self) -> Opened: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GgufSource:
+    path: Path
+    name: str
+
+    @property
+    def weight_files(self) -> list[Path]:
+        return [self.path]
+
+    @property
+    def other_files(self) -> list[Path]:
+        return []
+
+    def is_quantized(self, cache_dir: Path) -> bool:
+        return remembered(self.path, "quantized", cache_dir, _gguf_is_quantized) == "yes"
+
+    def open(self) -> Opened:
+        from onward.models.gguf_file import GgufFile
+
+        file = GgufFile(self.path)
+
+        def write_tokenizer(folder: Path) -> str | None:
+            if "tokenizer.ggml.model" not in file.metadata:
+                return None
+            from onward.text.gguf_tokenizer import build_tokenizer
+
+            build_tokenizer(file.metadata).save(str(folder / texts.TOKENIZER), pretty=False)
+            return texts.TOKENIZER
+
+        return Opened(file.config, texts.of_gguf(file.metadata), lambda: file, write_tokenizer)
+
+
+def _gguf_is_quantized(path: Path) -> str:
+    from onward.models.gguf_file import GgufFile
+
+    return "yes" if GgufFile(path).is_quantized else "no"
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSource:
+    folder: Path
+    name: str
+
+    @property
+    def weight_files(self) -> list[Path]:
+        return checkpoint.weight_files(self.folder)
+
+    @property
+    def other_files(self) -> list[Path]:
+        return [path for name in texts.TEXT_FILES if (path := self.folder / name).is_file()]
+
+    def is_quantized(self, cache_dir: Path) -> bool:
+        """Checkpoints in another project's quantized form are refused by `from_hf`."""
+        return False
+
+    def read_config(self) -> ModelConfig:
+        path = self.folder / "config.json"
+        if not path.is_file():
+            raise StartupError(f"{self.folder} is not a model folder: it has no config.json")
+        return from_hf(checkpoint.read_json(path))
+
+    def open(self) -> Opened:
+        config = self.read_config()
+        return Opened(
+            config, texts.of_folder(self.folder), lambda: self._open_tensors(config), self._copy_tokenizer
+        )
+
+    def _open_tensors(self, config: ModelConfig) -> "Mapping[str, np.ndarray]":
+        from onward.models.convert import Float32Tensors
+        from onward.models.safetensors_file import MappedTensors
+
+        files = self.weight_files
+        checkpoint.check(files, config, source=str(self.folder))
+        return Float32Tensors(MappedTensors(files), expected_tensors(config))
+
+    def _copy_tokenizer(self, folder: Path) -> str | None:
+        if not texts.has_tokenizer(self.folder):
+            return None
+        shutil.copyfile(self.folder / texts.TOKENIZER, folder / texts.TOKENIZER)
+        return texts.TOKENIZER

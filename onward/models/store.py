@@ -1,0 +1,205 @@
+"""Makes a model ready to be served: found or fetched, converted once where that is needed, described in one struct.
+
+Two ways lead out. A float checkpoint in safetensors is used where it lies. A GGUF file, or anything to be quantized, is
+converted into a folder of the cache whose name carries the hash of all that went in; later starts only check its seal,
+without torch, numpy or gguf.
+
+`dtype` `auto` is float32: on a CPU the narrower types are slower as well as less exact, whatever the checkpoint is
+stored in. `quantization` `auto` is int8 for checkpoints that are quantized already, which lose nothing more to speak of,
+and none for others, whose owner has not agreed to a loss.
+"""
+
+import hashlib
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from onward import config as settings
+from onward.errors import StartupError
+from onward.models import checkpoint, default_model, sealed_folder, texts
+from onward.models.file_facts import Progress, sha256_of
+from onward.models.fingerprint import numerics_fingerprint
+from onward.models.sources import FolderSource, GgufSource, Opened, Source
+from onward.proto.model import PreparedModel
+
+MANIFEST = "manifest.json"
+
+_FORMAT = 1
+"""Of converted folders. Raised when their content changes for the same input."""
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What the weights shall become, with nothing left to choose."""
+
+    dtype: str
+    quantization: str
+    is_dummy: bool
+
+    @property
+    def scheme(self) -> str:
+        if self.quantization == "none":
+            return "none"
+        from onward.kernels.quantize import SCHEME
+
+        return SCHEME
+
+
+def prepare(
+    model: str,
+    *,
+    served_model_name: str | None = None,
+    dtype: str = "auto",
+    quantization: str = "auto",
+    load_format: str = "auto",
+    cache_dir: Path | None = None,
+    progress: Progress = lambda message, fraction: None,
+) -> PreparedModel:
+    """`progress(message, fraction)` hears of downloads and conversions; the fraction may be unknown."""
+    cache_dir = cache_dir or settings.cache_dir()
+    is_dummy = load_format == "dummy"
+    source = find(model, with_weights=not is_dummy, cache_dir=cache_dir, progress=progress)
+    if quantization == "auto":
+        quantization = "int8" if source.is_quantized(cache_dir) else "none"
+    wanted = _Wanted("float32" if dtype == "auto" else dtype, quantization, is_dummy)
+    if isinstance(source, FolderSource) and quantization == "none":
+        prepared = _in_place(source, wanted, cache_dir, progress)
+    else:
+        prepared = _converted(source, wanted, cache_dir, progress)
+    return msgspec.structs.replace(prepared, name=served_model_name or source.name)
+
+
+def find(model: str, *, with_weights: bool, cache_dir: Path, progress: Progress) -> Source:
+    """The default model's name, a folder, a .gguf file, or a Hugging Face id, in this order."""
+    if model == settings.DEFAULT_MODEL:
+        return GgufSource(default_model.fetch(cache_dir, progress), name=model)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return FolderSource(path.resolve(), name=path.resolve().name)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise StartupError(f"{model} is a file, but not a .gguf; give the folder of a checkpoint instead")
+        return GgufSource(path.resolve(), name=path.stem)
+    if path.suffix != ".gguf" and _HUB_ID.fullmatch(model):
+        from onward.models import hub
+
+        return FolderSource(hub.fetch(model, cache_dir, progress, with_weights=with_weights), name=model)
+    raise StartupError(
+        f"no such model: {model!r} is no folder, no .gguf file, no Hugging Face id (owner/name), "
+        f"and not the default model {settings.DEFAULT_MODEL!r}"
+    )
+
+
+def _in_place(source: FolderSource, wanted: _Wanted, cache_dir: Path, progress: Progress) -> PreparedModel:
+    config = source.read_config()
+    files: list[Path] = []
+    if not wanted.is_dummy:
+        files = source.weight_files
+        checkpoint.check(files, config, source=str(source.folder))
+    said = texts.of_folder(source.folder)
+    return PreparedModel(
+        name=source.name,
+        folder=str(source.folder),
+        config=config,
+        dtype=wanted.dtype,
+        quantization=wanted.quantization,
+        fingerprint=_fingerprint(source, wanted, cache_dir, progress),
+        weights=[path.name for path in files],
+        tokenizer=texts.TOKENIZER if texts.has_tokenizer(source.folder) else None,
+        created_s=int((source.folder / "config.json").stat().st_mtime),
+        **msgspec.structs.asdict(said),
+    )
+
+
+def _converted(source: Source, wanted: _Wanted, cache_dir: Path, progress: Progress) -> PreparedModel:
+    fingerprint = _fingerprint(source, wanted, cache_dir, progress)
+    others = [sha256_of(path, cache_dir, progress) for path in source.other_files]
+    key = _hash_of([str(_FORMAT), fingerprint, *others])
+    folder = cache_dir / "models" / f"{_file_name(source.name)}-{key[:16]}"
+    if (prepared := _read(folder)) is not None:
+        return prepared
+
+    def write(target: Path) -> None:
+        _write(target, source.open(), source.name, wanted, fingerprint, progress)
+
+    try:
+        sealed_folder.build(folder, write)
+    except OSError as fault:
+        raise StartupError(f"cannot write the converted model to {folder}: {fault.strerror or fault}") from None
+    prepared = _read(folder)
+    if prepared is None:
+        raise StartupError(f"the converted model in {folder} cannot be read back; is the disk full or failing?")
+    return prepared
+
+
+def _read(folder: Path) -> PreparedModel | None:
+    if not sealed_folder.is_intact(folder):
+        return None
+    try:
+        prepared = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=PreparedModel)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return msgspec.structs.replace(prepared, folder=str(folder))
+
+
+def _write(
+    folder: Path, opened: Opened, name: str, wanted: _Wanted, fingerprint: str, progress: Progress
+) -> None:
+    from onward.models import convert, dummy
+
+    progress(f"converting {name}", 0.0)
+    tokenizer = opened.write_tokenizer(folder)
+    weights: list[str] = []
+    if not wanted.is_dummy or wanted.quantization != "none":
+        weights = convert.write_weights(
+            folder,
+            opened.config,
+            dummy.DummyWeights(opened.config) if wanted.is_dummy else opened.open_tensors(),
+            quantization=wanted.quantization,
+            dtype=wanted.dtype,
+            progress=progress,
+        )
+    manifest = PreparedModel(
+        name=name,
+        folder="",
+        config=opened.config,
+        dtype=wanted.dtype,
+        quantization=wanted.quantization,
+        fingerprint=fingerprint,
+        weights=weights,
+        tokenizer=tokenizer,
+        created_s=int(time.time()),
+        **msgspec.structs.asdict(opened.texts),
+    )
+    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+
+
+def _fingerprint(source: Source, wanted: _Wanted, cache_dir: Path, progress: Progress) -> str:
+    return numerics_fingerprint(
+        weights_sha256=_weights_hash(source, wanted, cache_dir, progress),
+        scheme=wanted.scheme,
+        dtype=wanted.dtype,
+    )
+
+
+def _weights_hash(source: Source, wanted: _Wanted, cache_dir: Path, progress: Progress) -> str:
+    """Of the weights, or of what stands for them, and of the config that gives them their meaning."""
+    files = [path for path in source.other_files if path.name == "config.json"]
+    version = "checkpoint"
+    if wanted.is_dummy:
+        from onward.models.dummy import VERSION as version  # noqa: N811
+    if isinstance(source, GgufSource) or not wanted.is_dummy:
+        files += source.weight_files
+    return _hash_of([version, *(sha256_of(path, cache_dir, progress) for path in files)])
+
+
+def _hash_of(parts: list[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "--", name)[:80]

@@ -1,0 +1,154 @@
+"""Counters, gauges and histograms as plain numbers: cheap enough for every token, and easy to send to another process.
+
+Each process keeps a `Registry` and hands out snapshots. Shares of several processes are added up (`merge`) and written in
+Prometheus' text form by its own library (`render`).
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from onward.proto.stats import Family, Series
+
+LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+LabelValues = tuple[str, ...]
+MetricT = TypeVar("MetricT", "Counter", "Gauge", "Histogram")
+
+
+class Counter:
+    def __init__(self, name: str, help: str, labels: Sequence[str] = ()) -> None:
+        assert name.endswith("_total"), name
+        self.name, self.help, self.labels = name, help, tuple(labels)
+        self._values: dict[LabelValues, float] = {} if labels else {(): 0.0}
+
+    def inc(self, *labels: str, by: float = 1) -> None:
+        self._values[labels] = self._values.get(labels, 0.0) + by
+
+    def value(self, *labels: str) -> float:
+        return self._values.get(labels, 0.0)
+
+    def family(self) -> Family:
+        return Family(self.name, "counter", self.help, _series(self.labels, self._values))
+
+
+class Gauge:
+    """Derived, never set: `read` returns the values of this moment, so a gauge cannot drift from what it measures."""
+
+    def __init__(
+        self, name: str, help: str, labels: Sequence[str], read: Callable[[], dict[LabelValues, float]]
+    ) -> None:
+        self.name, self.help, self.labels, self._read = name, help, tuple(labels), read
+
+    def family(self) -> Family:
+        return Family(self.name, "gauge", self.help, _series(self.labels, self._read()))
+
+
+class Histogram:
+    def __init__(self, name: str, help: str, bounds: Sequence[float] = LATENCY_BOUNDS_S) -> None:
+        self.name, self.help, self.bounds = name, help, list(bounds)
+        self._buckets = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._buckets[bisect_left(self.bounds, value)] += 1
+        self._sum += value
+
+    def family(self) -> Family:
+        series = Series({}, buckets=list(self._buckets), sum=self._sum)
+        return Family(self.name, "histogram", self.help, [series], self.bounds)
+
+
+class Registry:
+    """All that one process counts. Names are unique."""
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, Counter | Gauge | Histogram] = {}
+
+    def counter(self, name: str, help: str, labels: Sequence[str] = ()) -> Counter:
+        return self._add(Counter(name, help, labels))
+
+    def gauge(self, name: str, help: str, labels: Sequence[str], read: Callable[[], dict[LabelValues, float]]) -> Gauge:
+        return self._add(Gauge(name, help, labels, read))
+
+    def histogram(self, name: str, help: str, bounds: Sequence[float] = LATENCY_BOUNDS_S) -> Histogram:
+        return self._add(Histogram(name, help, bounds))
+
+    def snapshot(self) -> list[Family]:
+        return [metric.family() for metric in self._metrics.values()]
+
+    def _add(self, metric: MetricT) -> MetricT:
+        assert metric.name not in self._metrics, metric.name
+        self._metrics[metric.name] = metric
+        return metric
+
+
+def _series(labels: LabelValues, values: dict[LabelValues, float]) -> list[Series]:
+    return [Series(dict(zip(labels, key, strict=True)), value) for key, value in values.items()]
+
+
+def merge(shares: Iterable[Iterable[Family]]) -> list[Family]:
+    """Adds up the shares of several processes: same name, same labels, one sum."""
+    merged: dict[str, tuple[Family, dict[LabelValues, Series]]] = {}
+    for share in shares:
+        for family in share:
+            _, series = merged.setdefault(family.name, (family, {}))
+            for one in family.series:
+                key = tuple(f"{k}={v}" for k, v in sorted(one.labels.items()))
+                series[key] = _added(series[key], one) if key in series else one
+    return [
+        Family(family.name, family.kind, family.help, list(series.values()), family.bounds)
+        for family, series in merged.values()
+    ]
+
+
+def without_gauges(families: Iterable[Family]) -> list[Family]:
+    """What remains true of a process that has died: what it counted, not what it held."""
+    return [family for family in families if family.kind != "gauge"]
+
+
+def _added(a: Series, b: Series) -> Series:
+    assert len(a.buckets) == len(b.buckets), "shares of one histogram have the same buckets"
+    buckets = [x + y for x, y in zip(a.buckets, b.buckets, strict=True)]
+    return Series(a.labels, a.value + b.value, buckets, a.sum + b.sum)
+
+
+def render(families: Iterable[Family]) -> bytes:
+    """Prometheus' text form."""
+    registry = CollectorRegistry()
+    registry.register(_Snapshot([_prometheus(family) for family in families]))
+    return generate_latest(registry)
+
+
+class _Snapshot(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        return self._metrics
+
+
+def _prometheus(family: Family) -> Metric:
+    labels = sorted(family.series[0].labels) if family.series else []
+    if family.kind == "histogram":
+        histogram = HistogramMetricFamily(family.name, family.help, labels=labels)
+        for one in family.series:
+            histogram.add_metric([one.labels[k] for k in labels], _cumulative(family, one), one.sum)
+        return histogram
+    kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+    metric = kind(family.name, family.help, labels=labels)
+    for one in family.series:
+        metric.add_metric([one.labels[k] for k in labels], one.value)
+    return metric
+
+
+def _cumulative(family: Family, series: Series) -> list[tuple[str, float]]:
+    total, pairs = 0, []
+    for bound, count in zip([*map(str, family.bounds), "+Inf"], series.buckets, strict=True):
+        total += count
+        pairs.append((bound, total))
+    return pairs

@@ -1,0 +1,61 @@
+"""The last steps, as the engine saw them: when each was planned, whether another one was running then, when it ended."""
+
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from onward.proto.step import StepPlan
+
+KEPT_STEPS = 4096
+
+
+class StepRecord(msgspec.Struct):
+    step: int
+    planned_s: float
+    overlapped: bool
+    """The plan was sent before the result of the step before it had come."""
+    num_run: int
+    num_tokens: int
+    num_assigned: int
+    num_preempted: int
+    result_s: float | None = None
+
+
+class StepLog:
+    def __init__(self) -> None:
+        self.records: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
+        self._open: dict[int, StepRecord] = {}
+        self._finished: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
+
+    def planned(self, plan: StepPlan, now_s: float, *, overlapped: bool) -> None:
+        num_tokens = sum(run.num_tokens for run in plan.run)
+        record = StepRecord(
+            plan.step, now_s, overlapped, len(plan.run), num_tokens, len(plan.assign), len(plan.preempt)
+        )
+        self.records.append(record)
+        self._open[plan.step] = record
+
+    def result(self, step: int, now_s: float) -> None:
+        record = self._open.pop(step, None)
+        if record is not None:
+            record.result_s = now_s
+            self._finished.append(record)
+
+    def take_finished(self) -> list[StepRecord]:
+        """The steps that ended since the last call."""
+        finished = list(self._finished)
+        self._finished.clear()
+        return finished
+
+
+class StepLogFile:
+    """One JSON line for each step."""
+
+    def __init__(self, path: str) -> None:
+        self._file = Path(path).open("ab", buffering=0)
+        self._encoder = msgspec.json.Encoder()
+
+    def write(self, records: list[StepRecord]) -> None:
+        if records:
+            self._file.write(self._encoder.encode_lines(records))

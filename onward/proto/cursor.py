@@ -1,0 +1,141 @@
+"""The `id:` line of a stream's events: where the stream stands, and the tokens that this event adds.
+
+A router follows a stream by these lines alone, without JSON, and a client sends the last one back as `Last-Event-ID`.
+
+    1;5f0c9d3e…;42;3;17,9:stop;0:19556+33
+    │ │         │  │ │         └ new tokens: choice 0 got the ids 19556 and 33
+    │ │         │  │ └ choice 0 is open at position 17; choice 1 finished at position 9, by a stop
+    │ │         │  └ epoch
+    │ │         └ seed
+    │ └ request id
+    └ version of this format
+
+    cursor     = "1" ";" request-id ";" seed ";" epoch ";" choices ";" new-tokens
+    request-id = 1*128( ALPHA / DIGIT / "_" / "-" / "." )
+    seed       = [ "-" ] number                          ; -2^63 .. 2^64-1
+    epoch      = number                                  ; below 2^63
+    choices    = choice *( "," choice )                  ; at most 128, in the order of their index
+    choice     = position [ ":" reason ]                 ; with a reason: finished
+    reason     = 1*32( %x61-7A / "_" )
+    new-tokens = [ advance *( "," advance ) ]
+    advance    = index ":" token-id *( "+" token-id )    ; each index once
+    position, token-id                                   ; numbers below 2^31
+    number     = "0" / ( %x31-39 *DIGIT )                ; one way to write each, so equal cursors are equal strings
+
+A position counts the tokens of that choice with this event's included, so the first of k new tokens has the index
+position - k. A line is ASCII without spaces, and at most `MAX_CURSOR_CHARS` long.
+"""
+
+import re
+
+import msgspec
+
+MAX_CURSOR_CHARS = 1 << 16
+MAX_CHOICES = 128
+
+_VERSION = "1"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_REASON = re.compile(r"[a-z_]{1,32}")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,19}")
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,19}")
+
+
+class ChoiceCursor(msgspec.Struct, frozen=True, array_like=True):
+    position: int
+    finish_reason: str | None = None
+    """None while the choice is open."""
+
+
+class Cursor(msgspec.Struct, frozen=True, array_like=True):
+    request_id: str
+    seed: int
+    epoch: int
+    choices: list[ChoiceCursor]
+    new_tokens: dict[int, list[int]] = {}
+    """By choice, for those that this event advances. No list is empty."""
+
+
+def is_request_id(text: str) -> bool:
+    """Whether an id can stand in a cursor. What goes into `format_cursor` must have passed this."""
+    return _REQUEST_ID.fullmatch(text) is not None
+
+
+def format_cursor(cursor: Cursor) -> str:
+    # Once for every event of every stream: no checks here, the fields come from us.
+    choices = ",".join(
+        [str(c.position) if c.finish_reason is None else f"{c.position}:{c.finish_reason}" for c in cursor.choices]
+    )
+    advances = ",".join([f"{index}:{'+'.join(map(str, ids))}" for index, ids in cursor.new_tokens.items()])
+    return f"{_VERSION};{cursor.request_id};{cursor.seed};{cursor.epoch};{choices};{advances}"
+
+
+def parse_cursor(text: str) -> Cursor:
+    """The opposite of `format_cursor`. ValueError says what is wrong with the line."""
+    if len(text) > MAX_CURSOR_CHARS:
+        raise ValueError(f"the cursor is longer than {MAX_CURSOR_CHARS} characters")
+    fields = text.split(";", 6)
+    if fields[0] != _VERSION:
+        raise ValueError(f"the cursor's version is {_shown(fields[0])}, not {_VERSION}")
+    if len(fields) != 6:
+        raise ValueError(
+            f"the cursor does not have 6 fields separated by ';' but {len(fields)}{'+' * (len(fields) > 6)}"
+        )
+    _, request_id, seed, epoch, choices, new_tokens = fields
+    if not is_request_id(request_id):
+        raise ValueError(f"the cursor's request id is {_shown(request_id)}")
+    parsed_choices = _parse_choices(choices)
+    return Cursor(
+        request_id=request_id,
+        seed=_parse_seed(seed),
+        epoch=_parse_number("epoch", epoch, 1 << 63),
+        choices=parsed_choices,
+        new_tokens=_parse_new_tokens(new_tokens, parsed_choices),
+    )
+
+
+def _parse_choices(text: str) -> list[ChoiceCursor]:
+    choices = text.split(",", MAX_CHOICES)
+    if len(choices) > MAX_CHOICES:
+        raise ValueError(f"the cursor has more than {MAX_CHOICES} choices")
+    return [_parse_choice(choice) for choice in choices]
+
+
+def _parse_choice(text: str) -> ChoiceCursor:
+    position, colon, reason = text.partition(":")
+    if colon and not _REASON.fullmatch(reason):
+        raise ValueError(f"the cursor's finish reason is {_shown(reason)}")
+    return ChoiceCursor(_parse_number("position", position, 1 << 31), reason or None)
+
+
+def _parse_new_tokens(text: str, choices: list[ChoiceCursor]) -> dict[int, list[int]]:
+    new_tokens: dict[int, list[int]] = {}
+    if not text:
+        return new_tokens
+    for advance in text.split(",", MAX_CHOICES):
+        index_text, colon, ids = advance.partition(":")
+        index = _parse_number("choice", index_text, len(choices))
+        if not colon:
+            raise ValueError(f"the cursor's choice {index} has no token ids")
+        if index in new_tokens:
+            raise ValueError(f"the cursor names choice {index} twice among the new tokens")
+        new_tokens[index] = [_parse_number("token id", token_id, 1 << 31) for token_id in ids.split("+")]
+        if len(new_tokens[index]) > choices[index].position:
+            raise ValueError(f"the cursor's choice {index} has more new tokens than its position says")
+    return new_tokens
+
+
+def _parse_number(name: str, text: str, limit: int) -> int:
+    if not _NUMBER.fullmatch(text) or (number := int(text)) >= limit:
+        raise ValueError(f"the cursor's {name} is {_shown(text)}, not a number below {limit}")
+    return number
+
+
+def _parse_seed(text: str) -> int:
+    if not _INTEGER.fullmatch(text) or not -(1 << 63) <= (seed := int(text)) < 1 << 64:
+        raise ValueError(f"the cursor's seed is {_shown(text)}, not a whole number of 64 bits")
+    return seed
+
+
+def _shown(text: str) -> str:
+    """A stranger's text, safe and short enough for an error message."""
+    return ascii(text if len(text) <= 40 else text[:40] + "…")

@@ -1,0 +1,81 @@
+"""One child process: how it is born, how it is told things, how it ends."""
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from enum import Enum
+
+from onward.proto.control import ProcessView, ToChild
+from onward.transport.control import ChannelClosed, ControlChannel, control_pair
+
+
+class Role(Enum):
+    ENGINE = "engine"
+    WORKER = "worker"
+    API = "api"
+
+
+class ChildState(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    role: Role
+    index: int
+    incarnation: str
+    process: "subprocess.Popen[bytes]"
+    channel: ControlChannel
+    pidfd: int
+    started_s: float
+    state: ChildState = ChildState.STARTING
+
+    def send(self, message: ToChild) -> bool:
+        """False if the child cannot hear: it is dead or stuck, and will be found so soon."""
+        try:
+            return self.channel.send(message)
+        except ChannelClosed:
+            return False
+
+    def kill(self) -> None:
+        """Ends the child and waits until it is gone. SIGKILL needs no cooperation, so the wait is short."""
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.channel.close()
+        os.close(self.pidfd)
+
+    def cause_of_death(self) -> str:
+        code = self.process.wait()
+        if code >= 0:
+            return f"exit code {code}"
+        with contextlib.suppress(ValueError):
+            return f"signal {-code} ({signal.Signals(-code).name})"
+        return f"signal {-code}"
+
+    def view(self) -> ProcessView:
+        return ProcessView(self.role.value, self.process.pid, self.incarnation, self.state.value)
+
+
+def new_incarnation(role: str) -> str:
+    return f"{role}-{secrets.token_hex(6)}"
+
+
+def spawn(role: Role, index: int, now_s: float, inherit_fds: tuple[int, ...] = ()) -> Child:
+    """Starts a process of that role in a group of its own: Ctrl-C in the terminal is the supervisor's to hear."""
+    channel, theirs = control_pair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"onward.{role.value}.main", "--control-fd", str(theirs.fileno())],
+            pass_fds=(theirs.fileno(), *inherit_fds),
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+        )
+    return Child(role, index, new_incarnation(role.value), process, channel, os.pidfd_open(process.pid), now_s)

@@ -1,0 +1,342 @@
+"""The loop that keeps an instance alive. Plain code on `selectors`: it must be the process that never dies.
+
+worker dies   -> the engine is told, a new worker starts; the engine restarts what ran, from its tokens
+engine dies   -> the worker is killed and reaped (its KV is nobody's now), both start anew, the apis resubmit
+api dies      -> the engine drops its requests, a new one starts on the same listening socket
+"""
+
+import logging
+import os
+import selectors
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from onward import log
+from onward.clock import Clock
+from onward.config import ApiConfig, EngineConfig, ServeConfig, WorkerConfig, select
+from onward.errors import StartupError
+from onward.proto.control import (
+    ApiGone,
+    AskInstance,
+    AskSnapshot,
+    EngineGone,
+    EngineUp,
+    FromChild,
+    InstanceView,
+    ProcessView,
+    Progress,
+    Ready,
+    Snapshot,
+    StartApi,
+    StartEngine,
+    StartFailed,
+    StartWorker,
+    Stop,
+    WorkerGone,
+    WorkerStarting,
+)
+from onward.proto.model import PreparedModel
+from onward.proto.step import WorkerHello
+from onward.supervisor.children import Child, ChildState, Role, new_incarnation, spawn
+from onward.supervisor.hub import Hub
+from onward.supervisor.restarts import RestartPolicy
+from onward.transport.control import ChannelClosed
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1
+SNAPSHOT_INTERVAL_S = 1.0
+KILL_AFTER_S = 3.0
+"""Beyond the grace: how long a child that was told to stop may take."""
+
+
+class Supervisor:
+    def __init__(
+        self,
+        config: ServeConfig,
+        model: PreparedModel,
+        listening: socket.socket,
+        clock: Clock,
+        *,
+        on_progress: Callable[[str], None],
+        on_ready: Callable[[], None],
+    ) -> None:
+        self._config, self._model, self._listening, self._clock = config, model, listening, clock
+        self._on_progress, self._on_ready = on_progress, on_ready
+        self._incarnation = new_incarnation("instance")
+        self._run_dir = Path(tempfile.mkdtemp(prefix="onward-"))
+        self._selector = selectors.DefaultSelector()
+        self._children: set[Child] = set()
+        self._hub = Hub()
+        self._restart_policy = RestartPolicy()
+        self._restart_at_s: dict[tuple[Role, int], float] = {}
+        self._restarts = {role.value: 0 for role in Role}
+        self._announced: EngineUp | None = None
+        self._engine_address = ""
+        self._num_kv_blocks = config.num_kv_blocks
+        self._was_ready = False
+        self._stop_requests = 0
+        self._next_snapshot_s = 0.0
+
+    def run(self) -> None:
+        """Serves until told to stop. Raises `StartupError` if it never came to that."""
+        wakeup_read, wakeup_write = socket.socketpair()
+        with wakeup_read, wakeup_write:
+            self._catch_signals(wakeup_write)
+            wakeup_read.setblocking(False)
+            self._selector.register(wakeup_read, selectors.EVENT_READ, None)
+            try:
+                self._start_engine()
+                for index in range(self._config.api_processes):
+                    self._start_api(index)
+                while not self._stop_requests:
+                    self._turn(wakeup_read)
+                self._shut_down(wakeup_read)
+            finally:
+                self._clean_up()
+
+    def _catch_signals(self, wakeup: socket.socket) -> None:
+        wakeup.setblocking(False)
+        signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        self._stop_requests += 1
+
+    def _turn(self, wakeup: socket.socket) -> None:
+        for key, _ in self._selector.select(POLL_S):
+            if key.fileobj is wakeup:
+                wakeup.recv(64)
+            elif key.data in self._children:
+                self._read(key.data)
+        now_s = self._clock.now_s()
+        self._reap(now_s)
+        self._restart_what_is_due(now_s)
+        self._take_snapshots(now_s)
+        self._answer_questions(now_s)
+
+    # Births.
+
+    def _start(self, role: Role, index: int = 0, inherit_fds: tuple[int, ...] = ()) -> Child:
+        child = spawn(role, index, self._clock.now_s(), inherit_fds)
+        self._children.add(child)
+        self._selector.register(child.channel.fileno(), selectors.EVENT_READ, child)
+        self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+        logger.info(log.event("started", role=role.value, pid=child.process.pid, incarnation=child.incarnation))
+        return child
+
+    def _start_engine(self) -> None:
+        engine = self._start(Role.ENGINE)
+        self._engine_address = f"ipc://{self._run_dir}/{engine.incarnation}.sock"
+        engine.send(StartEngine(engine.incarnation, select(self._config, EngineConfig), self._engine_address))
+        self._start_worker(engine)
+
+    def _start_worker(self, engine: Child) -> None:
+        worker = self._start(Role.WORKER)
+        # The name carries both incarnations: nothing meant for another pair can ever arrive here.
+        address = f"ipc://{self._run_dir}/{engine.incarnation}-{worker.incarnation}.sock"
+        engine.send(WorkerStarting(worker.incarnation, address))
+        config = replace(select(self._config, WorkerConfig), num_kv_blocks=self._num_kv_blocks)
+        worker.send(StartWorker(worker.incarnation, engine.incarnation, config, self._model, address))
+
+    def _start_api(self, index: int) -> None:
+        fd = self._listening.fileno()
+        api = self._start(Role.API, index, (fd,))
+        instance = {name: getattr(self._config, name) for name in ServeConfig.__slots__}
+        config = select(self._config, ApiConfig, instance=instance)
+        api.send(StartApi(api.incarnation, index, config, self._model, fd))
+        if self._announced is not None:
+            api.send(self._announced)
+
+    # Messages.
+
+    def _read(self, child: Child) -> None:
+        try:
+            while (message := child.channel.receive()) is not None:
+                self._on_message(child, message)
+        except ChannelClosed:
+            self._stop_watching(child.channel.fileno())  # its death follows, or is being reaped
+
+    def _on_message(self, child: Child, message: FromChild) -> None:
+        match message:
+            case Ready():
+                child.state = ChildState.READY
+                if child.role is Role.ENGINE and message.worker is not None:
+                    self._engine_ready(child, message.worker)
+                self._announce_readiness()
+            case Progress():
+                if not self._was_ready:
+                    self._on_progress(message.message)
+            case StartFailed():
+                if not self._was_ready:
+                    raise StartupError(message.message)
+                logger.error(log.event("cannot start", role=child.role.value, why=message.message))
+            case Snapshot():
+                self._hub.take(child, message, self._clock.now_s())
+            case AskInstance():
+                self._open_question(child, message)
+
+    def _engine_ready(self, engine: Child, worker: WorkerHello) -> None:
+        self._num_kv_blocks = worker.num_blocks  # a restarted worker shall have the same pool
+        for child in self._of(Role.WORKER):
+            child.state = ChildState.READY
+        if self._announced is None or self._announced.incarnation != engine.incarnation:
+            self._announced = EngineUp(engine.incarnation, self._engine_address, worker)
+            self._tell(Role.API, self._announced)
+
+    def _announce_readiness(self) -> None:
+        if self._was_ready or self._announced is None:
+            return
+        if all(child.state is ChildState.READY for child in self._children):
+            self._was_ready = True
+            self._on_ready()
+
+    # Deaths.
+
+    def _reap(self, now_s: float) -> None:
+        for child in [c for c in self._children if c.process.poll() is not None]:
+            if child not in self._children:
+                continue  # the death of its engine has taken it along
+            self._read(child)  # its last words, if any
+            cause = child.cause_of_death()
+            if not self._was_ready:
+                raise StartupError(
+                    f"the {child.role.value} process ended while starting ({cause}); the lines above say why, "
+                    "and 'signal 9' often means out of memory: try a smaller --num-kv-blocks"
+                )
+            logger.warning(log.event("died", role=child.role.value, pid=child.process.pid, cause=cause))
+            self._bury(child)
+            self._after_death(child, cause, now_s)
+
+    def _after_death(self, child: Child, cause: str, now_s: float) -> None:
+        match child.role:
+            case Role.WORKER:
+                self._tell(Role.ENGINE, WorkerGone(child.incarnation, cause))
+            case Role.ENGINE:
+                self._announced = None
+                for worker in self._of(Role.WORKER):
+                    worker.kill()
+                    self._bury(worker)
+                self._restart_at_s.pop((Role.WORKER, 0), None)  # the engine's restart brings one
+                self._tell(Role.API, EngineGone(child.incarnation, cause))
+            case Role.API:
+                self._tell(Role.ENGINE, ApiGone(child.incarnation))
+        delay_s = self._restart_policy.delay_s(now_s, self._hub.progress)
+        if delay_s:
+            logger.warning(log.event("waiting before the restart", role=child.role.value, seconds=delay_s))
+        self._restart_at_s[child.role, child.index] = now_s + delay_s
+
+    def _restart_what_is_due(self, now_s: float) -> None:
+        for (role, index), due_s in list(self._restart_at_s.items()):
+            if due_s > now_s:
+                continue
+            del self._restart_at_s[role, index]
+            self._restarts[role.value] += 1
+            match role:
+                case Role.ENGINE:
+                    self._start_engine()
+                case Role.WORKER:
+                    for engine in self._of(Role.ENGINE):
+                        self._start_worker(engine)
+                case Role.API:
+                    self._start_api(index)
+
+    def _bury(self, child: Child) -> None:
+        self._stop_watching(child.channel.fileno())
+        self._stop_watching(child.pidfd)
+        self._hub.forget(child)
+        self._children.discard(child)
+        child.close()
+
+    def _stop_watching(self, fd: int) -> None:
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)
+
+    # The picture of the whole.
+
+    def _take_snapshots(self, now_s: float) -> None:
+        if now_s < self._next_snapshot_s:
+            return
+        self._next_snapshot_s = now_s + SNAPSHOT_INTERVAL_S
+        for child in self._speaking():
+            child.send(AskSnapshot(self._hub.next_number()))
+        self._kill_the_stuck(now_s)
+
+    def _kill_the_stuck(self, now_s: float) -> None:
+        """A process that does not answer is killed before it is replaced, so there are never two."""
+        timeout_s = self._config.stall_timeout_s
+        stats = self._hub.engine_stats()
+        stuck = [child for child, heard_s in self._hub.heard_s.items() if now_s - heard_s > timeout_s]
+        if stats is not None and stats.worker_ready and stats.stalled_s > timeout_s:
+            stuck += self._of(Role.WORKER)
+        for child in stuck:
+            logger.warning(log.event("killed for silence", role=child.role.value, pid=child.process.pid))
+            child.process.kill()
+
+    def _open_question(self, asker: Child, message: AskInstance) -> None:
+        asked = set(self._speaking())
+        number = self._hub.open_question(asker, message.ask_id, asked, self._clock.now_s())
+        for child in asked:
+            child.send(AskSnapshot(number))
+
+    def _answer_questions(self, now_s: float) -> None:
+        for question in self._hub.answerable(now_s):
+            question.asker.send(self._view(question.ask_id))
+
+    def _view(self, ask_id: int) -> InstanceView:
+        ours = ProcessView("supervisor", os.getpid(), self._incarnation, "ready")
+        children = sorted(self._children, key=lambda child: (child.role.value, child.index))
+        return InstanceView(
+            ask_id,
+            self._incarnation,
+            [ours, *(child.view() for child in children)],
+            dict(self._restarts),
+            self._hub.families(),
+            self._hub.engine_stats(),
+        )
+
+    def _speaking(self) -> list[Child]:
+        """Those that can describe themselves. The worker's numbers are the engine's to know."""
+        return [c for c in self._children if c.role is not Role.WORKER and c.state is ChildState.READY]
+
+    def _of(self, role: Role) -> list[Child]:
+        return [child for child in self._children if child.role is role]
+
+    def _tell(self, role: Role, message: ApiGone | EngineGone | EngineUp | Stop | WorkerGone) -> None:
+        for child in self._of(role):
+            child.send(message)
+
+    # The end.
+
+    def _shut_down(self, wakeup: socket.socket) -> None:
+        """The apis first, while there is still an engine for their streams; a second signal ends the waiting."""
+        self._stop_role(Role.API, self._config.drain_s, wakeup)
+        self._stop_role(Role.ENGINE, 0.0, wakeup)
+        self._stop_role(Role.WORKER, 0.0, wakeup)
+
+    def _stop_role(self, role: Role, grace_s: float, wakeup: socket.socket) -> None:
+        self._tell(role, Stop(grace_s))
+        deadline_s = self._clock.now_s() + grace_s + KILL_AFTER_S
+        signals_before = self._stop_requests
+        while self._of(role) and self._clock.now_s() < deadline_s and self._stop_requests == signals_before:
+            for key, _ in self._selector.select(POLL_S):
+                if key.fileobj is wakeup:
+                    wakeup.recv(64)
+                elif key.data in self._children:
+                    self._read(key.data)
+            for child in [c for c in self._children if c.process.poll() is not None]:
+                self._bury(child)
+            self._answer_questions(self._clock.now_s())
+
+    def _clean_up(self) -> None:
+        for child in list(self._children):
+            child.kill()
+            self._bury(child)
+        self._selector.close()
+        shutil.rmtree(self._run_dir, ignore_errors=True)

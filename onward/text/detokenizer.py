@@ -1,0 +1,44 @@
+"""Tokens to text, one token at a time, never splitting a character.
+
+What has been emitted is a function of the tokens so far. A character's first bytes are held until the rest has come; bytes
+that cannot become a character are U+FFFD, exactly where decoding everything at once would put it. The text continues
+what was there before (the prompt), so a leading space of the first token is kept.
+"""
+
+from codecs import utf_8_decode
+
+from onward.text.token_table import TokenTable
+
+
+class Detokenizer:
+    __slots__ = ("_pending", "_pieces", "_texts")
+
+    def __init__(self, table: TokenTable, skip_special_tokens: bool = True) -> None:
+        self._pieces = table.plain_pieces if skip_special_tokens else table.pieces
+        self._texts = table.plain_texts if skip_special_tokens else table.texts
+        self._pending = b""
+
+    @property
+    def pending(self) -> bytes:
+        """The beginning of a character whose rest has not come: at most three bytes."""
+        return self._pending
+
+    def push(self, token_id: int) -> str:
+        """The characters that this token completes."""
+        # The hot path, for nearly every token: two look-ups, nothing built.
+        try:
+            text = self._texts[token_id]
+        except IndexError:  # padding of the model's vocabulary
+            return ""
+        if text is not None and not self._pending:
+            return text
+        data = self._pending + self._pieces[token_id]
+        text, num_read = utf_8_decode(data, "replace", False)
+        self._pending = data[num_read:]
+        return text
+
+    def flush(self) -> str:
+        """The output has ended: what was left incomplete can only be U+FFFD."""
+        text = self._pending.decode("utf-8", "replace")
+        self._pending = b""
+        return text

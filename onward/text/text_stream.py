@@ -1,0 +1,100 @@
+"""The text of one output: tokens in, the text that may be shown out.
+
+Detokenizing and stop strings in one place, fed token by token, so that what has been delivered up to a position is a
+function of the tokens up to there. That is what makes a stream resumable: replay the tokens, drop what was delivered, go
+on. Knows nothing of requests, and does not decide that an output ends but by a stop string.
+"""
+
+from collections.abc import Collection, Iterable
+
+from onward.text.detokenizer import Detokenizer
+from onward.text.stop_strings import StopMatcher
+from onward.text.token_table import TokenTable
+
+CUT_REASONS = frozenset({"abort", "error", "pd_reschedule"})
+"""Finish reasons of an output that was interrupted: it may be continued elsewhere, so nothing held back is shown."""
+
+
+class TextStream:
+    """`end_token_ids` are tokens that end the output, whose text is never shown, special or not. `min_tokens`: a stop
+    string that is complete before there are so many tokens does not count."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_end_token_ids",
+        "_include_stop",
+        "_matcher",
+        "_min_tokens",
+        "num_tokens",
+        "stopped",
+    )
+
+    def __init__(
+        self,
+        table: TokenTable,
+        stop: tuple[str, ...] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        end_token_ids: Collection[int] = (),
+        min_tokens: int = 0,
+    ) -> None:
+        self.num_tokens = 0
+        """Tokens pushed so far. Once stopped: the output's length, the stop string's last token included."""
+        self.stopped = False
+        """A stop string was completed by the newest token. Nothing may be pushed after that."""
+        self._detokenizer = Detokenizer(table, skip_special_tokens)
+        self._matcher = StopMatcher(stop) if stop else None
+        self._include_stop = include_stop
+        self._end_token_ids = frozenset(end_token_ids)
+        self._min_tokens = min_tokens
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the output."""
+        return self._matcher.matched if self._matcher else None
+
+    def push(self, token_id: int) -> str:
+        """The text that may be shown now that this token is known."""
+        assert not self.stopped
+        self.num_tokens += 1
+        if token_id in self._end_token_ids:
+            return ""
+        text = self._detokenizer.push(token_id)
+        if self._matcher is None:
+            return text
+        if self.num_tokens < self._min_tokens:
+            return self._matcher.pass_over(text)
+        text = self._matcher.push(text)
+        if self._matcher.matched is not None:
+            self.stopped = True
+            if self._include_stop:
+                text += self._matcher.matched
+        return text
+
+    def finish(self, reason: str) -> str:
+        """The rest of the text, when the output has ended for this reason."""
+        if self.stopped or reason in CUT_REASONS:
+            return ""
+        held = self._matcher.flush() if self._matcher else ""
+        return held + self._detokenizer.flush()
+
+    @classmethod
+    def replay(
+        cls,
+        token_ids: Iterable[int],
+        table: TokenTable,
+        stop: tuple[str, ...] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        end_token_ids: Collection[int] = (),
+        min_tokens: int = 0,
+    ) -> tuple["TextStream", str]:
+        """The stream as it stood after these tokens, and all the text it had released by then. If a stop string ends the
+        output among them, the stream is stopped there, and `num_tokens` says where."""
+        stream = cls(table, stop, include_stop, skip_special_tokens, end_token_ids, min_tokens)
+        released: list[str] = []
+        for token_id in token_ids:
+            released.append(stream.push(token_id))
+            if stream.stopped:
+                break
+        return stream, "".join(released)

@@ -1,0 +1,127 @@
+"""What bytes each token stands for, read once from a tokenizer's description.
+
+Text is defined on these bytes: the text of some tokens is their bytes, joined and read as UTF-8, with U+FFFD for what is
+not UTF-8. Nothing ever turns a single token into text by guessing. Does not know how text becomes tokens.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from onward.errors import StartupError
+
+WORD_MARK = "▁"
+"""SentencePiece writes a space as this character."""
+
+
+class TokenTable:
+    """Bytes of every token, and the text of those that are whole characters by themselves.
+
+    `texts` and `pieces` are parallel lists, indexed by token id; in `texts` a token that is text only together with its
+    neighbours is None. The `plain_` pair is what a reader wants: special tokens are empty in it.
+    """
+
+    __slots__ = ("pieces", "plain_pieces", "plain_texts", "special_ids", "strips_leading_space", "texts")
+
+    def __init__(
+        self, pieces: Sequence[bytes], special_ids: Iterable[int] = (), strips_leading_space: bool = False
+    ) -> None:
+        self.pieces = list(pieces)
+        self.texts = [_whole_text(piece) for piece in self.pieces]
+        self.special_ids = frozenset(special_ids)
+        self.strips_leading_space = strips_leading_space
+        """The encoder puts a space before a text, which is not part of it."""
+        self.plain_pieces = list(self.pieces)
+        self.plain_texts = list(self.texts)
+        for token_id in self.special_ids:
+            self.plain_pieces[token_id] = b""
+            self.plain_texts[token_id] = ""
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Ids behind the vocabulary (a model's padding) stand for nothing."""
+        assert token_id >= 0
+        return self.pieces[token_id] if token_id < len(self.pieces) else b""
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence, as if it were the beginning of a text."""
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        data = b"".join(self.token_bytes(token_id) for token_id in token_ids if token_id not in skipped)
+        if self.strips_leading_space:
+            data = data.removeprefix(b" ")
+        return data.decode("utf-8", "replace")
+
+
+def table_from_spec(spec: Mapping[str, Any]) -> TokenTable:
+    """From the contents of a `tokenizer.json`. Its decoder says how tokens are written."""
+    steps = list(_steps(spec.get("decoder")))
+    kinds = {step.get("type") for step in steps}
+    if "ByteLevel" in kinds:
+        to_bytes = _byte_level_bytes
+    elif kinds & {"ByteFallback", "Metaspace"}:
+        to_bytes = _sentencepiece_bytes
+    else:
+        raise StartupError(
+            f"the tokenizer's decoder is {', '.join(sorted(map(str, kinds))) or 'missing'};"
+            " supported: ByteLevel, and Metaspace or ByteFallback (SentencePiece)"
+        )
+    added = spec.get("added_tokens") or ()
+    tokens = {token_id: to_bytes(token) for token, token_id in _vocabulary(spec).items()}
+    tokens |= {token["id"]: token["content"].encode() for token in added}
+    pieces = [tokens.get(token_id, b"") for token_id in range(max(tokens, default=-1) + 1)]
+    special_ids = [token["id"] for token in added if token["special"]]
+    return TokenTable(pieces, special_ids, any(map(_strips_leading_space, steps)))
+
+
+def _vocabulary(spec: Mapping[str, Any]) -> dict[str, int]:
+    vocabulary = spec["model"]["vocab"]
+    if isinstance(vocabulary, list):  # a unigram model lists (piece, score)
+        return {piece: token_id for token_id, (piece, _) in enumerate(vocabulary)}
+    return vocabulary
+
+
+def _steps(decoder: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    if decoder is None:
+        return
+    if decoder.get("type") == "Sequence":
+        for step in decoder["decoders"]:
+            yield from _steps(step)
+    else:
+        yield decoder
+
+
+def _strips_leading_space(step: Mapping[str, Any]) -> bool:
+    if step.get("type") == "Strip":
+        return step["content"] == " " and step["start"] > 0
+    return step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never"
+
+
+def _whole_text(piece: bytes) -> str | None:
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _sentencepiece_bytes(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes.fromhex(token[3:5])
+    return token.replace(WORD_MARK, " ").encode()
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+    except KeyError:  # not written in the byte alphabet, so it stands for itself
+        return token.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE writes each byte as one visible character: visible Latin-1 as itself, the rest from U+0100 on."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+
+
+_BYTE_OF_CHARACTER = _byte_alphabet()

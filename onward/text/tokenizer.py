@@ -1,0 +1,82 @@
+"""Text to tokens and back, over a `tokenizer.json`.
+
+Knows nothing of chats: a rendered template comes in as text, with the special tokens written out.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import tokenizers
+
+from onward.errors import InvalidRequest, StartupError
+from onward.text.token_table import TokenTable, table_from_spec
+
+
+class Tokenizer:
+    """Immutable once built, so threads may share it."""
+
+    def __init__(self, spec_json: str) -> None:
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(spec_json)
+            spec = json.loads(spec_json)
+        except Exception as error:  # the library raises bare exceptions
+            raise StartupError(f"the tokenizer cannot be read: {error}") from error
+        # Some files ask for padding or cutting to a length, which is for training.
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self.table: TokenTable = table_from_spec(spec)
+        self._bos_id = self._find_bos()
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> "Tokenizer":
+        try:
+            spec_json = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise StartupError(f"the tokenizer cannot be read: {path}: {error}") from error
+        return cls(spec_json)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id. The model's own figure may be larger, for padding."""
+        return len(self.table)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self.table.special_ids
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Special tokens written in the text become their ids. Those the model begins and ends a text with are added;
+        a bos that the text already begins with is not doubled."""
+        token_ids = self._encode(text, add_special_tokens)
+        if add_special_tokens and self._bos_id is not None and token_ids[:2] == [self._bos_id] * 2:
+            return token_ids[1:]
+        return token_ids
+
+    def encode_chat(self, rendered: str) -> list[int]:
+        """A rendered chat template: it has written out every special token it wants, so none is added."""
+        return self.encode(rendered, add_special_tokens=False)
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        return self.table.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.table.token_bytes(token_id)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token written as in the vocabulary, such as `<|im_end|>`."""
+        return self._tokenizer.token_to_id(token)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidRequest("the text holds half a surrogate pair, which is not Unicode text") from error
+
+    def _find_bos(self) -> int | None:
+        """What the tokenizer puts before a text, if it puts exactly one special token there."""
+        plain = self._tokenizer.encode("a", add_special_tokens=False).ids
+        framed = self._tokenizer.encode("a", add_special_tokens=True).ids
+        if len(framed) > len(plain) and framed[0] in self.special_ids and framed[0] not in plain:
+            return framed[0]
+        return None

@@ -1,0 +1,85 @@
+"""The socket pair between the supervisor and one child: whole messages, in order, and an end that is felt.
+
+Either side's death closes the pair, so a child can never outlive its supervisor unnoticed. Sends never block: a peer that
+does not read (stopped, or stuck) is the supervisor's to kill, not to wait for.
+"""
+
+import ctypes
+import signal
+import socket
+from typing import Any
+
+import msgspec
+
+from onward.proto.control import FromChild, ToChild
+
+MAX_MESSAGE_BYTES = 1 << 20
+PR_SET_PDEATHSIG = 1
+
+
+class ChannelClosed(Exception):
+    """The other side is gone."""
+
+
+class ControlChannel:
+    """One end of the pair. Children decode `ToChild`; the supervisor passes `FromChild`."""
+
+    def __init__(self, sock: socket.socket | int, incoming: Any = ToChild) -> None:
+        self._sock = socket.socket(fileno=sock) if isinstance(sock, int) else sock
+        self._sock.setblocking(False)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            self._sock.setsockopt(socket.SOL_SOCKET, option, MAX_MESSAGE_BYTES)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(incoming)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def send(self, message: Any) -> bool:
+        """False if the peer has stopped reading and its buffer is full. Raises `ChannelClosed` if it is gone."""
+        try:
+            self._sock.send(self._encoder.encode(message))
+        except BlockingIOError:
+            return False
+        except OSError as fault:
+            raise ChannelClosed(str(fault)) from fault
+        return True
+
+    def receive(self) -> Any | None:
+        """The next message, or None when there is none yet."""
+        try:
+            data = self._sock.recv(MAX_MESSAGE_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError as fault:
+            raise ChannelClosed(str(fault)) from fault
+        if not data:
+            raise ChannelClosed("end of stream")
+        return self._decoder.decode(data)
+
+    def wait_receive(self) -> Any:
+        """Blocks until a message is there. For a child's first message only."""
+        self._sock.setblocking(True)
+        try:
+            message = self.receive()
+        finally:
+            self._sock.setblocking(False)
+        assert message is not None
+        return message
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def control_pair() -> tuple[ControlChannel, socket.socket]:
+    """The supervisor's end, and the raw socket for the child to inherit."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return ControlChannel(ours, FromChild), theirs
+
+
+def join_supervisor(fd: int) -> ControlChannel:
+    """A child's first act: its end of the pair. Ctrl-C reaches the whole group, so only the supervisor heeds it; and a
+    child that is deep in a computation when its supervisor dies is ended by the kernel."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return ControlChannel(fd)

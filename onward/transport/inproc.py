@@ -1,0 +1,26 @@
+"""The wire that is none: a function call. For `onward.LLM`, for tests, and for the simulator."""
+
+from collections import deque
+from typing import Protocol
+
+from onward.proto.step import StepPlan, StepResult
+
+
+class StepRunner(Protocol):
+    """Whatever turns a plan into a result: the real runner, or the hash model."""
+
+    def step(self, plan: StepPlan) -> StepResult: ...
+
+
+class InprocWire:
+    """Keeps the order and the overlap of the other wires: a plan sent is executed when its result is asked for."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+        self._plans: deque[StepPlan] = deque()
+
+    def send(self, plan: StepPlan) -> None:
+        self._plans.append(plan)
+
+    def receive(self) -> StepResult | None:
+        return self._runner.step(self._plans.popleft()) if self._plans else None

@@ -1,0 +1,144 @@
+"""Typed msgpack messages over zmq: between api and engine, and between engine and worker.
+
+A wire encodes and decodes, and knows nothing else. Addresses are made by the supervisor and carry incarnations, so a
+message can only reach the process it was meant for. Every socket has a bound on what it queues; what would go over it is
+refused, and the protocols above repair the loss.
+"""
+
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from onward.proto.request import FromEngine, ToEngine
+from onward.proto.step import StepPlan, StepResult, WorkerHello
+
+API_QUEUE_LENGTH = 100_000
+WORKER_QUEUE_LENGTH = 16
+
+
+class WorkerWireMessage(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker sends: hello once, then a result for each plan."""
+
+    hello: WorkerHello | None = None
+    result: StepResult | None = None
+
+
+class EngineSocket:
+    """An api process's way to one engine incarnation."""
+
+    def __init__(self, address: str, api_incarnation: str) -> None:
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, API_QUEUE_LENGTH)
+        self._socket.setsockopt(zmq.RCVHWM, API_QUEUE_LENGTH)
+        self._socket.setsockopt(zmq.IDENTITY, api_incarnation.encode())
+        self._socket.connect(address)
+        self._plain = zmq.Socket.shadow(self._socket.underlying)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
+
+    def send(self, message: ToEngine) -> bool:
+        """Never blocks. False if the queue is full; the once-a-second comparison repairs that."""
+        try:
+            self._plain.send(self._encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    async def receive(self) -> FromEngine:
+        return self._decoder.decode(await self._socket.recv())
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class ApiPort:
+    """Where the engine hears its api processes. Each is known by its incarnation."""
+
+    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.SNDHWM, API_QUEUE_LENGTH)
+        self.socket.setsockopt(zmq.RCVHWM, API_QUEUE_LENGTH)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.bind(address)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+
+    def receive(self) -> tuple[str, ToEngine] | None:
+        """The next message and who sent it, or None."""
+        try:
+            sender, data = self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return sender.decode(), self._decoder.decode(data)
+
+    def send(self, receiver: str, message: FromEngine) -> bool:
+        """False if that api process is gone or has stopped reading."""
+        try:
+            self.socket.send_multipart([receiver.encode(), self._encoder.encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class WorkerPort:
+    """The engine's end of the wire to one worker incarnation."""
+
+    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+        self.socket = _worker_socket(context)
+        self.socket.bind(address)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(WorkerWireMessage)
+
+    def send(self, plan: StepPlan) -> None:
+        # Two plans are in flight at most and the queue holds more, so this cannot be refused.
+        self.socket.send(self._encoder.encode(plan), zmq.NOBLOCK)
+
+    def receive(self) -> WorkerHello | StepResult | None:
+        try:
+            message = self._decoder.decode(self.socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return None
+        return message.hello or message.result
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class PlanSocket:
+    """The worker's end."""
+
+    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+        self.socket = _worker_socket(context)
+        self.socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(StepPlan)
+
+    def send(self, message: WorkerHello | StepResult) -> None:
+        wrapped = (
+            WorkerWireMessage(hello=message) if isinstance(message, WorkerHello) else WorkerWireMessage(result=message)
+        )
+        self.socket.send(self._encoder.encode(wrapped), zmq.NOBLOCK)
+
+    def receive(self) -> StepPlan | None:
+        try:
+            return self._decoder.decode(self.socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def _worker_socket(context: zmq.Context[Any]) -> "zmq.Socket[bytes]":
+    socket = context.socket(zmq.PAIR)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, WORKER_QUEUE_LENGTH)
+    socket.setsockopt(zmq.RCVHWM, WORKER_QUEUE_LENGTH)
+    return socket

@@ -1,0 +1,66 @@
+"""Turns the slots that a step runs into arrays. Buffers are allocated once; a step only fills them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onward.kernels.cpu.attention import row_tile
+from onward.layers.rows import Rows
+from onward.proto.model import ModelConfig
+from onward.worker.kv_store import BlockTables
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The tokens [start, start + count) of one slot; `samples` if the last one's logits decide the next token."""
+
+    slot: int
+    start: int
+    count: int
+    samples: bool
+
+
+class BatchBuilder:
+    def __init__(
+        self, config: ModelConfig, tokens: np.ndarray, tables: BlockTables, block_size: int, max_rows: int
+    ) -> None:
+        self._tokens, self._tables, self._block_size = tokens, tables, block_size
+        self._row_tile = row_tile(config.num_heads // config.num_kv_heads)
+        self._token_ids, self._positions, self._pages = (np.zeros(max_rows, np.int32) for _ in range(3))
+
+    def build(self, spans: Sequence[Span]) -> Rows:
+        row = 0
+        tiles: list[tuple[int, int, int, int]] = []
+        sampled: list[int] = []
+        for span in spans:
+            self._fill(row, span)
+            for offset in range(0, span.count, self._row_tile):
+                height = min(self._row_tile, span.count - offset)
+                tiles.append((row + offset, height, span.slot, span.start + offset))
+            row += span.count
+            if span.samples:
+                sampled.append(row - 1)
+        return Rows(
+            count=row,
+            token_ids=self._token_ids[:row],
+            positions=self._positions[:row],
+            pages=self._pages[:row],
+            tiles=np.array(tiles, np.int32),
+            sampled=np.array(sampled, np.int64),
+            block_tables=self._tables.ids,
+        )
+
+    def _fill(self, row: int, span: Span) -> None:
+        """One token is the usual case, and slices cost more than scalars."""
+        slot, start = span.slot, span.start
+        if span.count == 1:
+            self._token_ids[row] = self._tokens[slot, start]
+            self._positions[row] = start
+            self._pages[row] = self._tables.ids[slot, start // self._block_size]
+            return
+        end = start + span.count
+        positions = np.arange(start, end, dtype=np.int32)
+        self._token_ids[row : row + span.count] = self._tokens[slot, start:end]
+        self._positions[row : row + span.count] = positions
+        self._pages[row : row + span.count] = self._tables.ids[slot, positions // self._block_size]

@@ -1,0 +1,80 @@
+"""The worker process: takes plans from the wire, runs them, sends results. Started by the supervisor.
+
+It holds no policy, and has no way to lose a step: a fault that is not one request's own ends the process.
+"""
+
+import argparse
+import logging
+import time
+from typing import Any
+
+import msgspec
+import zmq
+
+from onward import log
+from onward.errors import OnwardError
+from onward.models.loading import open_weights
+from onward.proto.control import Progress, StartFailed, StartWorker, Stop
+from onward.transport.control import ChannelClosed, ControlChannel, join_supervisor
+from onward.transport.zmq import PlanSocket
+from onward.worker.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerProcess:
+    def __init__(self, start: StartWorker, channel: ControlChannel) -> None:
+        self._channel = channel
+        self._tell("loading the model")
+        self._runner = Runner(start.model, start.config, open_weights(start.model))
+        self._runner.warm_up(self._tell)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._plans = PlanSocket(self._context, start.address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._plans.socket, zmq.POLLIN)
+        self._poller.register(channel.fileno(), zmq.POLLIN)
+        self._plans.send(self._runner.hello(start.incarnation, start.engine_incarnation))
+
+    def run(self) -> None:
+        while True:
+            self._poller.poll()
+            if isinstance(self._channel.receive(), Stop):
+                return
+            while (plan := self._plans.receive()) is not None:
+                started_s = time.perf_counter()
+                result = self._runner.step(plan)
+                self._plans.send(msgspec.structs.replace(result, busy_s=time.perf_counter() - started_s))
+
+    def close(self) -> None:
+        self._plans.close()
+        self._context.term()
+
+    def _tell(self, message: str) -> None:
+        self._channel.send(Progress(message))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="onward.worker.main")
+    parser.add_argument("--control-fd", type=int, required=True)
+    channel = join_supervisor(parser.parse_args().control_fd)
+    start = channel.wait_receive()
+    assert isinstance(start, StartWorker), "the first message says what to be"
+    log.set_up("worker", start.config.log_level)
+    try:
+        process = WorkerProcess(start, channel)
+    except OnwardError as error:
+        channel.send(StartFailed(error.message))
+        return
+    except MemoryError as error:
+        channel.send(StartFailed(f"out of memory while loading the model ({error}); try a smaller --num-kv-blocks"))
+        return
+    try:
+        process.run()
+    except ChannelClosed:
+        logger.warning("the supervisor is gone")
+    finally:
+        process.close()
+
+
+if __name__ == "__main__":
+    main()

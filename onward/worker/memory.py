@@ -1,0 +1,77 @@
+"""How much memory the KV pool gets, decided before anything large is allocated."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from onward.config import WorkerConfig
+from onward.errors import StartupError
+from onward.proto.model import ModelConfig
+from onward.worker.kv_store import block_bytes
+
+POOL_SHARE = 0.25
+"""Of the memory that is free at start. Pages are only taken when tokens are written to them."""
+
+
+def longest_sequence(config: WorkerConfig, model: ModelConfig) -> int:
+    """`max_model_len`, from the configuration or from the model."""
+    limit = model.max_position_embeddings
+    if config.max_model_len is None:
+        return limit
+    if not 0 < config.max_model_len <= limit:
+        raise StartupError(f"--max-model-len {config.max_model_len} is not within the model's 1 to {limit} tokens")
+    return config.max_model_len
+
+
+def pool_blocks(
+    config: WorkerConfig, model: ModelConfig, max_model_len: int, free_bytes: Callable[[], int]
+) -> int:
+    """The number of KV blocks; `free_bytes` is asked only if the configuration does not say."""
+    if config.block_size <= 0 or config.block_size % 16:
+        raise StartupError(f"--block-size {config.block_size} is not a multiple of 16")
+    size = block_bytes(model, config.block_size)
+    if config.num_kv_blocks is not None:
+        return _checked(config.num_kv_blocks, size, free_bytes())
+    useful = config.max_num_seqs * -(-max_model_len // config.block_size)
+    free = free_bytes()
+    fitting = int(free * POOL_SHARE) // size
+    if fitting < 2:
+        raise StartupError(
+            f"no memory for the KV pool: {free >> 20} MiB are free, of which {POOL_SHARE:.0%} may be used, and one "
+            f"block of {config.block_size} tokens takes {size / (1 << 20):.1f} MiB; free some memory or set --num-kv-blocks"
+        )
+    return min(useful, fitting)
+
+
+def _checked(num_blocks: int, size: int, free: int) -> int:
+    if num_blocks < 1:
+        raise StartupError(f"--num-kv-blocks {num_blocks} is not positive")
+    if num_blocks * size > free:
+        raise StartupError(
+            f"--num-kv-blocks {num_blocks} takes {num_blocks * size >> 20} MiB, but only {free >> 20} MiB are free; "
+            f"at most {free // size} blocks fit"
+        )
+    return num_blocks
+
+
+def free_memory_bytes() -> int:
+    """What this process may still allocate: the system's free memory, or its control group's if that is less."""
+    available = _meminfo_available()
+    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
+    if limit is not None and used is not None:
+        available = min(available, max(0, limit - used))
+    return available
+
+
+def _meminfo_available() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise StartupError("cannot tell how much memory is free; set --num-kv-blocks")
+
+
+def _number(path: str) -> int | None:
+    try:
+        text = Path(path).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,217 @@
+"""Executes step plans: the worker without its process and its wire.
+
+A slot holds everything that decides its request's next token, so a plan, made before the last token was known, only
+permits. What concerns one request (a token that does not exist, logits that are not numbers) fails that request and
+nobody else; what breaks the forward pass itself brings the worker down, and the engine charges and resubmits.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onward.config import WorkerConfig
+from onward.errors import StartupError
+from onward.models.decoder import build_decoder
+from onward.proto import SCHEMA_VERSION
+from onward.proto.model import PreparedModel
+from onward.proto.sampling import Sampling
+from onward.proto.step import (
+    Advanced,
+    Assign,
+    Event,
+    Failed,
+    Preempt,
+    Preempted,
+    Run,
+    StepPlan,
+    StepResult,
+    Tokens,
+    WorkerHello,
+)
+from onward.worker import kv_store
+from onward.worker.batch import BatchBuilder, Span
+from onward.worker.memory import free_memory_bytes, longest_sequence, pool_blocks
+from onward.worker.sampler import Draw, Sampler
+
+
+@dataclass(slots=True)
+class Slot:
+    """One request's state. Its tokens are a row of the runner's token table.
+
+    tokens   |---- prompt ----|---- generated ----|
+             0           num_prompt           num_tokens
+    KV       |------------------------>| num_computed
+    """
+
+    epoch: int
+    num_prompt: int
+    num_tokens: int
+    num_computed: int
+    sampling: Sampling
+
+
+class _Fault(Exception):
+    """One request cannot go on."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Runner:
+    def __init__(self, model: PreparedModel, config: WorkerConfig, weights: Mapping[str, Any]) -> None:
+        self._model, self._config = model, config
+        self.max_model_len = longest_sequence(config, model.config)
+        self.num_blocks = pool_blocks(config, model.config, self.max_model_len, free_memory_bytes)
+        num_threads = _set_threads(config.threads)
+        max_blocks = -(-self.max_model_len // config.block_size)
+        self._slots: list[Slot | None] = [None] * config.max_num_seqs
+        self._tokens = np.zeros((config.max_num_seqs, self.max_model_len + 1), np.int32)
+        self._tables = kv_store.BlockTables(config.max_num_seqs, max_blocks)
+        self._kv = kv_store.allocate(model.config, self.num_blocks, config.block_size)
+        max_rows = max(config.max_num_batched_tokens, config.max_num_seqs)
+        self._batch = BatchBuilder(model.config, self._tokens, self._tables, config.block_size, max_rows)
+        self._max_rows = max_rows
+        self._sampler = Sampler(model.config.vocab_size, config.max_num_seqs)
+        self._decoder = build_decoder(
+            model,
+            weights,
+            self._kv,
+            max_model_len=self.max_model_len,
+            max_rows=max_rows,
+            max_sampled=config.max_num_seqs,
+            num_threads=num_threads,
+        )
+
+    def hello(self, worker_incarnation: str, engine_incarnation: str) -> WorkerHello:
+        return WorkerHello(
+            schema_version=SCHEMA_VERSION,
+            worker_incarnation=worker_incarnation,
+            engine_incarnation=engine_incarnation,
+            pid=os.getpid(),
+            fingerprint=self._model.fingerprint,
+            num_blocks=self.num_blocks,
+            block_size=self._config.block_size,
+            max_model_len=self.max_model_len,
+            vocab_size=self._model.config.vocab_size,
+        )
+
+    def warm_up(self, progress: Callable[[str], None]) -> None:
+        """Compiles (or loads) every kernel and touches every weight, through the same door as real requests."""
+        progress("warming up")
+        greedy, sampled = Sampling(seed=0, temperature=0.0), Sampling(seed=0, top_k=5, top_p=0.9, min_p=0.01)
+        length = min(8, self.max_model_len - 1, self._max_rows)
+        for sampling in (greedy, sampled):
+            assign = Assign(0, 0, "warm-up", [0] * length, length, 0, [0], sampling)
+            self.step(StepPlan(0, assign=[assign], run=[Run(0, 0, length)]))
+        self._slots[0] = None
+
+    def step(self, plan: StepPlan) -> StepResult:
+        started = time.perf_counter()
+        events: list[Event] = [self._preempt(preempt) for preempt in plan.preempt]
+        for assign in plan.assign:
+            self._guard(events, assign.slot, assign.epoch, lambda a=assign: self._assign(a))
+        spans: list[Span] = []
+        for run in plan.run:
+            self._guard(events, run.slot, run.epoch, lambda r=run: self._permit(r, spans))
+        if spans:
+            events += self._compute(spans)
+        return StepResult(plan.step, events, time.perf_counter() - started)
+
+    def logits_of(self, spans: Sequence[Span]) -> np.ndarray:
+        """Computes spans of slots that were assigned, without sampling: what tests compare bit by bit."""
+        return self._decoder.forward(self._batch.build(spans))[:, : self._model.config.vocab_size].copy()
+
+    def _guard(self, events: list[Event], slot: int, epoch: int, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except _Fault as fault:
+            self._slots[slot] = None
+            events.append(Failed(slot, epoch, fault.code, str(fault)))
+
+    def _preempt(self, preempt: Preempt) -> Preempted:
+        """Answered always: also where the slot failed before, nothing more will come from that epoch."""
+        slot = self._slots[preempt.slot]
+        if slot is None or slot.epoch > preempt.epoch:
+            return Preempted(preempt.slot, preempt.epoch, 0)
+        self._slots[preempt.slot] = None
+        return Preempted(preempt.slot, preempt.epoch, slot.num_tokens)
+
+    def _assign(self, assign: Assign) -> None:
+        count = len(assign.token_ids)
+        if not 0 < count <= self.max_model_len:
+            raise _Fault("invalid_request", f"{count} tokens do not fit into a context of {self.max_model_len}")
+        low, high = min(assign.token_ids), max(assign.token_ids)
+        if low < 0 or high >= self._model.config.vocab_size:
+            raise _Fault("invalid_request", f"token {low if low < 0 else high} is not in the model's vocabulary")
+        if not 0 <= assign.num_computed < count:
+            raise _Fault("internal_error", f"{assign.num_computed} of {count} tokens cannot be computed already")
+        self._tokens[assign.slot, :count] = assign.token_ids
+        self._take_blocks(assign.slot, assign.block_ids, self._tables.replace)
+        self._slots[assign.slot] = Slot(
+            assign.epoch, assign.num_prompt, count, assign.num_computed, assign.sampling
+        )
+
+    def _permit(self, run: Run, spans: list[Span]) -> None:
+        """Adds what the slot may compute; nothing if it belongs to another epoch or has nothing to compute."""
+        slot = self._slots[run.slot]
+        if slot is None or slot.epoch != run.epoch:
+            return
+        self._take_blocks(run.slot, run.new_block_ids, self._tables.extend)
+        count = min(run.num_tokens, slot.num_tokens - slot.num_computed)
+        if count <= 0:
+            return
+        end = slot.num_computed + count
+        room = self._tables.lengths[run.slot] * self._config.block_size
+        if end > min(room, self.max_model_len):
+            raise _Fault("internal_error", f"token {end} is beyond the {room} tokens that the slot has blocks for")
+        spans.append(Span(run.slot, slot.num_computed, count, samples=end == slot.num_tokens))
+
+    def _take_blocks(self, slot: int, block_ids: list[int], take: Callable[[int, list[int]], None]) -> None:
+        if block_ids and not 0 <= min(block_ids) <= max(block_ids) < self.num_blocks:
+            raise _Fault("internal_error", f"the plan names a block outside the pool of {self.num_blocks}")
+        try:
+            take(slot, block_ids)
+        except ValueError as error:
+            raise _Fault("internal_error", str(error)) from None
+
+    def _compute(self, spans: list[Span]) -> list[Event]:
+        logits = self._decoder.forward(self._batch.build(spans))
+        sampling = [span for span in spans if span.samples]
+        tokens = iter(self._sampler.sample(logits, [self._draw(span) for span in sampling]) if sampling else ())
+        return [self._advance(span, next(tokens) if span.samples else None) for span in spans]
+
+    def _draw(self, span: Span) -> Draw:
+        slot = self._slots[span.slot]
+        assert slot is not None
+        return Draw(slot.sampling, slot.num_tokens - slot.num_prompt)
+
+    def _advance(self, span: Span, token_id: int | None) -> Event:
+        slot = self._slots[span.slot]
+        assert slot is not None
+        slot.num_computed += span.count
+        if not span.samples:
+            return Advanced(span.slot, slot.epoch, slot.num_computed)
+        if token_id is None:
+            self._slots[span.slot] = None
+            return Failed(span.slot, slot.epoch, "invalid_logits", "the model's output for this request is not a number")
+        position = slot.num_tokens - slot.num_prompt
+        self._tokens[span.slot, slot.num_tokens] = token_id
+        slot.num_tokens += 1
+        return Tokens(span.slot, slot.epoch, position, slot.num_computed, [token_id])
+
+
+def _set_threads(threads: int | None) -> int:
+    """How many threads kernels use; all later ones in this process."""
+    import numba
+
+    available = numba.config.NUMBA_NUM_THREADS  # pyright: ignore[reportAttributeAccessIssue]
+    wanted = threads or len(os.sched_getaffinity(0))
+    if wanted > available:
+        raise StartupError(f"--threads {wanted} is more than the {available} cores of this machine")
+    numba.set_num_threads(wanted)
+    return wanted

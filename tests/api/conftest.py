@@ -1,0 +1,42 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from onward.config import ApiConfig
+from onward.proto.model import PreparedModel
+from tests.api import small_model
+from tests.api.instance import Instance, running
+from tests.api.stand_in_engine import hashed_token
+
+MAX_BODY_BYTES = 1 << 20
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
+    return small_model.prepare(Path(tmp_path_factory.mktemp("small-model")))
+
+
+@pytest.fixture(scope="session")
+def shared_instance(model: PreparedModel) -> Iterator[Instance]:
+    config = ApiConfig(
+        cors_origin=("https://example.org",), max_body_bytes=MAX_BODY_BYTES, instance={"port": 0}
+    )
+    with running(model, config) as instance:
+        yield instance
+
+
+@pytest.fixture
+def instance(shared_instance: Instance) -> Iterator[Instance]:
+    """One api process for all tests; each finds the engine as if it were new, and must leave nothing in it."""
+    yield shared_instance
+    engine = shared_instance.engine
+    engine.choose, engine.refusal, engine.paused = hashed_token, None, False
+    shared_instance.worker_ready, shared_instance.stalled_s = True, 0.0
+
+
+@pytest.fixture
+def client(instance: Instance) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{instance.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        yield client

@@ -1,0 +1,234 @@
+"""Real api processes with a supervisor's part and a stand-in engine played by threads of the test."""
+
+import itertools
+import os
+import secrets
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import zmq
+
+from onward.config import ApiConfig
+from onward.obs.metrics import merge
+from onward.proto.control import (
+    AskInstance,
+    AskSnapshot,
+    EngineGone,
+    EngineUp,
+    FromChild,
+    InstanceView,
+    ProcessView,
+    Ready,
+    Snapshot,
+    StartApi,
+    Stop,
+)
+from onward.proto.model import PreparedModel
+from onward.proto.request import FromEngine
+from onward.proto.stats import EngineStats, Family
+from onward.proto.step import WorkerHello
+from onward.transport.control import ChannelClosed, ControlChannel
+from onward.transport.zmq import ApiPort
+from tests.api.stand_in_engine import StandInEngine
+
+HOLDING_EVERY_S = 0.1
+NUM_BLOCKS, BLOCK_SIZE = 64, 16
+PATIENCE_S = 20.0
+
+
+class News:
+    """Wakes whoever waits for something that another thread will see."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+
+    def tell(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, PATIENCE_S), "it did not happen in time"
+
+
+class EngineThread:
+    """Runs a stand-in engine on a real socket. `copies(message)` says how often a message is sent: 0 loses it."""
+
+    def __init__(self, folder: Path, news: News) -> None:
+        self.engine = StandInEngine(f"engine-{secrets.token_hex(4)}")
+        self.address = f"ipc://{folder}/{self.engine.incarnation}"
+        self.copies: Callable[[FromEngine], int] = lambda _: 1
+        self._news = news
+        self._senders: dict[str, str] = {}
+        self._ending = False
+        self._context = zmq.Context()
+        self._port = ApiPort(self._context, self.address)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def kill(self) -> None:
+        self._ending = True
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        next_holding_s = 0.0
+        while not self._ending:
+            self._port.socket.poll(1 if self.engine.running else 10)
+            while (received := self._port.receive()) is not None:
+                sender, message = received
+                self._senders[message.request_id] = sender
+                for answer in self.engine.handle(message):
+                    self._send(sender, answer)
+            if (deltas := self.engine.step()) is not None:
+                for one in deltas.deltas:
+                    self._send(self._senders[one.request_id], type(deltas)(deltas.step, [one]))
+            if time.monotonic() >= next_holding_s:
+                next_holding_s = time.monotonic() + HOLDING_EVERY_S
+                self._send_holding()
+            self._news.tell()
+        self._port.close()
+        self._context.term()
+
+    def _send_holding(self) -> None:
+        holding = self.engine.holding()
+        for sender in set(self._senders.values()):
+            held = [one for one in holding.held if self._senders[one.request_id] == sender]
+            self._send(sender, type(holding)(holding.engine_incarnation, holding.seq, holding.step, held))
+
+    def _send(self, receiver: str, message: FromEngine) -> None:
+        for _ in range(self.copies(message)):
+            self._port.send(receiver, message)
+
+
+class ApiChild:
+    def __init__(self, index: int, config: ApiConfig, model: PreparedModel, listening: socket.socket) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel = ControlChannel(ours, FromChild)
+        self.index = index
+        self.ready = threading.Event()
+        self.snapshots: dict[int, list[Family]] = {}
+        fds = (theirs.fileno(), listening.fileno())
+        command = [sys.executable, "-W", "error", "-m", "onward.api.main", "--control-fd", str(fds[0])]
+        self.process = subprocess.Popen(command, pass_fds=fds)
+        theirs.close()
+        self.channel.send(StartApi(f"api-{secrets.token_hex(4)}", index, config, model, fds[1]))
+
+
+class Instance:
+    def __init__(self, model: PreparedModel, config: ApiConfig, num_api: int = 1) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="onward-"))
+        self.model = model
+        self.stalled_s = 0.0
+        self.worker_ready = True
+        self.engine_thread: EngineThread | None = None
+        self.news = News()
+        self._ask_ids = itertools.count(1)
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self.children = [ApiChild(i, config, model, self._listening) for i in range(num_api)]
+        self._ending = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        for child in self.children:
+            assert child.ready.wait(PATIENCE_S), "the api process did not become ready"
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        self.news.wait_until(condition)
+
+    @property
+    def engine(self) -> StandInEngine:
+        assert self.engine_thread is not None
+        return self.engine_thread.engine
+
+    def start_engine(self, prepare: Callable[[StandInEngine], None] = lambda _: None) -> None:
+        thread = self.engine_thread = EngineThread(self._folder, self.news)
+        prepare(thread.engine)
+        hello = WorkerHello(
+            1, "w", thread.engine.incarnation, 0, "fp", NUM_BLOCKS, BLOCK_SIZE, self._max_model_len(), 320
+        )
+        self._tell_all(EngineUp(thread.engine.incarnation, thread.address, hello))
+
+    def kill_engine(self) -> None:
+        assert self.engine_thread is not None
+        self.engine_thread.kill()
+        self._tell_all(EngineGone(self.engine.incarnation, "killed by a test"))
+        self.engine_thread = None
+
+    def restart_engine(self, prepare: Callable[[StandInEngine], None] = lambda _: None) -> None:
+        self.kill_engine()
+        self.start_engine(prepare)
+
+    def stop(self, grace_s: float) -> None:
+        self._tell_all(Stop(grace_s))
+
+    def close(self) -> None:
+        self.stop(0.0)
+        for child in self.children:
+            assert child.process.wait(PATIENCE_S) == 0
+        self._ending = True
+        self._thread.join(PATIENCE_S)
+        if self.engine_thread is not None:
+            self.engine_thread.kill()
+        for child in self.children:
+            child.channel.close()
+        self._listening.close()
+        shutil.rmtree(self._folder)
+
+    def _max_model_len(self) -> int:
+        return self.model.config.max_position_embeddings
+
+    def _tell_all(self, message: object) -> None:
+        for child in self.children:
+            assert child.channel.send(message)
+
+    def _run(self) -> None:
+        open_children = {child.channel.fileno(): child for child in self.children}
+        while open_children and not self._ending:
+            for fd in select.select(list(open_children), [], [], 0.05)[0]:
+                try:
+                    while (message := open_children[fd].channel.receive()) is not None:
+                        self._handle(open_children[fd], message)
+                except ChannelClosed:
+                    del open_children[fd]
+
+    def _handle(self, child: ApiChild, message: object) -> None:
+        match message:
+            case Ready():
+                child.ready.set()
+            case AskInstance():
+                threading.Thread(target=self._answer, args=(child, message.ask_id), daemon=True).start()
+            case Snapshot():
+                child.snapshots[message.ask_id] = message.families
+                self.news.tell()
+
+    def _answer(self, child: ApiChild, ask_id: int) -> None:
+        own_id = next(self._ask_ids)
+        self._tell_all(AskSnapshot(own_id))
+        self.news.wait_until(lambda: all(own_id in one.snapshots for one in self.children))
+        families = merge(one.snapshots.pop(own_id) for one in self.children)
+        stats = None
+        if self.engine_thread is not None:
+            stats = EngineStats(1, self.worker_ready, self.stalled_s, {"running": 0}, {"free": NUM_BLOCKS}, 4)
+        processes = [ProcessView("api", one.process.pid, "i", "ready") for one in self.children]
+        processes.append(ProcessView("supervisor", os.getpid(), "s", "ready"))
+        child.channel.send(InstanceView(ask_id, "instance-1", processes, {}, families, stats))
+
+
+@contextmanager
+def running(model: PreparedModel, config: ApiConfig | None = None, num_api: int = 1) -> Iterator[Instance]:
+    instance = Instance(model, config or ApiConfig(), num_api)
+    try:
+        instance.start_engine()
+        yield instance
+    finally:
+        instance.close()

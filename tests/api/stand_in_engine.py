@@ -1,0 +1,122 @@
+"""A small engine that keeps the real one's contract with the api, and makes its tokens up.
+
+The next token is a hash of everything that may decide it, so a token that is lost, repeated or out of place shows.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from onward.proto.request import (
+    Abort,
+    Accepted,
+    Charged,
+    Deltas,
+    ErrorInfo,
+    FromEngine,
+    Held,
+    Holding,
+    Submit,
+    ToEngine,
+    TokenDelta,
+)
+from onward.proto.sampling import Sampling
+
+Choose = Callable[[Sequence[int], Sampling, Sequence[int]], int]
+
+
+def hashed_token(prompt: Sequence[int], sampling: Sampling, tokens: Sequence[int]) -> int:
+    """A token id from 97 on, 26 of them: in the tests' tokenizer these are letters."""
+    history = repr((list(prompt), sampling.seed, sampling.choice, list(tokens))).encode()
+    return 97 + int.from_bytes(hashlib.blake2b(history, digest_size=4).digest()) % 26
+
+
+@dataclass(slots=True)
+class Running:
+    submit: Submit
+    tokens: list[int]
+
+
+@dataclass(slots=True)
+class StandInEngine:
+    incarnation: str
+    choose: Choose = hashed_token
+    refusal: ErrorInfo | None = None
+    """What every submission is answered with, if set."""
+    paused: bool = False
+    crash_charges: int = 0
+    running: dict[str, Running] = field(default_factory=dict)
+    submits: list[Submit] = field(default_factory=list)
+    aborts: list[Abort] = field(default_factory=list)
+    seq: int = 0
+    num_steps: int = 0
+
+    def handle(self, message: ToEngine) -> list[FromEngine]:
+        self.seq = max(self.seq, message.seq)
+        if isinstance(message, Abort):
+            self.aborts.append(message)
+            held = self.running.get(message.request_id)
+            if held and (message.epoch is None or message.epoch >= held.submit.epoch):
+                del self.running[message.request_id]
+            return []
+        self.submits.append(message)
+        held = self.running.get(message.request_id)
+        if held and held.submit.epoch >= message.epoch:
+            return []
+        if self.refusal is not None:
+            return [Deltas(self.num_steps, [_refused(message, self.refusal)])]
+        self.running[message.request_id] = Running(message, list(message.generated_token_ids))
+        answers: list[FromEngine] = [Accepted(message.request_id, message.epoch)]
+        if self.crash_charges:
+            answers.append(Charged(message.request_id, message.epoch, self.crash_charges))
+        return answers
+
+    def step(self) -> Deltas | None:
+        """One token for every running request."""
+        if self.paused or not self.running:
+            return None
+        self.num_steps += 1
+        return Deltas(self.num_steps, [self._next(one) for one in list(self.running.values())])
+
+    def holding(self) -> Holding:
+        held = [
+            Held(request_id, one.submit.epoch, len(one.tokens)) for request_id, one in self.running.items()
+        ]
+        return Holding(self.incarnation, self.seq, self.num_steps, held)
+
+    def _next(self, one: Running) -> TokenDelta:
+        sampling, position = one.submit.sampling, len(one.tokens)
+        token = self.choose(one.submit.prompt_token_ids, sampling, one.tokens)
+        one.tokens.append(token)
+        reason = None
+        if position >= sampling.min_tokens and token in sampling.end_token_ids:
+            reason = "stop"
+        elif len(one.tokens) == sampling.max_tokens:
+            reason = "length"
+        if reason is not None:
+            del self.running[one.submit.request_id]
+        return TokenDelta(
+            one.submit.request_id,
+            one.submit.epoch,
+            position,
+            [token],
+            len(one.submit.prompt_token_ids),
+            num_cached_tokens=3,
+            finish_reason=reason,
+        )
+
+
+def _refused(submit: Submit, error: ErrorInfo) -> TokenDelta:
+    position = len(submit.generated_token_ids)
+    return TokenDelta(
+        submit.request_id, submit.epoch, position, [], len(submit.prompt_token_ids), 0, "error", error
+    )
+
+
+def expected_tokens(
+    prompt: Sequence[int], sampling: Sampling, count: int, choose: Choose = hashed_token
+) -> list[int]:
+    tokens: list[int] = []
+    for _ in range(count):
+        tokens.append(choose(prompt, sampling, tokens))
+    return tokens

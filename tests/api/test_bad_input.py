@@ -1,0 +1,244 @@
+"""Whatever is sent, the answer names what is wrong with it, nothing reaches the engine, and the server goes on."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.conftest import MAX_BODY_BYTES
+from tests.api.instance import Instance
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+# A field of a chat request, and the path that the error must name.
+BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [*MESSAGES, {"role": "user", "content": 5}]}, "messages[1].content"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0].type",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": [1]}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": -1}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"top_k": 2**40}, "top_k"),
+    ({"min_p": -0.5}, "min_p"),
+    ({"min_p": 1.01}, "min_p"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -5}, "max_tokens"),
+    ({"max_tokens": 10**400}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    ({"min_tokens": 1000}, "min_tokens"),
+    ({"n": 0}, "n"),
+    ({"n": 17}, "n"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": -(2**63) - 1}, "seed"),
+    ({"seed": "7"}, "seed"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["ok", ""]}, "stop[1]"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop": "x" * 513}, "stop"),
+    ({"stop": [5]}, "stop[0]"),
+    ({"stop_token_ids": [320]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [5, -1]}, "stop_token_ids[1]"),
+    ({"stop_token_ids": "a"}, "stop_token_ids"),
+    ({"ignore_eos": 1}, "ignore_eos"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 3}}, "stream_options.include_usage"),
+    ({"priority": 2**31}, "priority"),
+    ({"deadline_ms": 0}, "deadline_ms"),
+    ({"cache_salt": "x" * 257}, "cache_salt"),
+    ({"generated_token_ids": [320]}, "generated_token_ids[0]"),
+    ({"generated_token_ids": [[1]]}, "generated_token_ids[0]"),
+    ({"generated_token_ids": [1, 2], "n": 2}, "generated_token_ids[0]"),
+    ({"generated_token_ids": [[1]], "n": 2}, "generated_token_ids"),
+    ({"generated_token_ids": [[1], [-1]], "n": 2}, "generated_token_ids[1][0]"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"functions": [{}]}, "functions"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"logprobs": True}, "logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"frequency_penalty": -0.5}, "frequency_penalty"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"audio": {"voice": "x"}}, "audio"),
+    ({"model": None}, "model"),
+]
+BAD_COMPLETION_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": ["a", "b"]}, "prompt[0]"),
+    ({"prompt": [[1, 2]]}, "prompt[0]"),
+    ({"prompt": [1, 320]}, "prompt[1]"),
+    ({"prompt": [1, 2.5]}, "prompt[1]"),
+    ({"prompt": [1, True]}, "prompt[1]"),
+    ({"best_of": 2}, "best_of"),
+    ({"echo": True}, "echo"),
+    ({"suffix": "x"}, "suffix"),
+    ({"logprobs": 0}, "logprobs"),
+]
+# A body that is no JSON, and the byte at which that shows.
+BROKEN_JSON: list[tuple[bytes, str]] = [
+    (b"", "byte 0"),
+    (b"{", "byte 1"),
+    (b'{"model": "small-model", "temperature": NaN}', "byte 40"),
+    (b'{"model": "small-model", "temperature": Infinity}', "byte 40"),
+    (b'{"model": "small-model",}', "byte 24"),
+    (b'{"model": "x"} {', "byte 15"),
+    (b'{"model": "\xff\xfe"}', "byte 11"),
+    (b'{"messages": ' + b"[" * 200_000, "nested too deeply"),
+]
+
+
+@pytest.fixture
+def http(instance: Instance) -> Any:
+    with httpx.Client(base_url=instance.url, timeout=30) as http:
+        yield http
+        num_submits = len(instance.engine.submits)
+        good = http.post(CHAT, json={"model": "small-model", "messages": MESSAGES, "max_tokens": 1})
+        assert good.status_code == 200, "the server goes on"
+        assert len(instance.engine.submits) == num_submits + 1
+
+
+def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(("fields", "path"), BAD_CHAT_FIELDS, ids=lambda value: str(value)[:40])
+def test_a_bad_chat_field_is_named(http: httpx.Client, instance: Instance, fields: Any, path: str) -> None:
+    before = len(instance.engine.submits)
+    error = error_of(http.post(CHAT, json={"model": "small-model", "messages": MESSAGES} | fields))
+    assert error["param"] == path
+    assert error["message"].startswith(path)
+    assert error["type"] == "invalid_request_error"
+    assert len(instance.engine.submits) == before
+
+
+@pytest.mark.parametrize(("fields", "path"), BAD_COMPLETION_FIELDS, ids=lambda value: str(value)[:40])
+def test_a_bad_completion_field_is_named(http: httpx.Client, fields: Any, path: str) -> None:
+    error = error_of(http.post(COMPLETION, json={"model": "small-model", "prompt": "x"} | fields))
+    assert error["param"] == path
+
+
+@pytest.mark.parametrize(("body", "place"), BROKEN_JSON, ids=lambda value: str(value)[:40])
+def test_where_it_is_no_json_the_byte_is_named(http: httpx.Client, body: bytes, place: str) -> None:
+    error = error_of(http.post(CHAT, content=body))
+    assert error["code"] == "invalid_json"
+    assert place in error["message"]
+
+
+@pytest.mark.parametrize("body", [b"[]", b"5", b'"x"', b"null"])
+def test_a_body_that_is_no_object_is_refused(http: httpx.Client, body: bytes) -> None:
+    assert "object" in error_of(http.post(CHAT, content=body))["message"]
+
+
+def test_a_missing_field_is_named(http: httpx.Client) -> None:
+    assert "messages" in error_of(http.post(CHAT, json={"model": "small-model"}))["message"]
+    assert "model" in error_of(http.post(COMPLETION, json={"prompt": "x"}))["message"]
+
+
+def test_a_number_too_large_for_a_float_is_refused(http: httpx.Client) -> None:
+    body = b'{"model":"small-model","messages":[{"role":"user","content":"x"}],"temperature":1e999}'
+    assert error_of(http.post(CHAT, content=body))["param"] == "temperature"
+
+
+def test_an_unknown_model_is_not_found(http: httpx.Client) -> None:
+    error = error_of(http.post(CHAT, json={"model": "gpt-x", "messages": MESSAGES}), 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+@pytest.mark.parametrize("size", [MAX_BODY_BYTES + 1, 10 << 20])
+def test_a_body_over_the_limit_is_refused(http: httpx.Client, size: int) -> None:
+    body = b'{"model": "small-model", "messages": [{"role": "user", "content": "'.ljust(size, b"x")
+    error = error_of(http.post(CHAT, content=body), 413)
+    assert str(MAX_BODY_BYTES) in error["message"]
+
+
+def test_a_chunked_body_over_the_limit_is_refused(http: httpx.Client) -> None:
+    assert error_of(http.post(CHAT, content=(b"x" * 65536 for _ in range(40))), 413)
+
+
+def test_a_prompt_longer_than_the_context_says_by_how_much(http: httpx.Client) -> None:
+    error = error_of(http.post(COMPLETION, json={"model": "small-model", "prompt": [1] * 300}))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert "45 too long" in error["message"]
+    long_chat = [{"role": "user", "content": "x" * 1000}]
+    error = error_of(http.post(CHAT, json={"model": "small-model", "messages": long_chat}))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+def test_a_prompt_and_max_tokens_beyond_the_context_say_by_how_much(http: httpx.Client) -> None:
+    fields = {"model": "small-model", "prompt": [1] * 200, "max_tokens": 60}
+    error = error_of(http.post(COMPLETION, json=fields))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
+    assert "by 4" in error["message"]
+
+
+def test_unsupported_fields_that_ask_for_nothing_are_fine(http: httpx.Client) -> None:
+    inert = {
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "logprobs": False,
+        "top_logprobs": 0,
+        "logit_bias": {},
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0,
+        "modalities": ["text"],
+        "audio": None,
+        "user": "me",
+        "stop": None,
+        "temperature": None,
+    }
+    response = http.post(CHAT, json={"model": "small-model", "messages": MESSAGES, "max_tokens": 1} | inert)
+    assert response.status_code == 200, response.text
+
+
+def test_unknown_fields_are_ignored_and_counted(http: httpx.Client) -> None:
+    def count() -> float:
+        lines = http.get("/metrics").text.splitlines()
+        return sum(float(line.split()[1]) for line in lines if line.startswith("onward_unknown_fields_total "))
+
+    before = count()
+    fields = {"model": "small-model", "messages": MESSAGES, "max_tokens": 1, "frobnicate": 1, "x": {}}
+    assert http.post(CHAT, json=fields).status_code == 200
+    assert count() == before + 2
+
+
+@pytest.mark.parametrize("label", ["", "x" * 257, "caf\xe9", "a\tb"])
+def test_a_bad_label_is_refused(http: httpx.Client, label: str) -> None:
+    headers = [(b"x-request-id", label.encode("latin-1"))]
+    fields = {"model": "small-model", "messages": MESSAGES}
+    assert error_of(http.post(CHAT, json=fields, headers=headers))["param"] == "X-Request-Id"
+
+
+def test_an_unknown_route_and_a_wrong_method_are_told_in_the_same_form(http: httpx.Client) -> None:
+    assert error_of(http.get("/v1/nothing"), 404)["code"] == "not_found"
+    assert error_of(http.get(CHAT), 405)["code"] == "method_not_allowed"
+    assert error_of(http.post("/health"), 405)["code"] == "method_not_allowed"

@@ -1,0 +1,349 @@
+"""The ledger against an engine whose wire loses, repeats and delays: every token once, in order."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onward.api.ledger import (
+    DEADLINE_MARGIN_S,
+    MAX_FRUITLESS_RESUBMISSIONS,
+    MAX_WAIT_S,
+    Actions,
+    Ledger,
+    Order,
+)
+from onward.obs.metrics import Registry
+from onward.proto.request import (
+    Abort,
+    Accepted,
+    Charged,
+    Deltas,
+    ErrorInfo,
+    FromEngine,
+    Held,
+    Holding,
+    Submit,
+    TokenDelta,
+    ToEngine,
+)
+from onward.proto.sampling import Sampling
+from tests.api.stand_in_engine import StandInEngine, expected_tokens
+
+
+def order(name: str = "a-0", max_tokens: int = 8, **more: object) -> Order:
+    return Order(name, [1, 2, 3], Sampling(seed=7, max_tokens=max_tokens), **more)  # type: ignore[arg-type]
+
+
+def delta(position: int, *tokens: int, epoch: int = 1, **more: object) -> Deltas:
+    return Deltas(1, [TokenDelta("a-0", epoch, position, list(tokens), 3, 2, **more)])  # type: ignore[arg-type]
+
+
+def only_submit(actions: Actions) -> Submit:
+    [message] = actions.send
+    assert isinstance(message, Submit)
+    return message
+
+
+def delivered(actions: Actions) -> list[int]:
+    return [token for one in actions.deliver for token in one.token_ids]
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+@pytest.fixture
+def ledger(registry: Registry) -> Ledger:
+    ledger = Ledger(registry)
+    ledger.engine_up("engine-1", 0.0)
+    return ledger
+
+
+def counts(registry: Registry) -> dict[str, float]:
+    """Label value to count, over both counters of the ledger."""
+    found: Counter[str] = Counter()
+    for family in registry.snapshot():
+        for series in family.series:
+            found[next(iter(series.labels.values()))] += int(series.value)
+    return dict(found)
+
+
+def test_a_request_waits_for_an_engine_and_is_then_submitted_once(registry: Registry) -> None:
+    ledger = Ledger(registry)
+    assert ledger.submit(order(), 0.0) == Actions()
+    submit = only_submit(ledger.engine_up("engine-1", 1.0))
+    assert (submit.request_id, submit.epoch, submit.generated_token_ids) == ("a-0", 1, [])
+    assert counts(registry) == {}
+    assert ledger.engine_up("engine-1", 2.0) == Actions()
+
+
+def test_tokens_are_delivered_as_they_come_and_the_end_forgets_the_request(ledger: Ledger) -> None:
+    ledger.submit(order(), 0.0)
+    assert delivered(ledger.receive("engine-1", delta(0, 5), 0.0)) == [5]
+    last = ledger.receive("engine-1", delta(1, 6, finish_reason="stop"), 0.0)
+    assert [(one.token_ids, one.finish_reason) for one in last.deliver] == [([6], "stop")]
+    assert len(ledger) == 0
+
+
+def test_a_duplicate_is_dropped_and_counted(ledger: Ledger, registry: Registry) -> None:
+    ledger.submit(order(), 0.0)
+    ledger.receive("engine-1", delta(0, 5, 6), 0.0)
+    assert ledger.receive("engine-1", delta(0, 5), 0.0) == Actions()
+    assert ledger.receive("engine-1", delta(0, 5, 6), 0.0) == Actions()
+    assert counts(registry) == {"duplicate": 2}
+
+
+def test_of_a_delta_that_overlaps_only_the_new_tokens_are_taken(ledger: Ledger) -> None:
+    ledger.submit(order(), 0.0)
+    ledger.receive("engine-1", delta(0, 5, 6), 0.0)
+    assert delivered(ledger.receive("engine-1", delta(1, 6, 7), 0.0)) == [7]
+
+
+def test_a_gap_is_repaired_by_a_resubmission_and_never_delivered(ledger: Ledger, registry: Registry) -> None:
+    ledger.submit(order(), 0.0)
+    ledger.receive("engine-1", delta(0, 5), 0.0)
+    actions = ledger.receive("engine-1", delta(2, 9), 0.0)
+    submit = only_submit(actions)
+    assert (submit.epoch, submit.generated_token_ids, actions.deliver) == (2, [5], [])
+    assert ledger.receive("engine-1", delta(1, 6), 0.0) == Actions()
+    assert delivered(ledger.receive("engine-1", delta(1, 6, epoch=2), 0.0)) == [6]
+    assert counts(registry) == {"gap": 1, "epoch": 1}
+
+
+def test_another_engine_gets_everything_unfinished_with_the_tokens_so_far(
+    ledger: Ledger, registry: Registry
+) -> None:
+    ledger.submit(order(arrival_s=11.0, priority=3, cache_salt="s"), 0.0)
+    ledger.receive("engine-1", Charged("a-0", 1, 0), 0.0)
+    ledger.receive("engine-1", delta(0, 5), 0.0)
+    ledger.receive("engine-1", Charged("a-0", 1, 2), 0.0)
+    ledger.engine_gone("engine-1", 1.0)
+    submit = only_submit(ledger.engine_up("engine-2", 2.0))
+    assert submit == Submit(
+        seq=2,
+        request_id="a-0",
+        epoch=2,
+        prompt_token_ids=[1, 2, 3],
+        sampling=Sampling(seed=7, max_tokens=8),
+        generated_token_ids=[5],
+        arrival_s=11.0,
+        priority=3,
+        cache_salt="s",
+        crash_charges=2,
+        num_cached_tokens=2,
+    )
+    assert counts(registry) == {"engine_restart": 1}
+
+
+def test_words_of_an_engine_that_was_replaced_are_dropped(ledger: Ledger, registry: Registry) -> None:
+    ledger.submit(order(), 0.0)
+    ledger.engine_up("engine-2", 0.0)
+    assert ledger.receive("engine-1", delta(0, 5, epoch=2), 0.0) == Actions()
+    assert counts(registry)["incarnation"] == 1
+
+
+def test_a_token_clears_the_crash_charges(ledger: Ledger) -> None:
+    ledger.submit(order(), 0.0)
+    ledger.receive("engine-1", Charged("a-0", 1, 2), 0.0)
+    ledger.receive("engine-1", delta(0, 5), 0.0)
+    assert only_submit(ledger.engine_up("engine-2", 1.0)).crash_charges == 0
+
+
+def test_the_cached_tokens_of_the_first_admission_are_what_the_client_is_told(ledger: Ledger) -> None:
+    ledger.submit(order(), 0.0)
+    ledger.receive("engine-1", delta(0, 5), 0.0)
+    ledger.engine_up("engine-2", 1.0)
+    later = Deltas(1, [TokenDelta("a-0", 2, 1, [6], 3, num_cached_tokens=99)])
+    [one] = ledger.receive("engine-2", later, 1.0).deliver
+    assert one.num_cached_tokens == 2
+
+
+def test_holding_shows_what_was_lost_and_it_is_resubmitted(ledger: Ledger, registry: Registry) -> None:
+    ledger.submit(order(), 0.0)
+    early = Holding("engine-1", 0, 1, [])
+    assert ledger.receive("engine-1", early, 0.0) == Actions(), "the engine had not read the submission yet"
+    submit = only_submit(ledger.receive("engine-1", Holding("engine-1", 1, 1, []), 0.0))
+    assert submit.epoch == 2
+    older = Holding("engine-1", submit.seq, 1, [Held("a-0", 1, 0)])
+    assert only_submit(ledger.receive("engine-1", older, 0.0)).epoch == 3
+    assert counts(registry) == {"lost": 2}
+
+
+def test_holding_that_is_further_than_we_are_is_a_gap(ledger: Ledger, registry: Registry) -> None:
+    ledger.submit(order(), 0.0)
+    ahead = Holding("engine-1", 1, 1, [Held("a-0", 1, 4)])
+    assert only_submit(ledger.receive("engine-1", ahead, 0.0)).epoch == 2
+    assert counts(registry) == {"gap": 1}
+
+
+def test_holding_stands_in_for_an_acceptance_that_was_lost(ledger: Ledger) -> None:
+    ledger.submit(order(), 0.0)
+    held = Holding("engine-1", 1, 1, [Held("a-0", 1, 0)])
+    assert [one.request_id for one in ledger.receive("engine-1", held, 0.0).deliver] == ["a-0"]
+    assert ledger.receive("engine-1", Accepted("a-0", 1), 0.0) == Actions(), "it is told once"
+
+
+def test_what_the_engine_holds_and_we_do_not_know_is_aborted(ledger: Ledger) -> None:
+    actions = ledger.receive("engine-1", Holding("engine-1", 0, 1, [Held("b-0", 4, 9)]), 0.0)
+    assert actions.send == [Abort(1, "b-0")]
+
+
+def test_a_stop_string_ends_the_request_at_its_length(ledger: Ledger) -> None:
+    ledger.submit(order(), 0.0)
+    ledger.receive("engine-1", delta(0, 5, 6, 7), 0.0)
+    assert ledger.stop("a-0", 2).send == [Abort(2, "a-0", 1, "stop", 2)]
+    assert ledger.receive("engine-1", delta(3, 8), 0.0) == Actions()
+    assert ledger.stop("a-0", 2) == Actions()
+
+
+def test_an_abort_has_no_epoch_and_is_idempotent(ledger: Ledger) -> None:
+    ledger.submit(order(), 0.0)
+    assert ledger.abort("a-0").send == [Abort(2, "a-0")]
+    assert ledger.abort("a-0") == Actions()
+    assert len(ledger) == 0
+
+
+def test_a_refusal_of_a_new_request_is_final(ledger: Ledger) -> None:
+    ledger.submit(order(), 0.0)
+    full = ErrorInfo("overloaded", "full", 429, True, retry_after_s=2.0)
+    [one] = ledger.receive("engine-1", delta(0, finish_reason="error", error=full), 0.0).deliver
+    assert one.error == full
+    assert len(ledger) == 0
+
+
+def test_a_refusal_of_a_resumed_request_means_to_wait(ledger: Ledger) -> None:
+    ledger.submit(order(), 0.0)
+    ledger.receive("engine-1", Accepted("a-0", 1), 0.0)
+    ledger.receive("engine-1", delta(0, 5), 0.0)
+    ledger.engine_up("engine-2", 1.0)
+    full = ErrorInfo("overloaded", "full", 429, True, retry_after_s=2.0)
+    refused = delta(1, epoch=2, finish_reason="error", error=full)
+    assert ledger.receive("engine-2", refused, 1.0) == Actions()
+    assert ledger.tick(2.9) == Actions()
+    assert only_submit(ledger.tick(3.0)).generated_token_ids == [5]
+
+
+def test_a_request_waits_no_longer_than_a_minute_for_an_engine(registry: Registry) -> None:
+    ledger = Ledger(registry)
+    ledger.submit(order(), 5.0)
+    assert ledger.tick(5.0 + MAX_WAIT_S - 0.1) == Actions()
+    [one] = ledger.tick(5.0 + MAX_WAIT_S).deliver
+    assert one.error is not None
+    assert (one.error.status, one.error.retryable) == (503, True)
+
+
+def test_an_accepted_request_may_take_as_long_as_it_takes(ledger: Ledger) -> None:
+    ledger.submit(order(), 0.0)
+    ledger.receive("engine-1", Accepted("a-0", 1), 0.0)
+    assert ledger.tick(1e6) == Actions()
+
+
+def test_the_deadline_travels_as_time_left_and_ends_a_request_the_engine_has_forgotten(ledger: Ledger) -> None:
+    assert only_submit(ledger.submit(order(deadline_at_s=10.0), 4.0)).deadline_s == 6.0
+    assert only_submit(ledger.engine_up("engine-2", 9.0)).deadline_s == 1.0
+    assert ledger.tick(10.0) == Actions(), "the engine says it first"
+    actions = ledger.tick(10.0 + DEADLINE_MARGIN_S)
+    assert actions.deliver[0].error is not None
+    assert actions.deliver[0].error.code == "deadline_exceeded"
+    assert [type(one) for one in actions.send] == [Abort]
+
+
+def test_repairs_without_a_token_have_a_bound(ledger: Ledger) -> None:
+    actions = ledger.submit(order(), 0.0)
+    for _ in range(MAX_FRUITLESS_RESUBMISSIONS):
+        seq = only_submit(actions).seq
+        actions = ledger.receive("engine-1", Holding("engine-1", seq, 1, []), 0.0)
+    actions = ledger.receive("engine-1", Holding("engine-1", only_submit(actions).seq, 1, []), 0.0)
+    assert actions.deliver[0].error is not None
+    assert actions.deliver[0].error.code == "engine_lost_request"
+    assert len(ledger) == 0
+
+
+class FaultyWire:
+    """Between one ledger and its engines: in order, but losing and repeating, and engines die."""
+
+    def __init__(self, seed: int, num_requests: int, faults: bool) -> None:
+        self._random = random.Random(seed)
+        self._faults = faults
+        self.ledger = Ledger(Registry())
+        self.orders = [order(f"r-{i}", max_tokens=3 + 5 * i) for i in range(num_requests)]
+        self.outputs: dict[str, list[int]] = {one.request_id: [] for one in self.orders}
+        self.ends: list[str] = []
+        self._to_engine: list[ToEngine] = []
+        self._to_api: list[FromEngine] = []
+        self._engine = StandInEngine("engine-0")
+
+    def run(self, max_rounds: int = 3000) -> None:
+        self._restart(0)
+        for one in self.orders:
+            self._perform(self.ledger.submit(one, 0.0))
+        for round_number in range(max_rounds):
+            if not len(self.ledger):
+                break
+            self._round(round_number)
+        # With the wire whole again, the two sides must come to agree on nothing.
+        self._faults = False
+        for _ in range(2):
+            self._exchange()
+            self._to_api.append(self._engine.holding())
+            self._exchange()
+
+    def _round(self, number: int) -> None:
+        if self._faults and self._random.random() < 0.02:
+            self._restart(number)
+        if (deltas := self._engine.step()) is not None:
+            self._to_api.append(deltas)
+        if number % 5 == 0:
+            self._to_api.append(self._engine.holding())
+        self._exchange()
+
+    def _restart(self, number: int) -> None:
+        self.ledger.engine_gone(self._engine.incarnation, 0.0)
+        self._engine = StandInEngine(f"engine-{number + 1}")
+        self._to_engine, self._to_api = [], []
+        self._perform(self.ledger.engine_up(self._engine.incarnation, 0.0))
+
+    def _exchange(self) -> None:
+        for message in self._faulty(self._to_engine):
+            self._to_api += self._engine.handle(message)
+        self._to_engine = []
+        arrived, self._to_api = self._faulty(self._to_api), []
+        for message in arrived:
+            self._perform(self.ledger.receive(self._engine.incarnation, message, 0.0))
+
+    def _faulty(self, messages: list) -> list:  # type: ignore[type-arg]
+        if not self._faults:
+            return messages
+        copies = [(one, self._random.choice([0, 1, 1, 1, 1, 1, 2])) for one in messages]
+        return [one for one, count in copies for _ in range(count)]
+
+    def _perform(self, actions: Actions) -> None:
+        self._to_engine += actions.send
+        for one in actions.deliver:
+            assert one.request_id not in self.ends, "nothing follows an end"
+            assert one.error is None, one.error
+            self.outputs[one.request_id] += one.token_ids
+            if one.finish_reason is not None:
+                self.ends.append(one.request_id)
+
+    def nothing_is_held(self) -> bool:
+        return not self._engine.running and not len(self.ledger)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), num_requests=st.integers(1, 5), faults=st.booleans())
+def test_every_token_is_delivered_once_and_in_order_whatever_the_wire_does(
+    seed: int, num_requests: int, faults: bool
+) -> None:
+    wire = FaultyWire(seed, num_requests, faults)
+    wire.run()
+    for one in wire.orders:
+        assert one.sampling.max_tokens is not None
+        expected = expected_tokens(one.prompt_token_ids, one.sampling, one.sampling.max_tokens)
+        assert wire.outputs[one.request_id] == expected
+    assert sorted(wire.ends) == sorted(one.request_id for one in wire.orders)
+    assert wire.nothing_is_held()

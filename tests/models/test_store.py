@@ -1,0 +1,223 @@
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from onward.errors import StartupError
+from onward.models.loading import open_weights
+from onward.models.store import MANIFEST, prepare
+from onward.proto.model import PreparedModel
+from tests.models.checkpoints import (
+    GPT2_TOKENIZER,
+    VARIANTS,
+    random_tensors,
+    tiny_config,
+    write_folder,
+    write_gguf,
+)
+
+CONFIG = tiny_config(hidden_size=64, intermediate_size=128, head_dim=16)
+TENSORS = random_tensors(CONFIG)
+
+
+@pytest.fixture
+def gguf_path(tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "tiny.gguf", CONFIG, TENSORS, fields=GPT2_TOKENIZER)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def assert_weights_are(model: PreparedModel, tensors: dict[str, np.ndarray]) -> None:
+    weights = open_weights(model)
+    assert set(weights) == set(tensors)
+    for name, array in tensors.items():
+        np.testing.assert_array_equal(np.asarray(weights[name]), array, err_msg=name)
+
+
+@pytest.mark.parametrize(("architecture", "tied"), VARIANTS)
+def test_gguf_is_converted_to_the_same_weights(
+    tmp_path: Path, cache: Path, architecture: str, tied: bool
+) -> None:
+    config = tiny_config(architecture, tie_word_embeddings=tied)
+    tensors = random_tensors(config)
+    model = prepare(str(write_gguf(tmp_path / "m.gguf", config, tensors)), cache_dir=cache)
+    assert (model.config, model.dtype, model.quantization) == (config, "float32", "none")
+    assert_weights_are(model, tensors)
+
+
+def test_gguf_brings_tokenizer_template_and_end_tokens(gguf_path: Path, cache: Path) -> None:
+    model = prepare(str(gguf_path), cache_dir=cache)
+    assert model.tokenizer is not None
+    tokenizer = Tokenizer.from_file(str(Path(model.folder) / model.tokenizer))
+    assert tokenizer.decode(tokenizer.encode("abc").ids) == "abc"
+    assert model.chat_template == GPT2_TOKENIZER["tokenizer.chat_template"]
+    assert (model.bos_token, model.eos_token, model.eos_token_ids) == ("<|im_start|>", "<|im_end|>", [2])
+
+
+def test_gguf_without_a_vocabulary_is_a_model_of_token_ids(tmp_path: Path, cache: Path) -> None:
+    model = prepare(str(write_gguf(tmp_path / "m.gguf", CONFIG, TENSORS)), cache_dir=cache)
+    assert model.tokenizer is None
+
+
+def test_second_time_nothing_is_converted(gguf_path: Path, cache: Path) -> None:
+    heard: list[str] = []
+    first = prepare(str(gguf_path), cache_dir=cache, progress=lambda message, _: heard.append(message))
+    assert "converting the weights" in heard
+    heard.clear()
+    second = prepare(str(gguf_path), cache_dir=cache, progress=lambda message, _: heard.append(message))
+    assert second == first
+    assert heard == []
+
+
+def test_a_prepared_model_is_found_without_heavy_imports(gguf_path: Path, cache: Path) -> None:
+    prepare(str(gguf_path), cache_dir=cache)
+    script = (
+        "import sys; from pathlib import Path; from onward.models.store import prepare;"
+        f"prepare({str(gguf_path)!r}, cache_dir=Path({str(cache)!r}));"
+        "print([name for name in ('torch', 'numpy', 'gguf', 'numba', 'huggingface_hub') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_changed_file_is_converted_anew(gguf_path: Path, cache: Path) -> None:
+    first = prepare(str(gguf_path), cache_dir=cache)
+    changed = random_tensors(CONFIG, seed=1)
+    write_gguf(gguf_path, CONFIG, changed, fields=GPT2_TOKENIZER)
+    os.utime(gguf_path, ns=(1, 1))
+    second = prepare(str(gguf_path), cache_dir=cache)
+    assert second.fingerprint != first.fingerprint
+    assert_weights_are(second, changed)
+
+
+def weights_file(folder: Path) -> Path:
+    return next(folder.glob("*.safetensors"))
+
+
+def cut_weights(folder: Path) -> None:
+    os.truncate(weights_file(folder), weights_file(folder).stat().st_size // 2)
+
+
+def remove_weights(folder: Path) -> None:
+    weights_file(folder).unlink()
+
+
+def break_manifest(folder: Path) -> None:
+    (folder / MANIFEST).write_text('{"name": 3}')
+
+
+def remove_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+@pytest.mark.parametrize("damage", [cut_weights, remove_weights, break_manifest, remove_tokenizer])
+def test_a_damaged_cache_is_rebuilt(gguf_path: Path, cache: Path, damage: Callable[[Path], None]) -> None:
+    first = prepare(str(gguf_path), cache_dir=cache)
+    damage(Path(first.folder))
+    second = prepare(str(gguf_path), cache_dir=cache)
+    assert msgspec.structs.replace(second, created_s=first.created_s) == first
+    assert_weights_are(second, TENSORS)
+
+
+def test_a_cache_that_was_moved_still_serves(gguf_path: Path, cache: Path, tmp_path: Path) -> None:
+    prepare(str(gguf_path), cache_dir=cache)
+    moved = tmp_path / "elsewhere"
+    cache.rename(moved)
+    assert_weights_are(prepare(str(gguf_path), cache_dir=moved), TENSORS)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gguf_is_stored_in_the_type_that_is_asked_for(gguf_path: Path, cache: Path, dtype: str) -> None:
+    import torch
+
+    model = prepare(str(gguf_path), dtype=dtype, cache_dir=cache)
+    assert model.dtype == dtype
+    weights = open_weights(model)
+    for name, array in TENSORS.items():
+        expected = torch.from_numpy(array).to(getattr(torch, dtype))
+        assert torch.equal(torch.as_tensor(weights[name]), expected), name
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_a_float_checkpoint_is_used_where_it_lies(tmp_path: Path, cache: Path, num_shards: int) -> None:
+    folder = write_folder(tmp_path / "tiny-llama", CONFIG, TENSORS, num_shards)
+    model = prepare(str(folder), cache_dir=cache)
+    assert (model.name, model.folder, len(model.weights)) == ("tiny-llama", str(folder), num_shards)
+    assert (model.quantization, model.tokenizer, model.eos_token_ids) == ("none", None, [2])
+    assert_weights_are(model, TENSORS)
+    assert list(cache.rglob("*.safetensors")) == []
+
+
+def test_the_fingerprint_depends_on_weights_config_and_type(tmp_path: Path, cache: Path) -> None:
+    folder = write_folder(tmp_path / "one", CONFIG, TENSORS)
+    same = write_folder(tmp_path / "two", CONFIG, TENSORS)
+    other_weights = write_folder(tmp_path / "three", CONFIG, random_tensors(CONFIG, seed=1))
+    other_config = write_folder(tmp_path / "four", msgspec.structs.replace(CONFIG, rope_theta=5e4), TENSORS)
+    prints = [prepare(str(path), cache_dir=cache).fingerprint for path in (folder, same, other_weights, other_config)]
+    prints.append(prepare(str(folder), dtype="float16", cache_dir=cache).fingerprint)
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 4
+
+
+def test_dummy_weights_need_only_a_config(tmp_path: Path, cache: Path) -> None:
+    folder = write_folder(tmp_path / "m", CONFIG, TENSORS)
+    (folder / "model.safetensors").unlink()
+    model = prepare(str(folder), load_format="dummy", cache_dir=cache)
+    assert model.weights == []
+    weights = open_weights(model)
+    assert {name: array.shape for name, array in weights.items()} == {n: a.shape for n, a in TENSORS.items()}
+    assert model.fingerprint == prepare(str(folder), load_format="dummy", cache_dir=cache).fingerprint
+
+
+def test_dummy_weights_of_a_gguf_keep_its_tokenizer(gguf_path: Path, cache: Path) -> None:
+    model = prepare(str(gguf_path), load_format="dummy", cache_dir=cache)
+    assert (model.weights, model.tokenizer) == ([], "tokenizer.json")
+    assert set(open_weights(model)) == set(TENSORS)
+    assert model.fingerprint != prepare(str(gguf_path), cache_dir=cache).fingerprint
+
+
+def test_clients_know_the_model_by_the_name_it_is_given(gguf_path: Path, cache: Path) -> None:
+    assert prepare(str(gguf_path), cache_dir=cache).name == "tiny"
+    assert prepare(str(gguf_path), served_model_name="mine", cache_dir=cache).name == "mine"
+    assert prepare(str(gguf_path), cache_dir=cache).name == "tiny"
+
+
+@pytest.mark.parametrize("model", ["nonsense", "./no/such/folder", "no-such.gguf", "a/b/c", "owner/file.gguf", ""])
+def test_a_model_that_cannot_be_meant_is_refused(cache: Path, model: str) -> None:
+    with pytest.raises(StartupError, match="no such model"):
+        prepare(model, cache_dir=cache)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(StartupError, match=r"not a \.gguf"):
+        prepare(str(tmp_path / "model.safetensors"), cache_dir=cache)
+
+
+def test_a_folder_without_config_is_refused(tmp_path: Path, cache: Path) -> None:
+    with pytest.raises(StartupError, match=r"no config\.json"):
+        prepare(str(tmp_path), cache_dir=cache)
+
+
+def test_a_cache_that_cannot_be_written_is_reported(gguf_path: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where the cache folder should be")
+    with pytest.raises(StartupError, match="blocked"):
+        prepare(str(gguf_path), cache_dir=blocked)
+
+
+def test_the_manifest_describes_the_model_to_people(gguf_path: Path, cache: Path) -> None:
+    model = prepare(str(gguf_path), cache_dir=cache)
+    manifest = json.loads((Path(model.folder) / MANIFEST).read_text())
+    assert manifest["name"] == "tiny"
+    assert manifest["config"]["num_layers"] == CONFIG.num_layers
