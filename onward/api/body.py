@@ -10,6 +10,7 @@ from onward.errors import InvalidRequest
 T = TypeVar("T")
 
 _WITH_PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _top_level = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -55,6 +56,9 @@ def _place(body: bytes, fault: Exception) -> str:
     if isinstance(fault, UnicodeDecodeError):
         return f"invalid UTF-8 (byte {_first_bad_byte(body)})"
     message = str(fault).removeprefix("JSON is malformed: ")
+    if trailing := _TRAILING.fullmatch(message):
+        # Here the library counts from one, everywhere else from zero.
+        return f"trailing characters (byte {int(trailing[1]) - 1})"
     return message if "(byte " in message else f"{message} (byte {len(body)})"
 
 

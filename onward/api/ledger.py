@@ -28,6 +28,9 @@ MAX_WAIT_S = 60.0
 """How long a request waits for an engine that takes it."""
 MAX_FRUITLESS_RESUBMISSIONS = 16
 """Repairs of one request without a new token in between. Engine restarts do not count: the supervisor bounds those."""
+MAX_UNREAD_HOLDINGS = 3
+"""So many comparisons in a row that an engine makes without having read a submission mean that it never came. Only the
+last message of all can be lost in this way; a later one that is read shows the loss at once."""
 DEADLINE_MARGIN_S = 2.0
 """The engine ends a request at its deadline; if its word is lost, we do, this much later."""
 
@@ -76,6 +79,7 @@ class Promise:
     epoch: int = 0
     submitted_seq: int | None = None
     """None while no engine has been asked."""
+    num_unread_holdings: int = 0
     accepted: bool = False
     """Some engine has taken it once. From then on a refusal means to wait, not to fail."""
     crash_charges: int = 0
@@ -211,8 +215,12 @@ class Ledger:
         held = {one.request_id: one for one in holding.held}
         actions.send += self._aborts(request_id for request_id in held if request_id not in self._promises)
         for promise in list(self._promises.values()):
-            if promise.submitted_seq is not None and promise.submitted_seq <= holding.seq:
+            if promise.submitted_seq is None:
+                continue
+            if promise.submitted_seq <= holding.seq or promise.num_unread_holdings == MAX_UNREAD_HOLDINGS:
                 self._compare_one(promise, held.get(promise.order.request_id), now_s, actions)
+            else:
+                promise.num_unread_holdings += 1
 
     def _compare_one(self, promise: Promise, held: Held | None, now_s: float, actions: Actions) -> None:
         if held is None or held.epoch != promise.epoch:
@@ -266,6 +274,7 @@ class Ledger:
             promise.waiting_since_s = now_s
         promise.epoch += 1
         promise.submitted_seq = self._next_seq()
+        promise.num_unread_holdings = 0
         return [
             Submit(
                 seq=promise.submitted_seq,

@@ -37,3 +37,7 @@ def run(argv: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+if __name__ == "__main__":
+    main()

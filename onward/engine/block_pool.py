@@ -72,17 +72,21 @@ class BlockPool:
         hits = available = 0
         for name in names:
             block = self._by_name.get(name)
-            if block is None or block in self._fenced:
+            if block is None:
                 break
             hits += 1
-            available += self._holders[block] == 0
+            available += block in self._cached
         return hits, available
 
     def acquire(self, names: Sequence[BlockHash]) -> list[int]:
-        """Takes a share of known blocks, all of which `hit_length` has just counted."""
+        """Takes a share of known blocks, all of which `hit_length` has just counted.
+
+        A fence is no obstacle: a block with a name is computed to its end, and steps in flight write behind that.
+        """
         blocks = [self._by_name[name] for name in names]
         for block in blocks:
             self._cached.pop(block, None)
+            self._fenced.pop(block, None)
             self._holders[block] += 1
         return blocks
 

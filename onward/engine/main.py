@@ -5,10 +5,8 @@ drain the inbox; commit a result; plan a step
 
 import argparse
 import logging
-from typing import Any
 
 import msgspec
-import zmq
 
 from onward import log
 from onward.clock import SystemClock
@@ -30,7 +28,7 @@ from onward.proto.control import (
 )
 from onward.proto.step import StepResult, WorkerHello
 from onward.transport.control import ChannelClosed, ControlChannel, join_supervisor
-from onward.transport.zmq import ApiPort
+from onward.transport.zmq import Wires
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +42,9 @@ class EngineProcess:
         self._start = start
         self._channel = channel
         self._clock = SystemClock()
-        self._context: zmq.Context[Any] = zmq.Context()
-        self._apis = ApiPort(self._context, start.address)
-        self._poller = zmq.Poller()
-        self._poller.register(self._apis.socket, zmq.POLLIN)
-        self._poller.register(channel.fileno(), zmq.POLLIN)
+        self._wires = Wires()
+        self._wires.watch_fd(channel.fileno())
+        self._apis = self._wires.api_port(start.address)
         self._link: WorkerLink | None = None
         self._core: EngineCore | None = None
         self._step_log = StepLogFile(start.config.step_log) if start.config.step_log else None
@@ -56,7 +52,7 @@ class EngineProcess:
 
     def run(self) -> None:
         while not self._stopped:
-            self._poller.poll(TICK_MS)
+            self._wires.wait(TICK_MS)
             now_s = self._clock.now_s()
             self._read_control(now_s)
             self._read_apis(now_s)
@@ -65,10 +61,7 @@ class EngineProcess:
                 self._turn(self._core, now_s)
 
     def close(self) -> None:
-        if self._link is not None:
-            self._link.close()
-        self._apis.close()
-        self._context.term()
+        self._wires.close()
 
     def _turn(self, core: EngineCore, now_s: float) -> None:
         while self._link is not None and (plan := core.plan(now_s)) is not None:
@@ -116,8 +109,7 @@ class EngineProcess:
         match message:
             case WorkerStarting():
                 assert self._link is None, "the old worker is gone before a new one starts"
-                self._link = WorkerLink(self._context, message.address, message.incarnation, self._start.incarnation)
-                self._poller.register(self._link.socket, zmq.POLLIN)
+                self._link = WorkerLink(self._wires, message.address, message.incarnation, self._start.incarnation)
             case WorkerGone():
                 self._lose_worker(message, now_s)
             case ApiGone() if self._core is not None:
@@ -133,7 +125,6 @@ class EngineProcess:
         if self._link is None or self._link.incarnation != message.incarnation:
             return
         logger.warning(log.event("worker lost", incarnation=message.incarnation, cause=message.cause))
-        self._poller.unregister(self._link.socket)
         self._link.close()
         self._link = None
         if self._core is not None and self._core.worker is not None:

@@ -4,27 +4,18 @@ Between engine and worker the stream is in order and complete, or the worker is 
 next one, or a worker that speaks another version, is a fault that ends the process: the supervisor starts both anew.
 """
 
-from typing import Any
-
-import zmq
-
 from onward.errors import StartupError
 from onward.proto import SCHEMA_VERSION
 from onward.proto.step import StepPlan, StepResult, WorkerHello
-from onward.transport.zmq import WorkerPort
+from onward.transport.zmq import Wires
 
 
 class WorkerLink:
-    def __init__(
-        self, context: zmq.Context[Any], address: str, worker_incarnation: str, engine_incarnation: str
-    ) -> None:
+    def __init__(self, wires: Wires, address: str, worker_incarnation: str, engine_incarnation: str) -> None:
         self.incarnation = worker_incarnation
         self._engine_incarnation = engine_incarnation
-        self._port = WorkerPort(context, address)
-
-    @property
-    def socket(self) -> "zmq.Socket[bytes]":
-        return self._port.socket
+        self._wires = wires
+        self._port = wires.worker_port(address)
 
     def send(self, plan: StepPlan) -> None:
         self._port.send(plan)
@@ -36,7 +27,7 @@ class WorkerLink:
         return message
 
     def close(self) -> None:
-        self._port.close()
+        self._wires.drop(self._port)
 
     def _check(self, hello: WorkerHello) -> None:
         if hello.schema_version != SCHEMA_VERSION:

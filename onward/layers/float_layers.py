@@ -17,8 +17,6 @@ from onward.layers.rotary import RotaryTable
 from onward.layers.rows import Rows
 from onward.proto.model import ModelConfig
 
-_NO_WEIGHT = np.empty(0, np.float32)
-
 
 class Linear:
     """One product for several matrices that share their input."""
@@ -47,6 +45,10 @@ def _tensor(array: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
 
 
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
 @dataclass(slots=True)
 class Attention:
     """Rope, KV write and attention, between the two products."""
@@ -57,13 +59,13 @@ class Attention:
     kv: PagedKV
 
     def __call__(
-        self, qkv: torch.Tensor, rows: Rows, layer: int, q_norm: np.ndarray, k_norm: np.ndarray
+        self, qkv: torch.Tensor, rows: Rows, layer: int, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
     ) -> torch.Tensor:
         c, kv, scratch = self.config, self.kv, self.scratch
         flat, kv_at = qkv.numpy().reshape(-1), layer * kv.layer_stride
         rope_and_store(
             flat, rows.count, rows.positions, rows.pages, kv.block_size, c.num_heads, c.num_kv_heads, c.head_dim,
-            self.rotary.cos, self.rotary.sin, q_norm, k_norm, np.float32(c.rms_norm_eps), kv.keys, kv.values, kv_at,
+            self.rotary.cos, self.rotary.sin, _address(q_norm), _address(k_norm), np.float32(c.rms_norm_eps), kv.keys, kv.values, kv_at,
         )  # fmt: skip
         out = np.empty((rows.count, c.num_heads * c.head_dim), np.float32)
         paged_attention(
@@ -87,9 +89,8 @@ class FloatBlock:
             biases = [weights[f"{prefix}{name}.bias"] for name in names] if biased else []
             return Linear([weights[f"{prefix}{name}.weight"] for name in names], biases, dtype)
 
-        def head_norm(name: str) -> np.ndarray:
-            weight = weights[f"{prefix}self_attn.{name}.weight"] if config.qk_norm else None
-            return _NO_WEIGHT if weight is None else _tensor(weight, torch.float32).numpy()
+        def head_norm(name: str) -> torch.Tensor | None:
+            return _tensor(weights[f"{prefix}self_attn.{name}.weight"], torch.float32) if config.qk_norm else None
 
         self.index, self.attention = index, attention
         self.input_norm = RMSNorm(weights[prefix + "input_layernorm.weight"], eps)

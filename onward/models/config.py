@@ -13,7 +13,7 @@ from onward.errors import StartupError
 from onward.models import rope_factors
 from onward.proto.model import ModelConfig, RopeScaling
 
-T = TypeVar("T")
+T = TypeVar("T", int, float)
 
 HF_ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -38,9 +38,7 @@ def from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=_positive(raw, "num_key_value_heads", int, heads),
         head_dim=head_dim,
-        max_position_embeddings=_positive(
-            raw, "max_position_embeddings", int, _DEFAULT_POSITIONS[architecture]
-        ),
+        max_position_embeddings=_positive(raw, "max_position_embeddings", int, _DEFAULT_POSITIONS[architecture]),
         rms_norm_eps=_positive(raw, "rms_norm_eps", float, 1e-6),
         rope_theta=theta,
         rope_scaling=scaling,
@@ -115,7 +113,7 @@ def from_gguf(
     """`shapes` are those of the file's tensors: some facts (tied embeddings, biases) are said only there. `rope_freqs`
     is the content of the tensor of that name, GGUF's form of Llama-3 rope scaling."""
     architecture = fields.get("general.architecture")
-    if architecture not in HF_ARCHITECTURES.values():
+    if not isinstance(architecture, str) or architecture not in HF_ARCHITECTURES.values():
         raise StartupError(
             f"the GGUF's architecture is not supported: {architecture!r}; "
             f"supported are {', '.join(HF_ARCHITECTURES.values())}"
@@ -149,9 +147,7 @@ def from_gguf(
     return _checked(config)
 
 
-def _refuse_unsupported_gguf(
-    own: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], head_dim: int
-) -> None:
+def _refuse_unsupported_gguf(own: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], head_dim: int) -> None:
     if "token_embd.weight" not in shapes:
         raise StartupError("the GGUF has no tensor token_embd.weight")
     if own.get("expert_count"):
@@ -177,7 +173,7 @@ def _checked(config: ModelConfig) -> ModelConfig:
 
 
 def _positive(raw: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
-    value = raw.get(key)
+    value: Any = raw.get(key)
     if value is None:
         value = default
     if value is None:
@@ -185,7 +181,7 @@ def _positive(raw: Mapping[str, Any], key: str, kind: type[T], default: T | None
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0 < value < math.inf or (kind is int and int(value) != value):
         raise StartupError(f"the model's config is wrong: `{key}` is {value!r}")
-    return kind(value)  # pyright: ignore[reportCallIssue]
+    return kind(value)
 
 
 def _short_float(value: float) -> float:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from onward.errors import StartupError
 from onward.models.file_facts import Progress
+from onward.models.names import expected_tensors
 from onward.models.safetensors_file import Array, BFloat16Bits, MappedTensors, write_file
 from onward.proto.model import ModelConfig
 
@@ -27,10 +29,21 @@ def write_weights(
     """`tensors` are float32, by canonical name. Returns the names of the files."""
     watched = _Watched(tensors, progress)
     if quantization == "int8":
+        from onward.kernels.packing import GROUP
         from onward.kernels.quantize import quantize_model
 
+        _check_divisible(config, GROUP)
         return _write_shards(folder, quantize_model(config, watched))
     return _write_shards(folder, ((name, _cast(watched[name], dtype)) for name in watched))
+
+
+def _check_divisible(config: ModelConfig, group: int) -> None:
+    for name, shape in expected_tensors(config).items():
+        if len(shape) == 2 and shape[1] % group:
+            raise StartupError(
+                f"the model cannot be quantized to int8: {name} has {shape[1]} inputs, not a multiple of {group}; "
+                "use --quantization none"
+            )
 
 
 def _cast(array: np.ndarray, dtype: str) -> Array:

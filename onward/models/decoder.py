@@ -72,6 +72,4 @@ def check_supported(config: ModelConfig, quantization: str) -> None:
         if size % unit:
             raise StartupError(f"the model's {name} is {size}; on CPU it must be a multiple of {unit}")
     if config.num_heads % config.num_kv_heads:
-        raise StartupError(
-            f"the model's {config.num_heads} heads cannot share {config.num_kv_heads} KV heads evenly"
-        )
+        raise StartupError(f"the model's {config.num_heads} heads cannot share {config.num_kv_heads} KV heads evenly")

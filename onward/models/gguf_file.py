@@ -52,9 +52,7 @@ class GgufFile(Mapping[str, np.ndarray]):
         self.config: ModelConfig = from_gguf(
             header.metadata, shapes, self._dequantized(rope_freqs).ravel().tolist() if rope_freqs else None
         )
-        self._tensors = {
-            canonical_name(name): info for name, info in header.tensors.items() if name != ROPE_FREQS
-        }
+        self._tensors = {canonical_name(name): info for name, info in header.tensors.items() if name != ROPE_FREQS}
         self._check_complete()
 
     @property

@@ -105,7 +105,9 @@ def _parse(cursor: _Cursor) -> GgufHeader:
         raise _Damaged("it does not begin with the letters GGUF")
     version = cursor.scalar("I")
     if version not in (2, 3):
-        raise _Damaged(f"its format version is {version}, and only little-endian files of version 2 and 3 are supported")
+        raise _Damaged(
+            f"its format version is {version}, and only little-endian files of version 2 and 3 are supported"
+        )
     num_tensors = cursor.count(_SMALLEST_TENSOR_BYTES, "tensors")
     num_fields = cursor.count(_SMALLEST_FIELD_BYTES, "metadata fields")
     metadata: dict[str, Any] = {}

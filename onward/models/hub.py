@@ -46,11 +46,22 @@ def fetch(model_id: str, cache_dir: Path, progress: Progress, *, with_weights: b
 def _fetched_before(receipt_path: Path) -> Path | None:
     try:
         receipt = msgspec.json.decode(receipt_path.read_bytes(), type=_Receipt)
-        folder = Path(receipt.folder)
-        complete = all((folder / name).stat().st_size == size for name, size in receipt.sizes.items())
     except (OSError, msgspec.DecodeError):
         return None
-    return folder if complete else None
+    folder = Path(receipt.folder)
+    damaged = [folder / name for name, size in receipt.sizes.items() if _size(folder / name) != size]
+    for path in damaged:
+        # The library takes a file that is there for a file that is whole, so it must go, and what its link points to.
+        path.resolve().unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+    return None if damaged else folder
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def _download(model_id: str, hub_dir: Path, patterns: list[str], progress: Progress) -> str:

@@ -17,8 +17,8 @@ _TOLERANCE = 1e-4
 def of_scaling(scaling: RopeScaling, theta: float, head_dim: int) -> list[float]:
     """By how much each of the `head_dim / 2` frequencies is divided.
 
-        wavelength:  short ------- original/high ------ original/low ------- long
-        divisor:          1              ramp                    factor
+    wavelength:  short ------- original/high ------ original/low ------- long
+    divisor:          1              ramp                    factor
     """
     divisors: list[float] = []
     for i in range(head_dim // 2):

@@ -110,9 +110,7 @@ class FolderSource:
 
     def open(self) -> Opened:
         config = self.read_config()
-        return Opened(
-            config, texts.of_folder(self.folder), lambda: self._open_tensors(config), self._copy_tokenizer
-        )
+        return Opened(config, texts.of_folder(self.folder), lambda: self._open_tensors(config), self._copy_tokenizer)
 
     def _open_tensors(self, config: ModelConfig) -> "Mapping[str, np.ndarray]":
         from onward.models.convert import Float32Tensors

@@ -61,15 +61,17 @@ def prepare(
 ) -> PreparedModel:
     """`progress(message, fraction)` hears of downloads and conversions; the fraction may be unknown."""
     cache_dir = cache_dir or settings.cache_dir()
-    is_dummy = load_format == "dummy"
-    source = find(model, with_weights=not is_dummy, cache_dir=cache_dir, progress=progress)
-    if quantization == "auto":
-        quantization = "int8" if source.is_quantized(cache_dir) else "none"
-    wanted = _Wanted("float32" if dtype == "auto" else dtype, quantization, is_dummy)
-    if isinstance(source, FolderSource) and quantization == "none":
-        prepared = _in_place(source, wanted, cache_dir, progress)
-    else:
-        prepared = _converted(source, wanted, cache_dir, progress)
+    try:
+        source = find(model, with_weights=load_format != "dummy", cache_dir=cache_dir, progress=progress)
+        if quantization == "auto":
+            quantization = "int8" if source.is_quantized(cache_dir) else "none"
+        wanted = _Wanted("float32" if dtype == "auto" else dtype, quantization, load_format == "dummy")
+        if isinstance(source, FolderSource) and quantization == "none":
+            prepared = _in_place(source, wanted, cache_dir, progress)
+        else:
+            prepared = _converted(source, wanted, cache_dir, progress)
+    except OSError as fault:
+        raise StartupError(f"cannot prepare the model {model}: {fault}") from None
     return msgspec.structs.replace(prepared, name=served_model_name or source.name)
 
 
@@ -78,7 +80,7 @@ def find(model: str, *, with_weights: bool, cache_dir: Path, progress: Progress)
     if model == settings.DEFAULT_MODEL:
         return GgufSource(default_model.fetch(cache_dir, progress), name=model)
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         return FolderSource(path.resolve(), name=path.resolve().name)
     if path.is_file():
         if path.suffix != ".gguf":
@@ -126,10 +128,7 @@ def _converted(source: Source, wanted: _Wanted, cache_dir: Path, progress: Progr
     def write(target: Path) -> None:
         _write(target, source.open(), source.name, wanted, fingerprint, progress)
 
-    try:
-        sealed_folder.build(folder, write)
-    except OSError as fault:
-        raise StartupError(f"cannot write the converted model to {folder}: {fault.strerror or fault}") from None
+    sealed_folder.build(folder, write)
     prepared = _read(folder)
     if prepared is None:
         raise StartupError(f"the converted model in {folder} cannot be read back; is the disk full or failing?")
@@ -146,9 +145,7 @@ def _read(folder: Path) -> PreparedModel | None:
     return msgspec.structs.replace(prepared, folder=str(folder))
 
 
-def _write(
-    folder: Path, opened: Opened, name: str, wanted: _Wanted, fingerprint: str, progress: Progress
-) -> None:
+def _write(folder: Path, opened: Opened, name: str, wanted: _Wanted, fingerprint: str, progress: Progress) -> None:
     from onward.models import convert, dummy
 
     progress(f"converting {name}", 0.0)
@@ -189,12 +186,14 @@ def _fingerprint(source: Source, wanted: _Wanted, cache_dir: Path, progress: Pro
 def _weights_hash(source: Source, wanted: _Wanted, cache_dir: Path, progress: Progress) -> str:
     """Of the weights, or of what stands for them, and of the config that gives them their meaning."""
     files = [path for path in source.other_files if path.name == "config.json"]
-    version = "checkpoint"
+    hashes = []
     if wanted.is_dummy:
-        from onward.models.dummy import VERSION as version  # noqa: N811
+        from onward.models import dummy
+
+        hashes.append(dummy.VERSION)
     if isinstance(source, GgufSource) or not wanted.is_dummy:
         files += source.weight_files
-    return _hash_of([version, *(sha256_of(path, cache_dir, progress) for path in files)])
+    return _hash_of(hashes + [sha256_of(path, cache_dir, progress) for path in files])
 
 
 def _hash_of(parts: list[str]) -> str:

@@ -56,7 +56,10 @@ def of_folder(folder: Path) -> Texts:
 def _folder_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text("utf-8")
+        try:
+            return file.read_text("utf-8")
+        except UnicodeDecodeError as fault:
+            raise StartupError(f"{file} is not valid UTF-8: {fault.reason} at byte {fault.start}") from None
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}

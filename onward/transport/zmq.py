@@ -5,7 +5,7 @@ message can only reach the process it was meant for. Every socket has a bound on
 refused, and the protocols above repair the loss.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import zmq
@@ -16,6 +16,42 @@ from onward.proto.step import StepPlan, StepResult, WorkerHello
 
 API_QUEUE_LENGTH = 100_000
 WORKER_QUEUE_LENGTH = 16
+
+Port = TypeVar("Port", "ApiPort", "WorkerPort", "PlanSocket")
+
+
+class Wires:
+    """One process's zmq: makes its sockets, and waits for any of them (and for plain file descriptors) at once."""
+
+    def __init__(self) -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._poller = zmq.Poller()
+
+    def api_port(self, address: str) -> "ApiPort":
+        return self._watched(ApiPort(self._context, address))
+
+    def worker_port(self, address: str) -> "WorkerPort":
+        return self._watched(WorkerPort(self._context, address))
+
+    def plan_socket(self, address: str) -> "PlanSocket":
+        return self._watched(PlanSocket(self._context, address))
+
+    def watch_fd(self, fd: int) -> None:
+        self._poller.register(fd, zmq.POLLIN)
+
+    def wait(self, timeout_ms: int | None = None) -> None:
+        self._poller.poll(timeout_ms)
+
+    def drop(self, port: "ApiPort | WorkerPort | PlanSocket") -> None:
+        self._poller.unregister(port.socket)
+        port.socket.close()
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+    def _watched(self, port: "Port") -> "Port":
+        self._poller.register(port.socket, zmq.POLLIN)
+        return port
 
 
 class WorkerWireMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -83,9 +119,6 @@ class ApiPort:
             return False
         return True
 
-    def close(self) -> None:
-        self.socket.close()
-
 
 class WorkerPort:
     """The engine's end of the wire to one worker incarnation."""
@@ -106,9 +139,6 @@ class WorkerPort:
         except zmq.Again:
             return None
         return message.hello or message.result
-
-    def close(self) -> None:
-        self.socket.close()
 
 
 class PlanSocket:
@@ -131,9 +161,6 @@ class PlanSocket:
             return self._decoder.decode(self.socket.recv(zmq.NOBLOCK))
         except zmq.Again:
             return None
-
-    def close(self) -> None:
-        self.socket.close()
 
 
 def _worker_socket(context: zmq.Context[Any]) -> "zmq.Socket[bytes]":

@@ -6,17 +6,15 @@ It holds no policy, and has no way to lose a step: a fault that is not one reque
 import argparse
 import logging
 import time
-from typing import Any
 
 import msgspec
-import zmq
 
 from onward import log
 from onward.errors import OnwardError
 from onward.models.loading import open_weights
 from onward.proto.control import Progress, StartFailed, StartWorker, Stop
 from onward.transport.control import ChannelClosed, ControlChannel, join_supervisor
-from onward.transport.zmq import PlanSocket
+from onward.transport.zmq import Wires
 from onward.worker.runner import Runner
 
 logger = logging.getLogger(__name__)
@@ -28,16 +26,14 @@ class WorkerProcess:
         self._tell("loading the model")
         self._runner = Runner(start.model, start.config, open_weights(start.model))
         self._runner.warm_up(self._tell)
-        self._context: zmq.Context[Any] = zmq.Context()
-        self._plans = PlanSocket(self._context, start.address)
-        self._poller = zmq.Poller()
-        self._poller.register(self._plans.socket, zmq.POLLIN)
-        self._poller.register(channel.fileno(), zmq.POLLIN)
+        self._wires = Wires()
+        self._wires.watch_fd(channel.fileno())
+        self._plans = self._wires.plan_socket(start.address)
         self._plans.send(self._runner.hello(start.incarnation, start.engine_incarnation))
 
     def run(self) -> None:
         while True:
-            self._poller.poll()
+            self._wires.wait()
             if isinstance(self._channel.receive(), Stop):
                 return
             while (plan := self._plans.receive()) is not None:
@@ -46,8 +42,7 @@ class WorkerProcess:
                 self._plans.send(msgspec.structs.replace(result, busy_s=time.perf_counter() - started_s))
 
     def close(self) -> None:
-        self._plans.close()
-        self._context.term()
+        self._wires.close()
 
     def _tell(self, message: str) -> None:
         self._channel.send(Progress(message))

@@ -123,8 +123,12 @@ class Runner:
         return StepResult(plan.step, events, time.perf_counter() - started)
 
     def logits_of(self, spans: Sequence[Span]) -> np.ndarray:
-        """Computes spans of slots that were assigned, without sampling: what tests compare bit by bit."""
-        return self._decoder.forward(self._batch.build(spans))[:, : self._model.config.vocab_size].copy()
+        """Logits of every row of these spans (at most `max_num_seqs` rows) of assigned slots, without sampling: what
+        evaluations read and what exactness is asserted on."""
+        rows = self._batch.build(spans)
+        assert rows.count <= self._config.max_num_seqs
+        rows.sampled = np.arange(rows.count)
+        return self._decoder.forward(rows)[:, : self._model.config.vocab_size].copy()
 
     def _guard(self, events: list[Event], slot: int, epoch: int, act: Callable[[], None]) -> None:
         try:

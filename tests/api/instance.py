@@ -1,5 +1,6 @@
 """Real api processes with a supervisor's part and a stand-in engine played by threads of the test."""
 
+import contextlib
 import itertools
 import os
 import secrets
@@ -12,7 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import zmq
@@ -33,7 +33,7 @@ from onward.proto.control import (
     Stop,
 )
 from onward.proto.model import PreparedModel
-from onward.proto.request import FromEngine
+from onward.proto.request import Deltas, ErrorInfo, FromEngine, Holding
 from onward.proto.stats import EngineStats, Family
 from onward.proto.step import WorkerHello
 from onward.transport.control import ChannelClosed, ControlChannel
@@ -49,15 +49,15 @@ class News:
     """Wakes whoever waits for something that another thread will see."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()
 
     def tell(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        with self.changed:
+            self.changed.notify_all()
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        with self._changed:
-            assert self._changed.wait_for(condition, PATIENCE_S), "it did not happen in time"
+        with self.changed:
+            assert self.changed.wait_for(condition, PATIENCE_S), "it did not happen in time"
 
 
 class EngineThread:
@@ -68,6 +68,7 @@ class EngineThread:
         self.address = f"ipc://{folder}/{self.engine.incarnation}"
         self.copies: Callable[[FromEngine], int] = lambda _: 1
         self._news = news
+        self._next_holding_s = 0.0
         self._senders: dict[str, str] = {}
         self._ending = False
         self._context = zmq.Context()
@@ -81,29 +82,32 @@ class EngineThread:
         assert not self._thread.is_alive()
 
     def _run(self) -> None:
-        next_holding_s = 0.0
         while not self._ending:
             self._port.socket.poll(1 if self.engine.running else 10)
-            while (received := self._port.receive()) is not None:
-                sender, message = received
-                self._senders[message.request_id] = sender
-                for answer in self.engine.handle(message):
-                    self._send(sender, answer)
-            if (deltas := self.engine.step()) is not None:
-                for one in deltas.deltas:
-                    self._send(self._senders[one.request_id], type(deltas)(deltas.step, [one]))
-            if time.monotonic() >= next_holding_s:
-                next_holding_s = time.monotonic() + HOLDING_EVERY_S
-                self._send_holding()
-            self._news.tell()
+            with self._news.changed:
+                self._work()
+                self._news.changed.notify_all()
         self._port.close()
         self._context.term()
+
+    def _work(self) -> None:
+        while (received := self._port.receive()) is not None:
+            sender, message = received
+            self._senders[message.request_id] = sender
+            for answer in self.engine.handle(message):
+                self._send(sender, answer)
+        if (deltas := self.engine.step()) is not None:
+            for one in deltas.deltas:
+                self._send(self._senders[one.request_id], Deltas(deltas.step, [one]))
+        if time.monotonic() >= self._next_holding_s:
+            self._next_holding_s = time.monotonic() + HOLDING_EVERY_S
+            self._send_holding()
 
     def _send_holding(self) -> None:
         holding = self.engine.holding()
         for sender in set(self._senders.values()):
             held = [one for one in holding.held if self._senders[one.request_id] == sender]
-            self._send(sender, type(holding)(holding.engine_incarnation, holding.seq, holding.step, held))
+            self._send(sender, Holding(holding.engine_incarnation, holding.seq, holding.step, held))
 
     def _send(self, receiver: str, message: FromEngine) -> None:
         for _ in range(self.copies(message)):
@@ -150,6 +154,13 @@ class Instance:
         assert self.engine_thread is not None
         return self.engine_thread.engine
 
+    def lose_requests(self, count: int, refusal: ErrorInfo) -> None:
+        """The engine forgets some requests and refuses them from now on."""
+        with self.news.changed:
+            self.engine.refusal = refusal
+            for request_id in list(self.engine.running)[:count]:
+                del self.engine.running[request_id]
+
     def start_engine(self, prepare: Callable[[StandInEngine], None] = lambda _: None) -> None:
         thread = self.engine_thread = EngineThread(self._folder, self.news)
         prepare(thread.engine)
@@ -172,9 +183,14 @@ class Instance:
         self._tell_all(Stop(grace_s))
 
     def close(self) -> None:
-        self.stop(0.0)
+        with contextlib.suppress(ChannelClosed):  # a test may have stopped it before
+            self.stop(0.0)
         for child in self.children:
             assert child.process.wait(PATIENCE_S) == 0
+        self.die()
+
+    def die(self) -> None:
+        """As a supervisor that is killed: its ends of all channels close."""
         self._ending = True
         self._thread.join(PATIENCE_S)
         if self.engine_thread is not None:
@@ -224,7 +240,7 @@ class Instance:
         child.channel.send(InstanceView(ask_id, "instance-1", processes, {}, families, stats))
 
 
-@contextmanager
+@contextlib.contextmanager
 def running(model: PreparedModel, config: ApiConfig | None = None, num_api: int = 1) -> Iterator[Instance]:
     instance = Instance(model, config or ApiConfig(), num_api)
     try:

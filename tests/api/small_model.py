@@ -27,9 +27,7 @@ def prepare(folder: Path, name: str = "small-model", max_model_len: int = 256) -
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [AddedToken(text, special=True) for text in ("<|im_end|>", "<|im_start|>")]
-    )
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|im_end|>", "<|im_start|>")])
     tokenizer.save(str(folder / "tokenizer.json"))
     return PreparedModel(
         name=name,

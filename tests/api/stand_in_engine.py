@@ -79,9 +79,7 @@ class StandInEngine:
         return Deltas(self.num_steps, [self._next(one) for one in list(self.running.values())])
 
     def holding(self) -> Holding:
-        held = [
-            Held(request_id, one.submit.epoch, len(one.tokens)) for request_id, one in self.running.items()
-        ]
+        held = [Held(request_id, one.submit.epoch, len(one.tokens)) for request_id, one in self.running.items()]
         return Holding(self.incarnation, self.seq, self.num_steps, held)
 
     def _next(self, one: Running) -> TokenDelta:
@@ -108,14 +106,10 @@ class StandInEngine:
 
 def _refused(submit: Submit, error: ErrorInfo) -> TokenDelta:
     position = len(submit.generated_token_ids)
-    return TokenDelta(
-        submit.request_id, submit.epoch, position, [], len(submit.prompt_token_ids), 0, "error", error
-    )
+    return TokenDelta(submit.request_id, submit.epoch, position, [], len(submit.prompt_token_ids), 0, "error", error)
 
 
-def expected_tokens(
-    prompt: Sequence[int], sampling: Sampling, count: int, choose: Choose = hashed_token
-) -> list[int]:
+def expected_tokens(prompt: Sequence[int], sampling: Sampling, count: int, choose: Choose = hashed_token) -> list[int]:
     tokens: list[int] = []
     for _ in range(count):
         tokens.append(choose(prompt, sampling, tokens))

@@ -54,9 +54,7 @@ def test_a_chat_is_streamed_and_says_the_same(client: openai.OpenAI) -> None:
 
 
 def test_without_include_usage_there_is_no_usage_chunk(client: openai.OpenAI) -> None:
-    chunks = list(
-        client.chat.completions.create(model="small-model", messages=HELLO, max_tokens=2, stream=True)
-    )
+    chunks = list(client.chat.completions.create(model="small-model", messages=HELLO, max_tokens=2, stream=True))
     assert all(chunk.choices and chunk.usage is None for chunk in chunks)
 
 
@@ -103,9 +101,7 @@ def test_the_async_client_streams_and_collects(instance: Instance) -> None:
         ) as client:
             whole, stream = await asyncio.gather(
                 client.chat.completions.create(model="small-model", messages=HELLO, max_tokens=9, seed=7),
-                client.chat.completions.create(
-                    model="small-model", messages=HELLO, max_tokens=9, seed=7, stream=True
-                ),
+                client.chat.completions.create(model="small-model", messages=HELLO, max_tokens=9, seed=7, stream=True),
             )
             parts = [chunk.choices[0].delta.content or "" async for chunk in stream]
             return whole.choices[0].message.content or "", "".join(parts)
@@ -126,16 +122,12 @@ def test_without_max_tokens_the_answer_fills_the_context(client: openai.OpenAI) 
     assert answer.usage.completion_tokens == 256 - 250
 
 
-def test_the_models_end_token_ends_the_answer_and_is_not_shown(
-    instance: Instance, client: openai.OpenAI
-) -> None:
+def test_the_models_end_token_ends_the_answer_and_is_not_shown(instance: Instance, client: openai.OpenAI) -> None:
     instance.engine.choose = lambda prompt, sampling, tokens: EOS if len(tokens) == 3 else 97
     ended = client.completions.create(model="small-model", prompt="x", max_tokens=6)
     assert (ended.choices[0].text, ended.choices[0].finish_reason) == ("aaa", "stop")
     assert ended.usage is not None and ended.usage.completion_tokens == 4
-    ignored = client.completions.create(
-        model="small-model", prompt="x", max_tokens=6, extra_body={"ignore_eos": True}
-    )
+    ignored = client.completions.create(model="small-model", prompt="x", max_tokens=6, extra_body={"ignore_eos": True})
     assert (ignored.choices[0].text, ignored.choices[0].finish_reason) == ("aaaaa", "length")
 
 
@@ -155,9 +147,7 @@ def test_a_stop_string_ends_the_answer_before_it_and_the_engine_is_told_where(
 
 def test_a_stream_holds_back_what_may_become_a_stop_string(instance: Instance, client: openai.OpenAI) -> None:
     instance.engine.choose = lambda prompt, sampling, tokens: b"one twist"[len(tokens)]
-    chunks = client.completions.create(
-        model="small-model", prompt="x", max_tokens=9, stop="two", stream=True
-    )
+    chunks = client.completions.create(model="small-model", prompt="x", max_tokens=9, stop="two", stream=True)
     texts = [chunk.choices[0].text for chunk in chunks]
     assert "".join(texts) == "one twist"
     assert not any(text.endswith("t") for text in texts[:-1])
@@ -173,9 +163,7 @@ def test_a_character_is_never_split(instance: Instance, client: openai.OpenAI) -
 
 def test_a_label_is_echoed_and_an_id_is_given_without_one(client: openai.OpenAI) -> None:
     create = client.chat.completions.with_raw_response.create
-    labelled = create(
-        model="small-model", messages=HELLO, max_tokens=1, extra_headers={"X-Request-Id": "my label"}
-    )
+    labelled = create(model="small-model", messages=HELLO, max_tokens=1, extra_headers={"X-Request-Id": "my label"})
     assert labelled.headers["x-request-id"] == "my label"
     unlabelled = create(model="small-model", messages=HELLO, max_tokens=1)
     assert unlabelled.parse().id == "chatcmpl-" + unlabelled.headers["x-request-id"]

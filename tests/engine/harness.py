@@ -151,7 +151,7 @@ class Harness:
                 case Holding():
                     self.holding.append(message)
 
-    def _take(self, delta) -> None:  # noqa: ANN001
+    def _take(self, delta) -> None:
         client = self.clients[delta.request_id]
         if delta.epoch != client.submit.epoch:
             return

@@ -122,6 +122,21 @@ def test_a_second_prompt_reuses_the_blocks_of_the_first_and_of_its_answer() -> N
     harness.check_all_exact()
 
 
+def test_a_follow_up_shares_blocks_that_are_still_fenced() -> None:
+    harness = Harness(vocab_size=4)
+    first = harness.submit("a", [1] * 9, max_tokens=50, end=(0, 1, 2, 3))
+    harness.plan()
+    harness.plan()
+    harness.answer()
+    assert first.finish_reason == "stop"
+    assert harness.core.scheduler.pool.counts()["fenced"] > 0
+    harness.submit("b", [1] * 9, max_tokens=4)
+    harness.run_until_idle()
+    assert harness.clients["b"].cached == 8
+    harness.check_all_exact()
+    harness.core.audit_idle()
+
+
 def test_another_salt_shares_nothing() -> None:
     harness = Harness()
     harness.submit("a", list(range(1, 20)), cache_salt="alice")

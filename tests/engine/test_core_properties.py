@@ -60,7 +60,7 @@ def test_every_client_gets_exactly_its_tokens_whatever_happens(shape: dict, acti
     harness.core.audit_idle()
 
 
-def _act(harness: Harness, kind: str, value, aborted: set[str]) -> None:  # noqa: ANN001
+def _act(harness: Harness, kind: str, value, aborted: set[str]) -> None:
     match kind:
         case "submit":
             prompt, max_tokens, priority, seed, end, min_tokens, salt = value

@@ -13,9 +13,7 @@ from onward.models.names import expected_tensors
 from onward.proto.model import ModelConfig
 
 HF_NAMES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-VARIANTS = [
-    (architecture, tied) for architecture in ("llama", "qwen2", "qwen3") for tied in (True, False)
-]
+VARIANTS = [(architecture, tied) for architecture in ("llama", "qwen2", "qwen3") for tied in (True, False)]
 
 
 def tiny_config(architecture: str = "llama", **changes: Any) -> ModelConfig:
@@ -41,8 +39,7 @@ def tiny_config(architecture: str = "llama", **changes: Any) -> ModelConfig:
 def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(seed)
     return {
-        name: generator.standard_normal(shape, dtype=np.float32)
-        for name, shape in expected_tensors(config).items()
+        name: generator.standard_normal(shape, dtype=np.float32) for name, shape in expected_tensors(config).items()
     }
 
 
@@ -65,9 +62,7 @@ def hf_json(config: ModelConfig, **more: Any) -> dict[str, Any]:
     }
 
 
-def write_folder(
-    folder: Path, config: ModelConfig, tensors: Mapping[str, np.ndarray], num_shards: int = 1
-) -> Path:
+def write_folder(folder: Path, config: ModelConfig, tensors: Mapping[str, np.ndarray], num_shards: int = 1) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(hf_json(config)))
     if num_shards == 1:

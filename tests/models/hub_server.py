@@ -88,7 +88,11 @@ class _HubHandler(BaseHTTPRequestHandler):
             self._send(403, b"", {})
             return
         content = file.read_bytes()
-        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(content).hexdigest()}"', "Accept-Ranges": "bytes"}
+        headers = {
+            "X-Repo-Commit": COMMIT,
+            "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
+            "Accept-Ranges": "bytes",
+        }
         status, start = 200, 0
         if span := self.headers.get("Range"):
             start = int(span.removeprefix("bytes=").partition("-")[0])

@@ -15,9 +15,7 @@ INDEX = "model.safetensors.index.json"
 
 @pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize(("architecture", "tied"), VARIANTS)
-def test_complete_checkpoints_are_accepted(
-    tmp_path: Path, architecture: str, tied: bool, num_shards: int
-) -> None:
+def test_complete_checkpoints_are_accepted(tmp_path: Path, architecture: str, tied: bool, num_shards: int) -> None:
     config = tiny_config(architecture, tie_word_embeddings=tied)
     folder = write_folder(tmp_path, config, random_tensors(config), num_shards)
     files = weight_files(folder)
@@ -65,9 +63,12 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 
 
 def test_an_index_cannot_point_out_of_its_folder(tmp_path: Path) -> None:
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "../secret.safetensors"}}))
+    (tmp_path / "secret.safetensors").touch()
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "../secret.safetensors"}}))
     with pytest.raises(StartupError, match="secret"):
-        weight_files(tmp_path)
+        weight_files(folder)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": {}}'])

@@ -45,7 +45,9 @@ def test_every_tensor_of_each_architecture_comes_back(tmp_path: Path, architectu
 
 def test_the_package_can_dequantize_the_usual_types() -> None:
     """So that an empty list cannot make the next test pass."""
-    assert {Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q6_K, Kind.IQ4_XS} <= set(DEQUANTIZABLE)
+    assert {Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q6_K, Kind.IQ4_XS} <= set(
+        DEQUANTIZABLE
+    )
     assert len(DEQUANTIZABLE) >= 25
 
 
@@ -84,9 +86,7 @@ def test_llama3_rope_scaling_is_found_in_its_tensor(tmp_path: Path) -> None:
     scaling = RopeScaling(32.0, 1.0, 4.0, 8192)
     config = tiny_config(head_dim=64, rope_theta=500000.0, rope_scaling=scaling)
     divisors = np.asarray(of_scaling(scaling, 500000.0, 64), dtype=np.float32)
-    path = write_gguf(
-        tmp_path / "model.gguf", config, random_tensors(config), extra={"rope_freqs.weight": divisors}
-    )
+    path = write_gguf(tmp_path / "model.gguf", config, random_tensors(config), extra={"rope_freqs.weight": divisors})
     assert GgufFile(path).config == config
 
 

@@ -26,9 +26,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_metadata_equal_those_of_the_gguf_package(file: Path) -> None:
     theirs = {
-        name: field.contents()
-        for name, field in gguf.GGUFReader(file).fields.items()
-        if not name.startswith("GGUF.")
+        name: field.contents() for name, field in gguf.GGUFReader(file).fields.items() if not name.startswith("GGUF.")
     }
     assert read_header(file).metadata == theirs
 

@@ -1,4 +1,5 @@
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield hub
 
 
-def fetched_weights(cache: Path) -> None:
+def assert_fetched(cache: Path) -> None:
     weights = open_weights(prepare(MODEL_ID, cache_dir=cache))
     assert set(weights) == set(TENSORS)
     for name, array in TENSORS.items():
@@ -38,7 +39,7 @@ def test_a_sharded_model_is_fetched_by_its_id(hub: Hub, tmp_path: Path) -> None:
     model = prepare(MODEL_ID, cache_dir=tmp_path / "cache", progress=lambda *said: heard.append(said))
     assert (model.name, model.config, model.weights) == (MODEL_ID, CONFIG, SHARDS)
     assert any(message == f"downloading {MODEL_ID}" and fraction == 1.0 for message, fraction in heard)
-    fetched_weights(tmp_path / "cache")
+    assert_fetched(tmp_path / "cache")
 
 
 def test_code_and_pickled_weights_are_not_downloaded(hub: Hub, tmp_path: Path) -> None:
@@ -50,14 +51,21 @@ def test_code_and_pickled_weights_are_not_downloaded(hub: Hub, tmp_path: Path) -
 def test_the_second_time_no_request_is_made(hub: Hub, tmp_path: Path) -> None:
     prepare(MODEL_ID, cache_dir=tmp_path / "cache")
     hub.requests.clear()
-    fetched_weights(tmp_path / "cache")
+    assert_fetched(tmp_path / "cache")
     assert hub.requests == []
 
 
 def test_a_download_that_breaks_off_goes_on_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
-    hub.break_once[SHARDS[1]] = 1000
-    fetched_weights(tmp_path / "cache")
-    assert hub.downloads(SHARDS[1]) == [None, "bytes=1000-"]
+    """The library writes pieces of 10 MiB, so the shard must be larger for a part of it to be kept."""
+    config = tiny_config("qwen3", vocab_size=100_000)
+    tensors = random_tensors(config)
+    write_folder(hub.folder, config, tensors, num_shards=3)
+    shard = max(SHARDS, key=lambda name: (hub.folder / name).stat().st_size)
+    hub.break_once[shard] = 11 << 20
+    weights = open_weights(prepare(MODEL_ID, cache_dir=tmp_path / "cache"))
+    for name, array in tensors.items():
+        np.testing.assert_array_equal(np.asarray(weights[name]), array)
+    assert hub.downloads(shard) == [None, f"bytes={10 << 20}-"]
 
 
 def test_after_a_failed_attempt_only_what_is_missing_is_fetched(hub: Hub, tmp_path: Path) -> None:
@@ -66,21 +74,30 @@ def test_after_a_failed_attempt_only_what_is_missing_is_fetched(hub: Hub, tmp_pa
         prepare(MODEL_ID, cache_dir=tmp_path / "cache")
     assert "\n" not in str(refused.value)
     hub.failing.clear()
-    fetched_weights(tmp_path / "cache")
+    assert_fetched(tmp_path / "cache")
     assert [len(hub.downloads(shard)) for shard in SHARDS[:2]] == [1, 1]
 
 
-def test_a_file_lost_from_the_cache_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 100)
+
+
+@pytest.mark.parametrize("damage", [remove, cut])
+def test_a_file_damaged_in_the_cache_is_fetched_again(hub: Hub, tmp_path: Path, damage: Callable[[Path], None]) -> None:
     model = prepare(MODEL_ID, cache_dir=tmp_path / "cache")
-    (Path(model.folder) / SHARDS[0]).unlink()
-    fetched_weights(tmp_path / "cache")
+    damage(Path(model.folder) / SHARDS[0])
+    assert_fetched(tmp_path / "cache")
 
 
 def test_dummy_weights_are_not_downloaded(hub: Hub, tmp_path: Path) -> None:
     model = prepare(MODEL_ID, load_format="dummy", cache_dir=tmp_path / "cache")
     assert model.config == CONFIG
     assert [hub.downloads(shard) for shard in SHARDS] == [[], [], []]
-    fetched_weights(tmp_path / "cache")
+    assert_fetched(tmp_path / "cache")
 
 
 def test_an_unknown_id_is_reported_in_one_line(hub: Hub, tmp_path: Path) -> None:

@@ -66,6 +66,12 @@ def test_bfloat16_is_rounded_as_torch_rounds(values: list[float]) -> None:
     np.testing.assert_array_equal(BFloat16Bits.of(array).to_float32(), expected)
 
 
+def test_bfloat16_ties_go_to_the_even_neighbour() -> None:
+    halfway = (np.arange(64, dtype=np.uint32) + 0x3F80 << 16 | 0x8000).view(np.float32)
+    expected = torch.from_numpy(halfway.copy()).to(torch.bfloat16).to(torch.float32).numpy()
+    np.testing.assert_array_equal(BFloat16Bits.of(halfway).to_float32(), expected)
+
+
 def damaged(tmp_path: Path, content: bytes) -> Path:
     path = tmp_path / "damaged.safetensors"
     path.write_bytes(content)

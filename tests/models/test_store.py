@@ -5,13 +5,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import msgspec
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from onward.errors import StartupError
+from onward.kernels.quantize import quantize_model
+from onward.models.dummy import DummyWeights
 from onward.models.loading import open_weights
+from onward.models.safetensors_file import BFloat16Bits, write_file
 from onward.models.store import MANIFEST, prepare
 from onward.proto.model import PreparedModel
 from tests.models.checkpoints import (
@@ -45,9 +49,7 @@ def assert_weights_are(model: PreparedModel, tensors: dict[str, np.ndarray]) -> 
 
 
 @pytest.mark.parametrize(("architecture", "tied"), VARIANTS)
-def test_gguf_is_converted_to_the_same_weights(
-    tmp_path: Path, cache: Path, architecture: str, tied: bool
-) -> None:
+def test_gguf_is_converted_to_the_same_weights(tmp_path: Path, cache: Path, architecture: str, tied: bool) -> None:
     config = tiny_config(architecture, tie_word_embeddings=tied)
     tensors = random_tensors(config)
     model = prepare(str(write_gguf(tmp_path / "m.gguf", config, tensors)), cache_dir=cache)
@@ -88,6 +90,19 @@ def test_a_prepared_model_is_found_without_heavy_imports(gguf_path: Path, cache:
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_quantized_model_is_found_without_torch_and_gguf(gguf_path: Path, cache: Path) -> None:
+    prepare(str(gguf_path), quantization="int8", cache_dir=cache)
+    script = (
+        "import sys; from pathlib import Path; from onward.models.store import prepare;"
+        "from onward.models.loading import open_weights;"
+        f"model = prepare({str(gguf_path)!r}, quantization='int8', cache_dir=Path({str(cache)!r}));"
+        "print(len(dict(open_weights(model))) > 0,"
+        "[name for name in ('torch', 'gguf', 'numba', 'huggingface_hub') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.strip() == "True []"
 
 
 def test_a_changed_file_is_converted_anew(gguf_path: Path, cache: Path) -> None:
@@ -156,6 +171,50 @@ def test_a_float_checkpoint_is_used_where_it_lies(tmp_path: Path, cache: Path, n
     assert (model.quantization, model.tokenizer, model.eos_token_ids) == ("none", None, [2])
     assert_weights_are(model, TENSORS)
     assert list(cache.rglob("*.safetensors")) == []
+
+
+def test_a_quantized_gguf_becomes_int8_unless_told_otherwise(tmp_path: Path, cache: Path) -> None:
+    matrices = {name: gguf.GGMLQuantizationType.Q8_0 for name, array in TENSORS.items() if array.ndim == 2}
+    path = str(write_gguf(tmp_path / "q8.gguf", CONFIG, TENSORS, quantized=matrices))
+    quantized = prepare(path, cache_dir=cache)
+    plain = prepare(path, quantization="none", cache_dir=cache)
+    assert (quantized.quantization, plain.quantization) == ("int8", "none")
+    assert quantized.fingerprint != plain.fingerprint
+    expected = dict(quantize_model(CONFIG, {name: np.asarray(array) for name, array in open_weights(plain).items()}))
+    assert_weights_are(quantized, expected)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_a_float_checkpoint_is_quantized_into_the_cache(tmp_path: Path, cache: Path, num_shards: int) -> None:
+    folder = write_folder(tmp_path / "m", CONFIG, TENSORS, num_shards)
+    Tokenizer(models.BPE()).save(str(folder / "tokenizer.json"))
+    model = prepare(str(folder), quantization="int8", cache_dir=cache)
+    assert (model.quantization, model.tokenizer) == ("int8", "tokenizer.json")
+    assert_weights_are(model, dict(quantize_model(CONFIG, TENSORS)))
+    (folder / "chat_template.jinja").write_text("changed")
+    assert prepare(str(folder), quantization="int8", cache_dir=cache).chat_template == "changed"
+
+
+def test_a_bfloat16_checkpoint_is_quantized_from_its_float_values(tmp_path: Path, cache: Path) -> None:
+    rounded = {name: BFloat16Bits.of(array) for name, array in TENSORS.items()}
+    folder = write_folder(tmp_path / "m", CONFIG, TENSORS)
+    write_file(folder / "model.safetensors", rounded)
+    model = prepare(str(folder), quantization="int8", cache_dir=cache)
+    assert_weights_are(model, dict(quantize_model(CONFIG, {name: bits.to_float32() for name, bits in rounded.items()})))
+
+
+def test_dummy_weights_can_be_quantized(tmp_path: Path, cache: Path) -> None:
+    folder = write_folder(tmp_path / "m", CONFIG, TENSORS)
+    (folder / "model.safetensors").unlink()
+    model = prepare(str(folder), load_format="dummy", quantization="int8", cache_dir=cache)
+    assert_weights_are(model, dict(quantize_model(CONFIG, DummyWeights(CONFIG))))
+
+
+def test_sizes_that_int8_cannot_have_are_refused_by_name(tmp_path: Path, cache: Path) -> None:
+    config = tiny_config(hidden_size=24, num_heads=3, num_kv_heads=1)
+    folder = write_folder(tmp_path / "m", config, random_tensors(config))
+    with pytest.raises(StartupError, match="24 inputs"):
+        prepare(str(folder), quantization="int8", cache_dir=cache)
 
 
 def test_the_fingerprint_depends_on_weights_config_and_type(tmp_path: Path, cache: Path) -> None:

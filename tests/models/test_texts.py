@@ -32,6 +32,12 @@ def test_a_template_file_comes_before_the_config(tmp_path: Path) -> None:
     assert of_folder(tmp_path).chat_template == "new ✓"
 
 
+def test_a_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(StartupError, match=r"chat_template\.jinja is not valid UTF-8"):
+        of_folder(tmp_path)
+
+
 def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
     templates = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     assert of_folder(write(tmp_path, tokenizer_config={"chat_template": templates})).chat_template == "plain"

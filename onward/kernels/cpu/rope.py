@@ -35,12 +35,16 @@ def _rotate_head(x, at, cos, sin, angle_at, half):
 @device
 def rotate_and_store(qkv, at, position, page, block_size, num_heads, num_kv_heads, head_dim, cos, sin,
                      q_norm, k_norm, eps, keys, values, kv_at):  # fmt: skip
-    """One row: q and k are normalized and rotated in place, k and v are copied into their page."""
+    """One row: q and k are normalized and rotated in place, k and v are copied into their page.
+
+    `q_norm` and `k_norm` are the addresses of the norms' weights, 0 where the model has none.
+    """
     half = head_dim // 2
     angle_at = position * half
     for head in range(num_heads + num_kv_heads):
-        if q_norm.size:
-            _normalize_head(qkv, at + head * head_dim, q_norm if head < num_heads else k_norm, head_dim, eps)
+        if q_norm != 0:
+            weight = simd.float_pointer(q_norm if head < num_heads else k_norm)
+            _normalize_head(qkv, at + head * head_dim, weight, head_dim, eps)
         _rotate_head(qkv, at + head * head_dim, cos, sin, angle_at, half)
     offset = position % block_size
     for head in range(num_kv_heads):

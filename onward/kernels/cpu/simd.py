@@ -15,6 +15,8 @@ from numba.extending import intrinsic, lower_builtin, models, register_model
 
 from onward.kernels.cpu.jit import inlined
 from onward.kernels.cpu.vectors import (
+    F16,
+    F32,
     F32X16,
     I8,
     I32,
@@ -85,6 +87,51 @@ def store_i8(typing_context, array, index, vector):
     return types.void(array, types.intp, i32x16), emit
 
 
+# Weights are reached by address, since each layer's may lie elsewhere.
+
+
+def _emit_pointer(context, builder, sig, args):
+    return builder.inttoptr(args[0], context.get_value_type(sig.return_type))
+
+
+@intrinsic
+def byte_pointer(typing_context, address):
+    return types.CPointer(types.uint8)(types.int64), _emit_pointer
+
+
+@intrinsic
+def float_pointer(typing_context, address):
+    return types.CPointer(types.float32)(types.int64), _emit_pointer
+
+
+def _emit_scalar(kind: ir.Type) -> Any:
+    def emit(context, builder, sig, args):
+        return load_value(builder, builder.gep(args[0], [args[1]]), kind, align=1)
+
+    return emit
+
+
+@intrinsic
+def byte_at(typing_context, pointer, offset):
+    return types.uint8(pointer, types.intp), _emit_scalar(I8)
+
+
+@intrinsic
+def float_at(typing_context, pointer, offset):
+    """A float32 at a byte offset."""
+    return types.float32(pointer, types.intp), _emit_scalar(F32)
+
+
+@intrinsic
+def half_at(typing_context, pointer, offset):
+    """A float16 at a byte offset, widened."""
+
+    def emit(context, builder, sig, args):
+        return builder.fpext(_emit_scalar(F16)(context, builder, sig, args), F32)
+
+    return types.float32(pointer, types.intp), emit
+
+
 # Arithmetic: + - * on two vectors of a kind, and the functions below.
 
 
@@ -95,7 +142,7 @@ class _SameVectors(AbstractTemplate):
         return None
 
 
-_OPERATORS = {operator.add: ("fadd", "add"), operator.sub: ("fsub", "sub"), operator.mul: ("fmul", "mul")}
+_OPERATORS = {operator.add: ("fadd", "add"), operator.sub: ("fsub", "sub"), operator.mul: ("fmul", "mul"), operator.truediv: ("fdiv", "sdiv")}
 
 
 def _lower_operator(function: Any, float_name: str, int_name: str) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from llvmlite import ir
+from numba import types
 
 LANES = 16
 
@@ -37,7 +38,9 @@ def fma_value(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> i
 
 
 def element_pointer(context: Any, builder: ir.IRBuilder, array_type: Any, array: Any, index: Any) -> ir.Value:
-    """Points to element `index` of a contiguous numba array, whatever its shape."""
+    """Points to element `index` of a contiguous numba array, whatever its shape, or of what a pointer points to."""
+    if isinstance(array_type, types.CPointer):
+        return builder.gep(array, [index])
     return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
 
 

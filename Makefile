@@ -1,0 +1,49 @@
+# The two commands: `make serve` and `make test`. Everything lives in .venv and in the cache folder.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# On Linux without a GPU: make install TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+SERVE_ARGS ?=
+
+.PHONY: serve install test test-full lint bench-cpu clean
+
+serve: install
+	$(BIN)/onward serve $(SERVE_ARGS)
+
+install: $(VENV)/.installed
+	@$(BIN)/onward warm
+
+test: $(VENV)/.installed-test lint
+	$(BIN)/onward warm
+	$(BIN)/python -m pytest -m "not full and not gpu"
+
+test-full: $(VENV)/.installed-test lint
+	$(BIN)/onward warm
+	$(BIN)/python -m pytest -m "not gpu"
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+bench-cpu: install
+	$(BIN)/python scripts/bench_cpu.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml
+ifneq ($(TORCH_INDEX),)
+	$(BIN)/pip install "torch>=2.11,<2.14" --index-url $(TORCH_INDEX)
+endif
+	$(BIN)/pip install -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/pip install -e ".[test]"
+	@touch $@

@@ -1,0 +1,229 @@
+"""`onward.LLM`: a model in this process, without a server. The same engine core, worker and text pipeline as a server's.
+
+    with LLM() as llm:
+        for completion in llm.chat([{"role": "user", "content": "Say hello."}]):
+            print(completion.text)
+
+One thread at a time. Streams and batches may be open side by side: whoever asks for its next token moves them all.
+"""
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from onward.config import DEFAULT_MODEL, EngineConfig, WorkerConfig, select
+from onward.errors import InvalidRequest, Unavailable
+from onward.offline.engine import OfflineEngine, OfflineRunner
+from onward.offline.inputs import (
+    Conversation,
+    Options,
+    Prompt,
+    check_conversation,
+    checked_config,
+    checked_ids,
+    each_conversation,
+    each_option,
+    each_prompt,
+)
+from onward.offline.output import Completion, Output, Piece
+from onward.offline.sampling_options import SamplingOptions
+from onward.proto.model import PreparedModel
+from onward.text.chat_template import ChatTemplate
+from onward.text.text_stream import TextStream
+from onward.text.token_table import TokenTable
+from onward.text.tokenizer import Tokenizer
+
+__all__ = ["LLM", "Completion", "Piece", "SamplingOptions"]
+
+Report = Callable[[int, int], None]
+"""Hears how many tokens and how many whole outputs there are."""
+
+
+class LLM:
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        cache_dir: Path | None = None,
+        progress: Callable[[str, float | None], None] = lambda message, fraction: None,
+        **knobs: Any,
+    ) -> None:
+        """`model` and the knobs are those of `onward serve` (`offline.inputs.OFFLINE_KNOBS` lists them).
+        `progress(message, fraction)` hears of downloads, conversion and warming up."""
+        config = checked_config(model, knobs)
+        from onward.models import store
+        from onward.models.loading import open_weights
+        from onward.worker.runner import Runner
+
+        prepared = store.prepare(
+            config.model,
+            dtype=config.dtype,
+            quantization=config.quantization,
+            load_format=config.load_format,
+            cache_dir=cache_dir,
+            progress=progress,
+        )
+        progress("loading the model", None)
+        runner = Runner(prepared, select(config, WorkerConfig), open_weights(prepared))
+        runner.warm_up(lambda message: progress(message, None))
+        self._start(prepared, runner, select(config, EngineConfig))
+
+    @classmethod
+    def over(cls, model: PreparedModel, runner: OfflineRunner, config: EngineConfig | None = None) -> Self:
+        """Over a runner that is built already."""
+        llm = cls.__new__(cls)
+        llm._start(model, runner, config or EngineConfig())
+        return llm
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling: Options = None, *, show_progress: bool = False
+    ) -> list[Completion]:
+        """Completes each prompt: a text or its token ids. One completion for each, in their order."""
+        token_lists = {path: self._encode(prompt, path) for path, prompt in each_prompt(prompts)}
+        return self._complete(token_lists, sampling, show_progress)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling: Options = None,
+        *,
+        show_progress: bool = False,
+    ) -> list[Completion]:
+        """Answers one conversation or several, each a list of messages with `role` and `content`."""
+        token_lists = {path: self._render(conversation, path) for path, conversation in each_conversation(messages)}
+        return self._complete(token_lists, sampling, show_progress)
+
+    def stream(self, prompt: Prompt, sampling: SamplingOptions | None = None) -> Iterator[Piece]:
+        """One completion, piece by piece. Closing the iterator ends it."""
+        return self._stream(self._encode(prompt, "prompts"), "prompts", sampling)
+
+    def stream_chat(self, messages: Conversation, sampling: SamplingOptions | None = None) -> Iterator[Piece]:
+        return self._stream(self._render(messages, "messages"), "messages", sampling)
+
+    def close(self) -> None:
+        """Gives the model's memory back. Nothing can be asked of it afterwards."""
+        self._engine_or_none = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, model: PreparedModel, runner: OfflineRunner, config: EngineConfig) -> None:
+        self.model = model
+        self._tokenizer = Tokenizer.from_file(Path(model.folder) / model.tokenizer) if model.tokenizer else None
+        self._table = self._tokenizer.table if self._tokenizer else TokenTable([])
+        self._template = (
+            ChatTemplate(model.chat_template, model.bos_token, model.eos_token) if model.chat_template else None
+        )
+        self._engine_or_none: OfflineEngine | None = OfflineEngine(runner, config)
+
+    @property
+    def _engine(self) -> OfflineEngine:
+        if self._engine_or_none is None:
+            raise Unavailable("this LLM was closed")
+        return self._engine_or_none
+
+    def _encode(self, prompt: Prompt, path: str) -> list[int]:
+        if not isinstance(prompt, str):
+            return checked_ids(prompt, path, self._engine.worker.vocab_size)
+        if self._tokenizer is None:
+            raise InvalidRequest(f"{path}: this model has no tokenizer; give token ids", param="prompts")
+        if not (token_ids := self._tokenizer.encode(prompt)):
+            raise InvalidRequest(f"{path}: must not be empty", param="prompts")
+        return token_ids
+
+    def _render(self, conversation: Conversation, path: str) -> list[int]:
+        if self._template is None or self._tokenizer is None:
+            raise InvalidRequest("messages: this model has no chat template; use generate", param="messages")
+        check_conversation(conversation, path)
+        return self._tokenizer.encode_chat(self._template.render(conversation, created_s=time.time()))
+
+    def _output(self, prompt_token_ids: list[int], path: str, options: SamplingOptions) -> Output:
+        fitting = self._engine.max_tokens
+        room = fitting - len(prompt_token_ids)
+        wanted = max(options.max_tokens or 1, options.min_tokens)
+        if wanted > room:
+            raise InvalidRequest(
+                f"{path if room < 1 else 'max_tokens'}: {len(prompt_token_ids)} prompt tokens and {wanted} of output "
+                f"are {wanted - room} more than the {fitting} that fit here",
+                code="context_length_exceeded",
+                param=path.partition("[")[0] if room < 1 else "max_tokens",
+            )
+        sampling = options.to_sampling(self.model.eos_token_ids)
+        stream = TextStream(
+            self._table,
+            options.stop_strings,
+            end_token_ids=sampling.end_token_ids,
+            min_tokens=sampling.min_tokens,
+        )
+        return Output(uuid.uuid4().hex, prompt_token_ids, sampling, stream)
+
+    def _complete(self, token_lists: dict[str, list[int]], sampling: Options, show_progress: bool) -> list[Completion]:
+        options = each_option(sampling, len(token_lists))
+        outputs = [self._output(ids, path, one) for (path, ids), one in zip(token_lists.items(), options, strict=True)]
+        with _bar(len(outputs)) if show_progress else _no_bar() as report:
+            self._run(outputs, report)
+        return [output.completion() for output in outputs]
+
+    def _run(self, outputs: list[Output], report: Report) -> None:
+        engine = self._engine
+        waiting, num_done, num_done_tokens = deque(outputs), 0, 0
+        running: list[Output] = []
+        try:
+            while waiting or running:
+                while waiting and engine.has_room:
+                    running.append(waiting.popleft())
+                    engine.submit(running[-1])
+                engine.turn()
+                num_done_tokens += sum(len(one.token_ids) for one in running if one.finish_reason is not None)
+                running = [one for one in running if one.finish_reason is None]
+                num_done = len(outputs) - len(waiting) - len(running)
+                report(num_done_tokens + sum(len(one.token_ids) for one in running), num_done)
+        finally:
+            engine.abandon(running)
+
+    def _stream(self, prompt_token_ids: list[int], param: str, sampling: SamplingOptions | None) -> Iterator[Piece]:
+        """Not a generator itself, so that bad input is refused at once and not at the first piece."""
+        output = self._output(prompt_token_ids, param, sampling or SamplingOptions())
+        return self._pieces(self._engine, output)
+
+    def _pieces(self, engine: OfflineEngine, output: Output) -> Iterator[Piece]:
+        if not engine.has_room:
+            raise Unavailable("too many streams are open; finish or close some")
+        engine.submit(output)
+        try:
+            while True:
+                while output.fresh:
+                    yield output.fresh.popleft()
+                if output.finish_reason is not None:
+                    return
+                engine.turn()
+        finally:
+            engine.abandon([output])
+
+
+@contextmanager
+def _bar(num_outputs: int) -> Iterator[Report]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]:.0f} tokens/s"), TimeElapsedColumn()
+    started_s = time.monotonic()
+    with Progress(*columns) as progress:
+        task = progress.add_task("generating", total=num_outputs, rate=0.0)
+
+        def report(num_tokens: int, num_done: int) -> None:
+            elapsed_s = max(time.monotonic() - started_s, 1e-9)
+            progress.update(task, completed=num_done, rate=num_tokens / elapsed_s)
+
+        yield report
+
+
+@contextmanager
+def _no_bar() -> Iterator[Report]:
+    yield lambda num_tokens, num_done: None

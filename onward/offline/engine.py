@@ -1,0 +1,114 @@
+"""An engine core and a worker in this process, moved by hand: each turn plans, runs one step and hands out its tokens.
+
+The layer above the engine is here too, so its recovery is: whatever is open is resubmitted with the tokens so far.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from onward.config import EngineConfig
+from onward.engine.core import EngineCore
+from onward.offline.output import Output
+from onward.proto.request import Abort, Deltas, Submit, ToEngine, TokenDelta
+from onward.proto.step import WorkerHello
+from onward.transport.inproc import InprocWire, StepRunner
+
+_OWNER = "llm"
+_INCARNATION = "e1"
+
+
+class OfflineRunner(StepRunner, Protocol):
+    def hello(self, worker_incarnation: str, engine_incarnation: str, /) -> WorkerHello: ...
+
+
+class OfflineEngine:
+    def __init__(self, runner: OfflineRunner, config: EngineConfig) -> None:
+        self.worker = runner.hello("w1", _INCARNATION)
+        self._runner, self._config = runner, config
+        # Enough that a finished request's place is taken at once; the rest of a long list waits with its owner.
+        self._max_live = min(2 * config.max_num_seqs, config.max_queue)
+        self._live: dict[str, Output] = {}
+        self._seq = 0
+        self._new_core()
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._live) < self._max_live
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest prompt plus output that can run here."""
+        return min(self.worker.max_model_len, self.worker.num_blocks * self.worker.block_size)
+
+    def submit(self, output: Output) -> None:
+        """With the tokens so far; at first there are none."""
+        assert self.has_room or output.request_id in self._live, "the owner asks before"
+        self._live[output.request_id] = output
+        output.epoch += 1
+        self._tell(
+            lambda seq: Submit(
+                seq,
+                output.request_id,
+                output.epoch,
+                output.prompt_token_ids,
+                output.sampling,
+                list(output.token_ids),
+                num_cached_tokens=output.num_cached_tokens,
+            )
+        )
+
+    def turn(self) -> None:
+        """Plans what may be in flight, commits the oldest step, and hands out its tokens."""
+        try:
+            while (plan := self._core.plan(time.monotonic())) is not None:
+                self._wire.send(plan)
+            if (result := self._wire.receive()) is not None:
+                self._core.commit(result, time.monotonic())
+        except BaseException:
+            self._start_anew()
+            raise
+        self._deliver()
+
+    def abandon(self, outputs: Iterable[Output]) -> None:
+        """Nobody reads these any more: they are ended, and what they hold is freed."""
+        for output in outputs:
+            if self._live.pop(output.request_id, None) is not None:
+                self._tell(lambda seq, lost=output: Abort(seq, lost.request_id, lost.epoch))
+        for _ in range(self._config.max_steps_in_flight + 1):
+            if self._live or self._core.idle:
+                return
+            self.turn()
+
+    def audit_idle(self) -> None:
+        self._core.audit_idle()
+
+    def _start_anew(self) -> None:
+        """A step was cut short, by Ctrl-C or by a fault, and nobody knows what it has written. So engine and KV memory
+        count as lost, and whatever is open goes on from its tokens."""
+        self._new_core()
+        for output in self._live.values():
+            self.submit(output)
+
+    def _new_core(self) -> None:
+        self._wire = InprocWire(self._runner)
+        self._core = EngineCore(self._config, _INCARNATION, self.worker)
+
+    def _tell(self, message: Callable[[int], ToEngine]) -> None:
+        self._seq += 1
+        self._core.receive(_OWNER, message(self._seq), time.monotonic())
+
+    def _deliver(self) -> None:
+        for _, message in self._core.drain():
+            for delta in message.deltas if isinstance(message, Deltas) else ():
+                output = self._live.get(delta.request_id)
+                if output is not None and output.epoch == delta.epoch:
+                    self._take(output, delta)
+
+    def _take(self, output: Output, delta: TokenDelta) -> None:
+        output.take(delta)
+        if output.finish_reason is None:
+            return
+        del self._live[output.request_id]
+        if delta.finish_reason is None:  # a stop string, which the engine cannot see
+            self._tell(lambda seq: Abort(seq, output.request_id, output.epoch, "stop", len(output.token_ids)))

@@ -1,0 +1,109 @@
+"""What `onward.LLM` is given, checked before anything runs. An error names the place: `prompts[3]`, `messages[0].role`."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args, get_type_hints
+
+from onward.config import ServeConfig
+from onward.errors import InvalidRequest
+from onward.offline.sampling_options import SamplingOptions
+
+OFFLINE_KNOBS = (
+    "dtype",
+    "quantization",
+    "load_format",
+    "max_model_len",
+    "block_size",
+    "num_kv_blocks",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "threads",
+)
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+Conversation = Sequence[Message]
+Options = SamplingOptions | Sequence[SamplingOptions] | None
+
+
+def checked_config(model: str, knobs: Mapping[str, Any]) -> ServeConfig:
+    for name, value in knobs.items():
+        if name not in OFFLINE_KNOBS:
+            raise InvalidRequest(f"{name}: no such knob; there are {', '.join(OFFLINE_KNOBS)}", param=name)
+        _check_knob(name, value)
+    if not isinstance(model, str) or not model:
+        raise InvalidRequest("model: must be a name, a folder or a .gguf file", param="model")
+    config = ServeConfig(model=model, **knobs)
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        raise InvalidRequest(
+            f"max_num_batched_tokens: must be at least max_num_seqs ({config.max_num_seqs}), "
+            f"got {config.max_num_batched_tokens}",
+            param="max_num_batched_tokens",
+        )
+    return config
+
+
+def _check_knob(name: str, value: object) -> None:
+    hint = get_type_hints(ServeConfig)[name]
+    default = next(knob.default for knob in dataclasses.fields(ServeConfig) if knob.name == name)
+    if isinstance(default, str):
+        if value not in get_args(hint):
+            raise InvalidRequest(f"{name}: must be one of {', '.join(get_args(hint))}, got {value!r:.80}", param=name)
+    elif not (value is None and default is None) and (not isinstance(value, int) or value < 1):
+        raise InvalidRequest(f"{name}: must be a whole number of at least 1, got {value!r:.80}", param=name)
+
+
+def each_prompt(prompts: Any) -> list[tuple[str, Prompt]]:
+    """Each prompt with the path that names it in an error."""
+    if isinstance(prompts, str):
+        return [("prompts", prompts)]
+    if not isinstance(prompts, Sequence) or not prompts:
+        raise InvalidRequest("prompts: must be a text, its token ids, or a list of such", param="prompts")
+    if isinstance(prompts[0], int):
+        return [("prompts", prompts)]
+    return [(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)]
+
+
+def checked_ids(prompt: Any, path: str, vocab_size: int) -> list[int]:
+    if not isinstance(prompt, Sequence) or not prompt:
+        raise InvalidRequest(f"{path}: must be a text or its token ids, got {prompt!r:.80}", param="prompts")
+    for index, token_id in enumerate(prompt):
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
+            raise InvalidRequest(
+                f"{path}[{index}]: must be a token id below {vocab_size} (the vocabulary), got {token_id!r:.80}",
+                param="prompts",
+            )
+    return list(prompt)
+
+
+def each_conversation(messages: Any) -> list[tuple[str, Conversation]]:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise InvalidRequest("messages: must be a list of messages, or a list of such lists", param="messages")
+    if isinstance(messages[0], Mapping):
+        return [("messages", messages)]
+    return [(f"messages[{index}]", conversation) for index, conversation in enumerate(messages)]
+
+
+def check_conversation(conversation: Any, path: str) -> None:
+    if not isinstance(conversation, Sequence) or isinstance(conversation, str) or not conversation:
+        raise InvalidRequest(f"{path}: must be a list of messages that is not empty", param="messages")
+    for index, message in enumerate(conversation):
+        if not isinstance(message, Mapping):
+            raise InvalidRequest(f"{path}[{index}]: must be a message with role and content", param="messages")
+        if message.get("role") not in _ROLES:
+            raise InvalidRequest(f"{path}[{index}].role: must be one of {', '.join(_ROLES)}", param="messages")
+        if message.get("content") is None:
+            raise InvalidRequest(f"{path}[{index}].content: is required", param="messages")
+
+
+def each_option(sampling: Options, count: int) -> list[SamplingOptions]:
+    if sampling is None or isinstance(sampling, SamplingOptions):
+        return [sampling or SamplingOptions()] * count
+    if not isinstance(sampling, Sequence) or not all(isinstance(one, SamplingOptions) for one in sampling):
+        raise InvalidRequest("sampling: must be SamplingOptions, or a list of them", param="sampling")
+    if len(sampling) != count:
+        raise InvalidRequest(
+            f"sampling: must be one for each of the {count} prompts, got {len(sampling)}", param="sampling"
+        )
+    return list(sampling)

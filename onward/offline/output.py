@@ -1,0 +1,72 @@
+"""One output of `onward.LLM` while it grows: tokens in, text out. A function of the tokens; knows no engine."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from onward.proto.request import ErrorInfo, TokenDelta
+from onward.proto.sampling import Sampling
+from onward.text.text_stream import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    """`stop`, `length`, or `error`: then `error` says what happened to this one; the others are not concerned."""
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step added to an output."""
+
+    text: str
+    num_tokens: int
+    """Of the whole output so far."""
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class Output:
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: Sampling
+    stream: TextStream
+    epoch: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    num_cached_tokens: int | None = None
+    error: ErrorInfo | None = None
+    fresh: deque[Piece] = field(default_factory=deque)
+    """What nobody has taken yet."""
+    _texts: list[str] = field(default_factory=list)
+
+    def take(self, delta: TokenDelta) -> None:
+        assert delta.position == len(self.token_ids), "the next position, and no other"
+        texts: list[str] = []
+        for token_id in delta.token_ids:
+            self.token_ids.append(token_id)
+            texts.append(self.stream.push(token_id))
+            if self.stream.stopped:
+                break
+        self.num_cached_tokens = delta.num_cached_tokens
+        self.finish_reason = "stop" if self.stream.stopped else delta.finish_reason
+        self.error = None if self.stream.stopped else delta.error
+        if self.finish_reason is not None:
+            texts.append(self.stream.finish(self.finish_reason))
+        self._texts += texts
+        self.fresh.append(Piece("".join(texts), len(self.token_ids), self.finish_reason))
+
+    def completion(self) -> Completion:
+        assert self.finish_reason is not None, "it has ended"
+        return Completion(
+            "".join(self._texts),
+            self.token_ids,
+            self.finish_reason,
+            self.prompt_token_ids,
+            self.num_cached_tokens or 0,
+            self.error,
+        )

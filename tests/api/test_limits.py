@@ -1,0 +1,51 @@
+"""What fits, and where a list of tokens has ended."""
+
+import pytest
+
+from onward.api.limits import first_end, output_limit
+from onward.errors import InvalidRequest
+from onward.proto.sampling import Sampling
+from onward.proto.step import WorkerHello
+
+
+def worker(max_model_len: int = 100, num_blocks: int = 10, block_size: int = 16) -> WorkerHello:
+    return WorkerHello(1, "w", "e", 1, "fp", num_blocks, block_size, max_model_len, 320)
+
+
+def test_without_a_wish_the_output_takes_what_fits() -> None:
+    assert output_limit(40, None, 0, worker(), "prompt") == 60
+    assert output_limit(40, None, 0, worker(num_blocks=5), "prompt") == 40, "the pool is smaller than the context"
+
+
+def test_what_just_fits_is_accepted_and_one_more_is_not() -> None:
+    assert output_limit(40, 60, 0, worker(), "prompt") == 60
+    with pytest.raises(InvalidRequest, match="by 1$"):
+        output_limit(40, 61, 0, worker(), "prompt")
+    assert output_limit(99, None, 0, worker(), "prompt") == 1
+    with pytest.raises(InvalidRequest, match="1 too long"):
+        output_limit(100, None, 0, worker(), "prompt")
+
+
+def test_the_error_says_what_is_too_small() -> None:
+    with pytest.raises(InvalidRequest, match="the context"):
+        output_limit(40, 100, 0, worker(), "prompt")
+    with pytest.raises(InvalidRequest, match="the KV pool"):
+        output_limit(40, 100, 0, worker(num_blocks=5), "prompt")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "end"),
+    [
+        ([1, 2, 3], None),
+        ([], None),
+        ([1, 9], (2, "stop")),
+        ([9, 1, 2], None),
+        ([1, 9, 2, 2, 2], (2, "stop")),
+        ([1, 2, 3, 4, 5], (5, "length")),
+        ([1, 2, 3, 4, 9], (5, "stop")),
+        ([1, 2, 3, 4, 5, 6], (5, "length")),
+    ],
+)
+def test_a_list_ends_at_its_first_end(tokens: list[int], end: tuple[int, str] | None) -> None:
+    sampling = Sampling(seed=1, max_tokens=5, min_tokens=1, end_token_ids=(9,))
+    assert first_end(tokens, sampling) == end

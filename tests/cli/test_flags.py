@@ -1,0 +1,50 @@
+import argparse
+
+import pytest
+
+from onward.cli.flags import add_flags, from_args
+from onward.cli.main import run
+from onward.cli.serve import check
+from onward.config import ServeConfig
+from onward.errors import StartupError
+
+PROMISED = {
+    *("--host", "--port", "--model", "--served-model-name", "--dtype", "--quantization", "--max-model-len"),
+    *("--block-size", "--num-kv-blocks", "--max-num-seqs", "--max-num-batched-tokens", "--transport", "--threads"),
+    *("--api-processes", "--cors-origin"),
+}
+
+
+def parse(*argv: str) -> ServeConfig:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, ServeConfig)
+    return from_args(parser.parse_args(argv), ServeConfig)
+
+
+def test_what_is_not_said_keeps_its_default() -> None:
+    assert parse() == ServeConfig()
+
+
+def test_flags_set_the_knobs_of_the_same_name() -> None:
+    config = parse("--port", "0", "--dtype", "bfloat16", "--cors-origin", "a", "--cors-origin", "b", "--drain-s", "0.5")
+    assert (config.port, config.dtype, config.cors_origin, config.drain_s) == (0, "bfloat16", ("a", "b"), 0.5)
+
+
+def test_all_promised_flags_exist_and_the_help_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(["serve", "--help"])
+    shown = capsys.readouterr().out
+    assert not [flag for flag in PROMISED if flag not in shown]
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--block-size", "0"], "--block-size"),
+        (["--num-kv-blocks", "-1"], "--num-kv-blocks"),
+        (["--max-num-batched-tokens", "8"], "--max-num-batched-tokens"),
+    ],
+)
+def test_values_that_cannot_work_are_named(flags: list[str], named: str) -> None:
+    with pytest.raises(StartupError, match=named):
+        check(parse(*flags))

@@ -1,0 +1,104 @@
+"""Every message survives the wire unchanged, over real sockets."""
+
+import asyncio
+from pathlib import Path
+
+from onward.proto import SCHEMA_VERSION
+from onward.proto.request import (
+    Abort,
+    Accepted,
+    Deltas,
+    ErrorInfo,
+    FromEngine,
+    Held,
+    Holding,
+    Submit,
+    ToEngine,
+    TokenDelta,
+)
+from onward.proto.sampling import Sampling
+from onward.proto.step import (
+    Advanced,
+    Assign,
+    Failed,
+    Preempt,
+    Preempted,
+    Run,
+    StepPlan,
+    StepResult,
+    Tokens,
+    WorkerHello,
+)
+from onward.transport.zmq import EngineSocket, Wires
+
+PLAN = StepPlan(
+    7,
+    preempt=[Preempt(1, 5)],
+    assign=[Assign(0, 6, "r", [0, 5, 49151], 2, 0, [3, 9], Sampling(seed=-(2**63), top_k=3, end_token_ids=(2,)))],
+    run=[Run(0, 6, 3), Run(2, 4, 1, [17])],
+)
+RESULT = StepResult(
+    7,
+    [Preempted(1, 5, 12), Tokens(0, 6, 0, 3, [0]), Advanced(3, 9, 64), Failed(4, 2, "bad_logits", "NaN")],
+    busy_s=0.5,
+)
+HELLO = WorkerHello(SCHEMA_VERSION, "w", "e", 1, "f", 10, 16, 128, 100)
+TO_ENGINE: list[ToEngine] = [
+    Submit(1, "r-0", 1, [1, 0], Sampling(seed=2**63 - 1), [0], 1.5, 2.5, -1, "salt", 1, 16),
+    Abort(2, "r-0", None),
+    Abort(3, "r-0", 4, "stop", 0),
+]
+FROM_ENGINE: list[FromEngine] = [
+    Accepted("r-0", 1),
+    Deltas(
+        3, [TokenDelta("r-0", 1, 0, [0], 2, 0), TokenDelta("r-1", 1, 4, [], 2, 0, "error", ErrorInfo("c", "m", 400))]
+    ),
+    Holding("e", 3, 4, [Held("r-0", 1, 5)]),
+]
+
+
+def receive(wires: Wires, port):
+    while (message := port.receive()) is None:
+        wires.wait(5000)
+    return message
+
+
+def test_plans_results_and_hellos_cross_the_wire_unchanged(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/w.sock"
+    engine, worker = Wires(), Wires()
+    ours, theirs = engine.worker_port(address), worker.plan_socket(address)
+    theirs.send(HELLO)
+    assert receive(engine, ours) == HELLO
+    ours.send(PLAN)
+    assert receive(worker, theirs) == PLAN
+    theirs.send(RESULT)
+    assert receive(engine, ours) == RESULT
+    engine.close()
+    worker.close()
+
+
+def test_requests_and_deltas_cross_the_wire_unchanged(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/e.sock"
+    engine = Wires()
+    port = engine.api_port(address)
+
+    async def api() -> list[FromEngine]:
+        socket = EngineSocket(address, "api-1")
+        for message in TO_ENGINE:
+            assert socket.send(message)
+        assert [receive(engine, port) for _ in TO_ENGINE] == [("api-1", message) for message in TO_ENGINE]
+        for message in FROM_ENGINE:
+            assert port.send("api-1", message)
+        received = [await socket.receive() for _ in FROM_ENGINE]
+        socket.close()
+        return received
+
+    assert asyncio.run(api()) == FROM_ENGINE
+    engine.close()
+
+
+def test_a_message_to_an_api_process_that_is_gone_is_refused_and_not_kept(tmp_path: Path) -> None:
+    engine = Wires()
+    port = engine.api_port(f"ipc://{tmp_path}/e.sock")
+    assert not port.send("nobody", FROM_ENGINE[0])
+    engine.close()
