@@ -249,4 +249,4 @@ class EngineCore:
             if request.owner in held:
                 held[request.owner].append(Held(request.request_id, request.epoch, request.num_generated))
         for owner, items in held.items():
-            self._outbox.send(owner, Holding(self.incarnation, self._seq[owner], self._step, items))
+            self._outbox.summarize(owner, Holding(self.incarnation, self._seq[owner], self._step, items))

@@ -8,9 +8,14 @@ class Outbox:
     def __init__(self) -> None:
         self._messages: list[tuple[str, FromEngine]] = []
         self._deltas: dict[str, list[TokenDelta]] = {}
+        self._summaries: list[tuple[str, FromEngine]] = []
 
     def send(self, owner: str, message: FromEngine) -> None:
         self._messages.append((owner, message))
+
+    def summarize(self, owner: str, message: FromEngine) -> None:
+        """Goes out behind the deltas: it describes the state after them."""
+        self._summaries.append((owner, message))
 
     def delta(self, request: Request, token_ids: list[int], error: ErrorInfo | None = None) -> None:
         """Publishes the newest tokens of a request, and its end if it has ended. Comes before it is forgotten."""
@@ -30,6 +35,6 @@ class Outbox:
 
     def drain(self, step: int) -> list[tuple[str, FromEngine]]:
         deltas = [(owner, Deltas(step, deltas)) for owner, deltas in self._deltas.items()]
-        out = self._messages + deltas
-        self._messages, self._deltas = [], {}
+        out = self._messages + deltas + self._summaries
+        self._messages, self._deltas, self._summaries = [], {}, []
         return out

@@ -28,7 +28,7 @@ class Server:
 
     def _start(self, flags: tuple[str, ...], log: BinaryIO) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-m", "onward.cli.main", "serve", "--quantization", "none", "--port", "0", *flags],
+            [sys.executable, "-m", "onward.cli.main", "serve", "--port", "0", *flags],
             stdout=subprocess.PIPE,
             stderr=log,
             env=os.environ | {"TMPDIR": self._tmp.name, "COLUMNS": "200"},

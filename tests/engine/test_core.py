@@ -332,6 +332,18 @@ def test_the_engine_says_each_second_what_it_holds() -> None:
     assert [(h.request_id, h.epoch, h.position) for h in holding.held] == [("a", 1, 1)]
 
 
+def test_what_the_engine_holds_is_told_behind_the_tokens_that_led_there() -> None:
+    harness = Harness()
+    harness.submit("a", [1, 2, 3], max_tokens=1)
+    harness.core.tick(0.5)
+    harness.core.drain()
+    harness.plan()
+    harness.core.commit(harness.worker.step(harness.plans.popleft()), 2.0)
+    harness.core.tick(2.0)
+    # Were the list read first, the api would take the finished request for lost and send it again.
+    assert [type(message).__name__ for _, message in harness.core.drain()] == ["Deltas", "Holding"]
+
+
 def test_the_requests_of_a_dead_api_process_are_aborted() -> None:
     harness = Harness()
     harness.submit("a", [1, 2, 3], max_tokens=9)
