@@ -65,11 +65,11 @@ class Attention:
         flat, kv_at = qkv.numpy().reshape(-1), layer * kv.layer_stride
         rope_and_store(
             flat, rows.count, rows.positions, rows.pages, kv.block_size, c.num_heads, c.num_kv_heads, c.head_dim,
-            self.rotary.cos, self.rotary.sin, _address(q_norm), _address(k_norm), np.float32(c.rms_norm_eps), kv.keys, kv.values, kv_at,
+            self.rotary.cos, self.rotary.sin, _address(q_norm), _address(k_norm), np.float32(c.rms_norm_eps), kv.data, kv_at,
         )  # fmt: skip
         out = np.empty((rows.count, c.num_heads * c.head_dim), np.float32)
         paged_attention(
-            flat, kv.keys, kv.values, kv_at, rows.block_tables.reshape(-1), rows.block_tables.shape[1], kv.block_size,
+            flat, kv.data, kv_at, rows.block_tables.reshape(-1), rows.block_tables.shape[1], kv.block_size,
             rows.tiles.reshape(-1), len(rows.tiles), c.num_heads, c.num_kv_heads, c.head_dim,
             np.float32(c.head_dim**-0.5), scratch.buffer, scratch.stride, scratch.work, scratch.num_threads,
             out.reshape(-1),

@@ -37,7 +37,7 @@ class Int8Model:
         self._arrays: list[np.ndarray] = []
         self._shape = _shape(config)
         self._weights = self._tables(weights, config)
-        self._memory = step.Memory(kv.keys, kv.values, kv.layer_stride, kv.block_size, rotary.cos, rotary.sin)
+        self._memory = step.Memory(kv.data, kv.layer_stride, kv.block_size, rotary.cos, rotary.sin)
         self._num_threads = scratch.num_threads
         self._buffers = _allocate(self._shape, scratch, max_rows, max_sampled)
         widths = (config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)

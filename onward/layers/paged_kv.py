@@ -10,12 +10,17 @@ from onward.proto.model import ModelConfig
 
 @dataclass(slots=True)
 class PagedKV:
-    """Flat float32 arrays, laid out as `kernels.cpu.attention` says, layer after layer."""
+    """A flat array, float32 or int8, laid out as `kernels.cpu.kv_layout` says, layer after layer."""
 
-    keys: np.ndarray
-    values: np.ndarray
+    data: np.ndarray
     layer_stride: int
     block_size: int
+
+
+def kv_dtype(config: ModelConfig, quantization: str) -> np.dtype:
+    """int8 models keep int8 KV, a quarter of the bytes. Not where keys have biases (Qwen2): those make a few channels
+    so large that a scale per key leaves nothing of the others."""
+    return np.dtype(np.int8 if quantization == "int8" and not config.qkv_bias else np.float32)
 
 
 @dataclass(slots=True)

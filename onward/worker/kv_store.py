@@ -4,31 +4,32 @@ import mmap
 
 import numpy as np
 
+from onward.kernels.cpu.kv_layout import POSITIONS, record_size
 from onward.layers.paged_kv import PagedKV
 from onward.proto.model import ModelConfig
 
 
-def block_bytes(config: ModelConfig, block_size: int) -> int:
+def block_bytes(config: ModelConfig, dtype: np.dtype, block_size: int) -> int:
     """Keys and values of one block, in all layers."""
-    return 2 * config.num_layers * _block_floats(config, block_size) * 4
+    return config.num_layers * _page_items(config, dtype, block_size) * dtype.itemsize
 
 
-def _block_floats(config: ModelConfig, block_size: int) -> int:
-    return config.num_kv_heads * config.head_dim * block_size
+def _page_items(config: ModelConfig, dtype: np.dtype, block_size: int) -> int:
+    records = config.num_kv_heads * block_size // POSITIONS
+    return records * record_size(config.head_dim, dtype.itemsize)
 
 
-def allocate(config: ModelConfig, num_blocks: int, block_size: int) -> PagedKV:
-    layer_stride = num_blocks * _block_floats(config, block_size)
-    keys, values = (_map_floats(config.num_layers * layer_stride) for _ in range(2))
-    return PagedKV(keys, values, layer_stride, block_size)
+def allocate(config: ModelConfig, dtype: np.dtype, num_blocks: int, block_size: int) -> PagedKV:
+    layer_stride = num_blocks * _page_items(config, dtype, block_size)
+    return PagedKV(_map(config.num_layers * layer_stride, dtype), layer_stride, block_size)
 
 
-def _map_floats(count: int) -> np.ndarray:
+def _map(count: int, dtype: np.dtype) -> np.ndarray:
     """Large pages where the system grants them: attention jumps between blocks and would miss the TLB each time."""
-    memory = mmap.mmap(-1, count * 4)
+    memory = mmap.mmap(-1, count * dtype.itemsize)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.float32)
+    return np.frombuffer(memory, dtype)
 
 
 class BlockTables:

@@ -6,7 +6,6 @@ from pathlib import Path
 from onward.config import WorkerConfig
 from onward.errors import StartupError
 from onward.proto.model import ModelConfig
-from onward.worker.kv_store import block_bytes
 
 POOL_SHARE = 0.25
 """Of the memory that is free at start. Pages are only taken when tokens are written to them."""
@@ -23,12 +22,11 @@ def longest_sequence(config: WorkerConfig, model: ModelConfig) -> int:
 
 
 def pool_blocks(
-    config: WorkerConfig, model: ModelConfig, max_model_len: int, free_bytes: Callable[[], int]
+    config: WorkerConfig, size: int, max_model_len: int, free_bytes: Callable[[], int]
 ) -> int:
-    """The number of KV blocks; `free_bytes` is asked only if the configuration does not say."""
+    """The number of KV blocks, of `size` bytes each."""
     if config.block_size <= 0 or config.block_size % 16:
         raise StartupError(f"--block-size {config.block_size} is not a multiple of 16")
-    size = block_bytes(model, config.block_size)
     if config.num_kv_blocks is not None:
         return _checked(config.num_kv_blocks, size, free_bytes())
     useful = config.max_num_seqs * -(-max_model_len // config.block_size)

@@ -15,6 +15,7 @@ import numpy as np
 
 from onward.config import WorkerConfig
 from onward.errors import StartupError
+from onward.layers.paged_kv import kv_dtype
 from onward.models.decoder import build_decoder
 from onward.proto import SCHEMA_VERSION
 from onward.proto.model import PreparedModel
@@ -66,13 +67,15 @@ class Runner:
     def __init__(self, model: PreparedModel, config: WorkerConfig, weights: Mapping[str, Any]) -> None:
         self._model, self._config = model, config
         self.max_model_len = longest_sequence(config, model.config)
-        self.num_blocks = pool_blocks(config, model.config, self.max_model_len, free_memory_bytes)
+        dtype = kv_dtype(model.config, model.quantization)
+        size = kv_store.block_bytes(model.config, dtype, config.block_size)
+        self.num_blocks = pool_blocks(config, size, self.max_model_len, free_memory_bytes)
         num_threads = _set_threads(config.threads)
         max_blocks = -(-self.max_model_len // config.block_size)
         self._slots: list[Slot | None] = [None] * config.max_num_seqs
         self._tokens = np.zeros((config.max_num_seqs, self.max_model_len + 1), np.int32)
         self._tables = kv_store.BlockTables(config.max_num_seqs, max_blocks)
-        self._kv = kv_store.allocate(model.config, self.num_blocks, config.block_size)
+        self._kv = kv_store.allocate(model.config, dtype, self.num_blocks, config.block_size)
         max_rows = max(config.max_num_batched_tokens, config.max_num_seqs)
         self._batch = BatchBuilder(model.config, self._tokens, self._tables, config.block_size, max_rows)
         self._max_rows = max_rows

@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import zmq
-
 from onward.config import ApiConfig
 from onward.obs.metrics import merge
 from onward.proto.control import (
@@ -37,7 +35,7 @@ from onward.proto.request import Deltas, ErrorInfo, FromEngine, Holding
 from onward.proto.stats import EngineStats, Family
 from onward.proto.step import WorkerHello
 from onward.transport.control import ChannelClosed, ControlChannel
-from onward.transport.zmq import ApiPort
+from onward.transport.zmq import Wires
 from tests.api.stand_in_engine import StandInEngine
 
 HOLDING_EVERY_S = 0.1
@@ -71,8 +69,8 @@ class EngineThread:
         self._next_holding_s = 0.0
         self._senders: dict[str, str] = {}
         self._ending = False
-        self._context = zmq.Context()
-        self._port = ApiPort(self._context, self.address)
+        self._wires = Wires()
+        self._port = self._wires.api_port(self.address)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -83,12 +81,11 @@ class EngineThread:
 
     def _run(self) -> None:
         while not self._ending:
-            self._port.socket.poll(1 if self.engine.running else 10)
+            self._wires.wait(1 if self.engine.running else 10)
             with self._news.changed:
                 self._work()
                 self._news.changed.notify_all()
-        self._port.close()
-        self._context.term()
+        self._wires.close()
 
     def _work(self) -> None:
         while (received := self._port.receive()) is not None:

@@ -102,3 +102,33 @@ def test_a_message_to_an_api_process_that_is_gone_is_refused_and_not_kept(tmp_pa
     port = engine.api_port(f"ipc://{tmp_path}/e.sock")
     assert not port.send("nobody", FROM_ENGINE[0])
     engine.close()
+
+
+def test_sending_never_hides_what_has_arrived(tmp_path: Path) -> None:
+    """zmq tells of an arrival once; a send that swallowed it would leave the reader waiting for ever."""
+    address = f"ipc://{tmp_path}/e.sock"
+    engine = Wires()
+    port = engine.api_port(address)
+
+    async def api() -> int:
+        socket = EngineSocket(address, "api-1")
+        reader = asyncio.ensure_future(socket.receive())
+        received = 0
+        for _ in range(300):
+            socket.send(TO_ENGINE[1])
+            receive(engine, port)
+            port.send("api-1", FROM_ENGINE[0])
+            for _ in range(20):
+                socket.send(TO_ENGINE[1])
+            await asyncio.wait_for(reader, 5)
+            received += 1
+            for _ in range(20):
+                receive(engine, port)
+            reader = asyncio.ensure_future(socket.receive())
+            await asyncio.sleep(0)
+        reader.cancel()
+        socket.close()
+        return received
+
+    assert asyncio.run(api()) == 300
+    engine.close()

@@ -1,8 +1,5 @@
 """Attention over paged KV, read in place. One function for prefill, chunk, decode and verification.
 
-    keys    [block, kv head, block_size / 16, head_dim, 16]     sixteen positions side by side
-    values  [block, kv head, block_size, head_dim]
-
 A tile is up to `row_tile` consecutive positions of one slot. Its rows share each loaded key, but each (row, head) keeps
 its own order: a dot product along head_dim, a softmax over sixteen lanes folded at the end, a sum over positions from
 first to last. So a row's bits depend on its own history only, not on the tile, the batch or the thread.
@@ -12,10 +9,13 @@ import numpy as np
 
 from onward.kernels.cpu import simd
 from onward.kernels.cpu.jit import device, inlined
+from onward.kernels.cpu.kv_layout import POSITIONS, record_at, record_size_of, values_offset_of
 from onward.kernels.cpu.outer import outer_sum
 
 MAX_SHARED_ROWS = 24
 """(row, head) pairs that share a loaded key in a full tile. More would spill the scratch out of the L2 cache."""
+_WORTH_WIDENING = 8
+"""From this many pairs on, int8 is widened to floats once for all of them, instead of in each inner loop."""
 
 
 def row_tile(group_size: int) -> int:
@@ -24,14 +24,9 @@ def row_tile(group_size: int) -> int:
 
 
 def scratch_size(group_size: int, head_dim: int, max_model_len: int) -> int:
-    """Floats that one thread needs: queries, sums, and the scores of a tile."""
+    """Floats that one thread needs: widened keys or values, queries, sums, and the scores of a tile."""
     pairs = row_tile(group_size) * group_size
-    return pairs * (2 * head_dim + score_stride(max_model_len)) + 16
-
-
-@inlined
-def _ceil16(n):
-    return (n + 15) // 16
+    return POSITIONS * head_dim + pairs * (2 * head_dim + score_stride(max_model_len))
 
 
 def score_stride(num_keys: int) -> int:
@@ -46,21 +41,23 @@ _score_stride = inlined(score_stride)
 def _key_scores(pairs, head_dim, q, q_at, keys, key_at, scores, scores_at, stride):
     """scores[j, 0:16] = q[j] . sixteen keys."""
     j = 0
-    while j + 8 <= pairs:
-        outer_sum(8, 1, False, q, q_at + j * head_dim, head_dim, keys, key_at, 16, head_dim,
-                  scores, scores_at + j * stride, stride)  # fmt: skip
-        j += 8
-    if j + 4 <= pairs:
-        outer_sum(4, 1, False, q, q_at + j * head_dim, head_dim, keys, key_at, 16, head_dim,
-                  scores, scores_at + j * stride, stride)  # fmt: skip
-        j += 4
-    if j + 2 <= pairs:
-        outer_sum(2, 1, False, q, q_at + j * head_dim, head_dim, keys, key_at, 16, head_dim,
-                  scores, scores_at + j * stride, stride)  # fmt: skip
-        j += 2
-    if j < pairs:
-        outer_sum(1, 1, False, q, q_at + j * head_dim, head_dim, keys, key_at, 16, head_dim,
-                  scores, scores_at + j * stride, stride)  # fmt: skip
+    while j < pairs:
+        qj, sj, rest = q_at + j * head_dim, scores_at + j * stride, pairs - j
+        if rest >= 8:
+            outer_sum(8, 1, False, q, qj, head_dim, keys, key_at, 16, head_dim, scores, sj, stride)
+            j += 8
+        elif rest >= 4:
+            outer_sum(4, 1, False, q, qj, head_dim, keys, key_at, 16, head_dim, scores, sj, stride)
+            j += 4
+        elif rest == 3:
+            outer_sum(3, 1, False, q, qj, head_dim, keys, key_at, 16, head_dim, scores, sj, stride)
+            j += 3
+        elif rest == 2:
+            outer_sum(2, 1, False, q, qj, head_dim, keys, key_at, 16, head_dim, scores, sj, stride)
+            j += 2
+        else:
+            outer_sum(1, 1, False, q, qj, head_dim, keys, key_at, 16, head_dim, scores, sj, stride)
+            j += 1
 
 
 @inlined
@@ -68,61 +65,83 @@ def _add_values(pairs, head_dim, scores, scores_at, stride, values, value_at, co
     """sums[j] += sum over `count` positions of scores[j, position] * value[position]."""
     column = 0
     while column + 64 <= head_dim:
-        j = 0
-        while j + 4 <= pairs:
-            outer_sum(4, 4, True, scores, scores_at + j * stride, stride, values, value_at + column, head_dim, count,
-                      sums, sums_at + j * head_dim + column, head_dim)  # fmt: skip
-            j += 4
-        if j + 2 <= pairs:
-            outer_sum(2, 4, True, scores, scores_at + j * stride, stride, values, value_at + column, head_dim, count,
-                      sums, sums_at + j * head_dim + column, head_dim)  # fmt: skip
-            j += 2
-        if j < pairs:
-            outer_sum(1, 4, True, scores, scores_at + j * stride, stride, values, value_at + column, head_dim, count,
-                      sums, sums_at + j * head_dim + column, head_dim)  # fmt: skip
+        v, j = value_at + column, 0
+        while j < pairs:
+            pj, sj, rest = scores_at + j * stride, sums_at + j * head_dim + column, pairs - j
+            if rest >= 4:
+                outer_sum(4, 4, True, scores, pj, stride, values, v, head_dim, count, sums, sj, head_dim)
+                j += 4
+            elif rest == 3:
+                outer_sum(3, 4, True, scores, pj, stride, values, v, head_dim, count, sums, sj, head_dim)
+                j += 3
+            elif rest == 2:
+                outer_sum(2, 4, True, scores, pj, stride, values, v, head_dim, count, sums, sj, head_dim)
+                j += 2
+            else:
+                outer_sum(1, 4, True, scores, pj, stride, values, v, head_dim, count, sums, sj, head_dim)
+                j += 1
         column += 64
     while column < head_dim:
         for j in range(pairs):
-            outer_sum(1, 1, True, scores, scores_at + j * stride, stride, values, value_at + column, head_dim, count,
-                      sums, sums_at + j * head_dim + column, head_dim)  # fmt: skip
+            pj, sj = scores_at + j * stride, sums_at + j * head_dim + column
+            outer_sum(1, 1, True, scores, pj, stride, values, value_at + column, head_dim, count, sums, sj, head_dim)
         column += 16
 
 
 @inlined
 def _softmax(scores, at, num_valid, num_blocks):
     """Turns the first `num_valid` scores into exponentials, the rest into zeros. Returns 1 / their sum."""
-    lowest = np.float32(-np.inf)
+    lowest, zero = np.float32(-np.inf), np.float32(0.0)
     full = num_valid // 16
-    rest = num_valid - full * 16
-    high = simd.splat(lowest)
-    for block in range(full):
-        high = simd.maximum(high, simd.load(scores, at + block * 16))
-    if rest:
-        tail = simd.keep_first(simd.load(scores, at + full * 16), rest, lowest)
+    filled = (num_valid + 15) // 16
+    if filled > full:
+        tail = simd.keep_first(simd.load(scores, at + full * 16), num_valid - full * 16, lowest)
         simd.store(scores, at + full * 16, tail)
-        high = simd.maximum(high, tail)
+    high = simd.splat(lowest)
+    for block in range(filled):
+        high = simd.maximum(high, simd.load(scores, at + block * 16))
     top = simd.splat(simd.max_lanes(high))
-    total = simd.splat(np.float32(0.0))
-    filled = _ceil16(num_valid)
+    total = simd.splat(zero)
     for block in range(filled):
         weight = simd.exp(simd.load(scores, at + block * 16) - top)
         simd.store(scores, at + block * 16, weight)
         total = total + weight
     for block in range(filled, num_blocks):
-        simd.store(scores, at + block * 16, simd.splat(np.float32(0.0)))
+        simd.store(scores, at + block * 16, simd.splat(zero))
     return np.float32(1.0) / simd.sum_lanes(total)
 
 
+@inlined
+def _scale_scores(pairs, scores, scores_at, stride, kv, scales_at):
+    """Multiplies sixteen scores of each pair by the sixteen scales of the positions' keys or values."""
+    scales = simd.load(kv, scales_at)
+    for j in range(pairs):
+        at = scores_at + j * stride
+        simd.store(scores, at, simd.load(scores, at) * scales)
+
+
+@inlined
+def _widen(kv, at, count, target, target_at):
+    for i in range(0, count, 16):
+        simd.store(target, target_at + i, simd.load_i8(kv, at + i))
+
+
 @device
-def attend_tile(q, q_stride, keys, values, kv_at, block_table, table_at, block_size, tile, tile_at, kv_head,
-                num_kv_heads, group_size, head_dim, scale, scratch, scratch_at, out, out_stride):  # fmt: skip
+def attend_tile(q, q_stride, kv, kv_at, block_table, table_at, block_size, tile, tile_at, kv_head,
+                num_kv_heads, group_size, head_dim, scale, scratch, wide_at, out, out_stride):  # fmt: skip
     """All heads of `kv_head`'s group, for the rows of one tile. `tile` holds (first row, rows, slot, position)."""
-    first_row, num_rows, position = tile[tile_at], tile[tile_at + 1], tile[tile_at + 3]
+    first_row, num_rows = np.int64(tile[tile_at]), np.int64(tile[tile_at + 1])
+    position = np.int64(tile[tile_at + 3])
     pairs = num_rows * group_size
     num_keys = position + num_rows
-    num_blocks = _ceil16(num_keys)
+    num_blocks = (num_keys + 15) // 16
+    parts = block_size // POSITIONS
+    record = record_size_of(head_dim, kv.itemsize)
+    values_at = values_offset_of(head_dim, kv.itemsize)
+    is_int8 = kv.itemsize == 1
+    widens = is_int8 and pairs >= _WORTH_WIDENING
     stride = _score_stride(num_keys)
-    q_at = scratch_at
+    q_at = wide_at + POSITIONS * head_dim
     sums_at = q_at + pairs * head_dim
     scores_at = sums_at + pairs * head_dim
     for row in range(num_rows):
@@ -132,23 +151,34 @@ def attend_tile(q, q_stride, keys, values, kv_at, block_table, table_at, block_s
             scratch[q_at + target + i] = q[source + i] * scale
             scratch[sums_at + target + i] = np.float32(0.0)
 
-    blocks_per_page = block_size // 16
-    page_size = block_size * head_dim
     for block in range(num_blocks):
-        page = np.int64(block_table[table_at + block // blocks_per_page])
-        at = kv_at + (page * num_kv_heads + kv_head) * page_size + (block % blocks_per_page) * 16 * head_dim
-        _key_scores(pairs, head_dim, scratch, q_at, keys, at, scratch, scores_at + block * 16, stride)
+        page = np.int64(block_table[table_at + block // parts])
+        at = kv_at + record_at(page, kv_head, block % parts, num_kv_heads, parts, record)
+        to = scores_at + block * 16
+        if widens:
+            _widen(kv, at, POSITIONS * head_dim, scratch, wide_at)
+            _key_scores(pairs, head_dim, scratch, q_at, scratch, wide_at, scratch, to, stride)
+        else:
+            _key_scores(pairs, head_dim, scratch, q_at, kv, at, scratch, to, stride)
+        if is_int8:
+            _scale_scores(pairs, scratch, to, stride, kv, at + POSITIONS * head_dim)
 
     for pair in range(pairs):
         inverse = _softmax(scratch, scores_at + pair * stride, position + pair // group_size + 1, num_blocks)
-        # The key block's padding has room for one more number.
-        scratch[scores_at + pair * stride + num_blocks * 16] = inverse
+        scratch[scores_at + pair * stride + num_blocks * 16] = inverse  # the padding has room for one more number
 
     for block in range(num_blocks):
-        page = np.int64(block_table[table_at + block // blocks_per_page])
-        at = kv_at + (page * num_kv_heads + kv_head) * page_size + (block % blocks_per_page) * 16 * head_dim
+        page = np.int64(block_table[table_at + block // parts])
+        at = kv_at + record_at(page, kv_head, block % parts, num_kv_heads, parts, record) + values_at
+        weights = scores_at + block * 16
         count = min(16, num_keys - block * 16)
-        _add_values(pairs, head_dim, scratch, scores_at + block * 16, stride, values, at, count, scratch, sums_at)
+        if is_int8:
+            _scale_scores(pairs, scratch, weights, stride, kv, at + POSITIONS * head_dim)
+        if widens:
+            _widen(kv, at, POSITIONS * head_dim, scratch, wide_at)
+            _add_values(pairs, head_dim, scratch, weights, stride, scratch, wide_at, count, scratch, sums_at)
+        else:
+            _add_values(pairs, head_dim, scratch, weights, stride, kv, at, count, scratch, sums_at)
 
     for pair in range(pairs):
         inverse = scratch[scores_at + pair * stride + num_blocks * 16]

@@ -68,8 +68,7 @@ class Batch(NamedTuple):
 
 
 class Memory(NamedTuple):
-    keys: np.ndarray
-    values: np.ndarray
+    kv: np.ndarray
     layer_stride: int
     block_size: int
     cos: np.ndarray
@@ -257,7 +256,7 @@ def _rotate(work, phase, num_rows, shape, batch, memory, kv_at, qkv, q_norm_addr
     while row < num_rows:
         rotate_and_store(qkv, row * width, np.int64(batch.positions[row]), np.int64(batch.pages[row]),
                          memory.block_size, shape.num_heads, shape.num_kv_heads, shape.head_dim, memory.cos, memory.sin,
-                         q_norm_address, k_norm_address, shape.eps, memory.keys, memory.values, kv_at)  # fmt: skip
+                         q_norm_address, k_norm_address, shape.eps, memory.kv, kv_at)  # fmt: skip
         finish(work, phase, 1)
         row = draw(work, phase, 1)
     await_all(work, phase, num_rows)
@@ -276,7 +275,7 @@ def _attend(work, phase, num_tiles, shape, batch, memory, kv_at, qkv, target, ou
         tile_at = (num_tiles - 1 - item // shape.num_kv_heads) * 4
         kv_head = item % shape.num_kv_heads
         table_at = np.int64(batch.tiles[tile_at + 2]) * batch.table_stride
-        attend_tile(qkv, width, memory.keys, memory.values, kv_at, batch.block_tables, table_at, memory.block_size,
+        attend_tile(qkv, width, memory.kv, kv_at, batch.block_tables, table_at, memory.block_size,
                     batch.tiles, tile_at, kv_head, shape.num_kv_heads, group_size, shape.head_dim, scale,
                     scratch, scratch_at, out, out_width)  # fmt: skip
         first_row = np.int64(batch.tiles[tile_at])

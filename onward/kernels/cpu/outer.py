@@ -2,7 +2,7 @@
 
     out[j, :] = sum over k, in order, of a[j, k] * b[k, :]          j < rows, 16 * columns lanes
 
-Each (row, lane) is one chain of fused multiply-adds over k, so its bits do not depend on how many rows share the loop.
+`b` is float32 or int8. Each (row, lane) is one chain of fused multiply-adds over k, so its bits do not depend on how many rows share the loop.
 """
 
 from typing import Any
@@ -19,6 +19,7 @@ from onward.kernels.cpu.vectors import (
     LANES,
     element_pointer,
     fma_value,
+    load_floats,
     load_value,
     splat_value,
     store_value,
@@ -52,7 +53,7 @@ def outer_sum(typing_context, rows, columns, resume, a, a_at, a_step, b, b_at, b
             k = loop.index
             b_row = builder.gep(b_ptr, [builder.mul(k, b_step_)])
             vectors = [
-                load_value(builder, builder.gep(b_row, [ir.Constant(k.type, c * LANES)]), F32X16)
+                load_floats(builder, builder.gep(b_row, [ir.Constant(k.type, c * LANES)]))
                 for c in range(num_columns)
             ]
             for j in range(num_rows):

@@ -4,6 +4,7 @@ import numpy as np
 
 from onward.kernels.cpu import simd
 from onward.kernels.cpu.jit import device, inlined
+from onward.kernels.cpu.kv_layout import POSITIONS, record_at, record_size_of, store_key, store_value
 
 
 @inlined
@@ -34,7 +35,7 @@ def _rotate_head(x, at, cos, sin, angle_at, half):
 
 @device
 def rotate_and_store(qkv, at, position, page, block_size, num_heads, num_kv_heads, head_dim, cos, sin,
-                     q_norm, k_norm, eps, keys, values, kv_at):  # fmt: skip
+                     q_norm, k_norm, eps, kv, kv_at):  # fmt: skip
     """One row: q and k are normalized and rotated in place, k and v are copied into their page.
 
     `q_norm` and `k_norm` are the addresses of the norms' weights, 0 where the model has none.
@@ -46,13 +47,10 @@ def rotate_and_store(qkv, at, position, page, block_size, num_heads, num_kv_head
             weight = simd.float_pointer(q_norm if head < num_heads else k_norm)
             _normalize_head(qkv, at + head * head_dim, weight, head_dim, eps)
         _rotate_head(qkv, at + head * head_dim, cos, sin, angle_at, half)
-    offset = position % block_size
+    lane, part = position % POSITIONS, position % block_size // POSITIONS
+    size = record_size_of(head_dim, kv.itemsize)
     for head in range(num_kv_heads):
-        k_from = at + (num_heads + head) * head_dim
-        v_from = k_from + num_kv_heads * head_dim
-        page_at = kv_at + (page * num_kv_heads + head) * block_size * head_dim
-        key_at = page_at + (offset // 16) * 16 * head_dim + offset % 16
-        value_at = page_at + offset * head_dim
-        for i in range(head_dim):
-            keys[key_at + i * 16] = qkv[k_from + i]
-            values[value_at + i] = qkv[v_from + i]
+        record = kv_at + record_at(page, head, part, num_kv_heads, block_size // POSITIONS, size)
+        key_from = at + (num_heads + head) * head_dim
+        store_key(kv, record, lane, qkv, key_from, head_dim)
+        store_value(kv, record, lane, qkv, key_from + num_kv_heads * head_dim, head_dim)

@@ -25,6 +25,7 @@ from onward.kernels.cpu.vectors import (
     call_llvm,
     element_pointer,
     fma_value,
+    load_floats,
     load_value,
     splat_value,
     store_value,
@@ -63,6 +64,28 @@ def load(typing_context, array, index):
         return load_value(builder, pointer, F32X16)
 
     return f32x16(array, types.intp), emit
+
+
+@intrinsic
+def load_i8(typing_context, array, index):
+    """Sixteen int8, widened to float32."""
+
+    def emit(context, builder, sig, args):
+        return load_floats(builder, element_pointer(context, builder, sig.args[0], *args))
+
+    return f32x16(array, types.intp), emit
+
+
+@intrinsic
+def store_float(typing_context, array, index, value):
+    """One float32 into memory of any type; `index` counts the array's own elements."""
+
+    def emit(context, builder, sig, args):
+        pointer = element_pointer(context, builder, sig.args[0], args[0], args[1])
+        store_value(builder, pointer, args[2])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.float32), emit
 
 
 @intrinsic

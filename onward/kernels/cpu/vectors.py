@@ -50,3 +50,10 @@ def load_value(builder: ir.IRBuilder, pointer: ir.Value, kind: ir.Type, align: i
 
 def store_value(builder: ir.IRBuilder, pointer: ir.Value, value: ir.Value, align: int = 4) -> None:
     builder.store(value, builder.bitcast(pointer, value.type.as_pointer()), align=align)
+
+
+def load_floats(builder: ir.IRBuilder, pointer: ir.Value) -> ir.Value:
+    """Sixteen float32 from a pointer to them, or to int8 that are widened."""
+    if pointer.type.pointee == I8:
+        return builder.sitofp(load_value(builder, pointer, ir.VectorType(I8, LANES), align=1), F32X16)
+    return load_value(builder, pointer, F32X16)

@@ -1,0 +1,66 @@
+"""What a benchmark and a chat need of OpenAI's answers: text, token counts, errors. Everything else is passed over."""
+
+from typing import Any
+
+import msgspec
+
+from onward.errors import ServerError
+
+
+class Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class ChunkChoice(msgspec.Struct, frozen=True):
+    delta: Delta | None = None
+    """Chat."""
+    text: str | None = None
+    """Completions."""
+    finish_reason: str | None = None
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        return (self.prompt_tokens_details.cached_tokens or 0) if self.prompt_tokens_details else 0
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    choices: list[ChunkChoice] = []
+    usage: Usage | None = None
+    error: Any = None
+
+    @property
+    def text(self) -> str:
+        return "".join((c.delta.content if c.delta else c.text) or "" for c in self.choices)
+
+
+_decoder = msgspec.json.Decoder(Chunk)
+
+
+def decode_chunk(data: bytes) -> Chunk:
+    """A chunk, or the error that the server sent in its place."""
+    try:
+        chunk = _decoder.decode(data)
+    except msgspec.DecodeError as fault:
+        raise ServerError(f"the server sent an event that is no chunk: {fault}") from None
+    if chunk.error is not None:
+        raise ServerError(error_message(data))
+    return chunk
+
+
+def error_message(body: bytes) -> str:
+    """What an error answer says, in OpenAI's form or not."""
+    try:
+        error = msgspec.json.decode(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (msgspec.DecodeError, KeyError, TypeError, IndexError):
+        return body[:200].decode(errors="replace").strip() or "no reason was given"

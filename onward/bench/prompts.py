@@ -1,0 +1,26 @@
+"""Prompts of about a given length that have nothing in common, so that no prefix cache can help anybody."""
+
+import random
+
+_COMMON = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work government number night point home water room mother "
+    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
+    "father power hour game line end member law car city community name president team minute idea body information "
+    "back parent face others level office door health person art war history party result change morning reason "
+    "research girl guy moment air teacher force education"
+)
+
+
+def words(count: int, seed: str) -> str:
+    """So many common words, each about a token. Equal seeds give equal words; others differ from the first words on."""
+    return " ".join(random.Random(seed).choices(_COMMON.split(), k=max(1, count)))
+
+
+def words_for(num_tokens: int, probes: tuple[tuple[int, int], tuple[int, int]]) -> int:
+    """How many words make a prompt of so many tokens, if two probes of (words, tokens) are on the same line."""
+    (words_a, tokens_a), (words_b, tokens_b) = probes
+    tokens_per_word = (tokens_b - tokens_a) / (words_b - words_a)
+    if tokens_per_word <= 0:
+        return max(1, num_tokens)
+    return max(1, round(words_a + (num_tokens - tokens_a) / tokens_per_word))

@@ -1,0 +1,105 @@
+"""`onward bench`: loads any OpenAI server with streams and says how fast it is."""
+
+import argparse
+import asyncio
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from onward.bench import environment, load
+from onward.bench.load import Job, Record, Snapshot, Target
+from onward.bench.prompts import words
+from onward.bench.report import Summary, summarize, table_of
+from onward.errors import InvalidRequest
+
+SCHEMA = 1
+_AT_LEAST_ONE = ("streams", "requests", "prompt_tokens", "output_tokens")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server [%(default)s]")
+    parser.add_argument("--model", metavar="ID", help="the model to ask for (default: the first one offered)")
+    parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    parser.add_argument("--endpoint", choices=tuple(load.PATHS), default="chat", help="[%(default)s]")
+    parser.add_argument("--streams", type=int, default=8, metavar="N", help="requests at once [%(default)s]")
+    parser.add_argument("--requests", type=int, metavar="N", help="requests in all (default: four for each stream)")
+    parser.add_argument("--prompt-tokens", type=int, default=110, metavar="N", help="about [%(default)s]")
+    parser.add_argument("--output-tokens", type=int, default=128, metavar="N", help="per request [%(default)s]")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="[%(default)s]")
+    parser.add_argument(
+        "--ignore-eos",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="go on to the full length; servers that do not know the field need --no-ignore-eos",
+    )
+    parser.add_argument("--seed", default="0", metavar="TEXT", help="chooses the prompts [%(default)s]")
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="per request [%(default)s]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="writes all figures there")
+
+
+def run(args: argparse.Namespace) -> int:
+    """1 if any request failed, so that scripts notice."""
+    args.requests = args.requests if args.requests is not None else 4 * args.streams
+    for name in _AT_LEAST_ONE:
+        if getattr(args, name) < 1:
+            raise InvalidRequest(f"--{name.replace('_', '-')} must be at least 1", param=name)
+    target = Target(args.url.rstrip("/"), args.model or "", args.endpoint, args.api_key, args.timeout)
+    console = Console()
+    target, records = asyncio.run(_measure(target, args, console))
+    summary = summarize(records)
+    console.print(table_of(summary, f"{target.model} at {target.url}, {args.streams} streams"))
+    if args.json is not None:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(_document(target, args, summary, records))))
+    return 1 if summary.num_failed else 0
+
+
+async def _measure(target: Target, args: argparse.Namespace, console: Console) -> tuple[Target, list[Record]]:
+    async with load.new_session(target) as session:
+        if not target.model:
+            target = replace(target, model=await load.first_model(session, target.url))
+        num_words = await load.probe_words(session, target, args.prompt_tokens, args.seed)
+        jobs = [
+            Job(words(num_words, f"{args.seed} {n}"), args.output_tokens, args.temperature, args.ignore_eos)
+            for n in range(args.requests)
+        ]
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[failed]} failed"),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("requests", total=len(jobs), failed=0)
+
+            def show(snapshot: Snapshot) -> None:
+                progress.update(task, completed=snapshot.num_done, failed=snapshot.num_failed)
+
+            return target, await load.run(session, target, jobs, args.streams, show)
+
+
+def _document(target: Target, args: argparse.Namespace, summary: Summary, records: list[Record]) -> dict[str, Any]:
+    began_s = min(record.started_s for record in records)
+    asked = {name: getattr(args, name) for name in (*_AT_LEAST_ONE, "temperature", "ignore_eos", "seed")}
+    return {
+        "schema": SCHEMA,
+        "environment": environment.facts(),
+        "target": {key: value for key, value in asdict(target).items() if key != "api_key"},
+        "asked": asked,
+        "summary": summary,
+        "requests": [_line_of(record, began_s) for record in records],
+    }
+
+
+def _line_of(record: Record, began_s: float) -> dict[str, Any]:
+    return {
+        "started_s": record.started_s - began_s,
+        "ended_s": record.ended_s - began_s,
+        "text_s": [moment - began_s for moment in record.text_s],
+        "usage": record.usage,
+        "error": record.error,
+    }

@@ -1,0 +1,159 @@
+"""`onward chat`: a conversation in the terminal, with a server or with a model in this process.
+
+Where standard input is no terminal, each line is a question, and nothing but the answers goes to standard output.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+from rich.console import Console
+
+from onward.cli.chat_sources import Asked, Messages, OfflineSource, ServerSource, Source
+from onward.cli.progress import StartProgress
+from onward.config import DEFAULT_MODEL
+from onward.errors import OnwardError
+
+HELP = "/clear forgets the conversation, /system TEXT sets the system prompt, /quit leaves; Ctrl-C stops an answer"
+# What a model writes must not move the cursor or recolour the terminal.
+_HARMLESS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+ReadLine = Callable[[], str | None]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server [%(default)s]")
+    parser.add_argument("--offline", action="store_true", help="load the model into this process; no server is needed")
+    parser.add_argument("--model", metavar="MODEL", help="the server's model id, or with --offline the model to load")
+    parser.add_argument("--system", metavar="TEXT", help="a system prompt")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: what fits)")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: the server's)")
+    parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answers")
+
+
+def run(args: argparse.Namespace) -> int:
+    asked = Asked(args.max_tokens, args.temperature, args.seed)
+    notes = Console(stderr=True, highlight=False)
+    source = _offline(args.model, asked, notes) if args.offline else ServerSource(args.url, args.model, asked)
+    chat = Chat(source, sys.stdout, notes, args.system)
+    if not sys.stdin.isatty():
+        return chat.talk(_lines_of(sys.stdin))
+    notes.print(f"{source.name}  [dim]{HELP}[/dim]")
+    return chat.talk(_prompted())
+
+
+def _offline(model: str | None, asked: Asked, notes: Console) -> Source:
+    from onward.llm import LLM
+
+    with StartProgress(notes) as progress:
+        llm = LLM(model or DEFAULT_MODEL, progress=progress)
+    return OfflineSource(llm, asked)
+
+
+class Chat:
+    """The conversation so far, and what a line of the user does to it."""
+
+    def __init__(self, source: Source, out: TextIO, notes: Console, system: str | None = None) -> None:
+        self._source, self._out, self._notes = source, out, notes
+        self._system = system
+        self._history: Messages = []
+        self._num_failed = 0
+
+    def talk(self, read_line: ReadLine) -> int:
+        """Until the user leaves. 1 if any question was left without an answer."""
+        while True:
+            try:
+                line = read_line()
+            except KeyboardInterrupt:
+                self._notes.print("\n/quit leaves", style="dim")
+                continue
+            if line is None or line.strip() == "/quit":
+                return 1 if self._num_failed else 0
+            self._take(line.strip())
+
+    def _take(self, line: str) -> None:
+        command, _, rest = line.partition(" ")
+        if command == "/clear":
+            self._history.clear()
+            self._notes.print("forgotten", style="dim")
+        elif command == "/system":
+            self._system = rest.strip() or None
+            self._notes.print("system prompt set" if self._system else "no system prompt", style="dim")
+        elif command.startswith("/") and command[1:].isalpha():
+            self._notes.print(f"no such command; {HELP}", style="dim", markup=False)
+        elif line:
+            self._ask(line)
+
+    def _ask(self, question: str) -> None:
+        system: Messages = [{"role": "system", "content": self._system}] if self._system else []
+        asked: Messages = [{"role": "user", "content": question}]
+        answer = Answer(self._out)
+        try:
+            answer.follow(self._source, [*system, *self._history, *asked])
+        except KeyboardInterrupt:
+            self._notes.print(" (stopped)", style="dim", end="")
+        except OnwardError as error:
+            self._num_failed += 1
+            self._notes.print(f"\n{error.message}", style="red", markup=False, soft_wrap=True)
+            if error.code == "context_length_exceeded" or "context" in error.message:
+                self._notes.print("/clear begins a new conversation", style="dim")
+            return
+        print(file=self._out, flush=True)
+        if answer.text:
+            self._history += [*asked, {"role": "assistant", "content": answer.text}]
+        if speed := answer.speed():
+            self._notes.print(speed, style="dim")
+
+
+class Answer:
+    """One answer while it comes: shown at once, and timed."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._texts: list[str] = []
+        self._num_tokens: int | None = None
+        self._asked_s = time.monotonic()
+        self._first_s: float | None = None
+        self._last_s = self._asked_s
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def follow(self, source: Source, messages: Messages) -> None:
+        for said in source.answer(messages):
+            self._num_tokens = said.num_tokens if said.num_tokens is not None else self._num_tokens
+            if said.text:
+                self._last_s = time.monotonic()
+                self._first_s = self._first_s or self._last_s
+                self._texts.append(said.text)
+                print(said.text.translate(_HARMLESS), end="", file=self._out, flush=True)
+
+    def speed(self) -> str | None:
+        """None where nobody has counted the tokens."""
+        if self._num_tokens is None or self._first_s is None:
+            return None
+        first = f"{self._num_tokens} tokens, the first after {self._first_s - self._asked_s:.2f} s"
+        if self._num_tokens < 2 or self._last_s <= self._first_s:
+            return first
+        return f"{first}, then {(self._num_tokens - 1) / (self._last_s - self._first_s):.1f} tokens/s"
+
+
+def _prompted() -> ReadLine:
+    import readline  # noqa: F401  (gives `input` its line editing and history)
+
+    def read_line() -> str | None:
+        try:
+            return input("\n> ")
+        except EOFError:
+            print()
+            return None
+
+    return read_line
+
+
+def _lines_of(file: TextIO) -> ReadLine:
+    lines: Iterator[str] = iter(file)
+    return lambda: next(lines, None)

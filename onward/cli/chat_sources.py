@@ -1,0 +1,130 @@
+"""Where `onward chat` gets its answers: a server over HTTP, or a model in this process. Both answer piece by piece.
+
+Closing the iterator, or an exception thrown while it waits, stops the answer: the connection closes, or the request ends.
+"""
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from onward.bench.openai_chunks import decode_chunk, error_message
+from onward.bench.sse_reader import DONE, SseReader
+from onward.errors import InvalidRequest, ServerError, Unavailable
+from onward.llm import LLM
+from onward.offline.sampling_options import SamplingOptions
+
+Messages = list[dict[str, str]]
+_TIMEOUT_S = 120.0
+"""Between two pieces of an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    text: str
+    num_tokens: int | None = None
+    """Of the whole answer so far, where that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How answers are to be made. What was not said is left to the server's or the model's defaults."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+
+    def given(self) -> dict[str, Any]:
+        return {
+            name: value for name in ("max_tokens", "temperature", "seed") if (value := getattr(self, name)) is not None
+        }
+
+
+class Source(Protocol):
+    name: str
+
+    def answer(self, messages: Messages) -> Iterator[Said]: ...
+
+
+class OfflineSource:
+    def __init__(self, llm: LLM, asked: Asked) -> None:
+        self.name = llm.model.name
+        self._llm = llm
+        self._sampling = SamplingOptions(**asked.given())
+
+    def answer(self, messages: Messages) -> Iterator[Said]:
+        for piece in self._llm.stream_chat(messages, self._sampling):
+            yield Said(piece.text, piece.num_tokens)
+
+
+class ServerSource:
+    def __init__(self, url: str, model: str | None, asked: Asked) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidRequest(f"--url {url!r} is no address such as http://127.0.0.1:8000", param="url")
+        self._url = url.rstrip("/")
+        self._parts = parts
+        self._asked = asked
+        self.name = model or self._first_model()
+
+    def answer(self, messages: Messages) -> Iterator[Said]:
+        body = {
+            "model": self.name,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._asked.given(),
+        }
+        with closing(self._connect()) as connection:
+            response = self._request(connection, "POST", "/v1/chat/completions", body)
+            yield from self._read(response)
+
+    def _read(self, response: http.client.HTTPResponse) -> Iterator[Said]:
+        reader = SseReader()
+        while True:
+            try:
+                received = response.read1(1 << 16)
+            except (OSError, http.client.HTTPException) as fault:
+                raise ServerError(f"the connection to {self._url} broke: {fault}") from None
+            if not received:
+                raise ServerError(f"{self._url} closed the connection in the middle of the answer")
+            for data in reader.feed(received):
+                if data == DONE:
+                    return
+                chunk = decode_chunk(data)
+                yield Said(chunk.text, chunk.usage.completion_tokens if chunk.usage else None)
+
+    def _first_model(self) -> str:
+        with closing(self._connect()) as connection:
+            try:
+                return json.loads(self._request(connection, "GET", "/v1/models").read())["data"][0]["id"]
+            except (ValueError, KeyError, IndexError, TypeError, OSError):
+                raise ServerError(f"{self._url}/v1/models names no model; give one with --model") from None
+
+    def _connect(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        assert self._parts.hostname is not None
+        return kind(self._parts.hostname, self._parts.port, timeout=_TIMEOUT_S)
+
+    def _request(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> http.client.HTTPResponse:
+        """The answer's beginning. A server that is not there, or refuses, is an error that says so."""
+        try:
+            connection.request(
+                method,
+                self._parts.path.rstrip("/") + path,
+                json.dumps(body) if body is not None else None,
+                {"Content-Type": "application/json"},
+            )
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException):
+            raise Unavailable(
+                f"no server answers at {self._url}; start one with `make serve`, or talk without one: --offline"
+            ) from None
+        if response.status != 200:
+            raise ServerError(f"{self._url} answers {response.status}: {error_message(response.read(1 << 16))}")
+        return response

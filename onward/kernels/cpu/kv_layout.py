@@ -1,0 +1,70 @@
+"""How keys and values lie in memory: records of sixteen positions of one KV head.
+
+    float32   keys [head_dim][16], values [16][head_dim]
+    int8      keys [head_dim][16], 16 float32 scales, values [16][head_dim], 16 float32 scales
+
+A page of `block_size` positions is [kv head][block_size / 16] records; pages follow each other. Sizes and offsets count
+elements of the array's own type, which is what `itemsize` says. In int8 each (position, head) has a scale for its key
+and one for its value.
+"""
+
+import numpy as np
+
+from onward.kernels.cpu import simd
+from onward.kernels.cpu.jit import inlined
+
+POSITIONS = 16
+_SCALE_BYTES = 4 * POSITIONS
+
+
+def record_size(head_dim: int, itemsize: int) -> int:
+    return 2 * (POSITIONS * head_dim + (_SCALE_BYTES if itemsize == 1 else 0))
+
+
+def values_offset(head_dim: int, itemsize: int) -> int:
+    return POSITIONS * head_dim + (_SCALE_BYTES if itemsize == 1 else 0)
+
+
+record_size_of = inlined(record_size)
+values_offset_of = inlined(values_offset)
+
+
+@inlined
+def record_at(page, head, part, num_kv_heads, parts_per_page, size):
+    """Where sixteen positions begin: part number `part` of a page."""
+    return ((page * num_kv_heads + head) * parts_per_page + part) * size
+
+
+@inlined
+def store_key(kv, record, lane, source, source_at, head_dim):
+    """The key of position `lane` of a record."""
+    if kv.itemsize == 4:
+        for i in range(head_dim):
+            kv[record + i * POSITIONS + lane] = source[source_at + i]
+    else:
+        factor = _store_scale(kv, record + POSITIONS * head_dim + 4 * lane, source, source_at, head_dim)
+        for i in range(head_dim):
+            kv[record + i * POSITIONS + lane] = np.rint(source[source_at + i] * factor)
+
+
+@inlined
+def store_value(kv, record, lane, source, source_at, head_dim):
+    at = record + values_offset_of(head_dim, kv.itemsize)
+    if kv.itemsize == 4:
+        for i in range(head_dim):
+            kv[at + lane * head_dim + i] = source[source_at + i]
+    else:
+        factor = _store_scale(kv, at + POSITIONS * head_dim + 4 * lane, source, source_at, head_dim)
+        for i in range(head_dim):
+            kv[at + lane * head_dim + i] = np.rint(source[source_at + i] * factor)
+
+
+@inlined
+def _store_scale(kv, at, source, source_at, head_dim):
+    """Writes the scale that makes the largest value 127, and returns its inverse."""
+    largest = simd.splat(np.float32(0.0))
+    for i in range(0, head_dim, 16):
+        largest = simd.maximum(largest, simd.absolute(simd.load(source, source_at + i)))
+    most = simd.max_lanes(largest)
+    simd.store_float(kv, at, most / np.float32(127.0))
+    return np.float32(127.0) / most if most > np.float32(0.0) else np.float32(0.0)

@@ -1,0 +1,127 @@
+"""`onward bench` against a real server that streams what the test says."""
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from onward.cli import bench
+from onward.errors import OnwardError
+from tests.bench.sse_server import DONE, chunk, serving, usage
+
+
+def run_bench(url: str, *arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    return bench.run(parser.parse_args(["--url", url, *arguments]))
+
+
+async def _answer(body: dict[str, Any]) -> AsyncIterator[bytes]:
+    chat = "messages" in body
+    text = body["messages"][0]["content"] if chat else body["prompt"]
+    yield chunk("", chat=chat)
+    for _ in range(body["max_tokens"] // 2):  # two tokens in each event
+        yield chunk("word ", chat=chat)
+    yield usage(len(text.split()) + 30, body["max_tokens"], cached=2)
+    yield DONE
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_figures_of_a_run_are_printed_and_written(
+    endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out" / "bench.json"
+    with serving(_answer) as server:
+        arguments = ["--streams", "3", "--requests", "7", "--output-tokens", "10", "--prompt-tokens", "110"]
+        assert run_bench(server.url, *arguments, "--endpoint", endpoint, "--json", str(file)) == 0
+    asked = server.bodies[2:]
+    assert len(asked) == 7
+    assert {body["max_tokens"] for body in asked} == {10}
+    assert all(body["ignore_eos"] and body["stream_options"] == {"include_usage": True} for body in asked)
+    assert all(path.endswith("chat/completions" if endpoint == "chat" else "v1/completions") for path in server.paths)
+    written = msgspec.json.decode(file.read_bytes())
+    summary = written["summary"]
+    assert (summary["num_requests"], summary["num_failed"], summary["output_tokens"]) == (7, 0, 70)
+    assert (summary["prompt_tokens"], summary["cached_tokens"]) == (7 * 110, 14)
+    assert summary["tokens_per_event"] == 2.0
+    assert summary["output_tokens_per_s"] == pytest.approx(70 / summary["duration_s"])
+    assert written["environment"]["cpu_cores"] >= 1
+    assert len(written["requests"]) == 7 and all(len(r["text_s"]) == 5 for r in written["requests"])
+    assert written["target"]["model"] == "tiny"
+    printed = capsys.readouterr().out
+    assert "output tokens/s" in printed and "time to first token" in printed
+
+
+def test_as_many_streams_run_at_once_as_were_asked_for() -> None:
+    open_now, most = 0, 0
+    all_here = asyncio.Event()
+
+    async def together(body: dict[str, Any]) -> AsyncIterator[bytes]:
+        nonlocal open_now, most
+        if body["max_tokens"] > 1:  # a probe comes alone
+            open_now += 1
+            most = max(most, open_now)
+            if open_now == 4:
+                all_here.set()
+            await asyncio.wait_for(all_here.wait(), 20)
+            open_now -= 1
+        yield chunk("a")
+        yield usage(30, body["max_tokens"])
+        yield DONE
+
+    with serving(together) as server:
+        assert run_bench(server.url, "--streams", "4", "--requests", "12", "--output-tokens", "2") == 0
+    assert most == 4
+
+
+async def _failing(body: dict[str, Any]) -> AsyncIterator[bytes]:
+    if body["max_tokens"] == 1:
+        yield usage(30, 1)
+        yield DONE
+        return
+    yield chunk("a")
+    first = body["messages"][0]["content"].split()[0]
+    if len(first) % 2:
+        yield b'data: {"error": {"message": "out of luck", "code": "internal_error"}}\n\n'
+        yield DONE
+    # Otherwise the stream just ends: neither usage nor [DONE].
+
+
+def test_streams_that_fail_are_counted_by_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bench.json"
+    with serving(_failing) as server:
+        assert run_bench(server.url, "--streams", "2", "--requests", "30", "--json", str(file)) == 1
+    summary = msgspec.json.decode(file.read_bytes())["summary"]
+    assert summary["num_failed"] == 30 == sum(summary["errors"].values())
+    assert set(summary["errors"]) == {"out of luck", "the stream broke off before [DONE]"}
+    assert "out of luck" in capsys.readouterr().out
+
+
+async def _without_usage(body: dict[str, Any]) -> AsyncIterator[bytes]:
+    yield chunk("a")
+    yield DONE
+
+
+def test_a_server_that_reports_no_usage_cannot_be_measured() -> None:
+    with serving(_without_usage) as server, pytest.raises(OnwardError, match="did not report usage"):
+        run_bench(server.url)
+
+
+def test_an_unknown_model_is_said_by_the_server() -> None:
+    with serving(_answer) as server, pytest.raises(OnwardError, match="404: no such model"):
+        run_bench(server.url, "--model", "other")
+
+
+def test_without_a_server_one_line_says_what_to_do(unused_port: int) -> None:
+    with pytest.raises(OnwardError, match="make serve"):
+        run_bench(f"http://127.0.0.1:{unused_port}")
+
+
+@pytest.mark.parametrize("flag", ["--streams", "--requests", "--prompt-tokens", "--output-tokens"])
+def test_a_number_below_one_is_refused(flag: str) -> None:
+    with pytest.raises(OnwardError, match=f"{flag} must be at least 1"):
+        run_bench("http://127.0.0.1:1", flag, "0")
