@@ -68,6 +68,7 @@ class EngineThread:
         self._news = news
         self._next_holding_s = 0.0
         self._senders: dict[str, str] = {}
+        self._seqs: dict[str, int] = {}
         self._ending = False
         self._wires = Wires()
         self._port = self._wires.api_port(self.address)
@@ -91,20 +92,23 @@ class EngineThread:
         while (received := self._port.receive()) is not None:
             sender, message = received
             self._senders[message.request_id] = sender
+            self._seqs[sender] = message.seq
             for answer in self.engine.handle(message):
                 self._send(sender, answer)
         if (deltas := self.engine.step()) is not None:
-            for one in deltas.deltas:
-                self._send(self._senders[one.request_id], Deltas(deltas.step, [one]))
+            for sender in self._seqs:
+                own = [one for one in deltas.deltas if self._senders[one.request_id] == sender]
+                if own:
+                    self._send(sender, Deltas(deltas.step, own))
         if time.monotonic() >= self._next_holding_s:
             self._next_holding_s = time.monotonic() + HOLDING_EVERY_S
             self._send_holding()
 
     def _send_holding(self) -> None:
         holding = self.engine.holding()
-        for sender in set(self._senders.values()):
+        for sender, seq in self._seqs.items():
             held = [one for one in holding.held if self._senders[one.request_id] == sender]
-            self._send(sender, Holding(holding.engine_incarnation, holding.seq, holding.step, held))
+            self._send(sender, Holding(holding.engine_incarnation, seq, holding.step, held))
 
     def _send(self, receiver: str, message: FromEngine) -> None:
         for _ in range(self.copies(message)):

@@ -27,8 +27,8 @@ from onward.proto.request import (
     Held,
     Holding,
     Submit,
-    TokenDelta,
     ToEngine,
+    TokenDelta,
 )
 from onward.proto.sampling import Sampling
 from tests.api.stand_in_engine import StandInEngine, expected_tokens

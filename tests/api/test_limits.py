@@ -19,7 +19,7 @@ def test_without_a_wish_the_output_takes_what_fits() -> None:
 
 def test_what_just_fits_is_accepted_and_one_more_is_not() -> None:
     assert output_limit(40, 60, 0, worker(), "prompt") == 60
-    with pytest.raises(InvalidRequest, match="by 1$"):
+    with pytest.raises(InvalidRequest, match=r"by 1\Z"):
         output_limit(40, 61, 0, worker(), "prompt")
     assert output_limit(99, None, 0, worker(), "prompt") == 1
     with pytest.raises(InvalidRequest, match="1 too long"):

@@ -22,6 +22,9 @@ class Stream:
     done: bool = False
     error: dict[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.body.get("generated_token_ids", []))
+
     def result(self) -> tuple[str, list[int], list[str], int]:
         """What must be the same however the stream was disturbed."""
         assert self.usage is not None, self.error

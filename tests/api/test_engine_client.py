@@ -1,0 +1,193 @@
+"""The rim around the ledger, on a wire of lists: no sockets, no processes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from onward.api import engine_client
+from onward.api.engine_client import MAX_OPEN_REQUESTS, EngineClient
+from onward.api.failures import RequestFailed
+from onward.api.ledger import Ledger, Order
+from onward.clock import SystemClock
+from onward.errors import Overloaded
+from onward.obs.metrics import Registry
+from onward.proto.control import EngineGone, EngineUp
+from onward.proto.request import Abort, Accepted, Deltas, FromEngine, Submit, ToEngine, TokenDelta
+from onward.proto.sampling import Sampling
+from onward.proto.step import WorkerHello
+
+
+class ListWire:
+    def __init__(self) -> None:
+        self.sent: list[ToEngine] = []
+        self.arriving: asyncio.Queue[FromEngine] = asyncio.Queue()
+        self.closed = False
+
+    def send(self, message: ToEngine) -> bool:
+        self.sent.append(message)
+        return True
+
+    async def receive(self) -> FromEngine:
+        return await self.arriving.get()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Setting:
+    def __init__(self) -> None:
+        self.wires: list[ListWire] = []
+        self.faults = 0
+        self.client = EngineClient(Ledger(Registry()), SystemClock(), self._connect, self._on_fault)
+
+    def up(self, incarnation: str) -> ListWire:
+        hello = WorkerHello(1, "w", incarnation, 1, "fp", 10, 16, 100, 320)
+        self.client.engine_up(EngineUp(incarnation, f"address-of-{incarnation}", hello))
+        return self.wires[-1]
+
+    def _connect(self, address: str) -> ListWire:
+        self.wires.append(ListWire())
+        return self.wires[-1]
+
+    def _on_fault(self) -> None:
+        self.faults += 1
+
+
+def run(scenario: Callable[[Setting], Awaitable[None]]) -> Setting:
+    async def play() -> Setting:
+        setting = Setting()
+        try:
+            await asyncio.wait_for(scenario(setting), 20)
+        finally:
+            await setting.client.close()
+        return setting
+
+    return asyncio.run(play())
+
+
+def order(name: str = "a-0") -> Order:
+    return Order(name, [1], Sampling(seed=1, max_tokens=5))
+
+
+def tokens(position: int, *ids: int, epoch: int = 1, reason: str | None = None) -> Deltas:
+    return Deltas(1, [TokenDelta("a-0", epoch, position, list(ids), 1, 0, reason)])
+
+
+def test_what_comes_while_the_stream_is_busy_is_taken_at_once() -> None:
+    async def scenario(setting: Setting) -> None:
+        wire = setting.up("engine-1")
+        mailbox = setting.client.open([order()])
+        for message in (Accepted("a-0", 1), tokens(0, 5), tokens(1, 6), tokens(2, 7, reason="stop")):
+            wire.arriving.put_nowait(message)
+        await mailbox.accepted()
+        while wire.arriving.qsize():
+            await asyncio.sleep(0)
+        taken = await mailbox.take()
+        assert [token for one in taken for token in one.token_ids] == [5, 6, 7]
+        assert taken[-1].finish_reason == "stop"
+
+    run(scenario)
+
+
+def test_another_engine_gets_a_wire_of_its_own_and_the_same_one_does_not() -> None:
+    async def scenario(setting: Setting) -> None:
+        first = setting.up("engine-1")
+        setting.client.open([order()])
+        assert setting.up("engine-1") is first
+        second = setting.up("engine-2")
+        assert first.closed and not second.closed
+        [submit] = second.sent
+        assert isinstance(submit, Submit) and submit.epoch == 2
+
+    run(scenario)
+
+
+def test_an_engine_that_is_gone_is_not_written_to() -> None:
+    async def scenario(setting: Setting) -> None:
+        wire = setting.up("engine-1")
+        setting.client.engine_gone(EngineGone("engine-0", "long ago"))
+        assert setting.client.engine == "engine-1"
+        setting.client.engine_gone(EngineGone("engine-1", "killed"))
+        assert setting.client.engine is None and wire.closed
+        setting.client.open([order()])
+        assert wire.sent == []
+        assert len(setting.up("engine-2").sent) == 1
+
+    run(scenario)
+
+
+def test_an_abort_is_sent_once_however_often_it_is_asked_for() -> None:
+    async def scenario(setting: Setting) -> None:
+        wire = setting.up("engine-1")
+        mailbox = setting.client.open([order("a-0"), order("a-1")])
+        setting.client.stop("a-1", 3)
+        for _ in range(2):
+            setting.client.abort(mailbox.request_ids)
+        aborts = [(one.request_id, one.reason) for one in wire.sent if isinstance(one, Abort)]
+        assert aborts == [("a-1", "stop"), ("a-0", "abort")]
+
+    run(scenario)
+
+
+def test_open_requests_have_a_bound_and_those_that_end_make_room() -> None:
+    async def scenario(setting: Setting) -> None:
+        setting.up("engine-1")
+        mailboxes = [setting.client.open([order(f"{i}-0")]) for i in range(MAX_OPEN_REQUESTS)]
+        with pytest.raises(Overloaded) as refused:
+            setting.client.open([order()])
+        assert refused.value.retry_after_s
+        setting.client.abort(mailboxes[0].request_ids)
+        setting.client.open([order()])
+
+    run(scenario)
+
+
+def test_the_limits_are_known_once_an_engine_has_been_there() -> None:
+    async def scenario(setting: Setting) -> None:
+        waiting = asyncio.ensure_future(setting.client.limits(None))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        setting.up("engine-1")
+        assert (await waiting).max_model_len == 100
+        setting.client.engine_gone(EngineGone("engine-1", "killed"))
+        assert (await setting.client.limits(None)).max_model_len == 100
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("deadline", "code"), [(True, "deadline_exceeded"), (False, "unavailable")])
+def test_the_wait_for_the_first_engine_has_an_end(monkeypatch: pytest.MonkeyPatch, deadline: bool, code: str) -> None:
+    monkeypatch.setattr(engine_client, "MAX_WAIT_S", 60.0 if deadline else 0.01)
+
+    async def scenario(setting: Setting) -> None:
+        with pytest.raises(RequestFailed) as failed:
+            await setting.client.limits(SystemClock().now_s() + 0.01 if deadline else None)
+        assert failed.value.info.code == code
+
+    run(scenario)
+
+
+def test_after_the_grace_everything_ends_and_nothing_begins() -> None:
+    async def scenario(setting: Setting) -> None:
+        setting.up("engine-1")
+        mailbox = setting.client.open([order()])
+        setting.client.fail_all()
+        with pytest.raises(RequestFailed):
+            await mailbox.accepted()
+        with pytest.raises(RequestFailed):
+            setting.client.open([order("b-0")])
+
+    run(scenario)
+
+
+def test_a_message_that_breaks_the_reader_is_not_survived_in_silence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(setting: Setting) -> None:
+        wire = setting.up("engine-1")
+        wire.arriving.put_nowait(Deltas(1, None))  # type: ignore[arg-type]
+        while not setting.faults:
+            await asyncio.sleep(0)
+
+    assert run(scenario).faults == 1

@@ -1,0 +1,89 @@
+"""Requests as bytes: whatever comes, it is understood or refused by name."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onward.api.openai import (
+    Bounds,
+    ChatRequest,
+    CompletionRequest,
+    decode_chat,
+    decode_completion,
+)
+from onward.errors import ClientError
+
+BOUNDS = Bounds("m", 320, 4)
+MESSAGES = [{"role": "user", "content": "hi"}]
+FIELDS = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, "tools", "logprobs", "x"})
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return decode_chat(json.dumps({"model": "m", "messages": MESSAGES} | fields).encode(), BOUNDS)[0]
+
+
+@given(fields=st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES, max_size=4))
+def test_whatever_the_fields_hold_the_request_is_understood_or_refused(fields: dict[str, Any]) -> None:
+    body = json.dumps({"model": "m", "messages": MESSAGES, "prompt": "x"} | fields).encode()
+    for decode in (decode_chat, decode_completion):
+        try:
+            decode(body, BOUNDS)
+        except ClientError as error:
+            assert error.message
+
+
+@given(body=st.binary(max_size=40) | st.text(alphabet='{}[]",:\\ud8 0', max_size=40).map(str.encode))
+def test_whatever_the_bytes_are_they_are_refused(body: bytes) -> None:
+    with pytest.raises(ClientError):
+        decode_chat(body, BOUNDS)
+
+
+@pytest.mark.parametrize("escape", [r"\ud800", r"\ud800 and more text", r"\udc00\ud800", r"\ud800\u0041"])
+def test_half_a_surrogate_pair_is_refused(escape: str) -> None:
+    body = '{"model": "m", "prompt": "%s"}' % escape  # noqa: UP031 (braces)
+    with pytest.raises(ClientError):
+        decode_completion(body.encode(), BOUNDS)
+
+
+def test_null_is_the_same_as_absent() -> None:
+    names = [name for name in ChatRequest.__struct_fields__ if name not in ("model", "messages")]
+    assert chat(**dict.fromkeys(names)) == chat()
+
+
+def test_the_newer_name_of_max_tokens_wins() -> None:
+    assert chat(max_tokens=5, max_completion_tokens=7).output_limit == 7
+    assert chat(max_tokens=5).output_limit == 5
+    assert chat().output_limit is None
+
+
+def test_one_stop_string_or_several() -> None:
+    assert chat(stop="a").stop_strings() == ["a"]
+    assert chat(stop=["a", "b"]).stop_strings() == ["a", "b"]
+    assert chat().stop_strings() == []
+
+
+def test_the_tokens_so_far_are_one_list_per_choice() -> None:
+    assert chat().generated() == [[]]
+    assert chat(n=2).generated() == [[], []]
+    assert chat(generated_token_ids=[1, 2]).generated() == [[1, 2]]
+    assert chat(n=2, generated_token_ids=[[1], []]).generated() == [[1], []]
+
+
+def test_the_bounds_themselves_are_allowed() -> None:
+    request = chat(temperature=2, top_p=1, min_p=1, top_k=-1, n=4, seed=2**63 - 1, stop=["x"] * 16)
+    assert (request.temperature, request.num_choices) == (2.0, 4)
+    assert chat(temperature=0, min_p=0, top_k=0, seed=-(2**63), priority=-(2**31), deadline_ms=1)
+
+
+def test_fields_that_nobody_knows_are_counted() -> None:
+    body = {"model": "m", "messages": MESSAGES, "frobnicate": 1, "user": "me", "tools": []}
+    assert decode_chat(json.dumps(body).encode(), BOUNDS)[1] == 1

@@ -1,0 +1,88 @@
+"""Drives a runner the way an engine would, one request or many, and asks it for logits."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onward.config import WorkerConfig
+from onward.proto.model import ModelConfig, PreparedModel
+from onward.proto.sampling import Sampling
+from onward.proto.step import Assign, Event, Run, StepPlan, Tokens
+from onward.worker.batch import Span
+from onward.worker.runner import Runner
+
+GREEDY = Sampling(seed=0, temperature=0.0)
+
+
+def prepared(config: ModelConfig, *, dtype: str = "float32", quantization: str = "none") -> PreparedModel:
+    return PreparedModel(
+        name="small", folder="", config=config, dtype=dtype, quantization=quantization, fingerprint="test",
+        weights=[], tokenizer=None, chat_template=None, bos_token=None, eos_token=None, eos_token_ids=[],
+    )  # fmt: skip
+
+
+class Driver:
+    """Hands out blocks in a scattered order, so that nothing works by blocks being neighbours."""
+
+    def __init__(self, model: PreparedModel, weights: Mapping[str, Any], **settings: Any) -> None:
+        self.config = WorkerConfig(**({"num_kv_blocks": 256, "max_num_seqs": 64, "max_model_len": 512} | settings))
+        self.runner = Runner(model, self.config, weights)
+        count = self.runner.num_blocks
+        self._blocks = np.random.default_rng(7).permutation(count).tolist()
+        self._num_steps = 0
+        self._epoch = 0
+
+    def blocks_for(self, num_tokens: int) -> list[int]:
+        count = -(-num_tokens // self.config.block_size)
+        taken, self._blocks = self._blocks[:count], self._blocks[count:]
+        assert len(taken) == count
+        return taken
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        self._blocks += blocks
+
+    def assign(
+        self, slot: int, token_ids: Sequence[int], *, room: int = 0, sampling: Sampling = GREEDY,
+        blocks: list[int] | None = None, num_computed: int = 0, num_prompt: int | None = None,
+    ) -> Assign:  # fmt: skip
+        """A request with blocks for its tokens and `room` more."""
+        self._epoch += 1
+        blocks = self.blocks_for(len(token_ids) + room) if blocks is None else blocks
+        prompt = len(token_ids) if num_prompt is None else num_prompt
+        return Assign(slot, self._epoch, f"r{self._epoch}", list(token_ids), prompt, num_computed, blocks, sampling)
+
+    def step(self, **plan: Any) -> list[Event]:
+        self._num_steps += 1
+        result = self.runner.step(StepPlan(self._num_steps, **plan))
+        assert result.step == self._num_steps
+        return result.events
+
+    def generate(self, requests: Sequence[Assign], num_tokens: int) -> list[list[int]]:
+        """All requests at once: their prompts in chunks within the budget of a step, then token by token."""
+        for request in requests:
+            left = len(request.token_ids) - request.num_computed
+            self.step(assign=[request])
+            while left > 1:
+                chunk = min(left - 1, self.config.max_num_batched_tokens)
+                self.step(run=[Run(request.slot, request.epoch, chunk)])
+                left -= chunk
+        outputs: dict[int, list[int]] = {request.slot: [] for request in requests}
+        for _ in range(num_tokens):
+            for event in self.step(run=[Run(request.slot, request.epoch, 1) for request in requests]):
+                assert isinstance(event, Tokens)
+                assert event.position == len(outputs[event.slot])
+                outputs[event.slot] += event.token_ids
+        return [outputs[request.slot] for request in requests]
+
+    def logits(self, slot: int, token_ids: Sequence[int], chunks: Sequence[int]) -> np.ndarray:
+        """Logits of every token of one request, computed in chunks of these sizes."""
+        assert sum(chunks) == len(token_ids)
+        request = self.assign(slot, token_ids)
+        self.step(assign=[request])
+        parts, start = [], 0
+        for count in chunks:
+            parts.append(self.runner.logits_of([Span(slot, start, count, samples=True)]))
+            start += count
+        self.give_back(request.block_ids)
+        return np.concatenate(parts)
