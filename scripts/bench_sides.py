@@ -64,6 +64,27 @@ def _ticks(fields: list[str]) -> int:
     return int(fields[11]) + int(fields[12])
 
 
+class OthersLoad:
+    """How many cores, on average, were busy with something that is neither side nor this program, since it began."""
+
+    def __init__(self, sides: list[Side]) -> None:
+        self._sides = sides
+        self._began_s = time.perf_counter()
+        self._others_s = self._read()
+
+    def cores(self) -> float:
+        return max(0.0, (self._read() - self._others_s) / (time.perf_counter() - self._began_s))
+
+    def _read(self) -> float:
+        user, nice, system, _, _, irq, softirq, steal = _machine_ticks()[:8]
+        busy_s = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+        return busy_s - time.process_time() - sum(side.cpu_s() for side in self._sides)
+
+
+def _machine_ticks() -> list[int]:
+    return [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+
+
 class Peer(Side):
     """OpenVINO GenAI, spoken to in JSON lines."""
 
@@ -73,13 +94,18 @@ class Peer(Side):
         self.start_s = time.perf_counter() - self.started_s
 
     def tokens_per_s(self, prompts: list[list[int]], max_tokens: int) -> float:
+        outputs, seconds = self.generate(prompts, max_tokens)
+        num_tokens = sum(len(output) for output in outputs)
+        if num_tokens != len(prompts) * max_tokens:
+            raise SystemExit(f"the peer wrote {num_tokens} tokens, not {len(prompts)} x {max_tokens}")
+        return num_tokens / seconds
+
+    def generate(self, prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], float]:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"prompts": prompts, "max_tokens": max_tokens}) + "\n")
         self.process.stdin.flush()
         answer = self._receive(ANSWER_TIMEOUT_S)
-        if answer["num_tokens"] != len(prompts) * max_tokens:
-            raise SystemExit(f"the peer wrote {answer['num_tokens']} tokens, not {len(prompts)} x {max_tokens}")
-        return answer["num_tokens"] / answer["seconds"]
+        return answer["outputs"], answer["seconds"]
 
     def _receive(self, timeout_s: float) -> dict[str, Any]:
         # One line for each order, and nothing else on this pipe, so what `select` sees is the whole of it.

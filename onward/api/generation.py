@@ -24,11 +24,13 @@ from onward.api.openai import Bounds, GenerationRequest
 from onward.api.prompts import Prompts
 from onward.clock import Clock
 from onward.config import ApiConfig
-from onward.errors import InternalError, OnwardError
+from onward.errors import InternalError, OnwardError, Overloaded
 from onward.obs.metrics import Counter
 from onward.proto.model import PreparedModel
 from onward.proto.sampling import Sampling
 from onward.proto.step import WorkerHello
+
+MAX_OPEN_EXCHANGES = 2048
 
 _logger = logging.getLogger(__name__)
 
@@ -76,12 +78,15 @@ class GenerationEndpoint:
     """An ASGI application for one route."""
 
     def __init__(self, dialect: Dialect, backend: Backend) -> None:
+        self._num_open = 0
         self._dialect = dialect
         self._backend = backend
         self._bounds = Bounds(backend.model.name, backend.model.config.vocab_size, backend.config.max_choices)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._num_open += 1
         try:
+            self._check_room()
             body = await http.read_body(scope, receive, self._backend.config.max_body_bytes)
             await http.while_connected(receive, self._generate(identity_of(scope), body, send))
         except http.Disconnected:
@@ -93,6 +98,13 @@ class GenerationEndpoint:
         except Exception:
             _logger.exception("a request failed by a fault of ours")
             await http.respond_error(send, info_of(InternalError("internal error")))
+        finally:
+            self._num_open -= 1
+
+    def _check_room(self) -> None:
+        """Bounds what is held before the engine can say that it is too much: bodies, and work for the threads."""
+        if self._num_open > MAX_OPEN_EXCHANGES:
+            raise Overloaded(f"{MAX_OPEN_EXCHANGES} requests are open here already; try again later", retry_after_s=1.0)
 
     async def _generate(self, identity: Identity, body: bytes, send: Send) -> None:
         loop = asyncio.get_running_loop()

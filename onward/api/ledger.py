@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from onward.obs.metrics import Registry
+from onward.obs.shared_counters import resubmissions, stale_events
 from onward.proto.request import (
     Abort,
     Accepted,
@@ -95,12 +96,8 @@ class Ledger:
         self.engine: str | None = None
         self._promises: dict[str, Promise] = {}
         self._seq = 0
-        self._stale_events = registry.counter(
-            "onward_stale_events_total", "Messages about an epoch, request or position that is over", ["kind"]
-        )
-        self._resubmissions = registry.counter(
-            "onward_resubmissions_total", "Requests sent again with the tokens so far", ["cause"]
-        )
+        self._stale_events = stale_events(registry)
+        self._resubmissions = resubmissions(registry)
 
     def __len__(self) -> int:
         return len(self._promises)

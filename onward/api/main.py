@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +27,7 @@ from onward.clock import SystemClock
 from onward.errors import OnwardError
 from onward.obs.metrics import Registry
 from onward.proto.control import Ready, StartApi, StartFailed
-from onward.transport.control import ChannelClosed, ControlChannel
+from onward.transport.control import ChannelClosed, ControlChannel, join_supervisor
 from onward.transport.zmq import EngineSocket
 
 NUM_TEXT_THREADS = 2
@@ -142,9 +141,7 @@ async def _serve(start: StartApi, channel: ControlChannel, prompts: Prompts) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="onward.api.main")
     parser.add_argument("--control-fd", type=int, required=True)
-    channel = ControlChannel(parser.parse_args().control_fd)
-    # Ctrl-C reaches the whole process group; the supervisor hears it too and says when to stop.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = join_supervisor(parser.parse_args().control_fd)
     start = channel.wait_receive()
     assert isinstance(start, StartApi), "the first message says what to be"
     log.set_up(f"api-{start.index}", start.config.log_level)

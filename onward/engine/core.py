@@ -165,14 +165,16 @@ class EngineCore:
                 self.metrics.stale.inc("submit")
                 return
             # A newer epoch replaces what we have: the api holds the tokens that count.
-            self._forget(known, now_s)
+            self.scheduler.remove(known)
+            del self._live[known.request_id]
         if message.request_id in self._tombstones:
             self._refuse(owner, message, FinishReason.ABORT, None)
             return
         try:
             request = door.admit(message, owner, self._limits, now_s)
             if message.epoch == 1 and not message.generated_token_ids:
-                door.check_queue(len(self.scheduler.waiting), self.config.max_queue)
+                # Those who will get a free slot in the next plan do not queue.
+                door.check_queue(len(self.scheduler.waiting) - self.scheduler.slots.num_free, self.config.max_queue)
         except OnwardError as error:
             self._refuse(owner, message, FinishReason.ERROR, error)
             return
@@ -226,11 +228,6 @@ class EngineCore:
         if reason is not FinishReason.STOP and request.owner in self._seq:
             self._outbox.delta(request, [])
         self._tokens.finish(request, reason, now_s)
-
-    def _forget(self, request: Request, now_s: float) -> None:
-        self.metrics.resubmissions.inc("replaced")
-        self.scheduler.remove(request)
-        del self._live[request.request_id]
 
     def _charge(self, request: Request, now_s: float) -> None:
         request.crash_charges += 1

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 from onward.engine.request import Request, Status
 from onward.obs.metrics import LabelValues, Registry
+from onward.obs.shared_counters import resubmissions, stale_events
 
 
 class EngineMetrics:
@@ -25,10 +26,8 @@ class EngineMetrics:
         counter, histogram = registry.counter, registry.histogram
         self.finished = counter("onward_requests_finished_total", "Requests that have ended, by reason.", ["reason"])
         self.preemptions = counter("onward_preemptions_total", "Requests whose slot and blocks were taken away.")
-        self.resubmissions = counter(
-            "onward_resubmissions_total", "Requests that were started again from their tokens, by cause.", ["cause"]
-        )
-        self.stale = counter("onward_stale_events_total", "Events of an epoch that is over, dropped.", ["kind"])
+        self.resubmissions = resubmissions(registry)
+        self.stale = stale_events(registry)
         self.tokens = counter("onward_tokens_total", "Tokens: prompt, of which cached; generated.", ["kind"])
         self.steps = counter(
             "onward_steps_total", "Steps, by whether the plan was sent while another step ran.", ["overlapped"]

@@ -66,6 +66,8 @@ class Request:
     submitted_s: float
     deadline_s: float | None
     cache_salt: str
+    num_resumed: int = 0
+    """Tokens of earlier attempts. Their first token, and its prompt, were counted then."""
     crash_charges: int = 0
     charged_position: int = 0
     num_cached_tokens: int | None = None

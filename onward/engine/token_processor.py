@@ -126,7 +126,7 @@ class TokenProcessor:
             self._scheduler.suspects.discard(request)
         if request.last_token_s is not None:
             metrics.inter_token.observe((now_s - request.last_token_s) / num_tokens)
-        else:
+        elif request.num_resumed == 0:
             scheduled_s = request.scheduled_s if request.scheduled_s is not None else now_s
             metrics.queue_time.observe(scheduled_s - request.submitted_s)
             metrics.ttft.observe(now_s - scheduled_s)

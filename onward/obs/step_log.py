@@ -53,9 +53,10 @@ class StepLogFile:
     """One JSON line for each step."""
 
     def __init__(self, path: str) -> None:
-        self._file = Path(path).open("ab", buffering=0)
+        self._path = Path(path)
         self._encoder = msgspec.json.Encoder()
 
     def write(self, records: list[StepRecord]) -> None:
         if records:
-            self._file.write(self._encoder.encode_lines(records))
+            with self._path.open("ab") as file:
+                file.write(self._encoder.encode_lines(records))

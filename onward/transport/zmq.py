@@ -5,7 +5,8 @@ message can only reach the process it was meant for. Every socket has a bound on
 refused, and the protocols above repair the loss.
 """
 
-from typing import Any, TypeVar
+import asyncio
+from typing import Any, TypeVar, cast
 
 import msgspec
 import zmq
@@ -78,7 +79,8 @@ class EngineSocket:
         """Never blocks. False if the queue is full; the once-a-second comparison repairs that."""
         # Through the asyncio socket, which looks for arrivals after each send: zmq tells of them only once, and a
         # plain send would swallow that. With NOBLOCK the future is done when the call returns.
-        return self._socket.send(self._encoder.encode(message), zmq.NOBLOCK).exception() is None
+        sent = self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        return cast("asyncio.Future[Any]", sent).exception() is None
 
     async def receive(self) -> FromEngine:
         return self._decoder.decode(await self._socket.recv())

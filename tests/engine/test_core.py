@@ -186,9 +186,9 @@ def test_a_request_that_can_never_fit_is_refused_and_told_by_how_much() -> None:
 
 
 def test_a_full_queue_refuses_new_requests_but_not_resumed_ones() -> None:
-    harness = Harness(max_queue=2)
-    for i in range(2):
-        harness.submit(f"r{i}", [1, 2, i])
+    harness = Harness(max_queue=2, max_num_seqs=1)
+    for i in range(3):
+        assert harness.submit(f"r{i}", [1, 2, i]).accepted, "one for the slot, two for the queue"
     assert harness.submit("late", [5]).error_code == "overloaded"
     assert harness.submit("resumed", [5, 6], epoch=2).accepted
     harness.clients.pop("late")
