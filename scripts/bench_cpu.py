@@ -2,7 +2,8 @@
 
 Both sides are loaded once and sleep while the other is measured. They get the same prompts, which nobody has seen before.
 A machine's speed moves from minute to minute, so what counts is the median of the pairs' ratios; absolute figures stand
-beside a calibration line taken before and after each pair.
+beside a calibration line taken before and after each pair, and what other programs took meanwhile. Before anything is
+measured both sides must answer a simple question: a fast model that talks nonsense is not fast.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from bench_sides import OnwardServer, Peer, peer_python
+from bench_sides import OnwardServer, OthersLoad, Peer, peer_python
 
 from onward import config
 from onward.bench import environment, load
@@ -32,6 +33,8 @@ ROOT = Path(__file__).resolve().parent.parent
 BAR = {1: 0.8, 8: 0.8, 32: 1.0}
 GOAL = 1.3
 WARM_UP_TOKENS = 16
+# One that any good quantization of the model answers; many others hang on a near tie.
+QUESTION, ANSWER, ANSWER_TOKENS = "Name three colors.", "blue", 64
 
 Conversation = list[dict[str, str]]
 
@@ -46,6 +49,7 @@ class Pair(msgspec.Struct, frozen=True):
     onward_cached_tokens: int
     idle_onward_cpu_s: float
     idle_peer_cpu_s: float
+    other_programs_cores: float
     before: Calibration
     after: Calibration
 
@@ -78,6 +82,17 @@ class Bench:
         self._onward, self._peer, self._prompts = onward, peer, prompts
         self._target = Target(onward.url, model)
 
+    def check_sense(self) -> None:
+        conversation = [{"role": "user", "content": QUESTION}]
+        [token_ids], _ = self._peer.generate([self._prompts.token_ids(conversation)], ANSWER_TOKENS)
+        answers = {
+            "the peer": self._prompts.tokenizer.decode(token_ids),
+            "Onward": asyncio.run(self._answer(conversation)),
+        }
+        for name, text in answers.items():
+            if ANSWER not in text.lower():
+                raise SystemExit(f"{name} does not talk sense: {QUESTION} {text!r}")
+
     def warm_up(self, streams: int) -> None:
         conversations = self._conversations(streams, "warm-up")
         self._peer.tokens_per_s([self._prompts.token_ids(one) for one in conversations], WARM_UP_TOKENS)
@@ -87,6 +102,7 @@ class Bench:
         conversations = self._conversations(streams, seed)
         token_lists = [self._prompts.token_ids(one) for one in conversations]
         before = calibrate()
+        others = OthersLoad([self._onward, self._peer])
         figures: dict[str, Any] = {}
 
         def measure_peer() -> None:
@@ -101,6 +117,7 @@ class Bench:
 
         for measure in (measure_peer, measure_onward) if peer_first else (measure_onward, measure_peer):
             measure()
+        figures["others"] = others.cores()
         summary = figures["onward"]
         if summary.num_failed or summary.output_tokens != streams * output_tokens:
             raise SystemExit(f"Onward wrote {summary.output_tokens} tokens; failed: {summary.errors}")
@@ -114,12 +131,19 @@ class Bench:
             summary.cached_tokens,
             figures["idle_onward"],
             figures["idle_peer"],
+            figures["others"],
             before,
             calibrate(),
         )
 
     def _conversations(self, streams: int, seed: str) -> list[Conversation]:
         return [self._prompts.conversation(f"{seed} {streams} {n}") for n in range(streams)]
+
+    async def _answer(self, conversation: Conversation) -> str:
+        body = {"model": self._target.model, "messages": conversation, "max_tokens": ANSWER_TOKENS, "temperature": 0}
+        url = self._target.url + load.PATHS["chat"]
+        async with load.new_session(self._target) as session, session.post(url, json=body) as response:
+            return (await response.json())["choices"][0]["message"]["content"]
 
     async def _ask(self, conversations: list[Conversation], output_tokens: int) -> list[load.Record]:
         jobs = [Job(conversation, output_tokens) for conversation in conversations]
@@ -148,9 +172,7 @@ def main() -> int:
     try:
         onward = OnwardServer(args.serve_argument, args.out / "onward-serve.log")
         try:
-            print(
-                f"ready: Onward in {onward.start_s:.1f} s, OpenVINO GenAI {peer.hello['version']} in {peer.start_s:.1f} s"
-            )
+            print(f"ready: Onward in {onward.start_s:.1f} s; OpenVINO {peer.hello['version']} in {peer.start_s:.1f} s")
             pairs = _measure(Bench(onward, peer, prompts, model.name), args)
         finally:
             onward.stop()
@@ -168,6 +190,7 @@ def main() -> int:
 
 
 def _measure(bench: Bench, args: argparse.Namespace) -> list[Pair]:
+    bench.check_sense()
     for streams in args.streams:
         bench.warm_up(streams)
     pairs: list[Pair] = []
@@ -175,14 +198,22 @@ def _measure(bench: Bench, args: argparse.Namespace) -> list[Pair]:
         for streams in args.streams:
             pair = bench.pair(streams, args.output_tokens, f"{args.seed} {number}", peer_first=number % 2 == 0)
             pairs.append(pair)
-            print(f"  {pair.before.line()}")
-            print(
-                f"pair {number + 1}, {streams:2} streams: Onward {pair.onward_tokens_per_s:6.1f} tok/s, "
-                f"OpenVINO {pair.peer_tokens_per_s:6.1f} tok/s, ratio {pair.ratio:.2f}  (first token {pair.onward_ttft_p50_s:.2f} s, "
-                f"idle side's CPU {pair.idle_onward_cpu_s:.2f} / {pair.idle_peer_cpu_s:.2f} s, cached {pair.onward_cached_tokens})"
-            )
-            print(f"  {pair.after.line()}", flush=True)
+            _show(number, pair)
     return pairs
+
+
+def _show(number: int, pair: Pair) -> None:
+    print(f"  {pair.before.line()}")
+    print(
+        f"pair {number + 1}, {pair.streams:2} streams: Onward {pair.onward_tokens_per_s:6.1f} tok/s, "
+        f"OpenVINO {pair.peer_tokens_per_s:6.1f} tok/s, ratio {pair.ratio:.2f}"
+    )
+    print(
+        f"  first token {pair.onward_ttft_p50_s:.2f} s; {pair.prompt_tokens_mean:.0f} prompt tokens, "
+        f"{pair.onward_cached_tokens} cached; CPU of the idle side {pair.idle_onward_cpu_s:.2f} s (Onward), "
+        f"{pair.idle_peer_cpu_s:.2f} s (peer); other programs {pair.other_programs_cores:.2f} cores"
+    )
+    print(f"  {pair.after.line()}", flush=True)
 
 
 def _document(

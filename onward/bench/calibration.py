@@ -46,7 +46,7 @@ def _int_mm_ms(rows: int) -> float:
 
     def multiply_all() -> None:
         for weight in weights:
-            torch._int_mm(x, weight.t())
+            torch._int_mm(x, weight.t())  # pyright: ignore[reportPrivateImportUsage]
 
     return _median_s(multiply_all) / _NUM_WEIGHTS * 1000
 

@@ -36,7 +36,8 @@ class StartProgress:
         self(message, None)
 
     def stop(self) -> None:
-        self._bar.stop()
+        if self._console.is_terminal:
+            self._bar.stop()
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:

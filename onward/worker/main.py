@@ -5,9 +5,6 @@ It holds no policy, and has no way to lose a step: a fault that is not one reque
 
 import argparse
 import logging
-import time
-
-import msgspec
 
 from onward import log
 from onward.errors import OnwardError
@@ -37,9 +34,7 @@ class WorkerProcess:
             if isinstance(self._channel.receive(), Stop):
                 return
             while (plan := self._plans.receive()) is not None:
-                started_s = time.perf_counter()
-                result = self._runner.step(plan)
-                self._plans.send(msgspec.structs.replace(result, busy_s=time.perf_counter() - started_s))
+                self._plans.send(self._runner.step(plan))
 
     def close(self) -> None:
         self._wires.close()
