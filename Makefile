@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 # On Linux without a GPU: make install TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-SERVE_ARGS ?=
+# More flags: make serve ARGS='--port 9000', make bench-cpu ARGS='--pairs 5'
+ARGS ?=
 
 .PHONY: serve install test test-full lint bench-cpu clean
 
 serve: install
-	$(BIN)/onward serve $(SERVE_ARGS)
+	$(BIN)/onward serve $(ARGS)
 
 install: $(VENV)/.installed
 	@$(BIN)/onward warm
@@ -29,7 +30,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/pyright
 
 bench-cpu: install
-	$(BIN)/python scripts/bench_cpu.py
+	$(BIN)/python scripts/bench_cpu.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -6,15 +6,15 @@ Importing the package costs nothing: every process of an instance imports it, an
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onward.llm import LLM
+    from onward.llm import LLM, SamplingOptions
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "__version__"]
+__all__ = ["LLM", "SamplingOptions", "__version__"]
 
 
 def __getattr__(name: str) -> object:
-    if name == "LLM":
-        from onward.llm import LLM
+    if name in ("LLM", "SamplingOptions"):
+        from onward import llm
 
-        return LLM
+        return getattr(llm, name)
     raise AttributeError(f"module 'onward' has no attribute {name!r}")

@@ -8,10 +8,12 @@ from onward.config import EngineConfig
 from onward.errors import InvalidRequest, OnwardError, Unavailable
 from onward.llm import LLM, Completion, SamplingOptions
 from onward.proto.model import ModelConfig, PreparedModel
+from onward.proto.request import TokenDelta
 from onward.proto.sampling import Sampling
 from onward.proto.step import Assign, Failed, StepPlan, StepResult
 from onward.sim.worker import HashWorker, expected_output
 from tests.api import small_model
+from tests.models import checkpoints
 
 VOCAB = small_model.VOCAB_SIZE
 PRINTABLE = 128
@@ -330,3 +332,30 @@ def test_options_say_everything_that_the_worker_needs() -> None:
     options = SamplingOptions(max_tokens=9, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, seed=7, min_tokens=2)
     assert options.to_sampling([3, 1]) == Sampling(7, 0, 0.5, 4, 0.9, 0.1, 9, 2, (1, 3))
     assert SamplingOptions(ignore_eos=True, stop_token_ids=[8]).to_sampling([3]).end_token_ids == (8,)
+
+
+def test_tokens_behind_a_stop_string_are_not_part_of_the_output(model: PreparedModel) -> None:
+    with open_llm(model) as llm:
+        output = llm._output([1], "prompts", SamplingOptions(stop="lo"))
+    output.take(TokenDelta("r", 1, 0, [*b"hello there"], 1, 0))
+    assert output.completion() == Completion("hel", [*b"hello"], "stop", [1], 0)
+
+
+def test_a_checkpoint_on_disk_is_loaded_and_computed_here(tmp_path: Path) -> None:
+    config = checkpoints.tiny_config(head_dim=16)
+    folder = checkpoints.write_folder(tmp_path / "tiny", config, checkpoints.random_tensors(config))
+    options = SamplingOptions(max_tokens=8, temperature=0, ignore_eos=True)
+    said: list[str] = []
+    with LLM(
+        str(folder),
+        cache_dir=tmp_path / "cache",
+        num_kv_blocks=16,
+        max_num_seqs=4,
+        progress=lambda message, fraction: said.append(message),
+    ) as llm:
+        together = llm.generate([[1, 2, 3], [4, 5], [1, 2, 3]], options)
+        [alone] = llm.generate([4, 5], options)
+        check_idle(llm)
+    assert together[0].token_ids == together[2].token_ids != together[1].token_ids == alone.token_ids
+    assert all(0 <= token_id < config.vocab_size for one in together for token_id in one.token_ids)
+    assert "loading the model" in said

@@ -4,14 +4,16 @@ The residual stream, norms, rope and KV are float32; `dtype` is the type of the 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from onward.kernels.cpu.paged import paged_attention, rope_and_store
+from onward.kernels.cpu.batch_attention import NUM_PHASES, rotate_and_attend
+from onward.kernels.cpu.phases import WORDS_PER_PHASE
+from onward.kernels.cpu.threads import ThreadPool
+from onward.layers.context import fill, fill_model, fill_rows, new_context
 from onward.layers.paged_kv import AttentionScratch, PagedKV
 from onward.layers.rotary import RotaryTable
 from onward.layers.rows import Rows
@@ -49,32 +51,33 @@ def _address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-@dataclass(slots=True)
 class Attention:
     """Rope, KV write and attention, between the two products."""
 
-    config: ModelConfig
-    rotary: RotaryTable
-    scratch: AttentionScratch
-    kv: PagedKV
+    def __init__(
+        self, config: ModelConfig, rotary: RotaryTable, kv: PagedKV, scratch: AttentionScratch, threads: ThreadPool
+    ) -> None:
+        self._kept = (rotary, kv, scratch)
+        self._width, self._layer_stride = config.num_heads * config.head_dim, kv.layer_stride
+        self._threads = threads
+        self._work = np.zeros((NUM_PHASES, WORDS_PER_PHASE), np.int64)
+        self._context = new_context(rotate_and_attend)
+        fill_model(self._context, config, rotary, kv, scratch)
+        fill(self._context, work=self._work)
 
     def __call__(
         self, qkv: torch.Tensor, rows: Rows, layer: int, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
     ) -> torch.Tensor:
-        c, kv, scratch = self.config, self.kv, self.scratch
-        flat, kv_at = qkv.numpy().reshape(-1), layer * kv.layer_stride
-        rope_and_store(
-            flat, rows.count, rows.positions, rows.pages, kv.block_size, c.num_heads, c.num_kv_heads, c.head_dim,
-            self.rotary.cos, self.rotary.sin, _address(q_norm), _address(k_norm), np.float32(c.rms_norm_eps), kv.data, kv_at,
+        assert qkv.is_contiguous()
+        out = torch.empty((rows.count, self._width))
+        fill_rows(self._context, rows)
+        fill(
+            self._context, qkv=qkv.data_ptr(), attended=out.data_ptr(), kv_at=layer * self._layer_stride,
+            q_norm=_address(q_norm), k_norm=_address(k_norm),
         )  # fmt: skip
-        out = np.empty((rows.count, c.num_heads * c.head_dim), np.float32)
-        paged_attention(
-            flat, kv.data, kv_at, rows.block_tables.reshape(-1), rows.block_tables.shape[1], kv.block_size,
-            rows.tiles.reshape(-1), len(rows.tiles), c.num_heads, c.num_kv_heads, c.head_dim,
-            np.float32(c.head_dim**-0.5), scratch.buffer, scratch.stride, scratch.work, scratch.num_threads,
-            out.reshape(-1),
-        )  # fmt: skip
-        return torch.from_numpy(out)
+        self._work[:] = 0
+        self._threads.run(rotate_and_attend, self._context)
+        return out
 
 
 class FloatBlock:

@@ -1,4 +1,4 @@
-"""The int8 family: a model is tables of addresses and buffers, and its forward pass is one kernel. No torch.
+"""The int8 family: a model is a context of addresses, and its forward pass is one kernel. No torch.
 
 The arrays are those of `kernels.quantize`, mapped and used where they lie.
 """
@@ -8,18 +8,22 @@ from collections.abc import Mapping
 import numpy as np
 
 from onward.kernels.cpu import int8_step as step
+from onward.kernels.cpu.phases import WORDS_PER_PHASE
 from onward.kernels.cpu.quantized import Quantized
+from onward.kernels.cpu.threads import ThreadPool
 from onward.kernels.packing import NIBBLES_RECORD, OUTPUT_UNIT
+from onward.layers.context import fill, fill_model, fill_rows, new_context
 from onward.layers.paged_kv import AttentionScratch, PagedKV
 from onward.layers.rotary import RotaryTable
 from onward.layers.rows import Rows
 from onward.proto.model import ModelConfig
 
+TILE_SCRATCH = step.TILE_SCRATCH
+
 _COLUMNS = {
     "qkv": step.QKV, "o": step.O, "gate_up": step.GATE_UP, "down": step.DOWN, "input_norm": step.INPUT_NORM,
     "post_norm": step.POST_NORM, "qkv_bias": step.QKV_BIAS, "q_norm": step.Q_NORM, "k_norm": step.K_NORM,
 }  # fmt: skip
-_MATRICES = ("qkv", "o", "gate_up", "down")
 
 
 class Int8Model:
@@ -30,75 +34,69 @@ class Int8Model:
         rotary: RotaryTable,
         kv: PagedKV,
         scratch: AttentionScratch,
+        threads: ThreadPool,
         *,
         max_rows: int,
         max_sampled: int,
     ) -> None:
-        self._arrays: list[np.ndarray] = []
-        self._shape = _shape(config)
-        self._weights = self._tables(weights, config)
-        self._memory = step.Memory(kv.data, kv.layer_stride, kv.block_size, rotary.cos, rotary.sin)
-        self._num_threads = scratch.num_threads
-        self._buffers = _allocate(self._shape, scratch, max_rows, max_sampled)
-        widths = (config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
-        self._inputs = tuple(Quantized.allocate(max(max_rows, max_sampled), width) for width in widths)
+        self._kernel = step.int8_forward[kv.data.itemsize]
+        self._threads = threads
+        self._vocab_size = -(-config.vocab_size // OUTPUT_UNIT) * OUTPUT_UNIT
+        self._context = new_context(self._kernel)
+        self._kept: list[object] = [rotary, kv, scratch]
+        fill_model(self._context, config, rotary, kv, scratch)
+        self._point_to(layer_stride=kv.layer_stride, num_layers=config.num_layers)
+        self._point_to_weights(weights, config)
+        self._allocate(config, max_rows, max_sampled)
 
     def forward(self, rows: Rows) -> np.ndarray:
-        batch = step.Batch(
-            rows.token_ids, rows.positions, rows.pages, rows.tiles.reshape(-1), rows.sampled,
-            rows.block_tables.reshape(-1), rows.block_tables.shape[1],
-        )  # fmt: skip
-        step.int8_forward(
-            self._shape, self._weights, batch, self._memory, self._buffers, *self._inputs, self._num_threads
-        )
         count = len(rows.sampled)
-        return self._buffers.logits[: count * self._shape.vocab].reshape(count, self._shape.vocab)
+        assert count <= len(self._logits)
+        fill_rows(self._context, rows)
+        fill(self._context, token_ids=rows.token_ids, sampled=rows.sampled, num_sampled=count)
+        self._work[:] = 0
+        self._threads.run(self._kernel, self._context)
+        return self._logits[:count]
 
-    def _tables(self, weights: Mapping[str, np.ndarray], config: ModelConfig) -> step.Weights:
+    def _point_to(self, **fields: np.ndarray | int) -> None:
+        """Keeps the arrays as long as the context."""
+        self._kept += fields.values()
+        fill(self._context, **fields)
+
+    def _point_to_weights(self, weights: Mapping[str, np.ndarray], config: ModelConfig) -> None:
         layers = np.zeros((config.num_layers, step.NUM_WEIGHTS), np.int64)
-        is_nibbles = np.zeros((config.num_layers, len(_MATRICES)), np.uint8)
+        is_nibbles = np.zeros((config.num_layers, step.NUM_MATRICES), np.uint8)
         for layer in range(config.num_layers):
             for name, column in _COLUMNS.items():
                 array = weights.get(f"layers.{layer}.{name}")
                 if array is not None:
-                    layers[layer, column] = self._keep(array)
-                    if name in _MATRICES:
-                        is_nibbles[layer, column] = array.shape[-1] == NIBBLES_RECORD
-        embed = weights["embed"]
-        head = embed if config.tie_word_embeddings else weights["head"]
-        ends = np.array([self._keep(embed), self._keep(head), self._keep(weights["norm"])], np.int64)
-        kinds = np.array([a.shape[-1] == NIBBLES_RECORD for a in (embed, head)], np.uint8)
-        return step.Weights(layers.reshape(-1), is_nibbles.reshape(-1), ends, kinds)
+                    self._kept.append(array)
+                    layers[layer, column] = array.ctypes.data
+                    if column < step.NUM_MATRICES:
+                        is_nibbles[layer, column] = _is_nibbles(array)
+        embedding = weights["embed"]
+        head = embedding if config.tie_word_embeddings else weights["head"]
+        self._point_to(layers=layers, is_nibbles=is_nibbles, embedding=embedding, head=head)
+        self._point_to(embedding_is_nibbles=_is_nibbles(embedding), head_is_nibbles=_is_nibbles(head))
+        self._point_to(final_norm=weights["norm"])
 
-    def _keep(self, array: np.ndarray) -> int:
-        """Its address, which stays valid as long as this model."""
-        array = np.ascontiguousarray(array)
-        self._arrays.append(array)
-        return array.ctypes.data
+    def _allocate(self, config: ModelConfig, max_rows: int, max_sampled: int) -> None:
+        hidden, inner = config.hidden_size, config.intermediate_size
+        heads_width = config.num_heads * config.head_dim
+        qkv_width = heads_width + 2 * config.num_kv_heads * config.head_dim
+        self._logits = np.zeros((max_sampled, self._vocab_size), np.float32)
+        self._work = np.zeros((step.num_phases(config.num_layers), WORDS_PER_PHASE), np.int64)
+        self._point_to(logits=self._logits, work=self._work)
+        self._point_to(hidden_size=hidden, inner_size=inner, vocab_size=self._vocab_size)
+        self._point_to(
+            hidden=np.zeros((max_rows, hidden), np.float32),
+            qkv=np.zeros((max_rows, qkv_width), np.float32),
+            attended=np.zeros((max_rows, heads_width), np.float32),
+        )
+        for name, width in zip(step.QUANTIZED_INPUTS, (hidden, heads_width, inner), strict=True):
+            parts = Quantized.allocate(max(max_rows, max_sampled), width)._asdict()
+            self._point_to(**{f"{name}_{part}": array for part, array in parts.items()})
 
 
-def _shape(config: ModelConfig) -> step.Shape:
-    return step.Shape(
-        num_layers=config.num_layers,
-        hidden=config.hidden_size,
-        inner=config.intermediate_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        vocab=-(-config.vocab_size // OUTPUT_UNIT) * OUTPUT_UNIT,
-        eps=np.float32(config.rms_norm_eps),
-    )
-
-
-def _allocate(shape: step.Shape, scratch: AttentionScratch, max_rows: int, max_sampled: int) -> step.Buffers:
-    heads_width = shape.num_heads * shape.head_dim
-    stride = scratch.stride + step.TILE_SCRATCH
-    return step.Buffers(
-        hidden=np.zeros(max_rows * shape.hidden, np.float32),
-        qkv=np.zeros(max_rows * (heads_width + 2 * shape.num_kv_heads * shape.head_dim), np.float32),
-        attended=np.zeros(max_rows * heads_width, np.float32),
-        logits=np.zeros(max_sampled * shape.vocab, np.float32),
-        scratch=np.zeros(stride * scratch.num_threads, np.float32),
-        scratch_stride=stride,
-        work=np.zeros(step.work_words(shape.num_layers), np.int64),
-    )
+def _is_nibbles(packed: np.ndarray) -> bool:
+    return packed.shape[-1] == NIBBLES_RECORD

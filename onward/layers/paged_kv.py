@@ -25,15 +25,14 @@ def kv_dtype(config: ModelConfig, quantization: str) -> np.dtype:
 
 @dataclass(slots=True)
 class AttentionScratch:
-    """Each thread's working memory, and the counter from which threads draw work."""
+    """Each thread's working memory: attention's, and `extra` floats after it."""
 
     buffer: np.ndarray
     stride: int
-    work: np.ndarray
-    num_threads: int
 
     @classmethod
-    def allocate(cls, config: ModelConfig, max_model_len: int, num_threads: int) -> "AttentionScratch":
-        stride = scratch_size(config.num_heads // config.num_kv_heads, config.head_dim, max_model_len)
-        buffer = np.empty(stride * num_threads, np.float32)
-        return cls(buffer, stride, np.zeros(8, np.int64), num_threads)
+    def allocate(
+        cls, config: ModelConfig, max_model_len: int, num_threads: int, extra: int = 0
+    ) -> "AttentionScratch":
+        stride = scratch_size(config.num_heads // config.num_kv_heads, config.head_dim, max_model_len) + extra
+        return cls(np.zeros(stride * num_threads, np.float32), stride)

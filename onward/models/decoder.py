@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from onward.errors import StartupError
+from onward.kernels.cpu.threads import ThreadPool
 from onward.layers.paged_kv import AttentionScratch, PagedKV
 from onward.layers.rotary import RotaryTable
 from onward.layers.rows import Rows
@@ -36,22 +37,23 @@ def build_decoder(
     max_model_len: int,
     max_rows: int,
     max_sampled: int,
-    num_threads: int,
+    threads: ThreadPool,
 ) -> Decoder:
     config = model.config
     check_supported(config, model.quantization)
     rotary = build_rotary(config, max_model_len)
-    scratch = AttentionScratch.allocate(config, max_model_len, num_threads)
     if model.quantization == "int8":
-        from onward.layers.int8_layers import Int8Model
+        from onward.layers.int8_layers import TILE_SCRATCH, Int8Model
 
-        return Int8Model(weights, config, rotary, kv, scratch, max_rows=max_rows, max_sampled=max_sampled)
+        scratch = AttentionScratch.allocate(config, max_model_len, threads.size, TILE_SCRATCH)
+        return Int8Model(weights, config, rotary, kv, scratch, threads, max_rows=max_rows, max_sampled=max_sampled)
     import torch
 
     from onward.layers.float_layers import Attention, FloatModel
 
-    torch.set_num_threads(num_threads)
-    attention = Attention(config, rotary, scratch, kv)
+    torch.set_num_threads(threads.size)
+    scratch = AttentionScratch.allocate(config, max_model_len, threads.size)
+    attention = Attention(config, rotary, kv, scratch, threads)
     return FloatModel(weights, config, attention, getattr(torch, model.dtype))
 
 

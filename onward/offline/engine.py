@@ -63,12 +63,15 @@ class OfflineEngine:
         try:
             while (plan := self._core.plan(time.monotonic())) is not None:
                 self._wire.send(plan)
-            if (result := self._wire.receive()) is not None:
+            result = self._wire.receive()
+            if result is not None:
                 self._core.commit(result, time.monotonic())
         except BaseException:
             self._start_anew()
             raise
         self._deliver()
+        # Otherwise whoever waits for a token would turn for ever.
+        assert result is not None or not self._live, "there is work, and nobody plans it"
 
     def abandon(self, outputs: Iterable[Output]) -> None:
         """Nobody reads these any more: they are ended, and what they hold is freed."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from onward.config import WorkerConfig
 from onward.errors import StartupError
+from onward.kernels.cpu.threads import ThreadPool
 from onward.layers.paged_kv import kv_dtype
 from onward.models.decoder import build_decoder
 from onward.proto import SCHEMA_VERSION
@@ -70,7 +71,7 @@ class Runner:
         dtype = kv_dtype(model.config, model.quantization)
         size = kv_store.block_bytes(model.config, dtype, config.block_size)
         self.num_blocks = pool_blocks(config, size, self.max_model_len, free_memory_bytes)
-        num_threads = _set_threads(config.threads)
+        threads = ThreadPool(_num_threads(config.threads))
         max_blocks = -(-self.max_model_len // config.block_size)
         self._slots: list[Slot | None] = [None] * config.max_num_seqs
         self._tokens = np.zeros((config.max_num_seqs, self.max_model_len + 1), np.int32)
@@ -79,7 +80,7 @@ class Runner:
         max_rows = max(config.max_num_batched_tokens, config.max_num_seqs)
         self._batch = BatchBuilder(model.config, self._tokens, self._tables, config.block_size, max_rows)
         self._max_rows = max_rows
-        self._sampler = Sampler(model.config.vocab_size, config.max_num_seqs)
+        self._sampler = Sampler(model.config.vocab_size, config.max_num_seqs, threads)
         self._decoder = build_decoder(
             model,
             weights,
@@ -87,7 +88,7 @@ class Runner:
             max_model_len=self.max_model_len,
             max_rows=max_rows,
             max_sampled=config.max_num_seqs,
-            num_threads=num_threads,
+            threads=threads,
         )
 
     def hello(self, worker_incarnation: str, engine_incarnation: str) -> WorkerHello:
@@ -212,13 +213,10 @@ class Runner:
         return Tokens(span.slot, slot.epoch, position, slot.num_computed, [token_id])
 
 
-def _set_threads(threads: int | None) -> int:
-    """How many threads kernels use; all later ones in this process."""
-    import numba
-
-    available = numba.config.NUMBA_NUM_THREADS  # pyright: ignore[reportAttributeAccessIssue]
-    wanted = threads or len(os.sched_getaffinity(0))
-    if wanted > available:
-        raise StartupError(f"--threads {wanted} is more than the {available} cores of this machine")
-    numba.set_num_threads(wanted)
+def _num_threads(wanted: int | None) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if wanted is None:
+        return cores
+    if not 1 <= wanted <= cores:
+        raise StartupError(f"--threads {wanted} is not within the 1 to {cores} cores that this process may use")
     return wanted

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onward.kernels.cpu.sampling import sample_rows
+from onward.kernels.cpu.phases import WORDS_PER_PHASE
+from onward.kernels.cpu.sampling import HISTOGRAM_WORDS, sample
+from onward.kernels.cpu.threads import ThreadPool
+from onward.layers.context import fill, new_context
 from onward.proto.sampling import Sampling
 
 _U64 = (1 << 64) - 1
@@ -21,28 +24,34 @@ class Draw:
 
 
 class Sampler:
-    def __init__(self, vocab_size: int, max_rows: int) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, vocab_size: int, max_rows: int, threads: ThreadPool) -> None:
+        self._threads = threads
         self._temperatures, self._min_ps = (np.zeros(max_rows, np.float32) for _ in range(2))
         self._top_ps = np.ones(max_rows, np.float64)
         self._top_ks, self._token_ids = (np.zeros(max_rows, np.int64) for _ in range(2))
         self._seeds, self._choices, self._positions = (np.zeros(max_rows, np.uint64) for _ in range(3))
-        self._is_valid = np.zeros(max_rows, np.bool_)
+        self._is_valid = np.zeros(max_rows, np.uint8)
+        self._histograms = np.zeros((threads.size, HISTOGRAM_WORDS), np.int64)
+        self._work = np.zeros(WORDS_PER_PHASE, np.int64)
+        self._context = new_context(sample)
+        fill(
+            self._context, vocab_size=vocab_size, temperatures=self._temperatures, min_ps=self._min_ps,
+            top_ps=self._top_ps, top_ks=self._top_ks, token_ids=self._token_ids, seeds=self._seeds,
+            choices=self._choices, positions=self._positions, is_valid=self._is_valid, histograms=self._histograms,
+            work=self._work,
+        )  # fmt: skip
 
     def sample(self, logits: np.ndarray, draws: Sequence[Draw]) -> list[int | None]:
         """One token per row, or None where the logits are not numbers. `logits` is overwritten."""
-        assert logits.dtype == np.float32 and logits.flags.c_contiguous
+        assert logits.dtype == np.float32 and logits.flags.c_contiguous and logits.flags.writeable
         for row, draw in enumerate(draws):
             self._take(row, draw)
             _forbid_end(logits[row], draw)
-        count = len(draws)
-        sample_rows(
-            logits.reshape(-1), logits.view(np.int32).reshape(-1), logits.shape[1], self._vocab_size, count,
-            self._temperatures, self._top_ks, self._top_ps, self._min_ps, self._seeds, self._choices, self._positions,
-            self._token_ids, self._is_valid,
-        )  # fmt: skip
-        valid = self._is_valid[:count].tolist()
-        return [t if ok else None for t, ok in zip(self._token_ids[:count].tolist(), valid, strict=True)]
+        fill(self._context, logits=logits, stride=logits.shape[1], count=len(draws))
+        self._work[:] = 0
+        self._threads.run(sample, self._context)
+        tokens, valid = self._token_ids[: len(draws)].tolist(), self._is_valid[: len(draws)].tolist()
+        return [token if ok else None for token, ok in zip(tokens, valid, strict=True)]
 
     def _take(self, row: int, draw: Draw) -> None:
         s = draw.sampling

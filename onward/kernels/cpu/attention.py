@@ -8,7 +8,7 @@ first to last. So a row's bits depend on its own history only, not on the tile, 
 import numpy as np
 
 from onward.kernels.cpu import simd
-from onward.kernels.cpu.jit import device, inlined
+from onward.kernels.cpu.jit import device, inlined, out_of_line
 from onward.kernels.cpu.kv_layout import POSITIONS, record_at, record_size_of, values_offset_of
 from onward.kernels.cpu.outer import outer_sum
 
@@ -128,19 +128,21 @@ def _widen(kv, at, count, target, target_at):
 
 @device
 def attend_tile(q, q_stride, kv, kv_at, block_table, table_at, block_size, tile, tile_at, kv_head,
-                num_kv_heads, group_size, head_dim, scale, scratch, wide_at, out, out_stride):  # fmt: skip
+                num_kv_heads, group_size, head_dim, scratch, wide_at, out, out_stride):  # fmt: skip
     """All heads of `kv_head`'s group, for the rows of one tile. `tile` holds (first row, rows, slot, position)."""
+    out_of_line()
     first_row, num_rows = np.int64(tile[tile_at]), np.int64(tile[tile_at + 1])
     position = np.int64(tile[tile_at + 3])
     pairs = num_rows * group_size
     num_keys = position + num_rows
     num_blocks = (num_keys + 15) // 16
     parts = block_size // POSITIONS
-    record = record_size_of(head_dim, kv.itemsize)
-    values_at = values_offset_of(head_dim, kv.itemsize)
-    is_int8 = kv.itemsize == 1
+    record = record_size_of(head_dim, simd.itemsize(kv))
+    values_at = values_offset_of(head_dim, simd.itemsize(kv))
+    is_int8 = simd.itemsize(kv) == 1
     widens = is_int8 and pairs >= _WORTH_WIDENING
     stride = _score_stride(num_keys)
+    scale = np.float32(1.0) / np.sqrt(np.float32(head_dim))
     q_at = wide_at + POSITIONS * head_dim
     sums_at = q_at + pairs * head_dim
     scores_at = sums_at + pairs * head_dim

@@ -11,12 +11,13 @@ answer: an instruction that saturates or is emulated wrongly is not used, whatev
 import ctypes
 import functools
 import logging
+from collections.abc import Callable
 
 import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 
-from onward.kernels.cpu.vectors import I16, I32, I32X16, call_llvm, load_value, splat_value, store_value
+from onward.kernels.cpu.vectors import I16, I32, I32X16, call_llvm, load_value, store_value
 from onward.log import event
 
 LEVELS = ("vnni", "avx2", "plain")
@@ -28,7 +29,10 @@ _I32X8 = ir.VectorType(I32, 8)
 log = logging.getLogger(__name__)
 
 
-def emit_dot(builder: ir.IRBuilder, level: str, total: ir.Value, weights: ir.Value, inputs: ir.Value) -> ir.Value:
+Emit = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
+
+
+def emit_dot(level: str, builder: ir.IRBuilder, total: ir.Value, weights: ir.Value, inputs: ir.Value) -> ir.Value:
     """total[i] + sum over j < 4 of weights[i].byte[j] (unsigned) * inputs[i].byte[j] (signed); all are <16 x i32>."""
     if level == "vnni":
         return call_llvm(builder, "llvm.x86.avx512.vpdpbusd.512", I32X16, total, weights, inputs)
@@ -72,19 +76,23 @@ def _i32s(value: int) -> ir.Constant:
     return ir.Constant(I32X16, [value] * 16)
 
 
+def claimed_levels() -> list[str]:
+    """Those whose instructions this CPU says it has, fastest first."""
+    features = llvm.get_host_cpu_features()
+    return [level for level in LEVELS if all(features.get(name) for name in _NEEDS[level])]
+
+
 @functools.cache
 def best_level() -> str:
     """The fastest level that this CPU has and that gives the known answer."""
-    features = llvm.get_host_cpu_features()
-    for level in LEVELS:
-        if all(features.get(name) for name in _NEEDS[level]):
-            if gives_known_answer(level):
-                return level
-            log.warning(event("int8 products are wrong on this CPU and will not be used", level=level))
+    for level in claimed_levels():
+        if gives_known_answer(functools.partial(emit_dot, level)):
+            return level
+        log.warning(event("int8 products are wrong on this CPU and will not be used", level=level))
     raise AssertionError("plain integer arithmetic is wrong on this CPU")
 
 
-def gives_known_answer(level: str) -> bool:
+def gives_known_answer(emit: Emit) -> bool:
     """The largest sums there can be, of either sign, and every byte on its own."""
     cases = [([255] * 4, [127] * 4), ([255] * 4, [-128] * 4), ([255, 255, 0, 0], [127, 127, 0, 0])]
     cases += [([1 << j if i == j else 0 for i in range(4)], [-3, 5, -7, 11]) for j in range(4)]
@@ -93,12 +101,11 @@ def gives_known_answer(level: str) -> bool:
     inputs = np.array([case[1] for case in cases], np.int8)
     totals = np.arange(-8, 8, dtype=np.int32) * 100_000
     expected = totals + (weights.astype(np.int32) * inputs).sum(axis=1)
-    with_llvm = _compile(level)
-    with_llvm(totals, weights, inputs)
+    _compile(emit)(totals, weights, inputs)
     return bool((totals == expected).all())
 
 
-def _compile(level: str):
+def _compile(emit: Emit) -> Callable[..., None]:
     """A function on three arrays of 64 bytes, made without numba so that nothing is compiled before the choice."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -107,7 +114,7 @@ def _compile(level: str):
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [pointer] * 3), "dot")
     builder = ir.IRBuilder(function.append_basic_block())
     values = [load_value(builder, argument, I32X16, align=1) for argument in function.args]
-    store_value(builder, function.args[0], emit_dot(builder, level, *values), align=1)
+    store_value(builder, function.args[0], emit(builder, *values), align=1)
     builder.ret_void()
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten()

@@ -7,106 +7,83 @@ depend on its own tokens only: not on the batch, the chunking, the number of thr
               -> norm+quantize -> gate/up+silu+quantize -> down+add] * layers -> norm+quantize -> head
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numba
 import numpy as np
+from numba import carray
 
 from onward.kernels.cpu import simd
-from onward.kernels.cpu.attention import attend_tile
+from onward.kernels.cpu.batch_attention import attend_item, rotate_rows
 from onward.kernels.cpu.dot import best_level
 from onward.kernels.cpu.int8_tile import int8_tile
-from onward.kernels.cpu.jit import device, inlined, kernel
-from onward.kernels.cpu.phases import WORDS_PER_PHASE, await_all, draw, finish
+from onward.kernels.cpu.jit import Kernel, device, inlined, out_of_line
+from onward.kernels.cpu.phases import await_all, draw, finish
 from onward.kernels.cpu.quantized import Quantized, quantize_group
-from onward.kernels.cpu.rope import mean_square, rotate_and_store
+from onward.kernels.cpu.rope import mean_square
+from onward.kernels.cpu.rows_context import ROWS_FIELDS
 from onward.kernels.packing import BYTES_RECORD, GROUP, NIBBLES_RECORD, OUTPUT_UNIT
 
 _LEVEL = best_level()
 
 PHASES_PER_LAYER = 8
-# Columns of the tables of weights: where each matrix or vector of a layer is.
+ROWS_AT_ONCE = 4
+"""Rows that share each loaded weight. More would need more registers than there are."""
+TILE_SCRATCH = 2 * ROWS_AT_ONCE * OUTPUT_UNIT
+
+# Columns of the table of a layer's weights; the matrices come first.
 QKV, O, GATE_UP, DOWN, INPUT_NORM, POST_NORM, QKV_BIAS, Q_NORM, K_NORM = range(9)
-NUM_WEIGHTS = 9
+NUM_WEIGHTS, NUM_MATRICES = 9, 4
+
+QUANTIZED_INPUTS = ("narrow", "heads", "wide")
+"""Of qkv, gate/up and head; of o; of down."""
+
+CONTEXT = np.dtype(
+    [
+        *ROWS_FIELDS,
+        ("token_ids", np.int64),  # int32 [rows]
+        ("num_sampled", np.int64),
+        ("sampled", np.int64),  # int64: rows whose logits are wanted
+        ("num_layers", np.int64),
+        ("layer_stride", np.int64),
+        ("hidden_size", np.int64),
+        ("inner_size", np.int64),
+        ("vocab_size", np.int64),  # padded to whole pairs of tiles
+        ("layers", np.int64),  # int64 [layers, NUM_WEIGHTS]: addresses; 0 where the model has no such weight
+        ("is_nibbles", np.int64),  # uint8 [layers, NUM_MATRICES]
+        ("embedding", np.int64),
+        ("embedding_is_nibbles", np.int64),
+        ("head", np.int64),
+        ("head_is_nibbles", np.int64),
+        ("final_norm", np.int64),
+        ("hidden", np.int64),  # float32 [rows, hidden_size]: the residual stream
+        ("logits", np.int64),  # float32 [sampled, vocab_size]
+        *((f"{name}_{part}", np.int64) for name in QUANTIZED_INPUTS for part in Quantized._fields),
+    ],
+    align=True,
+)
 
 
-class Shape(NamedTuple):
-    num_layers: int
-    hidden: int
-    inner: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab: int
-    """Padded to a multiple of 32."""
-    eps: np.float32
+def num_phases(num_layers: int) -> int:
+    return 3 + num_layers * PHASES_PER_LAYER
 
 
-class Weights(NamedTuple):
-    """Addresses, since layers differ in format and may lie in different files. Whoever builds this keeps the arrays."""
+class _Product(NamedTuple):
+    """A packed matrix and its quantized input."""
 
-    layers: np.ndarray
-    """int64 [layers, NUM_WEIGHTS]; 0 where the model has no such weight."""
-    is_nibbles: np.ndarray
-    """uint8 [layers, 4]."""
-    ends: np.ndarray
-    """int64: embedding, head, final norm."""
-    ends_are_nibbles: np.ndarray
-    """uint8: embedding, head."""
-
-
-class Batch(NamedTuple):
-    """The arrays of `layers.rows.Rows`, flat."""
-
-    token_ids: np.ndarray
-    positions: np.ndarray
-    pages: np.ndarray
-    tiles: np.ndarray
-    sampled: np.ndarray
-    block_tables: np.ndarray
-    table_stride: int
-
-
-class Memory(NamedTuple):
-    kv: np.ndarray
-    layer_stride: int
-    block_size: int
-    cos: np.ndarray
-    sin: np.ndarray
-
-
-class Buffers(NamedTuple):
-    hidden: np.ndarray
-    """The residual stream, float32 [rows, hidden]."""
-    qkv: np.ndarray
-    attended: np.ndarray
-    logits: np.ndarray
-    scratch: np.ndarray
-    """Per thread: attention's working memory, then two tiles of products."""
-    scratch_stride: int
-    work: np.ndarray
-
-
-class Product(NamedTuple):
-    """One packed matrix."""
-
-    address: int
-    is_nibbles: bool
-    num_groups: int
-
-
-@inlined
-def _product(address, is_nibbles, inputs):
-    return Product(address, is_nibbles != 0, inputs // GROUP)
+    address: Any
+    is_nibbles: Any
+    num_groups: Any
+    source: Any
 
 
 @device
-def multiply(product, pair, source, row, num_rows, out, out_at):
+def _multiply(product, pair, row, num_rows, out, out_at):
     """out[r, 0:32] = outputs 32 * pair and following, for up to four rows from `row` on."""
+    out_of_line()
     groups = product.num_groups
     inputs_at, scales_at = row * groups * GROUP, row * groups
-    weights = simd.byte_pointer(product.address)
-    x, s, t, c = source.values, source.scales, source.totals, source.corrections
+    weights = simd.uint8s(product.address)
+    x, s, t, c = product.source
     if product.is_nibbles:
         stride = groups * NIBBLES_RECORD
         at = 2 * pair * stride
@@ -131,69 +108,83 @@ def multiply(product, pair, source, row, num_rows, out, out_at):
             int8_tile(_LEVEL, False, 1, weights, at, stride, groups, x, inputs_at, s, t, c, scales_at, out, out_at)
 
 
-ROWS_AT_ONCE = 4
-
-
 @inlined
 def _chunk(num_items):
     """Items to draw at once: few draws, but enough of them that no thread is left waiting for long."""
     return max(1, num_items // 16)
 
 
+@inlined
+def _embedding(table, is_nibbles, token, groups, group, i):
+    """Input `i` of a group of one token's packed row."""
+    lane = token % 16
+    if is_nibbles:
+        at = ((token // 16) * groups + group) * NIBBLES_RECORD
+        both = table[at + (i % 16) // 4 * 64 + lane * 4 + i % 4]
+        level = np.float32(both & 15 if i < 16 else both >> 4)
+        return simd.half_at(table, at + 256 + 2 * lane) * level + simd.half_at(table, at + 288 + 2 * lane)
+    at = ((token // 16) * groups + group) * BYTES_RECORD
+    level = np.float32(np.int32(table[at + i // 4 * 64 + lane * 4 + i % 4]) - 128)
+    return simd.float_at(table, at + 512 + 4 * lane) * level
+
+
 @device
-def _embed(work, phase, num_rows, token_ids, address, is_nibbles, width, hidden):
-    table = simd.byte_pointer(address)
-    groups = width // GROUP
-    record = NIBBLES_RECORD if is_nibbles else BYTES_RECORD
+def _embed(c, phase):
+    work, hidden, token_ids = simd.int64s(c.work), simd.floats(c.hidden), simd.int32s(c.token_ids)
+    table, groups = simd.uint8s(c.embedding), c.hidden_size // GROUP
     row = draw(work, phase, 1)
-    while row < num_rows:
-        token = np.int64(token_ids[row])
+    while row < c.num_rows:
         for group in range(groups):
-            at = ((token // 16) * groups + group) * record
-            lane = token % 16
             for i in range(GROUP):
-                if is_nibbles:
-                    both = simd.byte_at(table, at + (i % 16) // 4 * 64 + lane * 4 + i % 4)
-                    level = both & 15 if i < 16 else both >> 4
-                    value = simd.half_at(table, at + 256 + 2 * lane) * np.float32(level) + simd.half_at(
-                        table, at + 288 + 2 * lane
-                    )
-                else:
-                    level = np.int32(simd.byte_at(table, at + i // 4 * 64 + lane * 4 + i % 4)) - 128
-                    value = np.float32(level) * simd.float_at(table, at + 512 + 4 * lane)
-                hidden[row * width + group * GROUP + i] = value
+                value = _embedding(table, c.embedding_is_nibbles != 0, np.int64(token_ids[row]), groups, group, i)
+                hidden[row * c.hidden_size + group * GROUP + i] = value
         finish(work, phase, 1)
         row = draw(work, phase, 1)
-    await_all(work, phase, num_rows)
+    await_all(work, phase, c.num_rows)
 
 
 @inlined
-def _normalize_row(hidden, at, width, weight, eps, target, first_group):
+def _normalize_row(hidden, at, width, weight, eps, target, target_row):
     inverse = simd.splat(np.float32(1.0) / np.sqrt(mean_square(hidden, at, width) + eps))
     for group in range(width // GROUP):
         i = group * GROUP
         low = simd.load(hidden, at + i) * inverse * simd.load(weight, i)
         high = simd.load(hidden, at + i + 16) * inverse * simd.load(weight, i + 16)
-        quantize_group(low, high, target, first_group + group)
+        quantize_group(low, high, target, target_row * (width // GROUP) + group)
 
 
 @device
-def _normalize(work, phase, num_rows, hidden, width, weight_address, eps, target):
-    weight = simd.float_pointer(weight_address)
+def _normalize(c, phase, weight_address, target):
+    out_of_line()
+    work, hidden, weight = simd.int64s(c.work), simd.floats(c.hidden), simd.floats(weight_address)
     row = draw(work, phase, 1)
-    while row < num_rows:
-        _normalize_row(hidden, row * width, width, weight, eps, target, row * (width // GROUP))
+    while row < c.num_rows:
+        _normalize_row(hidden, row * c.hidden_size, c.hidden_size, weight, c.eps, target, row)
         finish(work, phase, 1)
         row = draw(work, phase, 1)
-    await_all(work, phase, num_rows)
+    await_all(work, phase, c.num_rows)
 
 
 @device
-def _linear(work, phase, num_rows, product, source, outputs, bias_address, adds, target, scratch, scratch_at):
+def _normalize_sampled(c, phase, target):
+    """The final norm, only of the rows that the head is wanted for."""
+    work, hidden, weight = simd.int64s(c.work), simd.floats(c.hidden), simd.floats(c.final_norm)
+    sampled = simd.int64s(c.sampled)
+    i = draw(work, phase, 1)
+    while i < c.num_sampled:
+        _normalize_row(hidden, sampled[i] * c.hidden_size, c.hidden_size, weight, c.eps, target, i)
+        finish(work, phase, 1)
+        i = draw(work, phase, 1)
+    await_all(work, phase, c.num_sampled)
+
+
+@device
+def _linear(c, phase, num_rows, product, outputs, bias_address, adds, target, scratch_at):
     """target (+)= source . weights (+ bias), 32 outputs at a time."""
+    out_of_line()
+    work, scratch, bias = simd.int64s(c.work), simd.floats(c.scratch), simd.floats(bias_address)
     num_pairs = outputs // OUTPUT_UNIT
     chunk = _chunk(num_pairs)
-    bias = simd.float_pointer(bias_address)
     first = draw(work, phase, chunk)
     while first < num_pairs:
         last = min(first + chunk, num_pairs)
@@ -201,11 +192,11 @@ def _linear(work, phase, num_rows, product, source, outputs, bias_address, adds,
             column = pair * OUTPUT_UNIT
             for row in range(0, num_rows, ROWS_AT_ONCE):
                 count = min(ROWS_AT_ONCE, num_rows - row)
-                multiply(product, pair, source, row, count, scratch, scratch_at)
+                _multiply(product, pair, row, count, scratch, scratch_at)
                 for r in range(count):
                     at = (row + r) * outputs + column
-                    low = simd.load(scratch, scratch_at + r * 32)
-                    high = simd.load(scratch, scratch_at + r * 32 + 16)
+                    low = simd.load(scratch, scratch_at + r * OUTPUT_UNIT)
+                    high = simd.load(scratch, scratch_at + r * OUTPUT_UNIT + 16)
                     if bias_address != 0:
                         low = low + simd.load(bias, column)
                         high = high + simd.load(bias, column + 16)
@@ -226,21 +217,23 @@ def _silu_times(gate, up):
 
 
 @device
-def _gate_and_up(work, phase, num_rows, product, source, inner, target, scratch, scratch_at):
+def _gate_and_up(c, phase, product, target, scratch_at):
     """A pair of tiles is sixteen outputs of gate and of up; two pairs make a group of the next product's input."""
-    num_groups = inner // GROUP
+    out_of_line()
+    work, scratch = simd.int64s(c.work), simd.floats(c.scratch)
+    num_groups = c.inner_size // GROUP
     chunk = _chunk(num_groups)
+    second_at = scratch_at + ROWS_AT_ONCE * OUTPUT_UNIT
     first = draw(work, phase, chunk)
     while first < num_groups:
         last = min(first + chunk, num_groups)
         for group in range(first, last):
-            for row in range(0, num_rows, ROWS_AT_ONCE):
-                count = min(ROWS_AT_ONCE, num_rows - row)
-                second_at = scratch_at + ROWS_AT_ONCE * 32
-                multiply(product, 2 * group, source, row, count, scratch, scratch_at)
-                multiply(product, 2 * group + 1, source, row, count, scratch, second_at)
+            for row in range(0, c.num_rows, ROWS_AT_ONCE):
+                count = min(ROWS_AT_ONCE, c.num_rows - row)
+                _multiply(product, 2 * group, row, count, scratch, scratch_at)
+                _multiply(product, 2 * group + 1, row, count, scratch, second_at)
                 for r in range(count):
-                    i, j = scratch_at + r * 32, second_at + r * 32
+                    i, j = scratch_at + r * OUTPUT_UNIT, second_at + r * OUTPUT_UNIT
                     low = _silu_times(simd.load(scratch, i), simd.load(scratch, i + 16))
                     high = _silu_times(simd.load(scratch, j), simd.load(scratch, j + 16))
                     quantize_group(low, high, target, (row + r) * num_groups + group)
@@ -250,114 +243,76 @@ def _gate_and_up(work, phase, num_rows, product, source, inner, target, scratch,
 
 
 @device
-def _rotate(work, phase, num_rows, shape, batch, memory, kv_at, qkv, q_norm_address, k_norm_address):
-    width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    row = draw(work, phase, 1)
-    while row < num_rows:
-        rotate_and_store(qkv, row * width, np.int64(batch.positions[row]), np.int64(batch.pages[row]),
-                         memory.block_size, shape.num_heads, shape.num_kv_heads, shape.head_dim, memory.cos, memory.sin,
-                         q_norm_address, k_norm_address, shape.eps, memory.kv, kv_at)  # fmt: skip
-        finish(work, phase, 1)
-        row = draw(work, phase, 1)
-    await_all(work, phase, num_rows)
-
-
-@device
-def _attend(work, phase, num_tiles, shape, batch, memory, kv_at, qkv, target, out, scratch, scratch_at):
-    """The longest histories tend to come last, so the last tiles are drawn first."""
-    group_size = shape.num_heads // shape.num_kv_heads
-    width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    out_width = shape.num_heads * shape.head_dim
-    scale = np.float32(1.0) / np.sqrt(np.float32(shape.head_dim))
-    num_items = num_tiles * shape.num_kv_heads
+def _attend(c, phase, kv, kv_at, target, scratch_at):
+    """Attention; each item also quantizes what it wrote, which no other item shares a group with."""
+    out_of_line()
+    work, attended, tiles = simd.int64s(c.work), simd.floats(c.attended), simd.int32s(c.tiles)
+    item_width = c.num_heads // c.num_kv_heads * c.head_dim
+    num_items = c.num_tiles * c.num_kv_heads
     item = draw(work, phase, 1)
     while item < num_items:
-        tile_at = (num_tiles - 1 - item // shape.num_kv_heads) * 4
-        kv_head = item % shape.num_kv_heads
-        table_at = np.int64(batch.tiles[tile_at + 2]) * batch.table_stride
-        attend_tile(qkv, width, memory.kv, kv_at, batch.block_tables, table_at, memory.block_size,
-                    batch.tiles, tile_at, kv_head, shape.num_kv_heads, group_size, shape.head_dim, scale,
-                    scratch, scratch_at, out, out_width)  # fmt: skip
-        first_row = np.int64(batch.tiles[tile_at])
-        for row in range(first_row, first_row + np.int64(batch.tiles[tile_at + 1])):
-            start = row * out_width + kv_head * group_size * shape.head_dim
-            for i in range(start, start + group_size * shape.head_dim, GROUP):
-                quantize_group(simd.load(out, i), simd.load(out, i + 16), target, i // GROUP)
+        attend_item(c, item, kv, kv_at, scratch_at)
+        tile_at = (c.num_tiles - 1 - item // c.num_kv_heads) * 4
+        first_row = np.int64(tiles[tile_at])
+        for row in range(first_row, first_row + np.int64(tiles[tile_at + 1])):
+            start = row * c.num_heads * c.head_dim + item % c.num_kv_heads * item_width
+            for i in range(start, start + item_width, GROUP):
+                quantize_group(simd.load(attended, i), simd.load(attended, i + 16), target, i // GROUP)
         finish(work, phase, 1)
         item = draw(work, phase, 1)
     await_all(work, phase, num_items)
 
 
-@device
-def _layer(layer, shape, weights, batch, memory, b, narrow, heads, wide, num_rows, scratch_at, tile_at):
-    at = layer * NUM_WEIGHTS
-    phase = 1 + layer * PHASES_PER_LAYER
-    table, kinds, work = weights.layers, weights.is_nibbles, b.work
-    kv_at = layer * memory.layer_stride
-    heads_width = shape.num_heads * shape.head_dim
-    qkv_width = heads_width + 2 * shape.num_kv_heads * shape.head_dim
-
-    _normalize(work, phase, num_rows, b.hidden, shape.hidden, table[at + INPUT_NORM], shape.eps, narrow)
-    qkv = _product(table[at + QKV], kinds[layer * 4 + QKV], shape.hidden)
-    _linear(work, phase + 1, num_rows, qkv, narrow, qkv_width, table[at + QKV_BIAS], False, b.qkv,
-            b.scratch, tile_at)  # fmt: skip
-    _rotate(work, phase + 2, num_rows, shape, batch, memory, kv_at, b.qkv, table[at + Q_NORM], table[at + K_NORM])
-    _attend(work, phase + 3, batch.tiles.size // 4, shape, batch, memory, kv_at, b.qkv, heads, b.attended,
-            b.scratch, scratch_at)  # fmt: skip
-    o = _product(table[at + O], kinds[layer * 4 + O], heads_width)
-    _linear(work, phase + 4, num_rows, o, heads, shape.hidden, 0, True, b.hidden, b.scratch, tile_at)
-    _normalize(work, phase + 5, num_rows, b.hidden, shape.hidden, table[at + POST_NORM], shape.eps, narrow)
-    gate_up = _product(table[at + GATE_UP], kinds[layer * 4 + GATE_UP], shape.hidden)
-    _gate_and_up(work, phase + 6, num_rows, gate_up, narrow, shape.inner, wide, b.scratch, tile_at)
-    down = _product(table[at + DOWN], kinds[layer * 4 + DOWN], shape.inner)
-    _linear(work, phase + 7, num_rows, down, wide, shape.hidden, 0, True, b.hidden, b.scratch, tile_at)
+@inlined
+def _inputs(values, scales, totals, corrections):
+    return Quantized(simd.int8s(values), simd.floats(scales), simd.floats(totals), simd.int32s(corrections))
 
 
-@device
-def _head(shape, weights, batch, b, narrow, tile_at):
-    phase = 1 + shape.num_layers * PHASES_PER_LAYER
-    weight = simd.float_pointer(weights.ends[2])
-    count = batch.sampled.size
-    i = draw(b.work, phase, 1)
-    while i < count:
-        _normalize_row(b.hidden, batch.sampled[i] * shape.hidden, shape.hidden, weight, shape.eps, narrow,
-                       i * (shape.hidden // GROUP))  # fmt: skip
-        finish(b.work, phase, 1)
-        i = draw(b.work, phase, 1)
-    await_all(b.work, phase, count)
-    head = _product(weights.ends[1], weights.ends_are_nibbles[1], shape.hidden)
-    _linear(b.work, phase + 1, count, head, narrow, shape.vocab, 0, False, b.logits, b.scratch, tile_at)
+@inlined
+def _forward(thread, c, kv):
+    narrow = _inputs(c.narrow_values, c.narrow_scales, c.narrow_totals, c.narrow_corrections)
+    heads = _inputs(c.heads_values, c.heads_scales, c.heads_totals, c.heads_corrections)
+    wide = _inputs(c.wide_values, c.wide_scales, c.wide_totals, c.wide_corrections)
+    table, kinds = simd.int64s(c.layers), simd.uint8s(c.is_nibbles)
+    hidden, qkv = simd.floats(c.hidden), simd.floats(c.qkv)
+    scratch_at = thread * c.scratch_stride
+    tile_at = scratch_at + c.scratch_stride - TILE_SCRATCH
+    heads_width = c.num_heads * c.head_dim
+    qkv_width = heads_width + 2 * c.num_kv_heads * c.head_dim
+    hidden_groups = c.hidden_size // GROUP
+    _embed(c, 0)
+    for layer in range(c.num_layers):
+        w, n = layer * NUM_WEIGHTS, layer * NUM_MATRICES
+        phase = 1 + layer * PHASES_PER_LAYER
+        kv_at = layer * c.layer_stride
+        _normalize(c, phase, table[w + INPUT_NORM], narrow)
+        product = _Product(table[w + QKV], kinds[n + QKV] != 0, hidden_groups, narrow)
+        _linear(c, phase + 1, c.num_rows, product, qkv_width, table[w + QKV_BIAS], False, qkv, tile_at)
+        rotate_rows(c, phase + 2, kv, kv_at, table[w + Q_NORM], table[w + K_NORM])
+        _attend(c, phase + 3, kv, kv_at, heads, scratch_at)
+        product = _Product(table[w + O], kinds[n + O] != 0, heads_width // GROUP, heads)
+        _linear(c, phase + 4, c.num_rows, product, c.hidden_size, 0, True, hidden, tile_at)
+        _normalize(c, phase + 5, table[w + POST_NORM], narrow)
+        product = _Product(table[w + GATE_UP], kinds[n + GATE_UP] != 0, hidden_groups, narrow)
+        _gate_and_up(c, phase + 6, product, wide, tile_at)
+        product = _Product(table[w + DOWN], kinds[n + DOWN] != 0, c.inner_size // GROUP, wide)
+        _linear(c, phase + 7, c.num_rows, product, c.hidden_size, 0, True, hidden, tile_at)
+    if c.num_sampled:
+        phase = 1 + c.num_layers * PHASES_PER_LAYER
+        _normalize_sampled(c, phase, narrow)
+        product = _Product(c.head, c.head_is_nibbles != 0, hidden_groups, narrow)
+        _linear(c, phase + 1, c.num_sampled, product, c.vocab_size, 0, False, simd.floats(c.logits), tile_at)
 
 
-@device
-def _run(thread, shape, weights, batch, memory, b, narrow, heads, wide):
-    num_rows = batch.token_ids.size
-    scratch_at = thread * b.scratch_stride
-    tile_at = (thread + 1) * b.scratch_stride - TILE_SCRATCH
-    _embed(b.work, 0, num_rows, batch.token_ids, weights.ends[0], weights.ends_are_nibbles[0], shape.hidden, b.hidden)
-    for layer in range(shape.num_layers):
-        _layer(layer, shape, weights, batch, memory, b, narrow, heads, wide, num_rows, scratch_at, tile_at)
-    if batch.sampled.size:
-        _head(shape, weights, batch, b, narrow, tile_at)
+def _forward_int8_kv(thread, context):
+    c = carray(context, 1)[0]
+    _forward(thread, c, simd.int8s(c.kv))
 
 
-TILE_SCRATCH = 2 * ROWS_AT_ONCE * 32
+def _forward_float_kv(thread, context):
+    c = carray(context, 1)[0]
+    _forward(thread, c, simd.floats(c.kv))
 
 
-def num_phases(num_layers: int) -> int:
-    return 3 + num_layers * PHASES_PER_LAYER
-
-
-def work_words(num_layers: int) -> int:
-    return num_phases(num_layers) * WORDS_PER_PHASE
-
-
-@kernel
-def int8_forward(shape, weights, batch, memory, buffers, narrow, heads, wide, num_threads):
-    """Fills `buffers.logits` [sampled rows, vocab] and writes keys and values.
-
-    `narrow` holds the inputs of qkv, gate/up and head, `heads` those of o, `wide` those of down.
-    """
-    buffers.work[:] = 0
-    for thread in numba.prange(num_threads):
-        _run(thread, shape, weights, batch, memory, buffers, narrow, heads, wide)
+int8_forward = {1: Kernel(_forward_int8_kv, CONTEXT), 4: Kernel(_forward_float_kv, CONTEXT)}
+"""By the size of a KV element. Fills `logits` and writes keys and values."""

@@ -61,7 +61,7 @@ class _Emitter:
                     value = splat_value(self.b, four)
                     for tile in range(NUM_TILES):
                         cell = row, tile
-                        sums[cell] = emit_dot(self.b, self.level, sums[cell], weights[tile], value)
+                        sums[cell] = emit_dot(self.level, self.b, sums[cell], weights[tile], value)
         return sums
 
     def _byte_steps(self, records: list[ir.Value], vector: int) -> list:

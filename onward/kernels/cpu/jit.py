@@ -1,17 +1,25 @@
 """How kernels are compiled: numba, cached on disk, no fast-math.
 
+A kernel is a C function (thread, context): every thread of `threads.ThreadPool` may call it, and `context` is a structure
+of sizes and addresses. numba's own parallel loops would compile each kernel seven times over.
+
 The cache folder is named after the kernels' sources, since numba itself only looks at the file of the outermost function;
 inside, numba keys by CPU. Fast-math stays off everywhere: the order of float operations is part of the result.
 """
 
+import functools
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from onward.config import cache_dir
-
 
 def _source_hash() -> str:
     digest = hashlib.blake2b(digest_size=8)
@@ -21,24 +29,43 @@ def _source_hash() -> str:
 
 
 numba.config.CACHE_DIR = str(cache_dir() / "kernels" / _source_hash())  # pyright: ignore[reportAttributeAccessIssue]
-numba.config.THREADING_LAYER = "omp"  # pyright: ignore[reportAttributeAccessIssue]
 
-
-def kernel(function: Any) -> Any:
-    """Called from Python; may use `prange`."""
-    return numba.njit(cache=True, parallel=True, nogil=True, error_model="numpy")(function)
-
-
-def serial_kernel(function: Any) -> Any:
-    """Called from Python; runs on one thread."""
-    return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+_INNER: dict[str, Any] = _OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def device(function: Any) -> Any:
     """Called from kernels only."""
-    return numba.njit(nogil=True, error_model="numpy")(function)
+    return numba.njit(**_INNER, forceinline=False)(function)  # or it would inherit its caller's
 
 
 def inlined(function: Any) -> Any:
     """Called from kernels only, and small enough to be part of its caller."""
-    return numba.njit(nogil=True, error_model="numpy", forceinline=True)(function)
+    return numba.njit(**_INNER, forceinline=True)(function)
+
+
+class Kernel:
+    """Compiled, or loaded from the cache, when its address is first asked for."""
+
+    def __init__(self, function: Callable[[Any, Any], None], context: np.dtype) -> None:
+        self._function, self.context = function, context
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        signature = types.void(types.int64, types.CPointer(numba.from_dtype(self.context)))
+        return numba.cfunc(signature, cache=True, error_model="numpy")(self._function)
+
+    @property
+    def address(self) -> int:
+        return self._compiled.address
+
+
+@intrinsic
+def out_of_line(typing_context: Any) -> Any:
+    """Said inside a large device function: call it, do not copy it into every caller. Code size is compile time."""
+
+    def emit(ctx: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        builder.function.attributes.add("noinline")
+        return ctx.get_dummy_value()
+
+    return types.void(), emit

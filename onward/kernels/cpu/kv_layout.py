@@ -38,7 +38,7 @@ def record_at(page, head, part, num_kv_heads, parts_per_page, size):
 @inlined
 def store_key(kv, record, lane, source, source_at, head_dim):
     """The key of position `lane` of a record."""
-    if kv.itemsize == 4:
+    if simd.itemsize(kv) == 4:
         for i in range(head_dim):
             kv[record + i * POSITIONS + lane] = source[source_at + i]
     else:
@@ -49,8 +49,8 @@ def store_key(kv, record, lane, source, source_at, head_dim):
 
 @inlined
 def store_value(kv, record, lane, source, source_at, head_dim):
-    at = record + values_offset_of(head_dim, kv.itemsize)
-    if kv.itemsize == 4:
+    at = record + values_offset_of(head_dim, simd.itemsize(kv))
+    if simd.itemsize(kv) == 4:
         for i in range(head_dim):
             kv[at + lane * head_dim + i] = source[source_at + i]
     else:
@@ -64,7 +64,7 @@ def _store_scale(kv, at, source, source_at, head_dim):
     """Writes the scale that makes the largest value 127, and returns its inverse."""
     largest = simd.splat(np.float32(0.0))
     for i in range(0, head_dim, 16):
-        largest = simd.maximum(largest, simd.absolute(simd.load(source, source_at + i)))
-    most = simd.max_lanes(largest)
+        largest = simd.larger_magnitude(largest, simd.load(source, source_at + i))
+    most = simd.max_magnitude(largest)
     simd.store_float(kv, at, most / np.float32(127.0))
     return np.float32(127.0) / most if most > np.float32(0.0) else np.float32(0.0)

@@ -1,6 +1,6 @@
 """Rows of int8 with a scale per 32 values: how activations reach the matrix kernels."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,13 +10,13 @@ from onward.kernels.packing import GROUP
 
 
 class Quantized(NamedTuple):
-    """[rows, inputs] int8, and three arrays [rows, inputs / 32]; all flat."""
+    """[rows, inputs] int8, and three arrays [rows, inputs / 32]: arrays for Python, pointers for kernels."""
 
-    values: np.ndarray
-    scales: np.ndarray
-    totals: np.ndarray
+    values: Any
+    scales: Any
+    totals: Any
     """Scale times the sum of the group's values: what a weight's offset is multiplied with."""
-    corrections: np.ndarray
+    corrections: Any
     """-128 times the sum: what makes up for weights being stored plus 128."""
 
     @classmethod
@@ -32,8 +32,8 @@ class Quantized(NamedTuple):
 
 @inlined
 def quantize_group(low, high, target, group):
-    """Writes 32 values, given as two vectors, as group number `group` of the whole array."""
-    largest = simd.max_lanes(simd.maximum(simd.absolute(low), simd.absolute(high)))
+    """Writes 32 values, given as two vectors, as group number `group` of the whole array. NaN makes the scale NaN, and so the product."""
+    largest = simd.max_magnitude(simd.larger_magnitude(low, high))
     inverse = np.float32(127.0) / largest if largest > np.float32(0.0) else np.float32(0.0)
     factor = simd.splat(inverse)
     low_i = simd.to_i32(simd.round_even(low * factor))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from onward.kernels.cpu import simd
-from onward.kernels.cpu.jit import device, inlined
+from onward.kernels.cpu.jit import device, inlined, out_of_line
 from onward.kernels.cpu.kv_layout import POSITIONS, record_at, record_size_of, store_key, store_value
 
 
@@ -40,15 +40,16 @@ def rotate_and_store(qkv, at, position, page, block_size, num_heads, num_kv_head
 
     `q_norm` and `k_norm` are the addresses of the norms' weights, 0 where the model has none.
     """
+    out_of_line()
     half = head_dim // 2
     angle_at = position * half
     for head in range(num_heads + num_kv_heads):
         if q_norm != 0:
-            weight = simd.float_pointer(q_norm if head < num_heads else k_norm)
+            weight = simd.floats(q_norm if head < num_heads else k_norm)
             _normalize_head(qkv, at + head * head_dim, weight, head_dim, eps)
         _rotate_head(qkv, at + head * head_dim, cos, sin, angle_at, half)
     lane, part = position % POSITIONS, position % block_size // POSITIONS
-    size = record_size_of(head_dim, kv.itemsize)
+    size = record_size_of(head_dim, simd.itemsize(kv))
     for head in range(num_kv_heads):
         record = kv_at + record_at(page, head, part, num_kv_heads, block_size // POSITIONS, size)
         key_from = at + (num_heads + head) * head_dim

@@ -5,16 +5,40 @@ visited in the order of their ids; sums are made over fixed chunks in a fixed or
 a cut (top-k, top-p) keeps all tokens that are as likely as the last one it keeps.
 """
 
-import numba
 import numpy as np
+from numba import carray
 
 from onward.kernels.cpu import simd
-from onward.kernels.cpu.jit import device, inlined, kernel
+from onward.kernels.cpu.jit import Kernel, device, inlined, out_of_line
+from onward.kernels.cpu.phases import await_all, draw, finish
 
 _CHUNK = 1024
-_NUM_BUCKETS = 1 << 12
-_BUCKET_SHIFT = 19
-"""A positive float32's bits, shifted by this, order floats by their size in 2^12 buckets."""
+_DIGIT_SHIFTS = (19, 7, 0)
+"""A positive float32's bits order floats by size. They are read as three digits, of 12, 12 and 7 bits."""
+_NUM_DIGITS = 1 << 12
+HISTOGRAM_WORDS = 2 * _NUM_DIGITS
+"""Scratch of one thread: counts (int64) and masses (float64) of each digit."""
+
+CONTEXT = np.dtype(
+    [
+        ("count", np.int64),
+        ("vocab_size", np.int64),
+        ("stride", np.int64),
+        ("logits", np.int64),  # float32 [count, stride]; used up
+        ("temperatures", np.int64),  # float32
+        ("top_ks", np.int64),  # int64
+        ("top_ps", np.int64),  # float64
+        ("min_ps", np.int64),  # float32
+        ("seeds", np.int64),  # uint64
+        ("choices", np.int64),
+        ("positions", np.int64),
+        ("token_ids", np.int64),  # int64: the result
+        ("is_valid", np.int64),  # uint8: 0 where the logits are not numbers
+        ("histograms", np.int64),  # [threads, HISTOGRAM_WORDS]
+        ("work", np.int64),
+    ],
+    align=True,
+)
 
 
 @inlined
@@ -26,7 +50,7 @@ def _mix(x):
 
 
 @inlined
-def uniform(seed, choice, position):
+def _uniform(seed, choice, position):
     """In [0, 1), with 53 bits."""
     step = np.uint64(0x9E3779B97F4A7C15)
     state = _mix(seed + step)
@@ -38,8 +62,7 @@ def uniform(seed, choice, position):
 @inlined
 def _peak(logits, at, size):
     """The largest logit, or NaN if any is NaN or infinite upwards."""
-    high = np.float32(-np.inf)
-    bad = False
+    high, bad = np.float32(-np.inf), False
     for i in range(size):
         x = logits[at + i]
         bad |= not (x < np.float32(np.inf))
@@ -58,13 +81,13 @@ def _first_of(logits, at, size, value):
 @inlined
 def _weigh(logits, at, size, peak, temperature):
     """Turns logits into weights relative to the likeliest token's, which becomes 1."""
-    inverse = simd.splat(np.float32(1.0) / temperature)
-    top = simd.splat(peak)
+    inverse, top = simd.splat(np.float32(1.0) / temperature), simd.splat(peak)
     whole = size // 16 * 16
     for i in range(0, whole, 16):
         simd.store(logits, at + i, simd.exp((simd.load(logits, at + i) - top) * inverse))
     for i in range(whole, size):
-        logits[at + i] = np.exp((logits[at + i] - peak) / temperature)
+        single = simd.exp((simd.splat(logits[at + i]) - top) * inverse)
+        logits[at + i] = simd.max_lanes(single)
 
 
 @inlined
@@ -82,6 +105,7 @@ def _chunk_sum(weights, at, count):
 
 @device
 def _sum(weights, at, size):
+    out_of_line()
     total = np.float64(0.0)
     for start in range(0, size, _CHUNK):
         total += _chunk_sum(weights, at + start, min(_CHUNK, size - start))
@@ -89,45 +113,48 @@ def _sum(weights, at, size):
 
 
 @device
-def _zero_below(weights, at, size, lowest):
+def _drop_below(weights, at, size, lowest):
     for i in range(size):
         w = weights[at + i]
         weights[at + i] = w if w >= lowest else np.float32(0.0)
 
 
 @device
-def _cut(weights, at, size, bits, bits_at, max_count, max_mass):
-    """The weight of the last token kept, when tokens are taken from the heaviest on until `max_count` are taken or
-    their sum has reached `max_mass`. Only the bucket in which that happens is sorted."""
-    counts = np.zeros(_NUM_BUCKETS, np.int64)
-    masses = np.zeros(_NUM_BUCKETS, np.float64)
-    for i in range(size):
-        bucket = bits[bits_at + i] >> _BUCKET_SHIFT
-        counts[bucket] += 1
-        masses[bucket] += weights[at + i]
-    taken, mass = np.int64(0), np.float64(0.0)
-    bucket = _NUM_BUCKETS - 1
-    while bucket > 0 and taken + counts[bucket] < max_count and mass + masses[bucket] < max_mass:
-        taken += counts[bucket]
-        mass += masses[bucket]
-        bucket -= 1
-    members = np.empty(counts[bucket], np.float32)
-    found = 0
-    for i in range(size):
-        if bits[bits_at + i] >> _BUCKET_SHIFT == bucket:
-            members[found] = weights[at + i]
-            found += 1
-    members.sort()
-    for i in range(found - 1, -1, -1):
-        taken += 1
-        mass += members[i]
-        if taken >= max_count or mass >= max_mass:
-            return members[i]
-    return np.float32(0.0)
+def _cut(weights, bits, at, size, counts, masses, max_count, max_mass):
+    """The bits of the last weight kept, when tokens are taken from the heaviest on until `max_count` are taken or
+    their sum has reached `max_mass`. Digit by digit: those above the one in which that happens are taken whole."""
+    out_of_line()
+    taken, mass, prefix, width = np.int64(0), np.float64(0.0), np.int64(0), np.int64(31)
+    for shift in _DIGIT_SHIFTS:
+        num_digits = np.int64(1) << (width - shift)
+        for digit in range(num_digits):
+            counts[digit] = 0
+            masses[digit] = 0.0
+        for i in range(size):
+            b = np.int64(bits[at + i])
+            if b >> width == prefix:
+                digit = (b >> shift) & (num_digits - 1)
+                counts[digit] += 1
+                masses[digit] += weights[at + i]
+        digit = num_digits - 1
+        while digit > 0 and taken + counts[digit] < max_count and mass + masses[digit] < max_mass:
+            taken += counts[digit]
+            mass += masses[digit]
+            digit -= 1
+        prefix = (prefix << (width - shift)) | digit
+        width = np.int64(shift)
+    return prefix
 
 
 @device
-def _draw(weights, at, size, point):
+def _cut_below(weights, bits, at, size, lowest_bits):
+    for i in range(size):
+        if bits[at + i] < lowest_bits:
+            weights[at + i] = np.float32(0.0)
+
+
+@device
+def _pick(weights, at, size, point):
     """The token in whose share `point`, a number below the sum of all weights, lies."""
     start = 0
     while start + _CHUNK < size:
@@ -136,52 +163,57 @@ def _draw(weights, at, size, point):
             break
         point -= share
         start += _CHUNK
-    last = -1
     for i in range(start, size):
         w = np.float64(weights[at + i])
-        if w > 0.0:
-            last = i
-            if point < w:
-                return i
-            point -= w
-    # Rounding may leave a crumb; then it is the last token with any weight.
-    while last < 0:
-        start -= 1
-        if weights[at + start] > 0.0:
-            last = start
+        if point < w:
+            return i
+        point -= w
+    # Rounding may leave a crumb: then it is the last token with any weight.
+    last = size - 1
+    while last > 0 and not weights[at + last] > np.float32(0.0):
+        last -= 1
     return last
 
 
 @device
-def _choose(logits, bits, at, size, peak, temperature, top_k, top_p, min_p, seed, choice, position):
-    _weigh(logits, at, size, peak, temperature)
+def _choose(c, row, at, peak, counts, masses):
+    logits, bits, size = simd.floats(c.logits), simd.int32s(c.logits), c.vocab_size
+    top_k, top_p = simd.int64s(c.top_ks)[row], simd.doubles(c.top_ps)[row]
+    min_p = simd.floats(c.min_ps)[row]
+    _weigh(logits, at, size, peak, simd.floats(c.temperatures)[row])
     if 0 < top_k < size:
-        _zero_below(logits, at, size, _cut(logits, at, size, bits, at, top_k, np.inf))
+        _cut_below(logits, bits, at, size, _cut(logits, bits, at, size, counts, masses, top_k, np.inf))
     total = _sum(logits, at, size)
     if top_p < 1.0:
-        _zero_below(logits, at, size, _cut(logits, at, size, bits, at, np.int64(size), top_p * total))
+        _cut_below(logits, bits, at, size, _cut(logits, bits, at, size, counts, masses, size, top_p * total))
         total = _sum(logits, at, size)
     if min_p > 0.0:
-        _zero_below(logits, at, size, np.float32(min_p))
+        _drop_below(logits, at, size, min_p)
         total = _sum(logits, at, size)
-    return _draw(logits, at, size, uniform(seed, choice, position) * total)
+    seed, choice = simd.uint64s(c.seeds)[row], simd.uint64s(c.choices)[row]
+    return _pick(logits, at, size, _uniform(seed, choice, simd.uint64s(c.positions)[row]) * total)
 
 
-@kernel
-def sample_rows(logits, bits, stride, size, count, temperatures, top_ks, top_ps, min_ps, seeds, choices, positions,
-                token_ids, is_valid):  # fmt: skip
-    """Fills `token_ids`; a row whose logits are not numbers is marked as not valid. `logits` is used up.
-
-    `bits` is the same memory as int32, `stride` the length of a row, of which `size` entries count.
-    """
-    for row in numba.prange(count):
-        at = row * stride
-        peak = _peak(logits, at, size)
+def _sample(thread, context):
+    c = carray(context, 1)[0]
+    work, logits = simd.int64s(c.work), simd.floats(c.logits)
+    token_ids, is_valid = simd.int64s(c.token_ids), simd.uint8s(c.is_valid)
+    counts = simd.int64s(c.histograms + thread * HISTOGRAM_WORDS * 8)
+    masses = simd.doubles(c.histograms + (thread * HISTOGRAM_WORDS + _NUM_DIGITS) * 8)
+    row = draw(work, 0, 1)
+    while row < c.count:
+        at = row * c.stride
+        peak = _peak(logits, at, c.vocab_size)
         is_valid[row] = peak > np.float32(-np.inf)
-        if not is_valid[row]:
-            token_ids[row] = 0
-        elif temperatures[row] <= 0.0:
-            token_ids[row] = _first_of(logits, at, size, peak)
-        else:
-            token_ids[row] = _choose(logits, bits, at, size, peak, temperatures[row], top_ks[row], top_ps[row],
-                                     min_ps[row], seeds[row], choices[row], positions[row])  # fmt: skip
+        token_ids[row] = 0
+        if is_valid[row] and simd.floats(c.temperatures)[row] <= np.float32(0.0):
+            token_ids[row] = _first_of(logits, at, c.vocab_size, peak)
+        elif is_valid[row]:
+            token_ids[row] = _choose(c, row, at, peak, counts, masses)
+        finish(work, 0, 1)
+        row = draw(work, 0, 1)
+    await_all(work, 0, c.count)
+
+
+sample = Kernel(_sample, CONTEXT)
+"""One token per row of logits."""

@@ -110,7 +110,7 @@ def store_i8(typing_context, array, index, vector):
     return types.void(array, types.intp, i32x16), emit
 
 
-# Weights are reached by address, since each layer's may lie elsewhere.
+# Kernels are given addresses; these say what lies there.
 
 
 def _emit_pointer(context, builder, sig, args):
@@ -118,13 +118,45 @@ def _emit_pointer(context, builder, sig, args):
 
 
 @intrinsic
-def byte_pointer(typing_context, address):
+def floats(typing_context, address):
+    return types.CPointer(types.float32)(types.int64), _emit_pointer
+
+
+@intrinsic
+def uint8s(typing_context, address):
     return types.CPointer(types.uint8)(types.int64), _emit_pointer
 
 
 @intrinsic
-def float_pointer(typing_context, address):
-    return types.CPointer(types.float32)(types.int64), _emit_pointer
+def int8s(typing_context, address):
+    return types.CPointer(types.int8)(types.int64), _emit_pointer
+
+
+@intrinsic
+def int32s(typing_context, address):
+    return types.CPointer(types.int32)(types.int64), _emit_pointer
+
+
+@intrinsic
+def int64s(typing_context, address):
+    return types.CPointer(types.int64)(types.int64), _emit_pointer
+
+
+@intrinsic
+def uint64s(typing_context, address):
+    return types.CPointer(types.uint64)(types.int64), _emit_pointer
+
+
+@intrinsic
+def doubles(typing_context, address):
+    return types.CPointer(types.float64)(types.int64), _emit_pointer
+
+
+@intrinsic
+def itemsize(typing_context, pointer):
+    """Bytes of what a pointer points to, known when the kernel is compiled."""
+    size = pointer.dtype.bitwidth // 8
+    return types.int64(pointer), lambda context, builder, sig, args: context.get_constant(types.int64, size)
 
 
 def _emit_scalar(kind: ir.Type) -> Any:
@@ -132,11 +164,6 @@ def _emit_scalar(kind: ir.Type) -> Any:
         return load_value(builder, builder.gep(args[0], [args[1]]), kind, align=1)
 
     return emit
-
-
-@intrinsic
-def byte_at(typing_context, pointer, offset):
-    return types.uint8(pointer, types.intp), _emit_scalar(I8)
 
 
 @intrinsic
@@ -211,8 +238,23 @@ def minimum(typing_context, a, b):
 
 
 @intrinsic
-def absolute(typing_context, a):
-    return f32x16(f32x16), _emit_call("llvm.fabs.v16f32", F32X16)
+def larger_magnitude(typing_context, a, b):
+    """The absolute value of whichever is farther from zero in each lane. NaN is farther than everything: a fault must
+    show, and the plain maximum would drop it."""
+
+    def emit(context, builder, sig, args):
+        return builder.bitcast(_max_bits(builder, *(_magnitude_bits(builder, a) for a in args)), F32X16)
+
+    return f32x16(f32x16, f32x16), emit
+
+
+def _magnitude_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """Ordered as integers like the magnitudes they stand for."""
+    return builder.and_(builder.bitcast(value, I32X16), splat_value(builder, ir.Constant(I32, 0x7FFFFFFF)))
+
+
+def _max_bits(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    return call_llvm(builder, "llvm.smax.v16i32", I32X16, a, b)
 
 
 @intrinsic
@@ -277,6 +319,18 @@ def sum_lanes_i32(typing_context, vector):
 
 
 @intrinsic
+def max_magnitude(typing_context, vector):
+    """Of all lanes; NaN if any of them is."""
+
+    def emit(context, builder, sig, args):
+        bits = _magnitude_bits(builder, args[0])
+        largest = _fold(builder, bits, lambda a, b: _max_bits(builder, a, b))
+        return builder.bitcast(largest, F32)
+
+    return types.float32(f32x16), emit
+
+
+@intrinsic
 def max_lanes(typing_context, vector):
     def emit(context, builder, sig, args):
         return _fold(
@@ -284,17 +338,6 @@ def max_lanes(typing_context, vector):
         )
 
     return types.float32(f32x16), emit
-
-
-@intrinsic
-def fetch_add(typing_context, array, index, amount):
-    """Adds to an int64 that other threads add to as well, and returns what it was before."""
-
-    def emit(context, builder, sig, args):
-        pointer = element_pointer(context, builder, sig.args[0], args[0], args[1])
-        return builder.atomic_rmw("add", pointer, args[2], "monotonic")
-
-    return types.int64(array, types.intp, types.int64), emit
 
 
 # exp(x) = 2^n * e^r with n = round(x / ln 2), |r| <= ln(2) / 2, and a polynomial for e^r: within 2 ulp.

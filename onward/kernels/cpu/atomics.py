@@ -1,0 +1,103 @@
+"""What threads say to each other with: atomic words, and ways to wait for them to change."""
+
+import platform
+import sys
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from onward.kernels.cpu.vectors import I32, I64, element_pointer
+
+_FUTEX_CALLS = {"x86_64": 202, "aarch64": 98}
+FUTEX_CALL = _FUTEX_CALLS.get(platform.machine()) if sys.platform == "linux" else None
+_WAIT, _WAKE = 128, 129
+"""Of threads of one process."""
+_NAP_US = 50
+
+
+@intrinsic
+def fetch_add(typing_context, words, index, amount):
+    """Adds to an int64, and returns what it was. All memory that others wrote before is seen, and the reverse."""
+
+    def emit(context, builder, sig, args):
+        pointer = element_pointer(context, builder, sig.args[0], args[0], args[1])
+        return builder.atomic_rmw("add", pointer, args[2], "seq_cst")
+
+    return types.int64(words, types.intp, types.int64), emit
+
+
+@intrinsic
+def load_acquire(typing_context, words, index):
+    def emit(context, builder, sig, args):
+        pointer = element_pointer(context, builder, sig.args[0], args[0], args[1])
+        return builder.load_atomic(pointer, ordering="acquire", align=8)
+
+    return types.int64(words, types.intp), emit
+
+
+@intrinsic
+def pause(typing_context):
+    """Tells the core that this is a wait loop."""
+
+    def emit(context, builder, sig, args):
+        if builder.module.triple.startswith(("x86_64", "i686")):
+            _call(builder, "llvm.x86.sse2.pause", ir.VoidType())
+        return context.get_dummy_value()
+
+    return types.void(), emit
+
+
+@intrinsic
+def nap(typing_context):
+    """Leaves the core for a moment, so that whoever is waited for can have it."""
+
+    def emit(context, builder, sig, args):
+        _call(builder, "usleep", I32, ir.Constant(I32, _NAP_US))
+        return context.get_dummy_value()
+
+    return types.void(), emit
+
+
+@intrinsic
+def sleep_while(typing_context, words, index, value):
+    """Sleeps until someone calls `wake_all` on this word, unless its low half differs from `value` already. May return
+    early."""
+
+    def emit(context, builder, sig, args):
+        if FUTEX_CALL is None:
+            _call(builder, "usleep", I32, ir.Constant(I32, 4 * _NAP_US))
+        else:
+            _futex(context, builder, sig, args, _WAIT, args[2])
+        return context.get_dummy_value()
+
+    return types.void(words, types.intp, types.int64), emit
+
+
+@intrinsic
+def wake_all(typing_context, words, index):
+    def emit(context, builder, sig, args):
+        if FUTEX_CALL is not None:
+            _futex(context, builder, sig, args, _WAKE, ir.Constant(I64, 1 << 30))
+        return context.get_dummy_value()
+
+    return types.void(words, types.intp), emit
+
+
+def _futex(context: Any, builder: ir.IRBuilder, sig: Any, args: Any, operation: int, value: ir.Value) -> None:
+    pointer = element_pointer(context, builder, sig.args[0], args[0], args[1])
+    no_timeout = ir.Constant(I64, 0)
+    call = ir.Constant(I64, FUTEX_CALL)
+    _call(builder, "syscall", I64, call, pointer, ir.Constant(I64, operation), value, no_timeout, variadic_from=1)
+
+
+def _call(
+    builder: ir.IRBuilder, name: str, result: ir.Type, *args: ir.Value, variadic_from: int | None = None
+) -> ir.Value:
+    function = builder.module.globals.get(name)
+    if function is None:
+        fixed = [a.type for a in args[:variadic_from]]
+        kind = ir.FunctionType(result, fixed, var_arg=variadic_from is not None)
+        function = ir.Function(builder.module, kind, name)
+    return builder.call(function, args)

@@ -1,0 +1,128 @@
+"""The threads that kernels run on: one that leads, and helpers that join in when they can.
+
+A helper waits, first spinning and soon asleep, until a kernel is offered, and enters it if it is still open when the
+helper comes. The leader waits for those who entered, not for those who have not come yet: on busy cores nobody waits
+for a thread that the system does not run. (A pool of OpenMP would, and would spin on a core that the engine needs.)
+That is right for every kernel whose work is drawn through `phases`, and only for those.
+"""
+
+import ctypes
+import functools
+import threading
+import weakref
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from onward.kernels.cpu.atomics import fetch_add, load_acquire, nap, pause, sleep_while, wake_all
+from onward.kernels.cpu.jit import Kernel
+
+# Words of the control block, each on a cache line of its own.
+_OFFER, _STATE, _KERNEL, _CONTEXT, _STOPPED = 0, 8, 16, 17, 24
+_NUM_WORDS = 32
+_OPEN = 1 << 32
+"""In `_STATE`, above the number of helpers that are inside."""
+_SPINS_BEFORE_SLEEP = 1500
+_SPINS_BEFORE_NAP = 4000
+
+
+@intrinsic
+def _call(typing_context: Any, address: Any, thread: Any, context: Any) -> Any:
+    def emit(ctx: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        function = ir.FunctionType(ir.VoidType(), [word, word]).as_pointer()
+        builder.call(builder.inttoptr(args[0], function), args[1:])
+        return ctx.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), emit
+
+
+def _help(thread, control):
+    """A helper's life."""
+    seen = 0
+    while load_acquire(control, _STOPPED) == 0:
+        spins = 0
+        while load_acquire(control, _OFFER) == seen:
+            spins += 1
+            if spins < _SPINS_BEFORE_SLEEP:
+                pause()
+            else:
+                sleep_while(control, _OFFER, seen)
+        seen = load_acquire(control, _OFFER)
+        if fetch_add(control, _STATE, 1) >= _OPEN:
+            _call(control[_KERNEL], thread, control[_CONTEXT])
+        fetch_add(control, _STATE, -1)
+
+
+def _lead(control, kernel, context):
+    """Offers a kernel, takes part in it, and waits for those who came."""
+    control[_KERNEL] = kernel
+    control[_CONTEXT] = context
+    fetch_add(control, _STATE, _OPEN)
+    fetch_add(control, _OFFER, 1)
+    wake_all(control, _OFFER)
+    _call(kernel, 0, context)
+    fetch_add(control, _STATE, -_OPEN)
+    spins = 0
+    while load_acquire(control, _STATE) != 0:
+        spins += 1
+        if spins < _SPINS_BEFORE_NAP:
+            pause()
+        else:
+            nap()
+
+
+_CONTROL = types.CPointer(types.int64)
+
+
+@functools.cache
+def _compiled_help() -> Any:
+    return numba.cfunc(types.void(types.int64, _CONTROL), cache=True)(_help)
+
+
+@functools.cache
+def _compiled_lead() -> Any:
+    return numba.cfunc(types.void(_CONTROL, types.int64, types.int64), cache=True)(_lead)
+
+
+class ThreadPool:
+    """`size` threads, the caller's included. Helpers end when the pool is no longer referred to."""
+
+    def __init__(self, size: int) -> None:
+        assert size >= 1
+        self.size = size
+        self._control = np.zeros(_NUM_WORDS, np.int64)
+        self._pointer = self._control.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
+        self._lead = _compiled_lead().ctypes
+        for thread in range(1, size):
+            target = functools.partial(_run_helper, thread, self._control)
+            threading.Thread(target=target, name=f"kernel-{thread}", daemon=True).start()
+        weakref.finalize(self, _stop, self._control)
+
+    def run(self, kernel: Kernel, context: np.ndarray) -> None:
+        """Whoever fills `context` keeps what it points to. One run at a time."""
+        assert context.dtype == kernel.context
+        self._lead(self._pointer, kernel.address, context.ctypes.data)
+
+
+def _run_helper(thread: int, control: np.ndarray) -> None:
+    _compiled_help().ctypes(thread, control.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+
+
+def _nothing(thread, context):
+    pass
+
+
+_NOTHING = Kernel(_nothing, np.dtype([("unused", np.int64)]))
+
+
+def _stop(control: np.ndarray) -> None:
+    """The last offer is one of nothing, so that those who sleep wake up and see that they may go."""
+    control[_STOPPED] = 1
+    context = np.zeros((), _NOTHING.context)
+    pointer = control.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
+    _compiled_lead().ctypes(pointer, _NOTHING.address, context.ctypes.data)

@@ -1,0 +1,39 @@
+"""Filling a kernel's context: addresses of arrays, which someone else keeps alive, and sizes."""
+
+from typing import Any
+
+import numpy as np
+
+from onward.kernels.cpu.jit import Kernel
+from onward.layers.paged_kv import AttentionScratch, PagedKV
+from onward.layers.rotary import RotaryTable
+from onward.layers.rows import Rows
+from onward.proto.model import ModelConfig
+
+
+def new_context(kernel: Kernel) -> np.ndarray:
+    return np.zeros((), kernel.context)
+
+
+def fill(context: np.ndarray, **fields: Any) -> None:
+    """Sizes as they are, arrays as their addresses."""
+    for name, value in fields.items():
+        context[name] = value.ctypes.data if isinstance(value, np.ndarray) else value
+
+
+def fill_model(
+    context: np.ndarray, config: ModelConfig, rotary: RotaryTable, kv: PagedKV, scratch: AttentionScratch
+) -> None:
+    """What stays the same from step to step."""
+    fill(
+        context, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
+        eps=config.rms_norm_eps, cos=rotary.cos, sin=rotary.sin, kv=kv.data, block_size=kv.block_size,
+        scratch=scratch.buffer, scratch_stride=scratch.stride,
+    )  # fmt: skip
+
+
+def fill_rows(context: np.ndarray, rows: Rows) -> None:
+    fill(
+        context, num_rows=rows.count, num_tiles=len(rows.tiles), positions=rows.positions, pages=rows.pages,
+        tiles=rows.tiles, block_tables=rows.block_tables, table_stride=rows.block_tables.shape[1],
+    )  # fmt: skip

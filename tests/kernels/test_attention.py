@@ -1,0 +1,114 @@
+"""Attention over paged KV: right, blind to what it must not see, and the same bits however the rows are cut."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numba import carray
+
+from onward.kernels import reference
+from onward.kernels.cpu import simd
+from onward.kernels.cpu.attention import row_tile, scratch_size
+from onward.kernels.cpu.batch_attention import CONTEXT, attend_item, rotate_and_attend, rotate_rows
+from onward.kernels.cpu.jit import Kernel
+from onward.kernels.cpu.kv_layout import record_size
+from onward.kernels.cpu.phases import await_all, draw, finish
+from tests.kernels.kernel_runs import run
+
+LENGTH = 75
+
+
+def _with_int8_kv(thread, context):
+    c = carray(context, 1)[0]
+    work, kv = simd.int64s(c.work), simd.int8s(c.kv)
+    rotate_rows(c, 0, kv, c.kv_at, c.q_norm, c.k_norm)
+    num_items = c.num_tiles * c.num_kv_heads
+    item = draw(work, 1, 1)
+    while item < num_items:
+        attend_item(c, item, kv, c.kv_at, thread * c.scratch_stride)
+        finish(work, 1, 1)
+        item = draw(work, 1, 1)
+    await_all(work, 1, num_items)
+
+
+KERNELS = {"float32": rotate_and_attend, "int8": Kernel(_with_int8_kv, CONTEXT)}
+
+
+class Case:
+    """Two slots, of which the second is looked at. Unwritten KV is full of what must not be read."""
+
+    def __init__(self, kv_type: str, *, heads: int = 6, kv_heads: int = 2, head_dim: int = 64, block_size: int = 16):
+        self.kv_type, self.heads, self.kv_heads, self.head_dim = kv_type, heads, kv_heads, head_dim
+        self.block_size = block_size
+        rng = np.random.default_rng(5)
+        self.qkv = rng.standard_normal((LENGTH, heads + 2 * kv_heads, head_dim), dtype=np.float32)
+        num_blocks = 2 * -(-LENGTH // block_size) + 3
+        self.tables = rng.permutation(num_blocks)[: num_blocks // 2 * 2].reshape(2, -1).astype(np.int32)
+        dtype = np.dtype(kv_type)
+        size = num_blocks * kv_heads * block_size // 16 * record_size(head_dim, dtype.itemsize)
+        self.kv = np.frombuffer(b"\xff" * size * dtype.itemsize, dtype).copy()  # all NaN, scales too
+        self.cos, self.sin = np.ones((LENGTH, head_dim // 2), np.float32), np.zeros((LENGTH, head_dim // 2), np.float32)
+
+    def attend(self, chunks: Sequence[int], num_threads: int = 1) -> np.ndarray:
+        outs, start = [], 0
+        for count in chunks:
+            outs.append(self._chunk(start, count, num_threads))
+            start += count
+        return np.concatenate(outs)
+
+    def _chunk(self, start: int, count: int, num_threads: int) -> np.ndarray:
+        group = self.heads // self.kv_heads
+        height = row_tile(group)
+        starts = range(0, count, height)
+        tiles = np.array([(r, min(height, count - r), 1, start + r) for r in starts], np.int32)
+        positions = np.arange(start, start + count, dtype=np.int32)
+        stride = scratch_size(group, self.head_dim, LENGTH)
+        out = np.full((count, self.heads, self.head_dim), np.nan, np.float32)
+        run(
+            KERNELS[self.kv_type], num_threads=num_threads, num_phases=2, num_rows=count, num_tiles=len(tiles),
+            positions=positions, pages=self.tables[1, positions // self.block_size].copy(), tiles=tiles,
+            block_tables=self.tables, table_stride=self.tables.shape[1], num_heads=self.heads,
+            num_kv_heads=self.kv_heads, head_dim=self.head_dim, kv=self.kv, block_size=self.block_size, cos=self.cos,
+            sin=self.sin, qkv=self.qkv[start : start + count].copy(), attended=out,
+            scratch=np.zeros(stride * num_threads, np.float32), scratch_stride=stride,
+        )  # fmt: skip
+        return out
+
+    def expected(self) -> np.ndarray:
+        q, k, v = np.split(self.qkv, [self.heads, self.heads + self.kv_heads], axis=1)
+        if self.kv_type == "int8":
+            k, v = reference.round_kv(k), reference.round_kv(v)
+        return reference.attention(q, k, v, 0)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {}, {"heads": 9, "kv_heads": 3}, {"heads": 2, "kv_heads": 2, "head_dim": 128}, {"heads": 8, "kv_heads": 1},
+        {"heads": 7, "kv_heads": 1, "head_dim": 32}, {"block_size": 32}, {"heads": 5, "kv_heads": 5, "head_dim": 80},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("kv_type", KERNELS)
+def test_attention_is_right_for_every_shape_of_head(kv_type: str, shape: dict[str, int]) -> None:
+    case = Case(kv_type, **shape)
+    np.testing.assert_allclose(case.attend([LENGTH]), case.expected(), atol=2e-6)
+
+
+@pytest.mark.parametrize("kv_type", KERNELS)
+def test_a_row_has_the_same_bits_however_its_history_was_cut(kv_type: str) -> None:
+    whole = Case(kv_type).attend([LENGTH])
+    for chunks in ([1] * LENGTH, [16, 16, 43], [5, 7, 1, 62], [74, 1]):
+        np.testing.assert_array_equal(Case(kv_type).attend(chunks), whole)
+
+
+@pytest.mark.parametrize("kv_type", KERNELS)
+def test_a_row_has_the_same_bits_on_one_thread_and_on_several(kv_type: str) -> None:
+    np.testing.assert_array_equal(Case(kv_type).attend([40, 35], 3), Case(kv_type).attend([40, 35], 1))
+
+
+@pytest.mark.parametrize("kv_type", KERNELS)
+def test_scores_may_be_so_large_that_one_key_takes_all(kv_type: str) -> None:
+    case = Case(kv_type)
+    case.qkv[:, : case.heads + case.kv_heads] *= 40
+    np.testing.assert_allclose(case.attend([LENGTH]), case.expected(), atol=2e-3)  # scores in the thousands
