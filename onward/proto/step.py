@@ -54,12 +54,24 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     run: list[Run] = []
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """How likely one token was, and which were the likeliest in its place."""
+
+    logprob: float
+    rank: int
+    """1 for the likeliest token of the vocabulary."""
+    top: list[tuple[int, float]] = []
+    """(token id, logprob), likeliest first."""
+
+
 class Advanced(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     """KV was computed up to `num_computed` tokens; there is no new token yet (an unfinished prefill)."""
 
     slot: int
     epoch: int
     num_computed: int
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Where asked for: of the prompt tokens that follow those computed in this step."""
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="t"):
@@ -70,6 +82,10 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     position: int
     num_computed: int
     token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    """Where asked for: one for each of `token_ids`."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """As in `Advanced`, from the step that reached the prompt's end."""
 
 
 class Preempted(msgspec.Struct, frozen=True, array_like=True, tag="p"):

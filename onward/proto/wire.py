@@ -1,0 +1,25 @@
+"""Where engine and worker meet: how the wire of one worker incarnation is reached, as the supervisor tells both."""
+
+import msgspec
+
+
+class ZmqWire(msgspec.Struct, frozen=True, tag="zmq"):
+    address: str
+    """Carries both incarnations, so nothing meant for another pair can ever arrive there."""
+
+
+class ShmWire(msgspec.Struct, frozen=True, tag="shm"):
+    """Anonymous shared memory and a socket pair as doorbell. Both come as file descriptors; nothing has a name."""
+
+    incarnation: str
+    """Of the worker; written into every header."""
+    num_slots: int
+    max_tokens_per_row: int
+    plan_bytes: int
+    side_bytes: int
+    memory_fd: int = -1
+    """The worker's, inherited. The engine's come with the message itself."""
+    doorbell_fd: int = -1
+
+
+Wire = ZmqWire | ShmWire
