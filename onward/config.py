@@ -12,7 +12,7 @@ from typing import Any, Literal
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["auto", "int8", "none"]
 LoadFormat = Literal["auto", "dummy"]
-Transport = Literal["zmq"]
+Transport = Literal["shm", "zmq"]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -42,7 +42,7 @@ class ServeConfig:
     max_num_seqs: int = knob(64, "requests that run at once")
     max_num_batched_tokens: int = knob(512, "tokens that one step computes at most")
     max_queue: int = knob(1024, "requests that wait at most; more get a 429")
-    transport: Transport = knob("zmq", "wire between engine and worker")
+    transport: Transport = knob("shm", "wire between engine and worker; shm is for one host")
     threads: int | None = knob(None, "threads of the worker (default: the number of cores)")
     api_processes: int = knob(1, "processes that serve HTTP")
     cors_origin: tuple[str, ...] = knob((), "origin that browsers may call from (may be given several times)")

@@ -109,7 +109,7 @@ class EngineProcess:
         match message:
             case WorkerStarting():
                 assert self._link is None, "the old worker is gone before a new one starts"
-                self._link = WorkerLink(self._wires, message.address, message.incarnation, self._start.incarnation)
+                self._link = WorkerLink(self._wires, message, self._channel.take_fds(), self._start.incarnation)
             case WorkerGone():
                 self._lose_worker(message, now_s)
             case ApiGone() if self._core is not None:

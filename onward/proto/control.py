@@ -10,6 +10,7 @@ from onward.config import ApiConfig, EngineConfig, WorkerConfig
 from onward.proto.model import PreparedModel
 from onward.proto.stats import EngineStats, Family
 from onward.proto.step import WorkerHello
+from onward.proto.wire import Wire
 
 
 class StartEngine(msgspec.Struct, frozen=True, tag="start_engine"):
@@ -24,8 +25,7 @@ class StartWorker(msgspec.Struct, frozen=True, tag="start_worker"):
     engine_incarnation: str
     config: WorkerConfig
     model: PreparedModel
-    address: str
-    """Where its engine listens for it."""
+    wire: Wire
 
 
 class StartApi(msgspec.Struct, frozen=True, tag="start_api"):
@@ -37,10 +37,10 @@ class StartApi(msgspec.Struct, frozen=True, tag="start_api"):
 
 
 class WorkerStarting(msgspec.Struct, frozen=True, tag="worker_starting"):
-    """To the engine: listen at this address for this worker."""
+    """To the engine: this worker will come on this wire. The file descriptors of an `shm` wire travel with it."""
 
     incarnation: str
-    address: str
+    wire: Wire
 
 
 class WorkerGone(msgspec.Struct, frozen=True, tag="worker_gone"):

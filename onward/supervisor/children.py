@@ -36,10 +36,10 @@ class Child:
     started_s: float
     state: ChildState = ChildState.STARTING
 
-    def send(self, message: ToChild) -> bool:
+    def send(self, message: ToChild, fds: tuple[int, ...] = ()) -> bool:
         """False if the child cannot hear: it is dead or stuck, and will be found so soon."""
         try:
-            return self.channel.send(message)
+            return self.channel.send(message, fds)
         except ChannelClosed:
             return False
 
@@ -68,7 +68,7 @@ def new_incarnation(role: str) -> str:
     return f"{role}-{secrets.token_hex(6)}"
 
 
-def spawn(role: Role, index: int, now_s: float, inherit_fds: tuple[int, ...] = ()) -> Child:
+def spawn(role: Role, index: int, incarnation: str, now_s: float, inherit_fds: tuple[int, ...] = ()) -> Child:
     """Starts a process of that role in a group of its own: Ctrl-C in the terminal is the supervisor's to hear."""
     channel, theirs = control_pair()
     with theirs:
@@ -78,4 +78,4 @@ def spawn(role: Role, index: int, now_s: float, inherit_fds: tuple[int, ...] = (
             stdin=subprocess.DEVNULL,
             process_group=0,
         )
-    return Child(role, index, new_incarnation(role.value), process, channel, os.pidfd_open(process.pid), now_s)
+    return Child(role, index, incarnation, process, channel, os.pidfd_open(process.pid), now_s)

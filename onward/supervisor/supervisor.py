@@ -42,6 +42,7 @@ from onward.proto.control import (
 )
 from onward.proto.model import PreparedModel
 from onward.proto.step import WorkerHello
+from onward.supervisor import wires
 from onward.supervisor.children import Child, ChildState, Role, new_incarnation, spawn
 from onward.supervisor.hub import Hub
 from onward.supervisor.restarts import RestartPolicy
@@ -123,8 +124,11 @@ class Supervisor:
 
     # Births.
 
-    def _start(self, role: Role, index: int = 0, inherit_fds: tuple[int, ...] = ()) -> Child:
-        child = spawn(role, index, self._clock.now_s(), inherit_fds)
+    def _start(
+        self, role: Role, index: int = 0, inherit_fds: tuple[int, ...] = (), incarnation: str | None = None
+    ) -> Child:
+        incarnation = incarnation or new_incarnation(role.value)
+        child = spawn(role, index, incarnation, self._clock.now_s(), inherit_fds)
         self._children.add(child)
         self._selector.register(child.channel.fileno(), selectors.EVENT_READ, child)
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
@@ -138,12 +142,12 @@ class Supervisor:
         self._start_worker(engine)
 
     def _start_worker(self, engine: Child) -> None:
-        worker = self._start(Role.WORKER)
-        # The name carries both incarnations: nothing meant for another pair can ever arrive here.
-        address = f"ipc://{self._run_dir}/{engine.incarnation}-{worker.incarnation}.sock"
-        engine.send(WorkerStarting(worker.incarnation, address))
+        incarnation = new_incarnation(Role.WORKER.value)
         config = replace(select(self._config, WorkerConfig), num_kv_blocks=self._num_kv_blocks)
-        worker.send(StartWorker(worker.incarnation, engine.incarnation, config, self._model, address))
+        with wires.make(self._config, self._model, self._run_dir, engine.incarnation, incarnation) as made:
+            worker = self._start(Role.WORKER, inherit_fds=made.worker_fds, incarnation=incarnation)
+            engine.send(WorkerStarting(incarnation, made.wire), made.engine_fds)
+            worker.send(StartWorker(incarnation, engine.incarnation, config, self._model, made.wire))
 
     def _start_api(self, index: int) -> None:
         fd = self._listening.fileno()

@@ -7,6 +7,7 @@ does not read (stopped, or stuck) is the supervisor's to kill, not to wait for.
 import ctypes
 import signal
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from onward.proto.control import FromChild, ToChild
 
 MAX_MESSAGE_BYTES = 1 << 20
+MAX_FDS = 4
 PR_SET_PDEATHSIG = 1
 
 
@@ -31,14 +33,16 @@ class ControlChannel:
             self._sock.setsockopt(socket.SOL_SOCKET, option, MAX_MESSAGE_BYTES)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(incoming)
+        self._fds: list[int] = []
 
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def send(self, message: Any) -> bool:
-        """False if the peer has stopped reading and its buffer is full. Raises `ChannelClosed` if it is gone."""
+    def send(self, message: Any, fds: Sequence[int] = ()) -> bool:
+        """False if the peer has stopped reading and its buffer is full. Raises `ChannelClosed` if it is gone.
+        File descriptors are duplicated into the peer; ours stay ours to close."""
         try:
-            self._sock.send(self._encoder.encode(message))
+            socket.send_fds(self._sock, [self._encoder.encode(message)], list(fds))
         except BlockingIOError:
             return False
         except OSError as fault:
@@ -48,7 +52,7 @@ class ControlChannel:
     def receive(self) -> Any | None:
         """The next message, or None when there is none yet."""
         try:
-            data = self._sock.recv(MAX_MESSAGE_BYTES)
+            data, self._fds, _, _ = socket.recv_fds(self._sock, MAX_MESSAGE_BYTES, MAX_FDS)
         except BlockingIOError:
             return None
         except OSError as fault:
@@ -56,6 +60,11 @@ class ControlChannel:
         if not data:
             raise ChannelClosed("end of stream")
         return self._decoder.decode(data)
+
+    def take_fds(self) -> list[int]:
+        """The file descriptors that came with the last message. Whoever takes them closes them."""
+        fds, self._fds = self._fds, []
+        return fds
 
     def wait_receive(self) -> Any:
         """Blocks until a message is there. For a child's first message only."""

@@ -142,7 +142,8 @@ class ShmWorkerPort:
         self._sent = self._received = 0
         self._first_step: int | None = None
 
-    def fileno(self) -> int:
+    @property
+    def pollable(self) -> int:
         return self._ring.doorbell.fileno()
 
     def send(self, plan: StepPlan) -> None:
@@ -188,7 +189,8 @@ class ShmPlanSocket:
         self._plan_decoder = msgspec.msgpack.Decoder(StepPlan)
         self._next_step: int | None = None
 
-    def fileno(self) -> int:
+    @property
+    def pollable(self) -> int:
         return self._ring.doorbell.fileno()
 
     def send(self, message: WorkerHello | StepResult) -> None:

@@ -6,7 +6,7 @@ refused, and the protocols above repair the loss.
 """
 
 import asyncio
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 import zmq
@@ -18,24 +18,40 @@ from onward.proto.step import StepPlan, StepResult, WorkerHello
 API_QUEUE_LENGTH = 100_000
 WORKER_QUEUE_LENGTH = 16
 
-Port = TypeVar("Port", "ApiPort", "WorkerPort", "PlanSocket")
+
+class Pollable(Protocol):
+    """One end of a wire that a process waits on."""
+
+    @property
+    def pollable(self) -> "zmq.Socket[bytes] | int":
+        """What `poll` takes: a zmq socket or a file descriptor."""
+        ...
+
+    def close(self) -> None: ...
+
+
+Port = TypeVar("Port", bound=Pollable)
 
 
 class Wires:
-    """One process's zmq: makes its sockets, and waits for any of them (and for plain file descriptors) at once."""
+    """One process's wires: makes its zmq sockets, and waits for all it watches at once."""
 
     def __init__(self) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self._poller = zmq.Poller()
 
     def api_port(self, address: str) -> "ApiPort":
-        return self._watched(ApiPort(self._context, address))
+        return self.watch(ApiPort(self._context, address))
 
     def worker_port(self, address: str) -> "WorkerPort":
-        return self._watched(WorkerPort(self._context, address))
+        return self.watch(WorkerPort(self._context, address))
 
     def plan_socket(self, address: str) -> "PlanSocket":
-        return self._watched(PlanSocket(self._context, address))
+        return self.watch(PlanSocket(self._context, address))
+
+    def watch(self, port: Port) -> Port:
+        self._poller.register(port.pollable, zmq.POLLIN)
+        return port
 
     def watch_fd(self, fd: int) -> None:
         self._poller.register(fd, zmq.POLLIN)
@@ -43,16 +59,12 @@ class Wires:
     def wait(self, timeout_ms: int | None = None) -> None:
         self._poller.poll(timeout_ms)
 
-    def drop(self, port: "ApiPort | WorkerPort | PlanSocket") -> None:
-        self._poller.unregister(port.socket)
-        port.socket.close()
+    def drop(self, port: Pollable) -> None:
+        self._poller.unregister(port.pollable)
+        port.close()
 
     def close(self) -> None:
         self._context.destroy(linger=0)
-
-    def _watched(self, port: "Port") -> "Port":
-        self._poller.register(port.socket, zmq.POLLIN)
-        return port
 
 
 class WorkerWireMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -93,19 +105,19 @@ class ApiPort:
     """Where the engine hears its api processes. Each is known by its incarnation."""
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
-        self.socket = context.socket(zmq.ROUTER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.SNDHWM, API_QUEUE_LENGTH)
-        self.socket.setsockopt(zmq.RCVHWM, API_QUEUE_LENGTH)
-        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.socket.bind(address)
+        self.pollable: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+        self.pollable.setsockopt(zmq.LINGER, 0)
+        self.pollable.setsockopt(zmq.SNDHWM, API_QUEUE_LENGTH)
+        self.pollable.setsockopt(zmq.RCVHWM, API_QUEUE_LENGTH)
+        self.pollable.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.pollable.bind(address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def receive(self) -> tuple[str, ToEngine] | None:
         """The next message and who sent it, or None."""
         try:
-            sender, data = self.socket.recv_multipart(zmq.NOBLOCK)
+            sender, data = self.pollable.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
         return sender.decode(), self._decoder.decode(data)
@@ -113,39 +125,45 @@ class ApiPort:
     def send(self, receiver: str, message: FromEngine) -> bool:
         """False if that api process is gone or has stopped reading."""
         try:
-            self.socket.send_multipart([receiver.encode(), self._encoder.encode(message)], zmq.NOBLOCK)
+            self.pollable.send_multipart([receiver.encode(), self._encoder.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError:
             return False
         return True
+
+    def close(self) -> None:
+        self.pollable.close()
 
 
 class WorkerPort:
     """The engine's end of the wire to one worker incarnation."""
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
-        self.socket = _worker_socket(context)
-        self.socket.bind(address)
+        self.pollable = _worker_socket(context)
+        self.pollable.bind(address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(WorkerWireMessage)
 
     def send(self, plan: StepPlan) -> None:
         # Two plans are in flight at most and the queue holds more, so this cannot be refused.
-        self.socket.send(self._encoder.encode(plan), zmq.NOBLOCK)
+        self.pollable.send(self._encoder.encode(plan), zmq.NOBLOCK)
 
     def receive(self) -> WorkerHello | StepResult | None:
         try:
-            message = self._decoder.decode(self.socket.recv(zmq.NOBLOCK))
+            message = self._decoder.decode(self.pollable.recv(zmq.NOBLOCK))
         except zmq.Again:
             return None
         return message.hello or message.result
+
+    def close(self) -> None:
+        self.pollable.close()
 
 
 class PlanSocket:
     """The worker's end."""
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
-        self.socket = _worker_socket(context)
-        self.socket.connect(address)
+        self.pollable = _worker_socket(context)
+        self.pollable.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(StepPlan)
 
@@ -153,13 +171,16 @@ class PlanSocket:
         wrapped = (
             WorkerWireMessage(hello=message) if isinstance(message, WorkerHello) else WorkerWireMessage(result=message)
         )
-        self.socket.send(self._encoder.encode(wrapped), zmq.NOBLOCK)
+        self.pollable.send(self._encoder.encode(wrapped), zmq.NOBLOCK)
 
     def receive(self) -> StepPlan | None:
         try:
-            return self._decoder.decode(self.socket.recv(zmq.NOBLOCK))
+            return self._decoder.decode(self.pollable.recv(zmq.NOBLOCK))
         except zmq.Again:
             return None
+
+    def close(self) -> None:
+        self.pollable.close()
 
 
 def _worker_socket(context: zmq.Context[Any]) -> "zmq.Socket[bytes]":

@@ -11,6 +11,8 @@ from onward.errors import OnwardError
 from onward.models.loading import open_weights
 from onward.proto.control import Progress, StartFailed, StartWorker, Stop
 from onward.transport.control import ChannelClosed, ControlChannel, join_supervisor
+from onward.transport.shm import WireBroken
+from onward.transport.worker_wire import open_worker_end
 from onward.transport.zmq import Wires
 from onward.worker.runner import Runner
 
@@ -25,7 +27,7 @@ class WorkerProcess:
         self._runner.warm_up(self._tell)
         self._wires = Wires()
         self._wires.watch_fd(channel.fileno())
-        self._plans = self._wires.plan_socket(start.address)
+        self._plans = open_worker_end(self._wires, start.wire)
         self._plans.send(self._runner.hello(start.incarnation, start.engine_incarnation))
 
     def run(self) -> None:
@@ -60,8 +62,8 @@ def main() -> None:
         return
     try:
         process.run()
-    except ChannelClosed:
-        logger.warning("the supervisor is gone")
+    except (ChannelClosed, WireBroken) as gone:
+        logger.warning(log.event("leaving", because=str(gone)))
     finally:
         process.close()
 

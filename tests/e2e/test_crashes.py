@@ -15,9 +15,9 @@ NUM_TOKENS = 64
 BODIES = [chat_body(i, NUM_TOKENS) for i in range(NUM_STREAMS)]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server("--max-num-seqs", "16") as server:
+@pytest.fixture(scope="module", params=["shm", "zmq"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with Server("--max-num-seqs", "16", "--transport", request.param) as server:
         yield server
 
 

@@ -1,5 +1,7 @@
 """A KV pool so small that requests are preempted many times: outputs equal the undisturbed ones."""
 
+import pytest
+
 from tests.e2e.server import Server
 from tests.e2e.streams import chat_body, run_streams
 
@@ -7,12 +9,13 @@ BODIES = [chat_body(i, 80) for i in range(24)]
 NUM_BLOCKS = 24
 
 
-def test_preempted_streams_equal_those_of_a_big_pool() -> None:
-    with Server() as big:
+@pytest.mark.parametrize("transport", ["shm", "zmq"])
+def test_preempted_streams_equal_those_of_a_big_pool(transport: str) -> None:
+    with Server("--transport", transport) as big:
         expected = [stream.result() for stream in run_streams(big.url, BODIES)]
         assert big.metrics()["onward_preemptions_total"] == 0
     # Two or three of the twenty-four fit at their full length.
-    with Server("--num-kv-blocks", str(NUM_BLOCKS)) as small:
+    with Server("--transport", transport, "--num-kv-blocks", str(NUM_BLOCKS)) as small:
         streams = run_streams(small.url, BODIES)
         metrics = small.metrics()
         blocks = small.get("/info")["kv_blocks"]

@@ -129,7 +129,7 @@ def test_int8_logits_are_the_same_bits_after_a_prefix_hit(alone: np.ndarray, num
 
 @pytest.mark.full
 def test_int8_is_as_good_as_float32_on_prose_code_and_chat() -> None:
-    pieces = [ids for text in texts().values() for ids in _pieces(text, 512, 1_536)]
+    pieces = [ids for text in texts().values() for ids in _pieces(text, 512, 2_048)]
     assert sum(map(len, pieces)) >= 4_000
     exact, ours = _evaluate("none", pieces), _evaluate("int8", pieces)
     perplexity_ratio = np.exp(exact.log_likelihood - ours.log_likelihood)

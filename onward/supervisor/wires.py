@@ -1,0 +1,63 @@
+"""Makes the wire for one worker incarnation: an address, or memory that is large enough for any step there can be."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from onward.config import ServeConfig
+from onward.proto.model import PreparedModel
+from onward.proto.wire import ShmWire, Wire, ZmqWire
+from onward.transport import shm
+
+BYTES_PER_INTEGER = 5
+"""At most, for a token or block id in msgpack."""
+BYTES_PER_REQUEST = 1 << 15
+"""Everything else in an assignment: ids, sampling, and the bounded lists in it."""
+BYTES_PER_FAILURE = 1 << 12
+MAX_LOGPROBS = 20
+BYTES_PER_LOGPROB = 16
+
+
+@dataclass(slots=True, frozen=True)
+class MadeWire:
+    """A wire, and the file descriptors that each side is to be given."""
+
+    wire: Wire
+    engine_fds: tuple[int, ...] = ()
+    worker_fds: tuple[int, ...] = ()
+
+
+@contextmanager
+def make(
+    config: ServeConfig, model: PreparedModel, run_dir: Path, engine_incarnation: str, worker_incarnation: str
+) -> Iterator[MadeWire]:
+    """While the context lasts, the file descriptors are ours; whoever was given them then has copies."""
+    if config.transport == "zmq":
+        yield MadeWire(ZmqWire(f"ipc://{run_dir}/{engine_incarnation}-{worker_incarnation}.sock"))
+        return
+    wire = shm_wire(config, model, worker_incarnation)
+    memory_fd, engine_bell, worker_bell = shm.create(wire)
+    try:
+        wire = msgspec.structs.replace(wire, memory_fd=memory_fd, doorbell_fd=worker_bell.fileno())
+        yield MadeWire(wire, (memory_fd, engine_bell.fileno()), (memory_fd, worker_bell.fileno()))
+    finally:
+        os.close(memory_fd)
+        engine_bell.close()
+        worker_bell.close()
+
+
+def shm_wire(config: ServeConfig, model: PreparedModel, worker_incarnation: str) -> ShmWire:
+    max_model_len = config.max_model_len or model.config.max_position_embeddings
+    ids_per_request = max_model_len + max_model_len // config.block_size + 1
+    max_logprobs = config.max_num_batched_tokens + config.max_num_seqs
+    return ShmWire(
+        incarnation=worker_incarnation,
+        num_slots=config.max_num_seqs,
+        max_tokens_per_row=1,
+        plan_bytes=config.max_num_seqs * (ids_per_request * BYTES_PER_INTEGER + BYTES_PER_REQUEST),
+        side_bytes=max_logprobs * (MAX_LOGPROBS + 2) * BYTES_PER_LOGPROB + config.max_num_seqs * BYTES_PER_FAILURE,
+    )
