@@ -41,6 +41,8 @@ class ServeConfig:
     num_kv_blocks: int | None = knob(None, "KV blocks in the pool (default: from free memory)")
     max_num_seqs: int = knob(64, "requests that run at once")
     max_num_batched_tokens: int = knob(512, "tokens that one step computes at most")
+    output_caching: bool = knob(True, "whether full blocks of outputs join the prefix cache")
+    internal_adapter: bool = knob(False, "leave the token that ended the output out of what /v1/generate shows")
     max_queue: int = knob(1024, "requests that wait at most; more get a 429")
     transport: Transport = knob("shm", "wire between engine and worker; shm is for one host")
     threads: int | None = knob(None, "threads of the worker (default: the number of cores)")
@@ -83,6 +85,7 @@ class ApiConfig:
     max_body_bytes: int = 8 << 20
     max_choices: int = 16
     default_deadline_s: float | None = None
+    internal_adapter: bool = False
     log_level: str = "info"
     instance: dict[str, Any] = field(default_factory=dict)
     """The instance's `ServeConfig`, as `/info` shows it."""

@@ -25,6 +25,8 @@ def from_args(args: argparse.Namespace, config: type[Any]) -> Any:
 
 
 def _kind_of(hint: Any) -> dict[str, Any]:
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return {"choices": arguments}

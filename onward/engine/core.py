@@ -23,6 +23,8 @@ from onward.obs.metrics import Registry
 from onward.obs.step_log import StepLog
 from onward.proto.request import (
     Abort,
+    AbortAnswer,
+    AbortByName,
     Accepted,
     Charged,
     Deltas,
@@ -74,6 +76,8 @@ class EngineCore:
                 self._submit(owner, message, now_s)
             case Abort():
                 self._abort(owner, message, now_s)
+            case AbortByName():
+                self._abort_by_name(owner, message, now_s)
 
     def api_gone(self, owner: str, now_s: float) -> None:
         """An api process died, and its clients' connections with it: nobody is left to read."""
@@ -210,10 +214,7 @@ class EngineCore:
 
     def _abort(self, owner: str, message: Abort, now_s: float) -> None:
         if message.epoch is None:
-            self._tombstones[message.request_id] = now_s + self.config.tombstone_s
-            self._tombstones.move_to_end(message.request_id)
-            if len(self._tombstones) > MAX_TOMBSTONES:
-                self._tombstones.popitem(last=False)
+            self._bury(message.request_id, now_s)
         request = self._live.get(message.request_id)
         if request is None or (message.epoch is not None and message.epoch < request.epoch):
             self.metrics.stale.inc("abort")
@@ -221,6 +222,28 @@ class EngineCore:
         if message.num_tokens is not None:
             del request.token_ids[request.num_prompt + message.num_tokens :]
         self._end(request, FinishReason(message.reason), now_s)
+
+    def _abort_by_name(self, owner: str, message: AbortByName, now_s: float) -> None:
+        """Exact names only: an empty one, or the beginning of another, matches nothing."""
+        by_name: dict[str, list[Request]] = {}
+        for request in self._live.values():
+            for name in {request.name, request.label} - {""}:
+                by_name.setdefault(name, []).append(request)
+        names = sorted({r.name for r in self._live.values()}) if message.everything else message.names
+        aborted = [name for name in dict.fromkeys(names) if name in by_name]
+        unknown = [name for name in dict.fromkeys(names) if name not in by_name]
+        for name in aborted:
+            for request in by_name[name]:
+                if request.status is not Status.FINISHED:
+                    self._bury(request.request_id, now_s)
+                    self._end(request, FinishReason.ABORT, now_s)
+        self._outbox.summarize(owner, AbortAnswer(message.ask_id, aborted, unknown))
+
+    def _bury(self, request_id: str, now_s: float) -> None:
+        self._tombstones[request_id] = now_s + self.config.tombstone_s
+        self._tombstones.move_to_end(request_id)
+        if len(self._tombstones) > MAX_TOMBSTONES:
+            self._tombstones.popitem(last=False)
 
     def _end(self, request: Request, reason: FinishReason, now_s: float) -> None:
         """Ends a request on somebody's word. The one who found a stop string knows already; others are told."""

@@ -48,6 +48,7 @@ def admit(submit: Submit, owner: str, limits: Limits, now_s: float) -> Request:
         submitted_s=now_s,
         deadline_s=None if submit.deadline_s is None else now_s + submit.deadline_s,
         cache_salt=submit.cache_salt,
+        label=submit.label,
         num_resumed=len(submit.generated_token_ids),
         crash_charges=submit.crash_charges,
         charged_position=len(submit.generated_token_ids),

@@ -2,6 +2,7 @@
 
 from onward.engine.request import Request
 from onward.proto.request import Deltas, ErrorInfo, FromEngine, TokenDelta
+from onward.proto.step import TokenLogprobs
 
 
 class Outbox:
@@ -17,7 +18,14 @@ class Outbox:
         """Goes out behind the deltas: it describes the state after them."""
         self._summaries.append((owner, message))
 
-    def delta(self, request: Request, token_ids: list[int], error: ErrorInfo | None = None) -> None:
+    def delta(
+        self,
+        request: Request,
+        token_ids: list[int],
+        error: ErrorInfo | None = None,
+        logprobs: list[TokenLogprobs] | None = None,
+        prompt_logprobs: list[TokenLogprobs] | None = None,
+    ) -> None:
         """Publishes the newest tokens of a request, and its end if it has ended. Comes before it is forgotten."""
         reason = request.finish_reason
         self._deltas.setdefault(request.owner, []).append(
@@ -30,6 +38,8 @@ class Outbox:
                 request.num_cached_tokens or 0,
                 reason.value if reason else None,
                 error,
+                logprobs,
+                prompt_logprobs,
             )
         )
 

@@ -17,6 +17,7 @@ from enum import Enum
 from onward.proto import block_hash
 from onward.proto.block_hash import BlockHash
 from onward.proto.sampling import Sampling
+from onward.proto.step import TokenLogprobs
 
 
 class Status(Enum):
@@ -66,6 +67,7 @@ class Request:
     submitted_s: float
     deadline_s: float | None
     cache_salt: str
+    label: str = ""
     num_resumed: int = 0
     """Tokens of earlier attempts. Their first token, and its prompt, were counted then."""
     crash_charges: int = 0
@@ -81,6 +83,8 @@ class Request:
     slot: int | None = None
     slot_epoch: int = 0
     in_flight: deque[PlannedRun] = field(default_factory=deque)
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Gathered while the prompt is computed, sent with the first delta."""
     num_preemptions: int = 0
     scheduled_s: float | None = None
     last_token_s: float | None = None
@@ -88,6 +92,11 @@ class Request:
     def __post_init__(self) -> None:
         assert 0 < self.num_prompt <= len(self.token_ids), "a prompt has at least one token"
         assert self.max_output > 0, "a request that may produce nothing is refused at the door"
+
+    @property
+    def name(self) -> str:
+        """What the client knows it by: the id without the choice."""
+        return self.request_id.rpartition("-")[0] or self.request_id
 
     @property
     def num_generated(self) -> int:
@@ -112,6 +121,11 @@ class Request:
     @property
     def last_planned_step(self) -> int | None:
         return self.in_flight[-1].step if self.in_flight else None
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Then the whole prompt is computed: what is cached has no logits. Not again once they were sent."""
+        return self.sampling.prompt_logprobs is not None and self.num_generated == 0
 
     def move_to(self, status: Status) -> None:
         assert status in LEGAL_MOVES[self.status], f"{self.request_id}: {self.status} -> {status}"

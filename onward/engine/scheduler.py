@@ -171,7 +171,8 @@ class Scheduler:
         #   |-- hits: shared blocks --|-- needed: own blocks --|
         #   0              hits * block_size          blocks_for(len(token_ids))
         size = self.pool.block_size
-        max_hits = (len(request.token_ids) - 1) // size if self.config.prefix_caching else 0
+        may_hit = self.config.prefix_caching and not request.wants_prompt_logprobs
+        max_hits = (len(request.token_ids) - 1) // size if may_hit else 0
         names = request.hash_chain(size, max_hits)
         hits, hits_available = self.pool.hit_length(names)
         needed = self.pool.blocks_for(len(request.token_ids)) - hits
@@ -231,6 +232,7 @@ class Scheduler:
 
 
 def _forget_place(request: Request) -> None:
+    request.prompt_logprobs = None
     request.slot = None
     request.block_ids = []
     request.num_computed = 0

@@ -81,6 +81,7 @@ class TokenProcessor:
             case Failed():
                 self.fail(request, ErrorInfo(event.code, event.message), now_s)
             case Advanced():
+                self._gather_prompt_logprobs(request, event)
                 self._advance(request, event.num_computed)
             case Tokens():
                 self._on_tokens(request, event, now_s)
@@ -102,12 +103,19 @@ class TokenProcessor:
             assert event.position < request.num_generated, f"token {event.position} after {request.num_generated}"
             self._metrics.stale.inc("position")
             return
+        self._gather_prompt_logprobs(request, event)
         accepted = self._append(request, event.token_ids)
         self._advance(request, min(event.num_computed, len(request.token_ids) - 1))
         self._observe(request, len(accepted), now_s)
-        self._outbox.delta(request, accepted)
+        logprobs = event.logprobs[: len(accepted)] if event.logprobs is not None else None
+        self._outbox.delta(request, accepted, None, logprobs, request.prompt_logprobs)
+        request.prompt_logprobs = None
         if request.finish_reason:
             self.finish(request, request.finish_reason, now_s)
+
+    def _gather_prompt_logprobs(self, request: Request, event: Advanced | Tokens) -> None:
+        if event.prompt_logprobs is not None:
+            request.prompt_logprobs = (request.prompt_logprobs or []) + event.prompt_logprobs
 
     def _append(self, request: Request, token_ids: list[int]) -> list[int]:
         """Adds tokens up to the one that ends the output; what lies behind it never existed."""

@@ -7,6 +7,7 @@ index in the whole output. Anything may be lost here: `Holding`, once a second, 
 import msgspec
 
 from onward.proto.sampling import Sampling
+from onward.proto.step import TokenLogprobs
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -42,6 +43,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """How many worker crashes without progress this request was part of."""
     num_cached_tokens: int | None = None
     """Prefix hit of the first admission, once known. Later admissions do not change what the client is told."""
+    label: str = ""
+    """The client's own name for the request, by which it may abort it."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -56,7 +59,16 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     """With `stop`: the output is cut to this length."""
 
 
-ToEngine = Submit | Abort
+class AbortByName(msgspec.Struct, frozen=True, array_like=True, tag="abort_by_name"):
+    """Ends requests by what clients call them: exact request ids without the choice, or labels; or all there are."""
+
+    seq: int
+    ask_id: int
+    names: list[str]
+    everything: bool = False
+
+
+ToEngine = Submit | Abort | AbortByName
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
@@ -79,6 +91,18 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     finish_reason: str | None = None
     """`stop`, `length`, `abort` or `error`; decided where the stop happened."""
     error: ErrorInfo | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """Where asked for: one for each of `token_ids`."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Where asked for, with the first delta: of the prompt's tokens from the second one on."""
+
+
+class AbortAnswer(msgspec.Struct, frozen=True, array_like=True, tag="abort_answer"):
+    """Which of the names were aborted, and which nobody here has."""
+
+    ask_id: int
+    aborted: list[str]
+    unknown: list[str]
 
 
 class Deltas(msgspec.Struct, frozen=True, array_like=True, tag="deltas"):
@@ -112,4 +136,4 @@ class Holding(msgspec.Struct, frozen=True, array_like=True, tag="holding"):
     held: list[Held]
 
 
-FromEngine = Accepted | Deltas | Charged | Holding
+FromEngine = Accepted | Deltas | Charged | Holding | AbortAnswer

@@ -20,3 +20,17 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """No end token can be sampled before this position."""
     end_token_ids: tuple[int, ...] = ()
     """Tokens that end the output: the model's eos (unless `ignore_eos`) and the request's `stop_token_ids`."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of every token that the output already has."""
+    frequency_penalty: float = 0.0
+    """Subtracted once for each time the output already has the token."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits, multiplies negative ones, of every token that prompt or output already has."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, bias), added to the model's logits."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that the output never completes."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens to report beside each sampled one; None: no logprobs at all."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, with the first delta."""

@@ -21,6 +21,7 @@ from numba.extending import intrinsic
 
 from onward.config import cache_dir
 
+
 def _source_hash() -> str:
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(Path(__file__).parent.glob("*.py")):
