@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from onward.engine.request import PlannedRun, Request
-from onward.proto.step import Assign, Preempt, Run, StepPlan
+from onward.proto.step import MAX_PROMPT_LOGPROB_ROWS, Assign, Preempt, Run, StepPlan
 
 
 @dataclass(slots=True)
@@ -11,6 +11,8 @@ class PlanDraft:
     step: int
     budget: int
     """Tokens that may still be given out."""
+    prompt_logprob_rows: int = MAX_PROMPT_LOGPROB_ROWS
+    """Of these, how many may be prompt tokens whose logprobs are asked for."""
     assigns: dict[Request, Assign] = field(default_factory=dict)
     runs: dict[Request, Run] = field(default_factory=dict)
     preempts: dict[Request, Preempt] = field(default_factory=dict)
@@ -21,6 +23,11 @@ class PlanDraft:
         assert request.slot is not None, "only a request with a slot runs"
         self.runs[request] = Run(request.slot, request.slot_epoch, num_tokens, new_block_ids)
         self.budget -= num_tokens
+        if request.wants_prompt_logprobs:
+            self.prompt_logprob_rows -= num_tokens
+
+    def budget_for(self, request: Request) -> int:
+        return min(self.budget, self.prompt_logprob_rows) if request.wants_prompt_logprobs else self.budget
 
     def assign(self, request: Request) -> None:
         assert request.slot is not None, "the slot was taken before"

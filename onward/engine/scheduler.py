@@ -148,7 +148,7 @@ class Scheduler:
                 self._continue(draft, request)
 
     def _continue(self, draft: PlanDraft, request: Request) -> None:
-        num_tokens = policy.chunk_size(request.num_to_plan, draft.budget)
+        num_tokens = policy.chunk_size(request.num_to_plan, draft.budget_for(request))
         if num_tokens == 0:
             return
         missing = self.pool.blocks_for(request.planned_computed + num_tokens) - len(request.block_ids)
@@ -181,6 +181,9 @@ class Scheduler:
             short = needed + len(self.running) + hits_available if not room else 0
             self._make_room(draft, request, short, same_priority=False)
             return False
+        num_tokens = policy.chunk_size(len(request.token_ids) - hits * size, draft.budget_for(request))
+        if num_tokens == 0:
+            return False
         request.block_ids = self.pool.acquire(names[:hits]) + self.pool.allocate(needed)
         request.num_published = hits
         request.num_computed = hits * size
@@ -188,7 +191,7 @@ class Scheduler:
             request.num_cached_tokens = min(hits * size, request.num_prompt)
         self._seat(request, now_s)
         draft.assign(request)
-        draft.run(request, policy.chunk_size(request.num_to_plan, draft.budget), [])
+        draft.run(request, num_tokens, [])
         return True
 
     def _seat(self, request: Request, now_s: float) -> None:

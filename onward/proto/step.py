@@ -12,6 +12,9 @@ import msgspec
 
 from onward.proto.sampling import Sampling
 
+MAX_PROMPT_LOGPROB_ROWS = 64
+"""Prompt tokens of which one step reports logprobs. Each needs the whole vocabulary's logits, so there are few."""
+
 
 class Assign(msgspec.Struct, frozen=True, array_like=True):
     """Gives a slot to a request, with everything that decides its next token. Replaces whatever the slot held."""

@@ -10,6 +10,7 @@ import msgspec
 
 from onward.config import ServeConfig
 from onward.proto.model import PreparedModel
+from onward.proto.step import MAX_PROMPT_LOGPROB_ROWS
 from onward.proto.wire import ShmWire, Wire, ZmqWire
 from onward.transport import shm
 
@@ -53,7 +54,7 @@ def make(
 def shm_wire(config: ServeConfig, model: PreparedModel, worker_incarnation: str) -> ShmWire:
     max_model_len = config.max_model_len or model.config.max_position_embeddings
     ids_per_request = max_model_len + max_model_len // config.block_size + 1
-    max_logprobs = config.max_num_batched_tokens + config.max_num_seqs
+    max_logprobs = MAX_PROMPT_LOGPROB_ROWS + config.max_num_seqs
     return ShmWire(
         incarnation=worker_incarnation,
         num_slots=config.max_num_seqs,
