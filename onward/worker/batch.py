@@ -19,6 +19,8 @@ class Span:
     start: int
     count: int
     samples: bool
+    reports_prompt: bool = False
+    """The logits of all its rows are wanted, for the prompt's logprobs."""
 
 
 class BatchBuilder:
@@ -39,7 +41,9 @@ class BatchBuilder:
                 height = min(self._row_tile, span.count - offset)
                 tiles.append((row + offset, height, span.slot, span.start + offset))
             row += span.count
-            if span.samples:
+            if span.reports_prompt:
+                sampled.extend(range(row - span.count, row))
+            elif span.samples:
                 sampled.append(row - 1)
         return Rows(
             count=row,

@@ -22,6 +22,7 @@ from onward.proto import SCHEMA_VERSION
 from onward.proto.model import PreparedModel
 from onward.proto.sampling import Sampling
 from onward.proto.step import (
+    MAX_PROMPT_LOGPROB_ROWS,
     Advanced,
     Assign,
     Event,
@@ -36,8 +37,9 @@ from onward.proto.step import (
 )
 from onward.worker import kv_store
 from onward.worker.batch import BatchBuilder, Span
+from onward.worker.drawing import Drawing, Drawn
 from onward.worker.memory import free_memory_bytes, longest_sequence, pool_blocks
-from onward.worker.sampler import Draw, Sampler
+from onward.worker.penalties import LogitRules
 
 
 @dataclass(slots=True)
@@ -54,6 +56,7 @@ class Slot:
     num_tokens: int
     num_computed: int
     sampling: Sampling
+    rules: LogitRules | None
 
 
 class _Fault(Exception):
@@ -80,14 +83,14 @@ class Runner:
         max_rows = max(config.max_num_batched_tokens, config.max_num_seqs)
         self._batch = BatchBuilder(model.config, self._tokens, self._tables, config.block_size, max_rows)
         self._max_rows = max_rows
-        self._sampler = Sampler(model.config.vocab_size, config.max_num_seqs, threads)
+        self._drawing = Drawing(model.config.vocab_size, config.max_num_seqs, threads)
         self._decoder = build_decoder(
             model,
             weights,
             self._kv,
             max_model_len=self.max_model_len,
             max_rows=max_rows,
-            max_sampled=config.max_num_seqs,
+            max_sampled=config.max_num_seqs + MAX_PROMPT_LOGPROB_ROWS,
             threads=threads,
         )
 
@@ -161,8 +164,16 @@ class Runner:
         self._tokens[assign.slot, :count] = assign.token_ids
         self._take_blocks(assign.slot, assign.block_ids, self._tables.replace)
         self._slots[assign.slot] = Slot(
-            assign.epoch, assign.num_prompt, count, assign.num_computed, assign.sampling
+            assign.epoch, assign.num_prompt, count, assign.num_computed, assign.sampling, self._rules(assign)
         )
+
+    def _rules(self, assign: Assign) -> LogitRules | None:
+        """Rebuilt from the whole list, so it is where the last slot of this request left off."""
+        if not LogitRules.needed(assign.sampling):
+            return None
+        tokens = self._tokens[assign.slot, : len(assign.token_ids)]
+        prompt, output = tokens[: assign.num_prompt], tokens[assign.num_prompt :]
+        return LogitRules(assign.sampling, prompt, output, self._model.config.vocab_size)
 
     def _permit(self, run: Run, spans: list[Span]) -> None:
         """Adds what the slot may compute; nothing if it belongs to another epoch or has nothing to compute."""
@@ -177,7 +188,8 @@ class Runner:
         room = self._tables.lengths[run.slot] * self._config.block_size
         if end > min(room, self.max_model_len):
             raise _Fault("internal_error", f"token {end} is beyond the {room} tokens that the slot has blocks for")
-        spans.append(Span(run.slot, slot.num_computed, count, samples=end == slot.num_tokens))
+        reports = slot.sampling.prompt_logprobs is not None and slot.num_tokens == slot.num_prompt
+        spans.append(Span(run.slot, slot.num_computed, count, end == slot.num_tokens, reports))
 
     def _take_blocks(self, slot: int, block_ids: list[int], take: Callable[[int, list[int]], None]) -> None:
         if block_ids and not 0 <= min(block_ids) <= max(block_ids) < self.num_blocks:
@@ -189,28 +201,36 @@ class Runner:
 
     def _compute(self, spans: list[Span]) -> list[Event]:
         logits = self._decoder.forward(self._batch.build(spans))
-        sampling = [span for span in spans if span.samples]
-        tokens = iter(self._sampler.sample(logits, [self._draw(span) for span in sampling]) if sampling else ())
-        return [self._advance(span, next(tokens) if span.samples else None) for span in spans]
+        drawn = self._drawing.draw(logits, spans, [self._slot(span) for span in spans], self._tokens)
+        return [self._advance(span, one) for span, one in zip(spans, drawn, strict=True)]
 
-    def _draw(self, span: Span) -> Draw:
+    def _slot(self, span: Span) -> Slot:
         slot = self._slots[span.slot]
-        assert slot is not None
-        return Draw(slot.sampling, slot.num_tokens - slot.num_prompt)
+        assert slot is not None, "a span belongs to a slot that runs"
+        return slot
 
-    def _advance(self, span: Span, token_id: int | None) -> Event:
-        slot = self._slots[span.slot]
-        assert slot is not None
+    def _advance(self, span: Span, drawn: Drawn) -> Event:
+        slot = self._slot(span)
         slot.num_computed += span.count
         if not span.samples:
-            return Advanced(span.slot, slot.epoch, slot.num_computed)
-        if token_id is None:
+            return Advanced(span.slot, slot.epoch, slot.num_computed, drawn.prompt_logprobs)
+        if drawn.token_id is None:
             self._slots[span.slot] = None
-            return Failed(span.slot, slot.epoch, "invalid_logits", "the model's output for this request is not a number")
+            return Failed(
+                span.slot, slot.epoch, "invalid_logits", "the model's output for this request is not a number"
+            )
         position = slot.num_tokens - slot.num_prompt
-        self._tokens[span.slot, slot.num_tokens] = token_id
+        self._tokens[span.slot, slot.num_tokens] = drawn.token_id
         slot.num_tokens += 1
-        return Tokens(span.slot, slot.epoch, position, slot.num_computed, [token_id])
+        return Tokens(
+            span.slot,
+            slot.epoch,
+            position,
+            slot.num_computed,
+            [drawn.token_id],
+            drawn.logprobs,
+            drawn.prompt_logprobs,
+        )
 
 
 def _num_threads(wanted: int | None) -> int:

@@ -1,0 +1,83 @@
+"""Logprobs and logit rules through a real runner: right, and the same however the history was cut."""
+
+import numpy as np
+import pytest
+
+from onward.proto.sampling import Sampling
+from onward.proto.step import Advanced, Run, TokenLogprobs, Tokens
+from onward.worker.batch import Span
+from onward.worker.logprobs import token_logprobs
+from tests.worker import small_int8
+from tests.worker.driver import Driver
+
+PROMPT = [5, 9, 11, 2, 60, 33, 8]
+
+
+def run(driver: Driver, sampling: Sampling, tokens: list[int], chunks: list[int], *, slot: int = 2) -> list:
+    """The events of one request, whose prompt is PROMPT, computed in these chunks."""
+    request = driver.assign(slot, tokens, room=20, sampling=sampling, num_prompt=len(PROMPT))
+    events = driver.step(assign=[request])
+    for chunk in chunks:
+        events += driver.step(run=[Run(slot, request.epoch, chunk)])
+    return events
+
+
+def all_logits(tokens: list[int]) -> np.ndarray:
+    driver = small_int8.driver()
+    driver.step(assign=[driver.assign(0, tokens)])
+    return driver.runner.logits_of([Span(0, 0, len(tokens), samples=False)])
+
+
+def test_logprobs_are_those_of_the_model_s_own_logits() -> None:
+    sampling = Sampling(seed=3, temperature=1.5, logprobs=4, logit_bias=((7, 50.0),))
+    [event] = run(small_int8.driver(), sampling, PROMPT, [7])
+    assert isinstance(event, Tokens)
+    assert event.token_ids == [7], "the bias decides"
+    assert event.logprobs == [token_logprobs(all_logits(PROMPT)[-1], 7, 4)]
+    assert event.logprobs[0].rank > 1, "and the logprobs do not know of it"
+
+
+@pytest.mark.parametrize("chunks", [[7], [1, 6], [3, 3, 1]])
+def test_prompt_logprobs_cover_every_token_but_the_first_whatever_the_chunks(chunks: list[int]) -> None:
+    events = run(small_int8.driver(), Sampling(seed=0, temperature=0.0, prompt_logprobs=2), PROMPT, chunks)
+    assert [type(event) for event in events] == [Advanced] * (len(chunks) - 1) + [Tokens]
+    found = [one for event in events for one in event.prompt_logprobs]
+    rows = all_logits(PROMPT)
+    assert found == [token_logprobs(rows[i], token, 2) for i, token in enumerate(PROMPT[1:])]
+    assert all(isinstance(one, TokenLogprobs) for one in found)
+
+
+def test_reports_of_one_slot_do_not_disturb_the_draws_of_others() -> None:
+    driver = small_int8.driver()
+    plain = [driver.assign(slot, [slot + 1, 4, 9], room=4) for slot in (0, 3)]
+    reporting = driver.assign(1, PROMPT, room=4, sampling=Sampling(seed=0, temperature=0.0, prompt_logprobs=0))
+    runs = [Run(a.slot, a.epoch, len(a.token_ids)) for a in [*plain, reporting]]
+    together = driver.step(assign=[*plain, reporting], run=runs)
+    for event, request in zip(together, [*plain, reporting], strict=True):
+        alone = small_int8.driver()
+        again = alone.assign(request.slot, request.token_ids, room=4)
+        [expected] = alone.step(assign=[again], run=[Run(again.slot, again.epoch, len(again.token_ids))])
+        assert event.token_ids == expected.token_ids
+
+
+SAMPLING = Sampling(
+    seed=11,
+    temperature=0.9,
+    presence_penalty=0.4,
+    frequency_penalty=0.3,
+    repetition_penalty=1.2,
+    logit_bias=((3, 2.0),),
+    bad_words=((4,), (3, 3)),
+    logprobs=2,
+)
+
+
+def test_a_resumed_request_draws_the_same_tokens_and_logprobs_wherever_it_was_cut() -> None:
+    whole = run(small_int8.driver(), SAMPLING, PROMPT, [7] + [1] * 9)
+    tokens = [event.token_ids[0] for event in whole]
+    assert 4 not in tokens
+    for cut in range(1, 10):
+        rest = run(small_int8.driver(), SAMPLING, PROMPT + tokens[:cut], [7 + cut] + [1] * (9 - cut))
+        assert [event.token_ids[0] for event in rest] == tokens[cut:]
+        assert [event.logprobs for event in rest] == [event.logprobs for event in whole[cut:]]
+        assert rest[0].position == cut
