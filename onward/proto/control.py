@@ -17,7 +17,7 @@ class StartEngine(msgspec.Struct, frozen=True, tag="start_engine"):
     incarnation: str
     config: EngineConfig
     address: str
-    """Where it shall listen for api processes."""
+    """Where it shall listen for api processes, with the key that only it holds."""
 
 
 class StartWorker(msgspec.Struct, frozen=True, tag="start_worker"):

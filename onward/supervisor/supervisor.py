@@ -8,13 +8,10 @@ api dies      -> the engine drops its requests, a new one starts on the same lis
 import logging
 import os
 import selectors
-import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from onward import log
 from onward.clock import Clock
@@ -47,6 +44,7 @@ from onward.supervisor.children import Child, ChildState, Role, new_incarnation,
 from onward.supervisor.hub import Hub
 from onward.supervisor.restarts import RestartPolicy
 from onward.transport.control import ChannelClosed
+from onward.transport.zmq import private_addresses
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +68,6 @@ class Supervisor:
         self._config, self._model, self._listening, self._clock = config, model, listening, clock
         self._on_progress, self._on_ready = on_progress, on_ready
         self._incarnation = new_incarnation("instance")
-        self._run_dir = Path(tempfile.mkdtemp(prefix="onward-"))
         self._selector = selectors.DefaultSelector()
         self._children: set[Child] = set()
         self._hub = Hub()
@@ -79,6 +76,7 @@ class Supervisor:
         self._restarts = {role.value: 0 for role in Role}
         self._announced: EngineUp | None = None
         self._engine_address = ""
+        """As api processes connect to it."""
         self._num_kv_blocks = config.num_kv_blocks
         self._was_ready = False
         self._stop_requests = 0
@@ -137,17 +135,17 @@ class Supervisor:
 
     def _start_engine(self) -> None:
         engine = self._start(Role.ENGINE)
-        self._engine_address = f"ipc://{self._run_dir}/{engine.incarnation}.sock"
-        engine.send(StartEngine(engine.incarnation, select(self._config, EngineConfig), self._engine_address))
+        address, self._engine_address = private_addresses(engine.incarnation)
+        engine.send(StartEngine(engine.incarnation, select(self._config, EngineConfig), address))
         self._start_worker(engine)
 
     def _start_worker(self, engine: Child) -> None:
         incarnation = new_incarnation(Role.WORKER.value)
         config = replace(select(self._config, WorkerConfig), num_kv_blocks=self._num_kv_blocks)
-        with wires.make(self._config, self._model, self._run_dir, engine.incarnation, incarnation) as made:
+        with wires.make(self._config, self._model, engine.incarnation, incarnation) as made:
             worker = self._start(Role.WORKER, inherit_fds=made.worker_fds, incarnation=incarnation)
-            engine.send(WorkerStarting(incarnation, made.wire), made.engine_fds)
-            worker.send(StartWorker(incarnation, engine.incarnation, config, self._model, made.wire))
+            engine.send(WorkerStarting(incarnation, made.for_engine), made.engine_fds)
+            worker.send(StartWorker(incarnation, engine.incarnation, config, self._model, made.for_worker))
 
     def _start_api(self, index: int) -> None:
         fd = self._listening.fileno()
@@ -343,4 +341,3 @@ class Supervisor:
             child.kill()
             self._bury(child)
         self._selector.close()
-        shutil.rmtree(self._run_dir, ignore_errors=True)

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -13,6 +12,7 @@ from onward.proto.model import PreparedModel
 from onward.proto.step import MAX_PROMPT_LOGPROB_ROWS
 from onward.proto.wire import ShmWire, Wire, ZmqWire
 from onward.transport import shm
+from onward.transport.zmq import private_addresses
 
 BYTES_PER_INTEGER = 5
 """At most, for a token or block id in msgpack."""
@@ -25,26 +25,29 @@ BYTES_PER_LOGPROB = 16
 
 @dataclass(slots=True, frozen=True)
 class MadeWire:
-    """A wire, and the file descriptors that each side is to be given."""
+    """A wire as each side is told of it, and the file descriptors that it is given."""
 
-    wire: Wire
+    for_engine: Wire
+    for_worker: Wire
     engine_fds: tuple[int, ...] = ()
     worker_fds: tuple[int, ...] = ()
 
 
 @contextmanager
 def make(
-    config: ServeConfig, model: PreparedModel, run_dir: Path, engine_incarnation: str, worker_incarnation: str
+    config: ServeConfig, model: PreparedModel, engine_incarnation: str, worker_incarnation: str
 ) -> Iterator[MadeWire]:
     """While the context lasts, the file descriptors are ours; whoever was given them then has copies."""
     if config.transport == "zmq":
-        yield MadeWire(ZmqWire(f"ipc://{run_dir}/{engine_incarnation}-{worker_incarnation}.sock"))
+        # The name carries both incarnations: nothing meant for another pair can ever arrive there.
+        ours, theirs = private_addresses(f"{engine_incarnation}-{worker_incarnation}")
+        yield MadeWire(ZmqWire(ours), ZmqWire(theirs))
         return
     wire = shm_wire(config, model, worker_incarnation)
     memory_fd, engine_bell, worker_bell = shm.create(wire)
     try:
-        wire = msgspec.structs.replace(wire, memory_fd=memory_fd, doorbell_fd=worker_bell.fileno())
-        yield MadeWire(wire, (memory_fd, engine_bell.fileno()), (memory_fd, worker_bell.fileno()))
+        inherited = msgspec.structs.replace(wire, memory_fd=memory_fd, doorbell_fd=worker_bell.fileno())
+        yield MadeWire(wire, inherited, (memory_fd, engine_bell.fileno()), (memory_fd, worker_bell.fileno()))
     finally:
         os.close(memory_fd)
         engine_bell.close()

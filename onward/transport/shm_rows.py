@@ -10,8 +10,9 @@
 These meanings are shared by nothing else, and never leave this file: both ends speak typed events.
 """
 
+import struct
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
 
@@ -23,6 +24,7 @@ FAILED = -5
 
 NUM_FIXED_COLUMNS = 4
 CELL_BYTES = 8
+_PLAIN_ROW = struct.Struct("=5q")
 
 
 class SideRecord(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -44,18 +46,23 @@ def num_columns(max_tokens_per_row: int) -> int:
     return NUM_FIXED_COLUMNS + max_tokens_per_row
 
 
-def encode(events: Iterable[Event], num_slots: int, max_tokens_per_row: int) -> tuple[array, bytes]:
+def encode(events: Sequence[Event], num_slots: int, max_tokens_per_row: int) -> tuple[array, bytes]:
     """The rows of all slots, flat, and the side records."""
     width = num_columns(max_tokens_per_row)
-    silent = [0, 0, 0, NO_TOKEN, *([0] * max_tokens_per_row)]
-    rows: list[list[int]] = [silent] * num_slots
+    cells = array("q", [0, 0, 0, NO_TOKEN, *([0] * max_tokens_per_row)]) * num_slots
     side: list[SideRecord] = []
+    slots = {event.slot for event in events}
+    assert len(slots) == len(events), "a slot has one event in a step"
+    assert slots <= set(range(num_slots)), "every slot has a row"
+    row_bytes, pack_into = width * CELL_BYTES, _PLAIN_ROW.pack_into
     for event in events:
-        assert rows[event.slot] is silent, "a slot has one event in a step"
-        rows[event.slot] = _row(event, width, side)
-    cells = array("q")
-    for row in rows:
-        cells.extend(row)
+        # One token and nothing beside it is what nearly every row holds, so it is packed without a list.
+        if type(event) is Tokens and event.logprobs is event.prompt_logprobs is None and len(event.token_ids) == 1:
+            [token] = event.token_ids
+            pack_into(cells, event.slot * row_bytes, event.epoch, event.position, event.num_computed, 1, token)
+        else:
+            at, row = event.slot * width, array("q", _row(event, max_tokens_per_row, side))
+            cells[at : at + len(row)] = row
     return cells, _side_encoder.encode(side) if side else b""
 
 
@@ -64,42 +71,48 @@ def decode(cells: list[int], side: bytes, max_tokens_per_row: int) -> list[Event
     width = num_columns(max_tokens_per_row)
     records = {(r.slot, r.epoch): r for r in _side_decoder.decode(side)} if side else {}
     events: list[Event] = []
-    for slot, at in enumerate(range(0, len(cells), width)):
-        epoch, position, num_computed, count = cells[at : at + NUM_FIXED_COLUMNS]
+    columns = (cells[column::width] for column in range(NUM_FIXED_COLUMNS + 1))
+    for slot, (epoch, position, num_computed, count, first_id) in enumerate(zip(*columns, strict=True)):
         if count == NO_TOKEN:
             continue
-        record = records.get((slot, epoch)) if records else None
-        if count > 0:
-            ids = cells[at + NUM_FIXED_COLUMNS : at + NUM_FIXED_COLUMNS + count]
-            if record is None:
-                events.append(Tokens(slot, epoch, position, num_computed, ids))
-            else:
-                events.append(Tokens(slot, epoch, position, num_computed, ids, record.logprobs, record.prompt_logprobs))
-        elif count == 0:
-            events.append(Advanced(slot, epoch, num_computed, record.prompt_logprobs if record else None))
-        elif count == PREEMPTED_TOKEN_ID:
-            events.append(Preempted(slot, epoch, num_computed))
-        else:
-            assert count == FAILED, f"{count} is no code"
-            assert record is not None, "a failure says why"
-            events.append(Failed(slot, epoch, record.code or "", record.message or ""))
+        if count == 1 and not records:
+            events.append(Tokens(slot, epoch, position, num_computed, [first_id]))
+            continue
+        ids = cells[slot * width + NUM_FIXED_COLUMNS : slot * width + NUM_FIXED_COLUMNS + max(count, 0)]
+        events.append(_event(slot, epoch, position, num_computed, count, ids, records.get((slot, epoch))))
     return events
 
 
-def _row(event: Event, width: int, side: list[SideRecord]) -> list[int]:
+def _event(
+    slot: int, epoch: int, position: int, num_computed: int, count: int, ids: list[int], record: SideRecord | None
+) -> Event:
+    if count > 0:
+        if record is None:
+            return Tokens(slot, epoch, position, num_computed, ids)
+        return Tokens(slot, epoch, position, num_computed, ids, record.logprobs, record.prompt_logprobs)
+    if count == 0:
+        return Advanced(slot, epoch, num_computed, record.prompt_logprobs if record else None)
+    if count == PREEMPTED_TOKEN_ID:
+        return Preempted(slot, epoch, num_computed)
+    assert count == FAILED, f"{count} is no code"
+    assert record is not None, "a failure says why"
+    return Failed(slot, epoch, record.code or "", record.message or "")
+
+
+def _row(event: Event, max_tokens: int, side: list[SideRecord]) -> list[int]:
+    """The cells that say something; those behind them are zero."""
     match event:
         case Tokens(slot, epoch, position, num_computed, ids, logprobs, prompt_logprobs):
-            assert 0 < len(ids) <= width - NUM_FIXED_COLUMNS, "the rows are as wide as a step can be"
+            assert 0 < len(ids) <= max_tokens, "the rows are as wide as a step can be"
             if logprobs is not None or prompt_logprobs is not None:
                 side.append(SideRecord(slot, epoch, logprobs=logprobs, prompt_logprobs=prompt_logprobs))
-            row = [epoch, position, num_computed, len(ids), *ids]
+            return [epoch, position, num_computed, len(ids), *ids]
         case Advanced(slot, epoch, num_computed, prompt_logprobs):
             if prompt_logprobs is not None:
                 side.append(SideRecord(slot, epoch, prompt_logprobs=prompt_logprobs))
-            row = [epoch, 0, num_computed, 0]
+            return [epoch, 0, num_computed, 0]
         case Preempted(_, epoch, num_tokens):
-            row = [epoch, 0, num_tokens, PREEMPTED_TOKEN_ID]
+            return [epoch, 0, num_tokens, PREEMPTED_TOKEN_ID]
         case Failed(slot, epoch, code, message):
             side.append(SideRecord(slot, epoch, code, message))
-            row = [epoch, 0, 0, FAILED]
-    return row + [0] * (width - len(row))
+            return [epoch, 0, 0, FAILED]

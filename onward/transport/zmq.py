@@ -3,6 +3,9 @@
 A wire encodes and decodes, and knows nothing else. Addresses are made by the supervisor and carry incarnations, so a
 message can only reach the process it was meant for. Every socket has a bound on what it queues; what would go over it is
 refused, and the protocols above repair the loss.
+
+Local addresses are abstract: no file is made, so none can be left behind. What file permissions would have guarded is
+guarded by a CURVE key that is part of the address, and that only the supervisor's children are told.
 """
 
 import asyncio
@@ -11,12 +14,40 @@ from typing import Any, Protocol, TypeVar, cast
 import msgspec
 import zmq
 import zmq.asyncio
+from zmq.utils import z85
 
 from onward.proto.request import FromEngine, ToEngine
 from onward.proto.step import StepPlan, StepResult, WorkerHello
 
+KEY_MARK = "#"
 API_QUEUE_LENGTH = 100_000
 WORKER_QUEUE_LENGTH = 16
+
+
+def private_addresses(name: str) -> tuple[str, str]:
+    """A new local address: as its owner binds it, and as its peers connect to it."""
+    public, secret = zmq.curve_keypair()
+    endpoint = f"ipc://@onward-{name}{KEY_MARK}"
+    return endpoint + z85.decode(secret).hex(), endpoint + z85.decode(public).hex()
+
+
+def _bind(socket: "zmq.Socket[bytes]", address: str) -> None:
+    endpoint, _, secret = address.partition(KEY_MARK)
+    if secret:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, bytes.fromhex(secret))
+    socket.bind(endpoint)
+
+
+def _connect(socket: "zmq.Socket[Any]", address: str) -> None:
+    """Whoever does not hold the address's key, on either side, gets no message across."""
+    endpoint, _, server_key = address.partition(KEY_MARK)
+    if server_key:
+        public, secret = zmq.curve_keypair()
+        socket.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(server_key))
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, z85.decode(public))
+        socket.setsockopt(zmq.CURVE_SECRETKEY, z85.decode(secret))
+    socket.connect(endpoint)
 
 
 class Pollable(Protocol):
@@ -83,7 +114,7 @@ class EngineSocket:
         self._socket.setsockopt(zmq.SNDHWM, API_QUEUE_LENGTH)
         self._socket.setsockopt(zmq.RCVHWM, API_QUEUE_LENGTH)
         self._socket.setsockopt(zmq.IDENTITY, api_incarnation.encode())
-        self._socket.connect(address)
+        _connect(self._socket, address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
 
@@ -110,7 +141,7 @@ class ApiPort:
         self.pollable.setsockopt(zmq.SNDHWM, API_QUEUE_LENGTH)
         self.pollable.setsockopt(zmq.RCVHWM, API_QUEUE_LENGTH)
         self.pollable.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.pollable.bind(address)
+        _bind(self.pollable, address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
@@ -139,7 +170,7 @@ class WorkerPort:
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
         self.pollable = _worker_socket(context)
-        self.pollable.bind(address)
+        _bind(self.pollable, address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(WorkerWireMessage)
 
@@ -163,7 +194,7 @@ class PlanSocket:
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
         self.pollable = _worker_socket(context)
-        self.pollable.connect(address)
+        _connect(self.pollable, address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(StepPlan)
 

@@ -37,6 +37,23 @@ def test_a_stopped_server_leaves_nothing_behind(number: signal.Signals) -> None:
     assert set(Path("/dev/shm").iterdir()) <= shared_memory_before
 
 
+@pytest.mark.parametrize("transport", ["shm", "zmq"])
+def test_nothing_is_left_when_every_process_is_killed_at_once(transport: str) -> None:
+    shared_memory_before = set(Path("/dev/shm").iterdir())
+    with Server("--transport", transport) as server:
+        run_streams(server.url, [chat_body(i, 4) for i in range(4)])
+        pids = server.pids()
+        pidfds = [os.pidfd_open(pid) for pid in pids]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        server.stop(signal.SIGKILL)
+        for fd in pidfds:
+            assert _ended(fd), "a process is still there"
+            os.close(fd)
+        assert server.leftovers() == []
+    assert set(Path("/dev/shm").iterdir()) <= shared_memory_before
+
+
 def test_children_do_not_outlive_a_killed_supervisor() -> None:
     with Server() as server:
         children = [pid for pid in server.pids() if pid != server.pid("supervisor")]

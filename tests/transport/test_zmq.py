@@ -29,7 +29,7 @@ from onward.proto.step import (
     Tokens,
     WorkerHello,
 )
-from onward.transport.zmq import EngineSocket, Wires
+from onward.transport.zmq import EngineSocket, Wires, private_addresses
 
 PLAN = StepPlan(
     7,
@@ -101,6 +101,27 @@ def test_a_message_to_an_api_process_that_is_gone_is_refused_and_not_kept(tmp_pa
     engine = Wires()
     port = engine.api_port(f"ipc://{tmp_path}/e.sock")
     assert not port.send("nobody", FROM_ENGINE[0])
+    engine.close()
+
+
+def test_nobody_without_the_key_gets_a_message_across() -> None:
+    address, to_connect = private_addresses("test-keys")
+    engine = Wires()
+    port = engine.api_port(address)
+
+    async def api() -> None:
+        stranger = EngineSocket(to_connect.split("#")[0], "stranger")
+        guesser = EngineSocket(to_connect[:-1] + ("0" if to_connect[-1] != "0" else "1"), "guesser")
+        friend = EngineSocket(to_connect, "friend")
+        for socket in (stranger, guesser, friend):
+            socket.send(TO_ENGINE[1])
+        assert receive(engine, port) == ("friend", TO_ENGINE[1])
+        friend.send(TO_ENGINE[2])
+        assert receive(engine, port) == ("friend", TO_ENGINE[2])
+        for socket in (stranger, guesser, friend):
+            socket.close()
+
+    asyncio.run(api())
     engine.close()
 
 
