@@ -5,10 +5,11 @@ Importing the package costs nothing: every process of an instance imports it, an
 
 from typing import TYPE_CHECKING
 
+from onward.version import __version__
+
 if TYPE_CHECKING:
     from onward.llm import LLM, SamplingOptions
 
-__version__ = "0.1.0"
 __all__ = ["LLM", "SamplingOptions", "__version__"]
 
 

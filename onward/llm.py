@@ -23,6 +23,7 @@ from onward.offline.inputs import (
     Options,
     Prompt,
     check_conversation,
+    check_vocabulary,
     checked_config,
     checked_ids,
     each_conversation,
@@ -32,6 +33,7 @@ from onward.offline.inputs import (
 from onward.offline.output import Completion, Output, Piece
 from onward.offline.sampling_options import SamplingOptions
 from onward.proto.model import PreparedModel
+from onward.text.bad_words import bad_word_token_ids
 from onward.text.chat_template import ChatTemplate
 from onward.text.text_stream import TextStream
 from onward.text.token_table import TokenTable
@@ -155,7 +157,9 @@ class LLM:
                 code="context_length_exceeded",
                 param=path.partition("[")[0] if room < 1 else "max_tokens",
             )
-        sampling = options.to_sampling(self.model.eos_token_ids)
+        check_vocabulary(options, self._engine.worker.vocab_size)
+        bad_words = bad_word_token_ids(options.bad_words, self._tokenizer)
+        sampling = options.to_sampling(self.model.eos_token_ids, bad_words)
         stream = TextStream(
             self._table,
             options.stop_strings,

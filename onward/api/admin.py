@@ -8,13 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-import onward
 from onward.api.engine_client import EngineClient
 from onward.config import ApiConfig
 from onward.errors import NotFound, Unavailable
 from onward.obs.metrics import render
 from onward.proto.control import InstanceView
 from onward.proto.model import PreparedModel
+from onward.version import __version__
 
 MAX_STALL_S = 30.0
 """Work without a completed step for this long is no progress."""
@@ -70,7 +70,7 @@ class Admin:
         return _json({"status": "ok"})
 
     async def version(self, _: Request) -> Response:
-        return _json({"version": onward.__version__})
+        return _json({"version": __version__})
 
     async def metrics(self, _: Request) -> Response:
         view = await self._supervisor.instance()
@@ -81,7 +81,7 @@ class Admin:
         pids = {role: [process.pid for process in view.processes if process.role == role] for role in ROLES}
         return _json(
             {
-                "version": onward.__version__,
+                "version": __version__,
                 "model": self._model_card()
                 | {"fingerprint": self._model.fingerprint, "architecture": self._model.config.architecture},
                 "role": "mixed",

@@ -3,17 +3,22 @@
 A function of the tokens, so it can be replayed. Knows nothing of sockets, JSON or the engine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from onward.api.ledger import Delivery
 from onward.api.limits import first_end
+from onward.api.logprobs import PromptLogprobs, TextOffsets
 from onward.proto.request import ErrorInfo
 from onward.proto.sampling import Sampling
+from onward.proto.step import TokenLogprobs
 
 MAX_EVENT_TOKENS = 1024
 """A slow connection's tokens share events, but no event's cursor grows without bound."""
+
+
+T = TypeVar("T")
 
 
 class Text(Protocol):
@@ -25,14 +30,51 @@ class Text(Protocol):
     def finish(self, reason: str) -> str: ...
 
 
+class NoText:
+    """For clients that speak in token ids: nothing is turned into text, so no text can end the output."""
+
+    stopped = False
+
+    def push(self, token_id: int) -> str:
+        return ""
+
+    def finish(self, reason: str) -> str:
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one event says about one choice: whole tokens, their text, and perhaps the end."""
+    """What one event says about one choice: whole tokens, their text, and perhaps the end.
+
+    The text may be behind the tokens (half a character, what may become a stop string); everything else belongs to
+    exactly these tokens."""
 
     choice: int
     token_ids: list[int]
     text: str
     finish_reason: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """Where asked for: one for each token."""
+    text_offsets: list[int] | None = None
+    """With `logprobs`: where each token begins in the choice's whole text."""
+    prompt_logprobs: PromptLogprobs | None = None
+    ended_by_token: bool = False
+    """The last of `token_ids` ended the output."""
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """All that was said about one choice, as one piece."""
+    first, last = pieces[0], pieces[-1]
+    return Piece(
+        choice=first.choice,
+        token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
+        text="".join(piece.text for piece in pieces),
+        finish_reason=last.finish_reason,
+        logprobs=_chained(piece.logprobs for piece in pieces),
+        text_offsets=_chained(piece.text_offsets for piece in pieces),
+        prompt_logprobs=first.prompt_logprobs,
+        ended_by_token=last.ended_by_token,
+    )
 
 
 @dataclass(slots=True)
@@ -41,23 +83,37 @@ class Choice:
     request_id: str
     sampling: Sampling
     text: Text
+    text_offsets: TextOffsets | None = None
+    """Kept where logprobs are asked for."""
     position: int = 0
     finish_reason: str | None = None
-    num_cached_tokens: int = 0
+    num_cached_tokens: int | None = None
+    """None until the engine has said it."""
 
     def replay(self, token_ids: Sequence[int]) -> Piece | None:
         """Goes to where an earlier answer stopped, without repeating its text. A piece if that was the end."""
         ended = first_end(token_ids, self.sampling)
         length, reason = ended or (len(token_ids), None)
-        self._push(list(token_ids[:length]))
+        taken, _ = self._push(list(token_ids[:length]))
+        self._place(taken)
         rest = self._end("stop" if self.text.stopped else reason)
         # What was delivered up to here is the text of these tokens; only what the end lets go of is new.
         return None if self.finish_reason is None else Piece(self.index, [], rest, self.finish_reason)
 
-    def take(self, token_ids: list[int], reason: str | None) -> Piece:
-        taken, text = self._push(token_ids)
+    def take(self, delivery: Delivery, prompt_logprobs: PromptLogprobs | None = None) -> Piece:
+        taken, text = self._push(delivery.token_ids)
+        reason = None if delivery.error is not None else delivery.finish_reason
         text += self._end("stop" if self.text.stopped else reason)
-        return Piece(self.index, taken, text, self.finish_reason)
+        return Piece(
+            self.index,
+            taken,
+            text,
+            self.finish_reason,
+            delivery.logprobs[: len(taken)] if delivery.logprobs is not None else None,
+            self._place(taken),
+            prompt_logprobs,
+            ended_by_token=self.finish_reason == "stop" and not self.text.stopped and bool(taken),
+        )
 
     def _push(self, token_ids: list[int]) -> tuple[list[int], str]:
         """The tokens that belong to the output, none behind a stop string, and their text."""
@@ -70,6 +126,10 @@ class Choice:
                 break
         self.position += len(token_ids)
         return token_ids, "".join(texts)
+
+    def _place(self, token_ids: list[int]) -> list[int] | None:
+        offsets = self.text_offsets
+        return None if offsets is None else [offsets.push(token_id) for token_id in token_ids]
 
     def _end(self, reason: str | None) -> str:
         self.finish_reason = reason
@@ -102,9 +162,9 @@ class Progress:
 
 
 class Answer:
-    def __init__(self, num_prompt_tokens: int, choices: list[Choice]) -> None:
+    def __init__(self, prompt_token_ids: list[int], choices: list[Choice]) -> None:
         self.choices = choices
-        self._num_prompt_tokens = num_prompt_tokens
+        self._prompt_token_ids = prompt_token_ids
         self._by_id = {choice.request_id: choice for choice in choices}
 
     @property
@@ -117,10 +177,10 @@ class Answer:
             choice = self._by_id[delivery.request_id]
             if choice.finish_reason is not None:
                 continue
-            choice.num_cached_tokens = delivery.num_cached_tokens or 0
-            reason = None if delivery.error is not None else delivery.finish_reason
-            if delivery.token_ids or reason is not None:
-                progress.pieces.append(choice.take(delivery.token_ids, reason))
+            if delivery.num_cached_tokens is not None:
+                choice.num_cached_tokens = delivery.num_cached_tokens
+            if delivery.token_ids or delivery.error is None:
+                progress.pieces.append(choice.take(delivery, self._of_prompt(choice, delivery)))
             if choice.finish_reason is not None and delivery.finish_reason is None:
                 progress.stopped.append(choice)
             elif delivery.error is not None and choice.finish_reason is None:
@@ -129,8 +189,16 @@ class Answer:
         return progress
 
     def usage(self) -> Usage:
+        """The prompt counts once, as the first choice that was run has found it."""
         completion = sum(choice.position for choice in self.choices)
-        return Usage(self._num_prompt_tokens, completion, self.choices[0].num_cached_tokens)
+        known = (choice.num_cached_tokens for choice in self.choices if choice.num_cached_tokens is not None)
+        return Usage(len(self._prompt_token_ids), completion, next(known, 0))
+
+    def _of_prompt(self, choice: Choice, delivery: Delivery) -> PromptLogprobs | None:
+        told, later_token_ids = delivery.prompt_logprobs, self._prompt_token_ids[1:]
+        if told is None and not later_token_ids and choice.sampling.prompt_logprobs is not None and not choice.position:
+            told = []  # asked for, and there are none
+        return None if told is None else list(zip(later_token_ids, told, strict=True))
 
 
 def _merged(deliveries: list[Delivery]) -> list[Delivery]:
@@ -145,6 +213,23 @@ def _merged(deliveries: list[Delivery]) -> list[Delivery]:
             newest[one.request_id] = len(merged)
             merged.append(one)
         else:
-            tokens = merged[index].token_ids + one.token_ids
-            merged[index] = Delivery(one.request_id, tokens, one.num_cached_tokens, one.finish_reason, one.error)
+            merged[index] = _behind(merged[index], one)
     return merged
+
+
+def _behind(first: Delivery, second: Delivery) -> Delivery:
+    return Delivery(
+        second.request_id,
+        first.token_ids + second.token_ids,
+        second.num_cached_tokens,
+        second.finish_reason,
+        second.error,
+        _chained((first.logprobs, second.logprobs)),
+        first.prompt_logprobs,
+    )
+
+
+def _chained(parts: Iterable[list[T] | None]) -> list[T] | None:
+    """The parts' items in order. A part may be missing only where it would be empty, or all are."""
+    there = [part for part in parts if part is not None]
+    return [item for part in there for item in part] if there else None

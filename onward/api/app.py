@@ -10,11 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from onward.api.abort import Aborting
 from onward.api.admin import Admin
 from onward.api.chat import Chat
 from onward.api.completions import Completions
+from onward.api.dialect import Dialect
 from onward.api.envelope import Envelope
 from onward.api.failures import error_body, error_headers, info_of
+from onward.api.generate import Generate
 from onward.api.generation import Backend, GenerationEndpoint
 from onward.errors import InternalError, OnwardError
 from onward.obs.metrics import Registry
@@ -22,17 +25,15 @@ from onward.proto.request import ErrorInfo
 
 
 def build_app(backend: Backend, admin: Admin, registry: Registry) -> Starlette:
+    prompts, config = backend.prompts, backend.config
+    dialects: dict[str, Dialect] = {
+        "/v1/chat/completions": Chat(prompts),
+        "/v1/completions": Completions(prompts),
+        "/v1/generate": Generate(prompts, config.internal_adapter),
+    }
     routes = [
-        Route(
-            "/v1/chat/completions",
-            GenerationEndpoint(Chat(backend.prompts), backend),
-            methods=["POST"],
-        ),
-        Route(
-            "/v1/completions",
-            GenerationEndpoint(Completions(backend.prompts), backend),
-            methods=["POST"],
-        ),
+        *(Route(path, GenerationEndpoint(dialect, backend), methods=["POST"]) for path, dialect in dialects.items()),
+        *Aborting(backend.client, config.max_body_bytes).routes(),
         *admin.routes(),
     ]
     requests = registry.counter("onward_http_requests_total", "HTTP responses begun", ["path", "status"])
@@ -46,7 +47,7 @@ def build_app(backend: Backend, admin: Admin, registry: Registry) -> Starlette:
         routes=routes,
         middleware=[
             Middleware(Envelope, clock=backend.clock, requests=requests, paths=paths),
-            *_cors(backend.config.cors_origin),
+            *_cors(config.cors_origin),
         ],
         exception_handlers=handlers,
     )

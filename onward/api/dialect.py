@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-from onward.api.answer import Usage
+from onward.api.answer import Piece, Text, Usage
 from onward.api.openai import Bounds, GenerationRequest
+from onward.proto.sampling import Sampling
 
 _encode = msgspec.json.encode
 
@@ -31,31 +32,32 @@ class Head:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """One choice of a finished answer."""
-
-    index: int
-    text: str
-    finish_reason: str | None
-
-
 class Dialect(Protocol):
     id_prefix: str
     prompt_param: str
     chunk_object: str
+    prompt_logprobs_place: Literal["answer", "choice"]
+    """Whether they stand beside the choices or in one."""
 
     def decode(self, body: bytes, bounds: Bounds) -> tuple[GenerationRequest, int]: ...
     def prompt_token_ids(self, request: Any, created_s: int) -> list[int]: ...
+    def new_text(self, stop: list[str], sampling: Sampling) -> Text: ...
     def opening(self) -> bytes | None:
-        """What a choice's stream begins with: the JSON that stands for its text, if there is any."""
+        """What a choice's stream begins with: the JSON that stands for its content, if there is any."""
         ...
 
-    def said(self, text: str, finish_reason: str | None) -> bytes:
-        """The JSON that stands for some text in a chunk's choice."""
+    def said(self, piece: Piece) -> bytes:
+        """The JSON that stands for a piece's content in a chunk's choice."""
         ...
 
-    def whole(self, head: Head, choices: list[Said], usage: Usage) -> bytes: ...
+    def logprobs(self, piece: Piece) -> Any:
+        """Those of a piece that has them."""
+        ...
+
+    def prompt_logprobs(self, piece: Piece) -> Any: ...
+    def whole(self, head: Head, choices: list[Piece], usage: Usage) -> bytes:
+        """Of each choice, all that there is to say."""
+        ...
 
 
 class Chunks:
@@ -65,26 +67,35 @@ class Chunks:
         fields = _encode(head.fields(dialect.chunk_object))
         self._before = fields[:-1] + b',"choices":['
         self._choice_before = self._before + b'{"index":'
-        self._after = b'],"usage":null}' if include_usage else b"]}"
-        self._choice_after = b"}" + self._after
-        self._said: Callable[[str, str | None], bytes] = dialect.said
+        self._end = b',"usage":null}' if include_usage else b"}"
+        self._plain_end = b"}]" + self._end
+        self._dialect = dialect
+        self._said: Callable[[Piece], bytes] = dialect.said
         self._opening = dialect.opening()
 
     def opening(self, choice: int) -> bytes | None:
-        return None if self._opening is None else self._chunk(choice, self._opening, None)
+        return None if self._opening is None else self._chunk(choice, self._opening, b"null", None, self._plain_end)
 
-    def piece(self, choice: int, text: str, finish_reason: str | None) -> bytes:
-        return self._chunk(choice, self._said(text, finish_reason), finish_reason)
+    def piece(self, piece: Piece) -> bytes:
+        logprobs = b"null" if piece.logprobs is None else _encode(self._dialect.logprobs(piece))
+        end = self._plain_end if piece.prompt_logprobs is None else self._end_with_prompt(piece)
+        return self._chunk(piece.choice, self._said(piece), logprobs, piece.finish_reason, end)
 
     def usage(self, usage: Usage) -> bytes:
         return self._before + b'],"usage":' + _encode(usage.as_json()) + b"}"
 
-    def _chunk(self, choice: int, said: bytes, finish_reason: str | None) -> bytes:
-        end = b"null" if finish_reason is None else b'"%b"' % finish_reason.encode()
-        return b'%b%d,%b,"logprobs":null,"finish_reason":%b%b' % (
+    def _end_with_prompt(self, piece: Piece) -> bytes:
+        field = b',"prompt_logprobs":' + _encode(self._dialect.prompt_logprobs(piece))
+        in_choice = self._dialect.prompt_logprobs_place == "choice"
+        return (field + b"}]" if in_choice else b"}]" + field) + self._end
+
+    def _chunk(self, choice: int, said: bytes, logprobs: bytes, finish_reason: str | None, end: bytes) -> bytes:
+        reason = b"null" if finish_reason is None else b'"%b"' % finish_reason.encode()
+        return b'%b%d,%b,"logprobs":%b,"finish_reason":%b%b' % (
             self._choice_before,
             choice,
             said,
+            logprobs,
+            reason,
             end,
-            self._choice_after,
         )

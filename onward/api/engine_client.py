@@ -1,25 +1,29 @@
 """The asyncio rim around the ledger: the socket to the engine, and a mailbox for each client's request.
 
 One task reads the engine's messages; a mailbox gathers what is new for one request until its stream takes it, so tokens
-share an event when the connection is behind. A mailbox holds tokens only, and never more than the request may produce.
+share an event when the connection is behind. A mailbox holds tokens and their logprobs, and never more than the request
+may produce.
 """
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from onward import log
 from onward.api.failures import RequestFailed
 from onward.api.ledger import MAX_WAIT_S, NO_ENGINE, TOO_LATE, Actions, Delivery, Ledger, Order
 from onward.clock import Clock
-from onward.errors import Overloaded
+from onward.errors import Conflict, Overloaded, Unavailable
 from onward.proto.control import EngineGone, EngineUp
-from onward.proto.request import ErrorInfo, FromEngine, ToEngine
+from onward.proto.request import AbortAnswer, ErrorInfo, FromEngine, ToEngine
 from onward.proto.step import WorkerHello
 
 MAX_OPEN_REQUESTS = 4096
 TICK_S = 0.25
+ABORT_ANSWER_S = 5.0
+"""How long the engine may take to say what it has aborted."""
 STOPPING = ErrorInfo("unavailable", "the server is stopping", 503, True)
 
 _logger = logging.getLogger(__name__)
@@ -36,8 +40,9 @@ class Wire(Protocol):
 class Mailbox:
     """What is new for one client's request, over all its choices."""
 
-    def __init__(self, request_ids: list[str]) -> None:
+    def __init__(self, request_ids: list[str], label: str = "") -> None:
         self.request_ids = request_ids
+        self.label = label
         self._unaccepted = set(request_ids)
         self._new: list[Delivery] = []
         self._wake = asyncio.Event()
@@ -82,6 +87,9 @@ class EngineClient:
         self._on_fault = on_fault
         self._wire: Wire | None = None
         self._mailboxes: dict[str, Mailbox] = {}
+        self._labels: set[str] = set()
+        self._ask_ids = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[AbortAnswer]] = {}
         self._first_engine = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
         self._ticking = self._watched(self._tick_for_ever())
@@ -123,7 +131,7 @@ class EngineClient:
             raise Overloaded(
                 f"this server has {MAX_OPEN_REQUESTS} open requests already; try again later", retry_after_s=1
             )
-        mailbox = Mailbox([order.request_id for order in orders])
+        mailbox = self._labelled(Mailbox([order.request_id for order in orders], orders[0].label))
         now_s = self._clock.now_s()
         for order in orders:
             self._mailboxes[order.request_id] = mailbox
@@ -135,11 +143,29 @@ class EngineClient:
         self._mailboxes.pop(request_id, None)
         self._perform(self._ledger.stop(request_id, num_tokens))
 
-    def abort(self, request_ids: Iterable[str]) -> None:
+    def abort(self, mailbox: Mailbox) -> None:
         """Idempotent; also tidies up after a request that has ended by itself."""
-        for request_id in request_ids:
+        self._labels.discard(mailbox.label)
+        mailbox.label = ""
+        for request_id in mailbox.request_ids:
             self._mailboxes.pop(request_id, None)
             self._perform(self._ledger.abort(request_id))
+
+    async def abort_by_name(self, names: list[str], everything: bool = False) -> set[str]:
+        """Ends everybody's requests that go by these names, or all there are. Returns the names that were known."""
+        ours = self._ledger.known(names, everything)
+        ask_id = next(self._ask_ids)
+        answer = self._asked[ask_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._perform(self._ledger.abort_by_name(ask_id, names, everything))
+            if self.engine is None and not everything and ours.issuperset(names):
+                return ours
+            return ours.union((await asyncio.wait_for(answer, ABORT_ANSWER_S)).aborted)
+        except TimeoutError:
+            problem = f"the engine did not say within {ABORT_ANSWER_S:g} s what it has aborted; ask again"
+            raise Unavailable(problem, retry_after_s=1.0) from None
+        finally:
+            del self._asked[ask_id]
 
     def fail_all(self) -> None:
         """The grace is over: every stream ends now, and says so."""
@@ -151,6 +177,15 @@ class EngineClient:
         self._disconnect()
         self._ticking.cancel()
         await asyncio.wait(tasks)
+
+    def _labelled(self, mailbox: Mailbox) -> Mailbox:
+        if mailbox.label in self._labels:
+            raise Conflict(
+                f"X-Request-Id: {mailbox.label!r} is the label of a request that is still running", param="X-Request-Id"
+            )
+        if mailbox.label:
+            self._labels.add(mailbox.label)
+        return mailbox
 
     async def _wait_for_engine(self, deadline_at_s: float | None) -> None:
         left_s = MAX_WAIT_S
@@ -165,7 +200,7 @@ class EngineClient:
         for message in actions.send:
             # What is refused here counts as lost: the engine's next `Holding` shows it.
             if self._wire is not None and not self._wire.send(message):
-                _logger.warning(log.event("engine queue full", request=message.request_id))
+                _logger.warning(log.event("engine queue full", lost=type(message).__name__))
         for delivery in actions.deliver:
             if mailbox := self._mailboxes.get(delivery.request_id):
                 mailbox.put(delivery)
@@ -173,7 +208,15 @@ class EngineClient:
     async def _read_for_ever(self, wire: Wire, incarnation: str) -> None:
         while True:
             message = await wire.receive()
-            self._perform(self._ledger.receive(incarnation, message, self._clock.now_s()))
+            if isinstance(message, AbortAnswer):
+                self._answered(message)
+            else:
+                self._perform(self._ledger.receive(incarnation, message, self._clock.now_s()))
+
+    def _answered(self, message: AbortAnswer) -> None:
+        answer = self._asked.get(message.ask_id)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
 
     async def _tick_for_ever(self) -> None:
         while True:

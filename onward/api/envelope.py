@@ -27,6 +27,8 @@ class Identity:
     """Wall clock."""
     started_at_s: float
     """This process's clock."""
+    label: str = ""
+    """The client's own name for its request: its `X-Request-Id`, if it sent one."""
 
 
 def identity_of(scope: Scope) -> Identity:
@@ -46,11 +48,11 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        identity = self._new_identity()
-        scope[_KEY] = identity
-        path = scope["path"] if scope["path"] in self._paths else "other"
         label = _label(scope)
-        shown = label if label is not None and _is_valid(label) else identity.request_id.encode()
+        is_wrong = label is not None and not _is_valid(label)
+        identity = scope[_KEY] = self._new_identity("" if label is None or is_wrong else label.decode())
+        path = scope["path"] if scope["path"] in self._paths else "other"
+        shown = (identity.label or identity.request_id).encode()
 
         async def send_in_envelope(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -58,15 +60,15 @@ class Envelope:
                 self._requests.inc(path, str(message["status"]))
             await send(message)
 
-        if label is not None and not _is_valid(label):
+        if is_wrong:
             problem = f"X-Request-Id: must be 1 to {MAX_LABEL_LENGTH} printable ASCII characters"
             await respond_error(send_in_envelope, info_of(InvalidRequest(problem, param="X-Request-Id")))
         else:
             await self._app(scope, receive, send_in_envelope)
 
-    def _new_identity(self) -> Identity:
+    def _new_identity(self, label: str) -> Identity:
         wall_s = self._clock.wall_s()
-        return Identity(secrets.token_hex(16), int(wall_s), wall_s, self._clock.now_s())
+        return Identity(secrets.token_hex(16), int(wall_s), wall_s, self._clock.now_s(), label)
 
 
 def _label(scope: Scope) -> bytes | None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from starlette.types import Receive, Scope, Send
 
 from onward.api import http, sse
-from onward.api.answer import Answer, Choice, Piece
-from onward.api.dialect import Chunks, Dialect, Head, Said
+from onward.api.answer import Answer, Choice, Piece, joined
+from onward.api.dialect import Chunks, Dialect, Head
 from onward.api.engine_client import EngineClient, Mailbox
 from onward.api.envelope import Identity, identity_of
 from onward.api.failures import RequestFailed, info_of
@@ -58,6 +58,7 @@ class Prepared:
     num_unknown_fields: int
     seed: int
     prompt_token_ids: list[int]
+    bad_words: tuple[tuple[int, ...], ...]
     deadline_at_s: float | None
 
 
@@ -121,7 +122,7 @@ class GenerationEndpoint:
                 await self._collect(job, send)
         finally:
             if job.mailbox is not None:
-                self._backend.client.abort(job.mailbox.request_ids)
+                self._backend.client.abort(job.mailbox)
 
     def _prepare(self, identity: Identity, body: bytes) -> Prepared:
         """Runs in a thread."""
@@ -132,6 +133,7 @@ class GenerationEndpoint:
             num_unknown_fields=num_unknown,
             seed=secrets.randbits(63) if request.seed is None else request.seed,
             prompt_token_ids=self._dialect.prompt_token_ids(request, identity.created_s),
+            bad_words=self._backend.prompts.bad_words(request.bad_words or []),
             deadline_at_s=self._deadline(identity, request),
         )
 
@@ -157,15 +159,16 @@ class GenerationEndpoint:
         return Job(
             head=self._head(prepared.identity),
             prepared=prepared,
-            answer=Answer(num_prompt, choices),
+            answer=Answer(prepared.prompt_token_ids, choices),
             closing=[piece for piece in replayed if piece is not None],
             mailbox=self._backend.client.open(orders) if orders else None,
         )
 
     def _choice(self, prepared: Prepared, index: int, max_tokens: int) -> Choice:
         sampling = _sampling(prepared, index, max_tokens, self._backend.model.eos_token_ids)
-        text = self._backend.prompts.new_text(prepared.request.stop_strings(), sampling)
-        return Choice(index, f"{prepared.identity.request_id}-{index}", sampling, text)
+        text = self._dialect.new_text(prepared.request.stop_strings(), sampling)
+        offsets = None if sampling.logprobs is None else self._backend.prompts.new_offsets()
+        return Choice(index, f"{prepared.identity.request_id}-{index}", sampling, text, offsets)
 
     def _head(self, identity: Identity) -> Head:
         model = self._backend.model
@@ -173,18 +176,18 @@ class GenerationEndpoint:
         return Head(response_id, identity.created_s, model.name, model.fingerprint)
 
     async def _collect(self, job: Job, send: Send) -> None:
-        texts: list[list[str]] = [[] for _ in job.answer.choices]
+        said: list[list[Piece]] = [[] for _ in job.answer.choices]
         pieces = job.closing
         while True:
             for piece in pieces:
-                texts[piece.choice].append(piece.text)
+                said[piece.choice].append(piece)
             if job.answer.finished:
                 break
             pieces, error = await self._advance(job)
             if error is not None:
                 raise error
-        said = [Said(c.index, "".join(texts[c.index]), c.finish_reason) for c in job.answer.choices]
-        await http.respond(send, 200, self._dialect.whole(job.head, said, job.answer.usage()))
+        choices = [joined(pieces) for pieces in said]
+        await http.respond(send, 200, self._dialect.whole(job.head, choices, job.answer.usage()))
 
     async def _stream(self, job: Job, send: Send) -> None:
         await send(http.start_message(200, sse.HEADERS))
@@ -205,10 +208,7 @@ class GenerationEndpoint:
         events = [sse.event(opening) for opening in openings if opening is not None]
         pieces, error = job.closing, None
         while True:
-            events += [
-                sse.event(chunks.piece(piece.choice, piece.text, piece.finish_reason), cursors.after(piece))
-                for piece in pieces
-            ]
+            events += [sse.event(chunks.piece(piece), cursors.after(piece)) for piece in pieces]
             if events:
                 await send(http.part(b"".join(events)))
             if error is not None:
@@ -242,6 +242,14 @@ def _sampling(prepared: Prepared, choice: int, max_tokens: int, eos_token_ids: l
         max_tokens=max_tokens,
         min_tokens=request.min_tokens or 0,
         end_token_ids=tuple(sorted({*ends, *(request.stop_token_ids or [])})),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        logit_bias=tuple(sorted((int(token_id), bias) for token_id, bias in (request.logit_bias or {}).items())),
+        bad_words=prepared.bad_words,
+        logprobs=request.num_logprobs,
+        # The choices have one prompt: one look at it is enough.
+        prompt_logprobs=request.prompt_logprobs if choice == 0 else None,
     )
 
 
@@ -255,4 +263,5 @@ def _order(prepared: Prepared, choice: Choice, generated_token_ids: list[int]) -
         deadline_at_s=prepared.deadline_at_s,
         priority=prepared.request.priority or 0,
         cache_salt=prepared.request.cache_salt or "",
+        label=prepared.identity.label,
     )

@@ -12,6 +12,7 @@ from onward.obs.metrics import Registry
 from onward.obs.shared_counters import resubmissions, stale_events
 from onward.proto.request import (
     Abort,
+    AbortByName,
     Accepted,
     Charged,
     Deltas,
@@ -24,6 +25,7 @@ from onward.proto.request import (
     TokenDelta,
 )
 from onward.proto.sampling import Sampling
+from onward.proto.step import TokenLogprobs
 
 MAX_WAIT_S = 60.0
 """How long a request waits for an engine that takes it."""
@@ -37,6 +39,7 @@ DEADLINE_MARGIN_S = 2.0
 
 NO_ENGINE = ErrorInfo("unavailable", "no engine took the request in time; try again later", 503, True)
 NOT_REPAIRABLE = ErrorInfo("engine_lost_request", "the engine lost this request again and again", 500, True)
+ABORTED = ErrorInfo("aborted", "the request was aborted", 409)
 TOO_LATE = ErrorInfo("deadline_exceeded", "the request's deadline has passed", 504)
 
 
@@ -52,6 +55,17 @@ class Order:
     deadline_at_s: float | None = None
     priority: int = 0
     cache_salt: str = ""
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """What our answer calls it: the id without the choice."""
+        return self.request_id.rpartition("-")[0]
+
+    @property
+    def names(self) -> set[str]:
+        """What the client may call it."""
+        return {self.name, self.label} if self.label else {self.name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +77,10 @@ class Delivery:
     num_cached_tokens: int | None = None
     finish_reason: str | None = None
     error: ErrorInfo | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """Where asked for: one for each of `token_ids`."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Where asked for, once, with the first tokens."""
 
 
 @dataclass(slots=True)
@@ -119,6 +137,23 @@ class Ledger:
         """The client is gone, or another choice of the request has failed."""
         promise = self._promises.pop(request_id, None)
         return Actions(send=self._aborts([request_id]) if promise and promise.epoch else [])
+
+    def abort_by_name(self, ask_id: int, names: list[str], everything: bool) -> Actions:
+        """Asks the engine, which knows everybody's requests. Our own end at once, also if no engine has them now."""
+        actions = Actions()
+        if self.engine is not None:
+            actions.send.append(AbortByName(self._next_seq(), ask_id, names, everything))
+        for promise in list(self._promises.values()):
+            if everything or not promise.order.names.isdisjoint(names):
+                self._fail(promise, ABORTED, actions)
+        return actions
+
+    def known(self, names: list[str], everything: bool) -> set[str]:
+        """Which of these names belong to something unfinished here; or the ids of all that is."""
+        orders = [promise.order for promise in self._promises.values()]
+        if everything:
+            return {order.name for order in orders}
+        return {name for order in orders for name in order.names}.intersection(names)
 
     def engine_up(self, incarnation: str, now_s: float) -> Actions:
         actions = Actions()
@@ -188,9 +223,11 @@ class Ledger:
         elif delta.error is not None and delta.error.retryable and promise.accepted:
             self._wait_and_retry(promise, delta.error, now_s)
         else:
-            self._advance(promise, delta.token_ids[have - delta.position :], delta, actions)
+            self._advance(promise, have - delta.position, delta, actions)
 
-    def _advance(self, promise: Promise, new: list[int], delta: TokenDelta, actions: Actions) -> None:
+    def _advance(self, promise: Promise, num_known: int, delta: TokenDelta, actions: Actions) -> None:
+        """Takes what a delta has behind its first `num_known` tokens."""
+        new = delta.token_ids[num_known:]
         if promise.num_cached_tokens is None and delta.error is None:
             promise.num_cached_tokens = delta.num_cached_tokens
         if new:
@@ -201,7 +238,15 @@ class Ledger:
         if delta.finish_reason is not None:
             del self._promises[delta.request_id]
         actions.deliver.append(
-            Delivery(delta.request_id, new, promise.num_cached_tokens, delta.finish_reason, delta.error)
+            Delivery(
+                delta.request_id,
+                new,
+                promise.num_cached_tokens,
+                delta.finish_reason,
+                ABORTED if delta.finish_reason == "abort" else delta.error,
+                delta.logprobs[num_known:] if delta.logprobs is not None else None,
+                delta.prompt_logprobs if num_known == 0 else None,
+            )
         )
 
     def _compare(self, holding: Holding, now_s: float, actions: Actions) -> None:
@@ -286,6 +331,7 @@ class Ledger:
                 cache_salt=order.cache_salt,
                 crash_charges=promise.crash_charges,
                 num_cached_tokens=promise.num_cached_tokens,
+                label=order.label,
             )
         ]
 

@@ -4,18 +4,23 @@ Fields that we know but do not support are refused unless they say what we do an
 ignored and counted. An error names the path of the field.
 """
 
+import re
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from onward.api.body import decode, decode_fields, plain, wrong
 from onward.errors import NotFound
+from onward.text.bad_words import check_bad_words
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 512
 MAX_STOP_TOKEN_IDS = 256
 MAX_CACHE_SALT_LENGTH = 256
 MAX_DEADLINE_MS = 7 * 24 * 3600 * 1000
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIASES = 1024
+MAX_REPETITION_PENALTY = 10
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -36,7 +41,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What both endpoints share."""
+    """What the endpoints that generate share."""
 
     model: str
     stream: bool | None = None
@@ -51,6 +56,12 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
     n: int | None = None
     priority: int | None = None
     deadline_ms: int | None = None
@@ -69,6 +80,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     def output_limit(self) -> int | None:
         return self.max_tokens
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to report beside each one; None: no logprobs."""
+        return None
+
     def stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
@@ -83,14 +99,36 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     messages: list[Message]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
     @property
     def output_limit(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     prompt: str | list[Any]
+    logprobs: int | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+
+class TokenRequest(GenerationRequest, frozen=True, kw_only=True):
+    """Our own: token ids in, token ids out."""
+
+    prompt_token_ids: list[int]
+    logprobs: int | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -110,14 +148,7 @@ _INERT: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
-    "logprobs": (False,),
     "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "bad_words": ([],),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
@@ -143,8 +174,11 @@ _LABELS = {
     "parallel_tool_calls",
 }
 
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
 _chat_decoder = msgspec.json.Decoder(ChatRequest)
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
+_token_decoder = msgspec.json.Decoder(TokenRequest)
 
 
 def decode_chat(body: bytes, bounds: Bounds) -> tuple[ChatRequest, int]:
@@ -152,13 +186,26 @@ def decode_chat(body: bytes, bounds: Bounds) -> tuple[ChatRequest, int]:
     request, num_unknown = _decode(body, _chat_decoder, ChatRequest, bounds)
     _check_messages(request.messages)
     _check_at_least("max_completion_tokens", request.max_completion_tokens, 1)
+    _check_number("top_logprobs", request.top_logprobs, 0, MAX_LOGPROBS)
+    if request.top_logprobs and not request.logprobs:
+        raise wrong("top_logprobs", "only allowed with logprobs: true")
     return request, num_unknown
 
 
 def decode_completion(body: bytes, bounds: Bounds) -> tuple[CompletionRequest, int]:
     request, num_unknown = _decode(body, _completion_decoder, CompletionRequest, bounds)
+    _check_number("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     if isinstance(request.prompt, list):
         _check_prompt_token_ids(request.prompt, bounds)
+    return request, num_unknown
+
+
+def decode_tokens(body: bytes, bounds: Bounds) -> tuple[TokenRequest, int]:
+    request, num_unknown = _decode(body, _token_decoder, TokenRequest, bounds)
+    _check_number("logprobs", request.logprobs, 0, MAX_LOGPROBS)
+    if not request.prompt_token_ids:
+        raise wrong("prompt_token_ids", "must not be empty")
+    _check_token_ids("prompt_token_ids", request.prompt_token_ids, bounds)
     return request, num_unknown
 
 
@@ -166,7 +213,7 @@ def _decode(
     body: bytes, decoder: "msgspec.json.Decoder[RequestT]", struct: type[RequestT], bounds: Bounds
 ) -> tuple[RequestT, int]:
     fields = decode_fields(body)
-    for name in fields.keys() & _INERT.keys():
+    for name in (fields.keys() & _INERT.keys()).difference(struct.__struct_fields__):
         _refuse_unless_inert(name, plain(fields[name]))
     request = decode(body, decoder)
     if request.model != bounds.model:
@@ -197,6 +244,12 @@ def _check_shared(request: GenerationRequest, bounds: Bounds) -> None:
         raise wrong("top_p", "must be above 0 (for greedy decoding use temperature 0)")
     _check_number("min_p", request.min_p, 0, 1)
     _check_number("top_k", request.top_k, -1, 2**31 - 1)
+    _check_number("presence_penalty", request.presence_penalty, -2, 2)
+    _check_number("frequency_penalty", request.frequency_penalty, -2, 2)
+    _check_number("repetition_penalty", request.repetition_penalty, 0, MAX_REPETITION_PENALTY)
+    if request.repetition_penalty == 0:
+        raise wrong("repetition_penalty", "must be above 0 (1 is no penalty)")
+    _check_number("prompt_logprobs", request.prompt_logprobs, 0, MAX_LOGPROBS)
     _check_number("seed", request.seed, -(2**63), 2**63 - 1)
     _check_number("priority", request.priority, -(2**31), 2**31 - 1)
     _check_number("deadline_ms", request.deadline_ms, 1, MAX_DEADLINE_MS)
@@ -209,8 +262,21 @@ def _check_shared(request: GenerationRequest, bounds: Bounds) -> None:
         raise wrong("stream_options", "only allowed with stream: true")
     if request.cache_salt is not None and len(request.cache_salt) > MAX_CACHE_SALT_LENGTH:
         raise wrong("cache_salt", f"at most {MAX_CACHE_SALT_LENGTH} characters")
+    _check_logit_bias(request.logit_bias or {}, bounds)
+    check_bad_words(request.bad_words or [])
     _check_stops(request, bounds)
     _check_generated(request, bounds)
+
+
+def _check_logit_bias(biases: dict[str, float], bounds: Bounds) -> None:
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise wrong("logit_bias", f"at most {MAX_LOGIT_BIASES} tokens, got {len(biases)}")
+    for key, bias in biases.items():
+        path = f"logit_bias[{_short(key)}]"
+        # One way to write each id, so that none can be given twice.
+        if not (_TOKEN_ID.fullmatch(key) and int(key) < bounds.vocab_size):
+            raise wrong(path, f"must be a token id below {bounds.vocab_size} (the vocabulary), written as a number")
+        _check_number(path, bias, -100, 100)
 
 
 def _check_stops(request: GenerationRequest, bounds: Bounds) -> None:

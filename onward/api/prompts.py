@@ -6,10 +6,12 @@ from typing import Any
 import msgspec
 
 from onward.api.body import wrong
+from onward.api.logprobs import TextOffsets, TokenNames
 from onward.api.openai import ChatRequest, CompletionRequest
 from onward.errors import InvalidRequest
 from onward.proto.model import PreparedModel
 from onward.proto.sampling import Sampling
+from onward.text.bad_words import bad_word_token_ids
 from onward.text.chat_template import ChatTemplate
 from onward.text.text_stream import TextStream
 from onward.text.token_table import TokenTable
@@ -23,6 +25,7 @@ class Prompts:
             ChatTemplate(model.chat_template, model.bos_token, model.eos_token) if model.chat_template else None
         )
         self._table = self._tokenizer.table if self._tokenizer else TokenTable([])
+        self.names = TokenNames(self._table)
 
     def of_chat(self, request: ChatRequest, created_s: int) -> list[int]:
         if self._template is None or self._tokenizer is None:
@@ -40,7 +43,15 @@ class Prompts:
             raise wrong("prompt", "must not be empty")
         return token_ids
 
+    def bad_words(self, words: list[str]) -> tuple[tuple[int, ...], ...]:
+        return bad_word_token_ids(words, self._tokenizer)
+
+    def new_offsets(self) -> TextOffsets:
+        return TextOffsets(self._table)
+
     def new_text(self, stop: list[str], sampling: Sampling) -> TextStream:
+        if stop and self._tokenizer is None:
+            raise wrong("stop", "this model has no tokenizer, so there is no text to find it in; use stop_token_ids")
         return TextStream(
             self._table,
             tuple(stop),

@@ -107,3 +107,13 @@ def each_option(sampling: Options, count: int) -> list[SamplingOptions]:
             f"sampling: must be one for each of the {count} prompts, got {len(sampling)}", param="sampling"
         )
     return list(sampling)
+
+
+def check_vocabulary(options: SamplingOptions, vocab_size: int) -> None:
+    """What the options could not know: that the tokens they name exist."""
+    for token_id in options.logit_bias:
+        if token_id >= vocab_size:
+            raise InvalidRequest(
+                f"logit_bias: must name token ids below {vocab_size} (the vocabulary), got {token_id}",
+                param="logit_bias",
+            )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from onward.proto.request import ErrorInfo, TokenDelta
 from onward.proto.sampling import Sampling
+from onward.proto.step import TokenLogprobs
 from onward.text.text_stream import TextStream
 
 
@@ -17,6 +18,10 @@ class Completion:
     prompt_token_ids: list[int]
     num_cached_tokens: int
     error: ErrorInfo | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """Where asked for: one for each of `token_ids`."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Where asked for: of the prompt's tokens from the second one on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,8 @@ class Output:
     finish_reason: str | None = None
     num_cached_tokens: int | None = None
     error: ErrorInfo | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
     fresh: deque[Piece] = field(default_factory=deque)
     """What nobody has taken yet."""
     _texts: list[str] = field(default_factory=list)
@@ -52,6 +59,7 @@ class Output:
             texts.append(self.stream.push(token_id))
             if self.stream.stopped:
                 break
+        self._take_logprobs(delta, len(texts))
         self.num_cached_tokens = delta.num_cached_tokens
         self.finish_reason = "stop" if self.stream.stopped else delta.finish_reason
         self.error = None if self.stream.stopped else delta.error
@@ -59,6 +67,12 @@ class Output:
             texts.append(self.stream.finish(self.finish_reason))
         self._texts += texts
         self.fresh.append(Piece("".join(texts), len(self.token_ids), self.finish_reason))
+
+    def _take_logprobs(self, delta: TokenDelta, num_tokens: int) -> None:
+        if delta.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + delta.logprobs[:num_tokens]
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
 
     def completion(self) -> Completion:
         assert self.finish_reason is not None, "it has ended"
@@ -69,4 +83,6 @@ class Output:
             self.prompt_token_ids,
             self.num_cached_tokens or 0,
             self.error,
+            self.logprobs,
+            self.prompt_logprobs,
         )

@@ -1,14 +1,18 @@
 """How `onward.LLM` is told to choose tokens: what a person may say, checked here and nowhere behind."""
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from onward.errors import InvalidRequest
 from onward.proto.sampling import Sampling
+from onward.text.bad_words import check_bad_words
 from onward.text.stop_strings import check_stop_strings
 
 MAX_STOP_TOKEN_IDS = 256
+MAX_LOGIT_BIASES = 1024
+MAX_LOGPROBS = 20
+MAX_REPETITION_PENALTY = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,20 @@ class SamplingOptions:
     stop_token_ids: Sequence[int] = ()
     min_tokens: int = 0
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    """Against tokens that the output already has, once each."""
+    frequency_penalty: float = 0.0
+    """Against the same, once for each time."""
+    repetition_penalty: float = 1.0
+    """Against tokens that prompt or output already have; below 1 for them."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """By token id, between -100 (never) and 100 (always)."""
+    bad_words: Sequence[str] = ()
+    """Words that the output must not contain."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens to report beside each token of the output. None: no logprobs."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -44,13 +62,26 @@ class SamplingOptions:
         _check_whole("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _wrong("min_tokens", f"must not exceed max_tokens ({self.max_tokens}), got {self.min_tokens}")
+        _check_number("presence_penalty", self.presence_penalty, -2, 2)
+        _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check_number("repetition_penalty", self.repetition_penalty, 0, MAX_REPETITION_PENALTY)
+        if self.repetition_penalty == 0:
+            raise _wrong("repetition_penalty", "must be above 0 (1 is no penalty)")
+        for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if value is not None:
+                _check_whole(name, value, 0, MAX_LOGPROBS)
         self._check_stops()
+        self._check_logit_bias()
+        if isinstance(self.bad_words, str):
+            raise _wrong("bad_words", f"must be a list of words, got {self.bad_words!r:.80}")
+        check_bad_words(self.bad_words)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def to_sampling(self, eos_token_ids: Sequence[int]) -> Sampling:
+    def to_sampling(self, eos_token_ids: Sequence[int], bad_words: tuple[tuple[int, ...], ...] = ()) -> Sampling:
+        """`bad_words` are ours as token sequences, which only the model's tokenizer can tell."""
         ends = {*self.stop_token_ids, *(() if self.ignore_eos else eos_token_ids)}
         return Sampling(
             seed=secrets.randbits(63) if self.seed is None else self.seed,
@@ -61,7 +92,21 @@ class SamplingOptions:
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,
             end_token_ids=tuple(sorted(ends)),
+            presence_penalty=float(self.presence_penalty),
+            frequency_penalty=float(self.frequency_penalty),
+            repetition_penalty=float(self.repetition_penalty),
+            logit_bias=tuple(sorted((token_id, float(bias)) for token_id, bias in self.logit_bias.items())),
+            bad_words=bad_words,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
         )
+
+    def _check_logit_bias(self) -> None:
+        if not isinstance(self.logit_bias, Mapping) or len(self.logit_bias) > MAX_LOGIT_BIASES:
+            raise _wrong("logit_bias", f"must be a mapping from at most {MAX_LOGIT_BIASES} token ids to biases")
+        for token_id, bias in self.logit_bias.items():
+            _check_whole("logit_bias", token_id, 0, 2**31 - 1)
+            _check_number("logit_bias", bias, -100, 100)
 
     def _check_stops(self) -> None:
         for string in self.stop_strings:

@@ -31,7 +31,7 @@ from onward.proto.control import (
     Stop,
 )
 from onward.proto.model import PreparedModel
-from onward.proto.request import Deltas, ErrorInfo, FromEngine, Holding
+from onward.proto.request import AbortByName, Deltas, ErrorInfo, FromEngine, Holding
 from onward.proto.stats import EngineStats, Family
 from onward.proto.step import WorkerHello
 from onward.transport.control import ChannelClosed, ControlChannel
@@ -82,7 +82,7 @@ class EngineThread:
 
     def _run(self) -> None:
         while not self._ending:
-            self._wires.wait(1 if self.engine.running else 10)
+            self._wires.wait(1 if self.engine.running or self.engine.last_words else 10)
             with self._news.changed:
                 self._work()
                 self._news.changed.notify_all()
@@ -91,7 +91,8 @@ class EngineThread:
     def _work(self) -> None:
         while (received := self._port.receive()) is not None:
             sender, message = received
-            self._senders[message.request_id] = sender
+            if not isinstance(message, AbortByName):
+                self._senders[message.request_id] = sender
             self._seqs[sender] = message.seq
             for answer in self.engine.handle(message):
                 self._send(sender, answer)

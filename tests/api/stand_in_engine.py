@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from onward.proto.request import (
     Abort,
+    AbortAnswer,
+    AbortByName,
     Accepted,
     Charged,
     Deltas,
@@ -21,6 +23,7 @@ from onward.proto.request import (
     TokenDelta,
 )
 from onward.proto.sampling import Sampling
+from onward.proto.step import TokenLogprobs
 
 Choose = Callable[[Sequence[int], Sampling, Sequence[int]], int]
 
@@ -31,10 +34,20 @@ def hashed_token(prompt: Sequence[int], sampling: Sampling, tokens: Sequence[int
     return 97 + int.from_bytes(hashlib.blake2b(history, digest_size=4).digest()) % 26
 
 
+def made_up_logprobs(token_id: int, position: int, num_top: int) -> TokenLogprobs:
+    """Different at each position, so that one which is lost, repeated or out of place shows."""
+    others = [((token_id + rank) % 256, -(position + rank / 8)) for rank in range(1, num_top)]
+    return TokenLogprobs(-float(position), 1, [(token_id, -float(position)), *others] if num_top else [])
+
+
 @dataclass(slots=True)
 class Running:
     submit: Submit
     tokens: list[int]
+
+    @property
+    def names(self) -> set[str]:
+        return {self.submit.request_id.rpartition("-")[0], self.submit.label} - {""}
 
 
 @dataclass(slots=True)
@@ -48,6 +61,10 @@ class StandInEngine:
     running: dict[str, Running] = field(default_factory=dict)
     submits: list[Submit] = field(default_factory=list)
     aborts: list[Abort] = field(default_factory=list)
+    asked_aborts: list[AbortByName] = field(default_factory=list)
+    buried: set[str] = field(default_factory=set)
+    """Aborted by name, and never to be run again."""
+    last_words: list[TokenDelta] = field(default_factory=list)
     seq: int = 0
     num_steps: int = 0
 
@@ -59,10 +76,14 @@ class StandInEngine:
             if held and (message.epoch is None or message.epoch >= held.submit.epoch):
                 del self.running[message.request_id]
             return []
+        if isinstance(message, AbortByName):
+            return self._abort_by_name(message)
         self.submits.append(message)
         held = self.running.get(message.request_id)
         if held and held.submit.epoch >= message.epoch:
             return []
+        if message.request_id in self.buried:
+            return [Deltas(self.num_steps, [_aborted(Running(message, message.generated_token_ids))])]
         if self.refusal is not None:
             return [Deltas(self.num_steps, [_refused(message, self.refusal)])]
         self.running[message.request_id] = Running(message, list(message.generated_token_ids))
@@ -72,15 +93,33 @@ class StandInEngine:
         return answers
 
     def step(self) -> Deltas | None:
-        """One token for every running request."""
-        if self.paused or not self.running:
+        """One token for every running request, and the ends of those that were aborted."""
+        deltas, self.last_words = self.last_words, []
+        if not self.paused:
+            deltas += [self._next(one) for one in list(self.running.values())]
+        if not deltas:
             return None
         self.num_steps += 1
-        return Deltas(self.num_steps, [self._next(one) for one in list(self.running.values())])
+        return Deltas(self.num_steps, deltas)
 
     def holding(self) -> Holding:
         held = [Held(request_id, one.submit.epoch, len(one.tokens)) for request_id, one in self.running.items()]
         return Holding(self.incarnation, self.seq, self.num_steps, held)
+
+    def _abort_by_name(self, message: AbortByName) -> list[FromEngine]:
+        self.asked_aborts.append(message)
+        by_name: dict[str, list[Running]] = {}
+        for one in self.running.values():
+            for name in one.names:
+                by_name.setdefault(name, []).append(one)
+        ids = {request_id.rpartition("-")[0] for request_id in self.running}
+        names = ids if message.everything else set(message.names)
+        for name in names & by_name.keys():
+            for one in by_name[name]:
+                if self.running.pop(one.submit.request_id, None):
+                    self.buried.add(one.submit.request_id)
+                    self.last_words.append(_aborted(one))
+        return [AbortAnswer(message.ask_id, sorted(names & by_name.keys()), sorted(names - by_name.keys()))]
 
     def _next(self, one: Running) -> TokenDelta:
         sampling, position = one.submit.sampling, len(one.tokens)
@@ -101,7 +140,23 @@ class StandInEngine:
             len(one.submit.prompt_token_ids),
             num_cached_tokens=3,
             finish_reason=reason,
+            logprobs=None if sampling.logprobs is None else [made_up_logprobs(token, position, sampling.logprobs)],
+            prompt_logprobs=_of_prompt(one.submit) if position == 0 else None,
         )
+
+
+def _of_prompt(submit: Submit) -> list[TokenLogprobs] | None:
+    num_top = submit.sampling.prompt_logprobs
+    if num_top is None:
+        return None
+    return [made_up_logprobs(token, place, num_top) for place, token in enumerate(submit.prompt_token_ids) if place]
+
+
+def _aborted(one: Running) -> TokenDelta:
+    submit = one.submit
+    return TokenDelta(
+        submit.request_id, submit.epoch, len(one.tokens), [], len(submit.prompt_token_ids), 3, finish_reason="abort"
+    )
 
 
 def _refused(submit: Submit, error: ErrorInfo) -> TokenDelta:

@@ -1,12 +1,14 @@
 """Tokens in, pieces out, without any wire: also in bursts, which a slow connection or a draft brings."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.api.answer import MAX_EVENT_TOKENS, Answer, Choice, Piece
+from onward.api.answer import MAX_EVENT_TOKENS, Answer, Choice, NoText, Piece, joined
 from onward.api.ledger import Delivery
+from onward.api.logprobs import TextOffsets
 from onward.proto.request import ErrorInfo
 from onward.proto.sampling import Sampling
+from onward.proto.step import TokenLogprobs
 from onward.text.text_stream import TextStream
 from onward.text.token_table import TokenTable
 
@@ -23,14 +25,14 @@ def news(data: bytes, reason: str | None = None, index: int = 0, error: ErrorInf
 
 
 def test_what_came_for_a_choice_becomes_one_piece() -> None:
-    answer = Answer(3, [choice()])
+    answer = Answer([1, 2, 3], [choice()])
     progress = answer.take([news(b"ab"), news(b"c")])
     assert progress.pieces == [Piece(0, list(b"abc"), "abc")]
     assert not answer.finished
 
 
 def test_no_piece_covers_a_token_behind_the_stop() -> None:
-    answer = Answer(3, [choice(stop=("two",))])
+    answer = Answer([1, 2, 3], [choice(stop=("two",))])
     progress = answer.take([news(b"one two three"), news(b" four", "length")])
     assert progress.pieces == [Piece(0, list(b"one two"), "one ", "stop")]
     assert answer.choices[0].position == len("one two")
@@ -38,13 +40,13 @@ def test_no_piece_covers_a_token_behind_the_stop() -> None:
 
 
 def test_the_engine_is_told_of_a_stop_only_if_it_does_not_know_the_end() -> None:
-    going_on, ended = (Answer(3, [choice(stop=("b",))]) for _ in range(2))
+    going_on, ended = (Answer([1, 2, 3], [choice(stop=("b",))]) for _ in range(2))
     assert [one.index for one in going_on.take([news(b"abc")]).stopped] == [0]
     assert ended.take([news(b"ab", "length")]).stopped == []
 
 
 def test_nothing_is_said_after_the_end() -> None:
-    answer = Answer(3, [choice(stop=("b",))])
+    answer = Answer([1, 2, 3], [choice(stop=("b",))])
     answer.take([news(b"ab")])
     assert answer.take([news(b"cd")]).pieces == []
     assert answer.usage().completion_tokens == 2
@@ -52,27 +54,28 @@ def test_nothing_is_said_after_the_end() -> None:
 
 def test_pieces_that_came_before_an_error_are_still_said() -> None:
     error = ErrorInfo("crashed_worker", "x")
-    answer = Answer(3, [choice()])
+    answer = Answer([1, 2, 3], [choice()])
     progress = answer.take([news(b"ab"), news(b"", "error", error=error)])
     assert progress.pieces == [Piece(0, list(b"ab"), "ab")]
     assert progress.error == error
 
 
 def test_choices_go_their_own_ways() -> None:
-    answer = Answer(3, [choice(0), choice(1)])
+    answer = Answer([1, 2, 3], [choice(0), choice(1)])
     progress = answer.take([news(b"a"), news(b"x", index=1), news(b"b", "stop")])
-    assert progress.pieces == [Piece(0, list(b"ab"), "ab", "stop"), Piece(1, list(b"x"), "x")]
+    assert progress.pieces == [Piece(0, list(b"ab"), "ab", "stop", ended_by_token=True), Piece(1, list(b"x"), "x")]
     usage = answer.usage()
     assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (3, 3, 2)
 
 
 def test_an_event_holds_a_bounded_number_of_tokens() -> None:
-    answer = Answer(3, [choice()])
+    answer = Answer([1, 2, 3], [choice()])
     pieces = answer.take([news(b"x" * 600) for _ in range(5)]).pieces
     assert max(len(piece.token_ids) for piece in pieces) <= MAX_EVENT_TOKENS
     assert sum(len(piece.token_ids) for piece in pieces) == 3000
 
 
+@settings(deadline=None)
 @given(
     output=st.text(alphabet="aé😀st op", max_size=30).map(str.encode),
     cut=st.integers(0, 100),
@@ -82,16 +85,97 @@ def test_a_replayed_answer_goes_on_where_its_text_ended(output: bytes, cut: int,
     """However the tokens are cut into attempts and bursts, the texts join to the same text and the same end."""
     limit = {"max_tokens": max(1, len(output))}
     whole, first, second = (choice(stop=("stop",), **limit) for _ in range(3))
-    said = [whole.take(list(output), "length")]
-    before = list(output[: min(cut, len(output))])
-    head = first.take(before, None)
-    tail = [second.replay(before)]
+    said = [whole.take(news(output, "length"))]
+    before = output[: min(cut, len(output))]
+    head = first.take(news(before))
+    tail = [second.replay(list(before))]
     for start in range(len(before), len(output), burst):
         if second.finish_reason is not None:
             break
-        part = list(output[start : start + burst])
-        tail.append(second.take(part, "length" if start + burst >= len(output) else None))
+        part = output[start : start + burst]
+        tail.append(second.take(news(part, "length" if start + burst >= len(output) else None)))
     if second.finish_reason is None:
-        tail.append(second.take([], "length"))
+        tail.append(second.take(news(b"", "length")))
     text = head.text + "".join(piece.text for piece in tail if piece is not None)
     assert (text, second.finish_reason, second.position) == (said[0].text, whole.finish_reason, whole.position)
+
+
+def likely(*positions: int) -> list[TokenLogprobs]:
+    return [TokenLogprobs(-float(position), 1) for position in positions]
+
+
+def measured(*positions: int, data: bytes, reason: str | None = None) -> Delivery:
+    return Delivery("r-0", list(data), 2, reason, logprobs=likely(*positions))
+
+
+def measured_choice(stop: tuple[str, ...] = ()) -> Choice:
+    return Choice(0, "r-0", Sampling(seed=1, logprobs=0), TextStream(BYTES, stop), TextOffsets(BYTES))
+
+
+def test_tokens_that_share_an_event_share_it_with_their_logprobs() -> None:
+    answer = Answer([1, 2, 3], [measured_choice()])
+    [piece] = answer.take([measured(0, 1, data=b"ab"), measured(2, data=b"c"), news(b"", "length")]).pieces
+    assert (piece.token_ids, piece.logprobs, piece.text_offsets) == (list(b"abc"), likely(0, 1, 2), [0, 1, 2])
+
+
+def test_logprobs_do_not_wait_for_text_that_is_held_back() -> None:
+    answer = Answer([1, 2, 3], [measured_choice(stop=("stop",))])
+    pieces = [answer.take([measured(at, data=bytes([byte]))]).pieces[0] for at, byte in enumerate("é st".encode())]
+    assert [piece.text for piece in pieces] == ["", "é", " ", "", ""]
+    assert [piece.logprobs for piece in pieces] == [likely(at) for at in range(5)]
+    assert [piece.text_offsets for piece in pieces] == [[0], [0], [1], [2], [3]]
+
+
+def test_logprobs_behind_a_stop_string_are_cut_with_their_tokens() -> None:
+    answer = Answer([1, 2, 3], [measured_choice(stop=("b",))])
+    [piece] = answer.take([measured(0, 1, 2, data=b"abc")]).pieces
+    assert (piece.token_ids, piece.logprobs, piece.text_offsets) == (list(b"ab"), likely(0, 1), [0, 1])
+
+
+def test_offsets_go_on_behind_the_text_of_an_earlier_attempt() -> None:
+    going_on = measured_choice()
+    going_on.replay(list("né".encode()))
+    assert going_on.take(measured(0, data=b"e")).text_offsets == [2]
+
+
+def test_the_prompts_logprobs_are_told_with_their_tokens() -> None:
+    answer = Answer([7, 8, 9], [measured_choice()])
+    first = Delivery("r-0", [97], 2, logprobs=likely(0), prompt_logprobs=likely(1, 2))
+    [piece] = answer.take([first, measured(1, data=b"b")]).pieces
+    assert piece.prompt_logprobs == list(zip([8, 9], likely(1, 2), strict=True))
+    [later] = answer.take([measured(2, data=b"c")]).pieces
+    assert joined([piece, later]).prompt_logprobs == piece.prompt_logprobs
+    assert joined([piece, later]).logprobs == likely(0, 1, 2)
+
+
+def test_only_a_token_that_ended_the_output_is_said_to_have_ended_it() -> None:
+    def last(data: bytes, reason: str | None, stop: tuple[str, ...] = ()) -> bool:
+        return Answer([1], [choice(stop=stop)]).take([news(data, reason)]).pieces[0].ended_by_token
+
+    assert last(b"ab", "stop")
+    assert not last(b"ab", "length")
+    assert not last(b"ab", None)
+    assert not last(b"ab", "stop", stop=("b",))
+    assert not last(b"", "stop")
+
+
+def test_without_text_tokens_pass_and_only_they_end_an_output() -> None:
+    answer = Answer([1], [Choice(0, "r-0", Sampling(seed=1), NoText())])
+    assert answer.take([news(b"ab", "length")]).pieces == [Piece(0, list(b"ab"), "", "length")]
+
+
+def test_the_cached_part_of_a_prompt_is_told_by_the_first_choice_that_ran() -> None:
+    ended, running = choice(0, max_tokens=1), choice(1)
+    ended.replay([97])
+    answer = Answer([1, 2, 3], [ended, running])
+    assert answer.usage().cached_tokens == 0
+    answer.take([news(b"x", index=1)])
+    assert answer.usage().cached_tokens == 2
+    answer.take([Delivery("r-1", [], None, "error", ErrorInfo("x", "y"))])
+    assert answer.usage().cached_tokens == 2
+
+
+def test_a_prompt_of_one_token_has_no_logprobs_to_tell_and_says_so() -> None:
+    asking = Choice(0, "r-0", Sampling(seed=1, prompt_logprobs=3), NoText())
+    answer = Answer([7], [asking])
+    assert [answer.take([news(b"a")]).pieces[0].prompt_logprobs for _ in range(2)] == [[], None]

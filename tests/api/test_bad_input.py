@@ -75,11 +75,36 @@ BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"functions": [{}]}, "functions"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 1}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
-    ({"frequency_penalty": -0.5}, "frequency_penalty"),
+    ({"top_logprobs": 3, "logprobs": False}, "top_logprobs"),
+    ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+    ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": True}, "prompt_logprobs"),
+    ({"logit_bias": {"320": 1}}, "logit_bias['320']"),
+    ({"logit_bias": {"5": 1, "-1": 1}}, "logit_bias['-1']"),
+    ({"logit_bias": {"05": 1}}, "logit_bias['05']"),
+    ({"logit_bias": {"²": 1}}, "logit_bias['²']"),
+    ({"logit_bias": {"": 1}}, "logit_bias['']"),
+    ({"logit_bias": {"5": 100.5}}, "logit_bias['5']"),
+    ({"logit_bias": {"5": -101}}, "logit_bias['5']"),
+    ({"logit_bias": {"5": "up"}}, "logit_bias[...]"),
+    ({"logit_bias": [5]}, "logit_bias"),
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ({"presence_penalty": 2.1}, "presence_penalty"),
+    ({"presence_penalty": "high"}, "presence_penalty"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": -1}, "repetition_penalty"),
+    ({"repetition_penalty": 10.5}, "repetition_penalty"),
+    ({"bad_words": "word"}, "bad_words"),
+    ({"bad_words": ["ok", ""]}, "bad_words[1]"),
+    ({"bad_words": ["  "]}, "bad_words[0]"),
+    ({"bad_words": [5]}, "bad_words[0]"),
+    ({"bad_words": ["x" * 129]}, "bad_words[0]"),
+    ({"bad_words": ["x"] * 129}, "bad_words"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"audio": {"voice": "x"}}, "audio"),
     ({"model": None}, "model"),
@@ -97,7 +122,36 @@ BAD_COMPLETION_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 2}, "best_of"),
     ({"echo": True}, "echo"),
     ({"suffix": "x"}, "suffix"),
-    ({"logprobs": 0}, "logprobs"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+]
+BAD_TOKEN_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt_token_ids": None}, "prompt_token_ids"),
+    ({"prompt_token_ids": []}, "prompt_token_ids"),
+    ({"prompt_token_ids": "hello"}, "prompt_token_ids"),
+    ({"prompt_token_ids": [1, 320]}, "prompt_token_ids[1]"),
+    ({"prompt_token_ids": [1, -1]}, "prompt_token_ids[1]"),
+    ({"prompt_token_ids": [1, 2.5]}, "prompt_token_ids[1]"),
+    ({"prompt_token_ids": [1] * 300}, "prompt_token_ids"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"temperature": -1}, "temperature"),
+    ({"tools": [{}]}, "tools"),
+]
+BAD_ABORTS: list[tuple[Any, str]] = [
+    ({}, "ids"),
+    ({"all": False}, "ids"),
+    ({"ids": None}, "ids"),
+    ({"ids": "x"}, "ids"),
+    ({"ids": [""]}, "ids[0]"),
+    ({"ids": ["x", 5]}, "ids[1]"),
+    ({"ids": ["x", None]}, "ids[1]"),
+    ({"ids": ["x" * 257]}, "ids[0]"),
+    ({"ids": ["x"] * 1025}, "ids"),
+    ({"ids": ["x"], "all": True}, "ids"),
+    ({"all": "yes"}, "all"),
+    ({"all": 1}, "all"),
 ]
 # A body that is no JSON, and the byte at which that shows.
 BROKEN_JSON: list[tuple[bytes, str]] = [
@@ -144,6 +198,24 @@ def test_a_bad_chat_field_is_named(http: httpx.Client, instance: Instance, field
 def test_a_bad_completion_field_is_named(http: httpx.Client, fields: Any, path: str) -> None:
     error = error_of(http.post(COMPLETION, json={"model": "small-model", "prompt": "x"} | fields))
     assert error["param"] == path
+
+
+@pytest.mark.parametrize(("fields", "path"), BAD_TOKEN_FIELDS, ids=lambda value: str(value)[:40])
+def test_a_bad_field_of_a_request_in_tokens_is_named(http: httpx.Client, fields: Any, path: str) -> None:
+    error = error_of(http.post("/v1/generate", json={"model": "small-model", "prompt_token_ids": [1]} | fields))
+    assert error["param"] == path
+
+
+@pytest.mark.parametrize(("body", "path"), BAD_ABORTS, ids=lambda value: str(value)[:40])
+def test_a_bad_abort_is_named_and_aborts_nothing(http: httpx.Client, instance: Instance, body: Any, path: str) -> None:
+    before = len(instance.engine.asked_aborts)
+    assert error_of(http.post("/v1/abort", json=body))["param"] == path
+    assert len(instance.engine.asked_aborts) == before
+
+
+def test_an_abort_with_a_field_that_nobody_knows_is_refused(http: httpx.Client) -> None:
+    assert "everything" in error_of(http.post("/v1/abort", json={"ids": ["x"], "everything": True}))["message"]
+    assert error_of(http.post("/v1/abort", content=b"{"))["code"] == "invalid_json"
 
 
 @pytest.mark.parametrize(("body", "place"), BROKEN_JSON, ids=lambda value: str(value)[:40])

@@ -10,10 +10,20 @@ from onward.api.engine_client import MAX_OPEN_REQUESTS, EngineClient
 from onward.api.failures import RequestFailed
 from onward.api.ledger import Ledger, Order
 from onward.clock import SystemClock
-from onward.errors import Overloaded
+from onward.errors import Conflict, Overloaded, Unavailable
 from onward.obs.metrics import Registry
 from onward.proto.control import EngineGone, EngineUp
-from onward.proto.request import Abort, Accepted, Deltas, FromEngine, Submit, ToEngine, TokenDelta
+from onward.proto.request import (
+    Abort,
+    AbortAnswer,
+    AbortByName,
+    Accepted,
+    Deltas,
+    FromEngine,
+    Submit,
+    ToEngine,
+    TokenDelta,
+)
 from onward.proto.sampling import Sampling
 from onward.proto.step import WorkerHello
 
@@ -123,7 +133,7 @@ def test_an_abort_is_sent_once_however_often_it_is_asked_for() -> None:
         mailbox = setting.client.open([order("a-0"), order("a-1")])
         setting.client.stop("a-1", 3)
         for _ in range(2):
-            setting.client.abort(mailbox.request_ids)
+            setting.client.abort(mailbox)
         aborts = [(one.request_id, one.reason) for one in wire.sent if isinstance(one, Abort)]
         assert aborts == [("a-1", "stop"), ("a-0", "abort")]
 
@@ -137,7 +147,7 @@ def test_open_requests_have_a_bound_and_those_that_end_make_room() -> None:
         with pytest.raises(Overloaded) as refused:
             setting.client.open([order()])
         assert refused.value.retry_after_s
-        setting.client.abort(mailboxes[0].request_ids)
+        setting.client.abort(mailboxes[0])
         setting.client.open([order()])
 
     run(scenario)
@@ -191,3 +201,74 @@ def test_a_message_that_breaks_the_reader_is_not_survived_in_silence(
             await asyncio.sleep(0)
 
     assert run(scenario).faults == 1
+
+
+def asked(wire: ListWire) -> AbortByName:
+    message = wire.sent[-1]
+    assert isinstance(message, AbortByName)
+    return message
+
+
+def test_who_asks_for_an_abort_gets_the_answer_to_that_question() -> None:
+    async def scenario(setting: Setting) -> None:
+        wire = setting.up("engine-1")
+        first = asyncio.ensure_future(setting.client.abort_by_name(["a", "b"]))
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(setting.client.abort_by_name([], everything=True))
+        await asyncio.sleep(0)
+        one, other = wire.sent
+        assert isinstance(one, AbortByName) and isinstance(other, AbortByName)
+        assert (one.names, one.everything, other.everything) == (["a", "b"], False, True)
+        wire.arriving.put_nowait(AbortAnswer(other.ask_id, ["z"], []))
+        wire.arriving.put_nowait(AbortAnswer(one.ask_id, ["b"], ["a"]))
+        wire.arriving.put_nowait(AbortAnswer(99, [], []))
+        assert await first == {"b"}
+        assert await second == {"z"}
+
+    run(scenario)
+
+
+def test_an_engine_that_does_not_say_what_it_has_aborted_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_client, "ABORT_ANSWER_S", 0.01)
+
+    async def scenario(setting: Setting) -> None:
+        with pytest.raises(Unavailable):
+            await setting.client.abort_by_name([], everything=True)
+        wire = setting.up("engine-1")
+        with pytest.raises(Unavailable):
+            await setting.client.abort_by_name(["a"])
+        wire.arriving.put_nowait(AbortAnswer(asked(wire).ask_id, ["a"], []))
+        await asyncio.sleep(0)
+        assert setting.faults == 0, "an answer that comes too late is nobody's"
+
+    run(scenario)
+
+
+def test_what_waits_for_an_engine_is_aborted_without_one() -> None:
+    async def scenario(setting: Setting) -> None:
+        mailbox = setting.client.open([order()])
+        assert await setting.client.abort_by_name(["a"]) == {"a"}
+        with pytest.raises(RequestFailed) as failed:
+            await mailbox.accepted()
+        assert failed.value.info.code == "aborted"
+
+    run(scenario)
+
+
+def test_a_label_is_taken_until_its_request_has_left() -> None:
+    async def scenario(setting: Setting) -> None:
+        setting.up("engine-1")
+        labelled = [Order(name, [1], Sampling(seed=1), label="mine") for name in ("a-0", "a-1", "b-0")]
+        first = setting.client.open(labelled[:2])
+        with pytest.raises(Conflict):
+            setting.client.open(labelled[2:])
+        setting.client.abort(first)
+        second = setting.client.open(labelled[2:])
+        setting.client.abort(first)
+        with pytest.raises(Conflict):
+            setting.client.open(labelled[:1])
+        setting.client.abort(second)
+
+    run(scenario)

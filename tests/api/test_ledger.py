@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.api.ledger import (
+    ABORTED,
     DEADLINE_MARGIN_S,
     MAX_FRUITLESS_RESUBMISSIONS,
     MAX_UNREAD_HOLDINGS,
@@ -19,6 +20,7 @@ from onward.api.ledger import (
 from onward.obs.metrics import Registry
 from onward.proto.request import (
     Abort,
+    AbortByName,
     Accepted,
     Charged,
     Deltas,
@@ -31,7 +33,8 @@ from onward.proto.request import (
     TokenDelta,
 )
 from onward.proto.sampling import Sampling
-from tests.api.stand_in_engine import StandInEngine, expected_tokens
+from onward.proto.step import TokenLogprobs
+from tests.api.stand_in_engine import StandInEngine, expected_tokens, made_up_logprobs
 
 
 def order(name: str = "a-0", max_tokens: int = 8, **more: object) -> Order:
@@ -270,6 +273,57 @@ def test_repairs_without_a_token_have_a_bound(ledger: Ledger) -> None:
     assert len(ledger) == 0
 
 
+def logprobs(*positions: int) -> list[TokenLogprobs]:
+    return [made_up_logprobs(0, position, 1) for position in positions]
+
+
+def test_logprobs_are_cut_like_the_tokens_they_belong_to(ledger: Ledger) -> None:
+    ledger.submit(order(), 0.0)
+    first = delta(0, 5, 6, logprobs=logprobs(0, 1), prompt_logprobs=logprobs(8, 9))
+    overlapping = delta(0, 5, 6, 7, logprobs=logprobs(0, 1, 2), prompt_logprobs=logprobs(8, 9))
+    [one] = ledger.receive("engine-1", first, 0.0).deliver
+    assert (one.token_ids, one.logprobs, one.prompt_logprobs) == ([5, 6], logprobs(0, 1), logprobs(8, 9))
+    [two] = ledger.receive("engine-1", overlapping, 0.0).deliver
+    assert (two.token_ids, two.logprobs, two.prompt_logprobs) == ([7], logprobs(2), None)
+
+
+def test_an_abort_by_somebody_else_is_an_error_of_its_own(ledger: Ledger) -> None:
+    ledger.submit(order(), 0.0)
+    ledger.receive("engine-1", delta(0, 5), 0.0)
+    [one] = ledger.receive("engine-1", delta(1, finish_reason="abort"), 0.0).deliver
+    assert one.error == ABORTED
+    assert len(ledger) == 0
+
+
+def test_an_abort_by_name_asks_the_engine_and_ends_our_own_at_once(ledger: Ledger) -> None:
+    for name, label in (("a-0", "red"), ("a-1", "red"), ("b-0", "blue"), ("c-0", "")):
+        ledger.submit(order(name, label=label), 0.0)
+    assert ledger.known(["red", "b", "", "x", "re"], everything=False) == {"red", "b"}
+    assert ledger.known([], everything=True) == {"a", "b", "c"}
+    actions = ledger.abort_by_name(9, ["red", "b", "", "x", "re"], everything=False)
+    assert actions.send[0] == AbortByName(5, 9, ["red", "b", "", "x", "re"])
+    assert [(one.request_id, one.error) for one in actions.deliver] == [
+        ("a-0", ABORTED),
+        ("a-1", ABORTED),
+        ("b-0", ABORTED),
+    ]
+    assert len(ledger) == 1
+
+
+def test_an_abort_by_name_works_while_there_is_no_engine(registry: Registry) -> None:
+    ledger = Ledger(registry)
+    ledger.submit(order("a-0"), 0.0)
+    ledger.submit(order("b-0"), 0.0)
+    actions = ledger.abort_by_name(1, [], everything=True)
+    assert (actions.send, [one.request_id for one in actions.deliver]) == ([], ["a-0", "b-0"])
+    assert ledger.engine_up("engine-1", 1.0) == Actions()
+
+
+def test_the_label_goes_along_with_every_attempt(ledger: Ledger) -> None:
+    assert only_submit(ledger.submit(order(label="mine"), 0.0)).label == "mine"
+    assert only_submit(ledger.engine_up("engine-2", 1.0)).label == "mine"
+
+
 class FaultyWire:
     """Between one ledger and its engines: in order, but losing and repeating; engines die and clients leave."""
 
@@ -279,7 +333,12 @@ class FaultyWire:
         self._mortal = mortal
         self.left: set[str] = set()
         self.ledger = Ledger(Registry())
-        self.orders = [order(f"r-{i}", max_tokens=3 + 5 * i) for i in range(num_requests)]
+        self.orders = [
+            Order(f"r-{i}", [1, 2, 3], Sampling(7, max_tokens=3 + 5 * i, logprobs=2, prompt_logprobs=1))
+            for i in range(num_requests)
+        ]
+        self.logprobs: dict[str, list[TokenLogprobs]] = {one.request_id: [] for one in self.orders}
+        self.prompt_logprobs: Counter[str] = Counter()
         self.outputs: dict[str, list[int]] = {one.request_id: [] for one in self.orders}
         self.ends: list[str] = []
         self._to_engine: list[ToEngine] = []
@@ -340,6 +399,8 @@ class FaultyWire:
             assert one.request_id not in self.ends, "nothing follows an end"
             assert one.error is None, one.error
             self.outputs[one.request_id] += one.token_ids
+            self.logprobs[one.request_id] += one.logprobs or []
+            self.prompt_logprobs[one.request_id] += one.prompt_logprobs is not None
             if one.finish_reason is not None:
                 self.ends.append(one.request_id)
 
@@ -359,6 +420,8 @@ def test_every_token_is_delivered_once_and_in_order_whatever_the_wire_does(
         expected = expected_tokens(one.prompt_token_ids, one.sampling, one.sampling.max_tokens)
         output = wire.outputs[one.request_id]
         assert output == expected[: len(output)]
+        assert wire.logprobs[one.request_id] == [made_up_logprobs(token, at, 2) for at, token in enumerate(output)]
+        assert wire.prompt_logprobs[one.request_id] == bool(output), "told once, with the first token"
         assert (one.request_id in wire.ends) == (output == expected)
         assert one.request_id in wire.ends or one.request_id in wire.left
     assert wire.nothing_is_held()

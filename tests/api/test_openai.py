@@ -4,21 +4,24 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.api.openai import (
     Bounds,
     ChatRequest,
     CompletionRequest,
+    TokenRequest,
     decode_chat,
     decode_completion,
+    decode_tokens,
 )
 from onward.errors import ClientError
 
 BOUNDS = Bounds("m", 320, 4)
 MESSAGES = [{"role": "user", "content": "hi"}]
-FIELDS = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, "tools", "logprobs", "x"})
+REQUESTS = (ChatRequest, CompletionRequest, TokenRequest)
+FIELDS = sorted({name for request in REQUESTS for name in request.__struct_fields__} | {"tools", "echo", "x"})
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -31,16 +34,19 @@ def chat(**fields: Any) -> ChatRequest:
     return decode_chat(json.dumps({"model": "m", "messages": MESSAGES} | fields).encode(), BOUNDS)[0]
 
 
+@settings(deadline=None)
 @given(fields=st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES, max_size=4))
 def test_whatever_the_fields_hold_the_request_is_understood_or_refused(fields: dict[str, Any]) -> None:
-    body = json.dumps({"model": "m", "messages": MESSAGES, "prompt": "x"} | fields).encode()
-    for decode in (decode_chat, decode_completion):
+    required = {"model": "m", "messages": MESSAGES, "prompt": "x", "prompt_token_ids": [1]}
+    body = json.dumps(required | fields).encode()
+    for decode in (decode_chat, decode_completion, decode_tokens):
         try:
             decode(body, BOUNDS)
         except ClientError as error:
             assert error.message
 
 
+@settings(deadline=None)
 @given(body=st.binary(max_size=40) | st.text(alphabet='{}[]",:\\ud8 0', max_size=40).map(str.encode))
 def test_whatever_the_bytes_are_they_are_refused(body: bytes) -> None:
     with pytest.raises(ClientError):
@@ -81,7 +87,19 @@ def test_the_tokens_so_far_are_one_list_per_choice() -> None:
 def test_the_bounds_themselves_are_allowed() -> None:
     request = chat(temperature=2, top_p=1, min_p=1, top_k=-1, n=4, seed=2**63 - 1, stop=["x"] * 16)
     assert (request.temperature, request.num_choices) == (2.0, 4)
+    assert chat(logprobs=True, top_logprobs=20, prompt_logprobs=0, repetition_penalty=10, presence_penalty=-2)
+    assert chat(logit_bias={"0": -100, "319": 100}, bad_words=["x" * 128] * 128, frequency_penalty=2)
     assert chat(temperature=0, min_p=0, top_k=0, seed=-(2**63), priority=-(2**31), deadline_ms=1)
+
+
+def test_how_many_logprobs_are_asked_for() -> None:
+    assert chat().num_logprobs is chat(logprobs=False, top_logprobs=0).num_logprobs is None
+    assert chat(logprobs=True).num_logprobs == 0
+    assert chat(logprobs=True, top_logprobs=5).num_logprobs == 5
+    for asked in (None, 0, 5):
+        body = json.dumps({"model": "m", "prompt": "x", "prompt_token_ids": [1], "logprobs": asked}).encode()
+        assert decode_completion(body, BOUNDS)[0].num_logprobs == asked
+        assert decode_tokens(body, BOUNDS)[0].num_logprobs == asked
 
 
 def test_fields_that_nobody_knows_are_counted() -> None:

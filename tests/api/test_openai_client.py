@@ -161,11 +161,13 @@ def test_a_character_is_never_split(instance: Instance, client: openai.OpenAI) -
     assert not any("\N{REPLACEMENT CHARACTER}" in text for text in texts)
 
 
-def test_a_label_is_echoed_and_an_id_is_given_without_one(client: openai.OpenAI) -> None:
+def test_a_label_is_echoed_and_an_id_is_given_without_one(instance: Instance, client: openai.OpenAI) -> None:
     create = client.chat.completions.with_raw_response.create
     labelled = create(model="small-model", messages=HELLO, max_tokens=1, extra_headers={"X-Request-Id": "my label"})
     assert labelled.headers["x-request-id"] == "my label"
+    assert instance.engine.submits[-1].label == "my label"
     unlabelled = create(model="small-model", messages=HELLO, max_tokens=1)
+    assert instance.engine.submits[-1].label == ""
     assert unlabelled.parse().id == "chatcmpl-" + unlabelled.headers["x-request-id"]
 
 
@@ -211,17 +213,54 @@ def test_sampling_reaches_the_engine_as_it_was_sent(instance: Instance, client: 
         temperature=0.5,
         top_p=0.9,
         seed=-5,
+        presence_penalty=0.25,
+        frequency_penalty=-0.5,
+        logit_bias={"7": -100, "3": 1.5},
+        logprobs=True,
+        top_logprobs=4,
         extra_body={
             "top_k": -1,
             "min_p": 0.1,
             "min_tokens": 2,
             "stop_token_ids": [65],
+            "repetition_penalty": 1.5,
+            "bad_words": ["no", " no", "q"],
+            "prompt_logprobs": 1,
             "priority": -3,
             "cache_salt": "tenant",
             "deadline_ms": 60_000,
         },
     )
     submit = instance.engine.submits[-1]
-    assert submit.sampling == Sampling(-5, 0, 0.5, 0, 0.9, 0.1, 4, 2, (65, EOS))
+    assert submit.sampling == Sampling(
+        -5,
+        0,
+        0.5,
+        0,
+        0.9,
+        0.1,
+        4,
+        2,
+        (65, EOS),
+        presence_penalty=0.25,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.5,
+        logit_bias=((3, 1.5), (7, -100.0)),
+        bad_words=((*b"no",), (*b" no",), (*b"q",), (*b" q",)),
+        logprobs=4,
+        prompt_logprobs=1,
+    )
     assert (submit.priority, submit.cache_salt) == (-3, "tenant")
     assert submit.deadline_s is not None and 50 < submit.deadline_s <= 60
+
+
+def test_a_label_that_is_in_use_is_a_409_and_free_again_afterwards(instance: Instance, client: openai.OpenAI) -> None:
+    label = {"X-Request-Id": "twice"}
+    instance.engine.paused = True
+    stream = client.completions.create(model="small-model", prompt="x", max_tokens=3, stream=True, extra_headers=label)
+    with pytest.raises(openai.ConflictError) as refused:
+        client.completions.create(model="small-model", prompt="x", extra_headers=label)
+    assert (refused.value.code, refused.value.param) == ("conflict", "X-Request-Id")
+    instance.engine.paused = False
+    list(stream)
+    assert client.completions.create(model="small-model", prompt="x", max_tokens=1, extra_headers=label).choices

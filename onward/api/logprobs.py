@@ -1,0 +1,113 @@
+"""Logprobs as each endpoint writes them. Knows tokens by their ids and bytes, and nothing of requests.
+
+A token's `text` is its bytes read as UTF-8 by themselves, with U+FFFD where that is not possible; its `bytes` are
+exact, so the bytes of consecutive tokens join to the text even where a character is spread over several.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from onward.proto.step import TokenLogprobs
+from onward.text.detokenizer import Detokenizer
+from onward.text.token_table import TokenTable
+
+LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+PromptLogprobs = list[tuple[int, TokenLogprobs]]
+"""The prompt's tokens from the second one on."""
+
+
+class TokenNames:
+    """How tokens are called in an answer."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+
+    def text(self, token_id: int) -> str:
+        if token_id >= len(self._table):
+            return f"token_id:{token_id}"
+        return self._table.token_bytes(token_id).decode("utf-8", "replace")
+
+    def data(self, token_id: int) -> list[int]:
+        return list(self._table.token_bytes(token_id))
+
+
+class TextOffsets:
+    """Where each token of an output begins in its text: behind the characters that the tokens before it complete."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._detokenizer = Detokenizer(table)
+        self._num_characters = 0
+
+    def push(self, token_id: int) -> int:
+        offset = self._num_characters
+        self._num_characters += len(self._detokenizer.push(token_id))
+        return offset
+
+
+def of_chat(names: TokenNames, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    content = [
+        _named(names, token_id, one.logprob) | {"top_logprobs": [_named(names, *top) for top in one.top]}
+        for token_id, one in zip(token_ids, logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def of_completion(
+    names: TokenNames, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], text_offsets: Sequence[int]
+) -> dict[str, Any]:
+    """The older form: parallel lists. `top_logprobs` always has the token itself, so it may hold one more than asked."""
+    return {
+        "tokens": [names.text(token_id) for token_id in token_ids],
+        "token_logprobs": [_finite(one.logprob) for one in logprobs],
+        "top_logprobs": [_by_text(names, *pair) for pair in zip(token_ids, logprobs, strict=True)],
+        "text_offset": list(text_offsets),
+    }
+
+
+def of_tokens(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+    """For clients that speak in token ids: nothing is turned into text."""
+    return [
+        {
+            "token_id": token_id,
+            "logprob": _finite(one.logprob),
+            "rank": one.rank,
+            "top_logprobs": [{"token_id": top, "logprob": _finite(logprob)} for top, logprob in one.top],
+        }
+        for token_id, one in zip(token_ids, logprobs, strict=True)
+    ]
+
+
+def of_prompt(prompt: PromptLogprobs, names: TokenNames | None) -> list[dict[str, Any] | None]:
+    """One entry per prompt token. The first has nothing before it that could predict it, so it has none."""
+    return [None, *(_by_id(token_id, one, names) for token_id, one in prompt)]
+
+
+def _named(names: TokenNames, token_id: int, logprob: float) -> dict[str, Any]:
+    return {"token": names.text(token_id), "logprob": _finite(logprob), "bytes": names.data(token_id)}
+
+
+def _by_text(names: TokenNames, token_id: int, one: TokenLogprobs) -> dict[str, float]:
+    listed: dict[str, float] = {}
+    for top, logprob in (*one.top, (token_id, one.logprob)):
+        # Different tokens may have one text (halves of characters do); the likeliest is kept.
+        listed.setdefault(names.text(top), _finite(logprob))
+    return listed
+
+
+def _by_id(token_id: int, one: TokenLogprobs, names: TokenNames | None) -> dict[str, Any]:
+    ranked = {token_id: (one.logprob, one.rank)}
+    ranked |= {top: (logprob, rank) for rank, (top, logprob) in enumerate(one.top, 1) if top != token_id}
+    return {
+        str(listed): {
+            "logprob": _finite(logprob),
+            "rank": rank,
+            "decoded_token": None if names is None else names.text(listed),
+        }
+        for listed, (logprob, rank) in ranked.items()
+    }
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)
