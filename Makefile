@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 # More flags: make serve ARGS='--port 9000', make bench-cpu ARGS='--pairs 5'
 ARGS ?=
 
-.PHONY: serve install test test-full lint bench-cpu clean
+.PHONY: serve install test test-full lint sabotage bench-cpu bench-stage clean
 
 serve: install
 	$(BIN)/onward serve $(ARGS)
@@ -29,8 +29,14 @@ lint: $(VENV)/.installed-test
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
+sabotage: $(VENV)/.installed-test
+	$(BIN)/python scripts/run_sabotage.py $(ARGS)
+
 bench-cpu: install
 	$(BIN)/python scripts/bench_cpu.py $(ARGS)
+
+bench-stage: $(VENV)/.installed
+	$(BIN)/python -m onward.bench.stage $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

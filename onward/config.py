@@ -52,7 +52,10 @@ class ServeConfig:
     stall_timeout_s: float = knob(120.0, "a worker that has work and completes no step for so long is killed")
     drain_s: float = knob(5.0, "how long running streams may finish after SIGTERM")
     log_level: str = knob("info", "debug, info, warning or error")
+    log_interval_s: float = knob(5.0, "time between two log lines of the scheduler; none while idle (0: never)")
     step_log: str | None = knob(None, "file that gets one JSON line for each step")
+    record: str | None = knob(None, "file that gets all that the engine is given and answers, for `onward replay`")
+    record_tokens: bool = knob(False, "record the true token ids; else each recording maps them through a secret table")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,10 @@ class EngineConfig:
     prefix_caching: bool = True
     output_caching: bool = True
     tombstone_s: float = 30.0
+    log_interval_s: float = 5.0
     step_log: str | None = None
+    record: str | None = None
+    record_tokens: bool = False
     log_level: str = "info"
 
 

@@ -4,13 +4,14 @@ import argparse
 import importlib
 import sys
 
-from onward import __version__
 from onward.errors import OnwardError
+from onward.version import __version__
 
 COMMANDS = {
     "serve": "serve a model over HTTP",
     "chat": "talk to a server in the terminal",
     "bench": "load a server with streams and measure it",
+    "replay": "run a recording of the engine again and compare its answers",
     "warm": "fetch, convert and compile now what a first start would",
 }
 

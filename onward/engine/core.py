@@ -13,6 +13,7 @@ from onward.config import EngineConfig
 from onward.engine import door, policy
 from onward.engine.block_pool import BlockPool
 from onward.engine.engine_metrics import EngineMetrics
+from onward.engine.log_line import Counts, SchedulerLog
 from onward.engine.outbox import Outbox
 from onward.engine.request import FinishReason, Request, Status
 from onward.engine.scheduler import Scheduler
@@ -68,6 +69,7 @@ class EngineCore:
         self._progress_s: float | None = None
         self._next_holding_s = 0.0
         self._next_deadline_check_s = 0.0
+        self._scheduler_log = SchedulerLog(config.log_interval_s)
 
     def receive(self, owner: str, message: ToEngine, now_s: float) -> None:
         self._seq[owner] = message.seq
@@ -131,6 +133,8 @@ class EngineCore:
             self._tell_holding()
             while self._tombstones and next(iter(self._tombstones.values())) <= now_s:
                 self._tombstones.popitem(last=False)
+        if self._scheduler_log.is_due(now_s) and (line := self._scheduler_log.line(self._counts(), now_s)):
+            log.info(line)
 
     def drain(self) -> list[tuple[str, FromEngine]]:
         """What has to be sent, and to which api process."""
@@ -161,6 +165,21 @@ class EngineCore:
         slots = self.scheduler.slots
         assert slots.num_free == self.config.max_num_seqs, f"{slots.num_fenced} slots are fenced at idle"
         assert not self.scheduler.suspects, "a suspect is left at idle"
+
+    def _counts(self) -> Counts:
+        scheduler, tokens = self.scheduler, self.metrics.tokens
+        blocks = scheduler.pool.counts()
+        return Counts(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            preempting=len(scheduler.preempting),
+            used_blocks=scheduler.pool.num_blocks - blocks["free"] - blocks["cached"],
+            num_blocks=scheduler.pool.num_blocks,
+            prompt_tokens=tokens.value("prompt"),
+            cached_tokens=tokens.value("cached"),
+            generated_tokens=tokens.value("generated"),
+            preemptions=self.metrics.preemptions.value(),
+        )
 
     def _submit(self, owner: str, message: Submit, now_s: float) -> None:
         known = self._live.get(message.request_id)
@@ -200,6 +219,8 @@ class EngineCore:
 
     def _refuse(self, owner: str, message: Submit, reason: FinishReason, error: OnwardError | None) -> None:
         self.metrics.finished.inc(reason.value)
+        code = error.code if error else "-"
+        log.info(log_event("request refused", id=message.request_id, reason=reason.value, error=code))
         delta = TokenDelta(
             message.request_id,
             message.epoch,

@@ -11,6 +11,8 @@ import msgspec
 from onward import log
 from onward.clock import SystemClock
 from onward.engine.core import EngineCore
+from onward.engine.recording import RecordedCore
+from onward.engine.recording_file import RecordingWriter
 from onward.engine.worker_link import WorkerLink
 from onward.errors import OnwardError
 from onward.obs.step_log import StepLogFile
@@ -48,6 +50,7 @@ class EngineProcess:
         self._link: WorkerLink | None = None
         self._core: EngineCore | None = None
         self._step_log = StepLogFile(start.config.step_log) if start.config.step_log else None
+        self._recording = RecordingWriter(start.config.record) if start.config.record else None
         self._stopped = False
 
     def run(self) -> None:
@@ -62,6 +65,8 @@ class EngineProcess:
 
     def close(self) -> None:
         self._wires.close()
+        if self._recording is not None:
+            self._recording.close()
 
     def _turn(self, core: EngineCore, now_s: float) -> None:
         while self._link is not None and (plan := core.plan(now_s)) is not None:
@@ -95,11 +100,18 @@ class EngineProcess:
 
     def _on_hello(self, hello: WorkerHello, now_s: float) -> None:
         if self._core is None:
-            self._core = EngineCore(self._start.config, self._start.incarnation, hello)
+            self._core = self._new_core(hello)
         else:
             self._core.worker_up(hello, now_s)
         logger.info(log.event("worker ready", incarnation=hello.worker_incarnation, pid=hello.pid))
         self._channel.send(Ready(hello))
+
+    def _new_core(self, hello: WorkerHello) -> EngineCore:
+        config, incarnation = self._start.config, self._start.incarnation
+        if self._recording is None:
+            return EngineCore(config, incarnation, hello)
+        logger.info(log.event("recording", file=self._recording.path))
+        return RecordedCore(config, incarnation, hello, self._recording, self._clock.wall_s())
 
     def _read_control(self, now_s: float) -> None:
         while (message := self._channel.receive()) is not None:
@@ -143,7 +155,11 @@ def main() -> None:
     start = channel.wait_receive()
     assert isinstance(start, StartEngine), "the first message says what to be"
     log.set_up("engine", start.config.log_level)
-    process = EngineProcess(start, channel)
+    try:
+        process = EngineProcess(start, channel)
+    except OnwardError as error:
+        channel.send(StartFailed(error.message))
+        return
     try:
         process.run()
     except ChannelClosed:

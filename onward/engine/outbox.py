@@ -42,6 +42,8 @@ class Outbox:
                 prompt_logprobs,
             )
         )
+        request.num_sent = request.num_generated
+        request.end_sent = reason is not None
 
     def drain(self, step: int) -> list[tuple[str, FromEngine]]:
         deltas = [(owner, Deltas(step, deltas)) for owner, deltas in self._deltas.items()]

@@ -85,13 +85,18 @@ class Request:
     in_flight: deque[PlannedRun] = field(default_factory=deque)
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Gathered while the prompt is computed, sent with the first delta."""
+    num_sent: int = 0
+    """Tokens of the output that the layer above has, or is about to get."""
+    end_sent: bool = False
     num_preemptions: int = 0
     scheduled_s: float | None = None
+    first_token_s: float | None = None
     last_token_s: float | None = None
 
     def __post_init__(self) -> None:
         assert 0 < self.num_prompt <= len(self.token_ids), "a prompt has at least one token"
         assert self.max_output > 0, "a request that may produce nothing is refused at the door"
+        self.num_sent = self.num_generated
 
     @property
     def name(self) -> str:

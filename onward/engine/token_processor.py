@@ -7,8 +7,10 @@ A fault while handling one slot ends that request with a typed error; everybody 
 """
 
 import logging
+from operator import attrgetter
 
 from onward.engine.engine_metrics import EngineMetrics
+from onward.engine.log_line import request_line
 from onward.engine.outbox import Outbox
 from onward.engine.request import FinishReason, Request, Status
 from onward.engine.scheduler import Scheduler
@@ -17,6 +19,8 @@ from onward.proto.request import ErrorInfo
 from onward.proto.step import Advanced, Event, Failed, Preempted, StepResult, Tokens
 
 log = logging.getLogger(__name__)
+
+_slot = attrgetter("slot")
 
 
 def stop_reason(request: Request, position: int) -> FinishReason | None:
@@ -36,12 +40,16 @@ class TokenProcessor:
         self._live = live
         self._outbox = outbox
         self._metrics = metrics
+        self._generated = 0
+        """Tokens of the step that is being committed: added to their counter once, not once for each slot."""
 
     def commit(self, result: StepResult, now_s: float) -> None:
         self._scheduler.begin_commit(result.step)
         self._metrics.step_busy.observe(result.busy_s)
-        for event in result.events:
-            request = self._scheduler.find(event.epoch)
+        find = self._scheduler.find
+        # By slot: a wire may keep the worker's order or not, and nothing that we say or plan depends on the wire.
+        for event in sorted(result.events, key=_slot):
+            request = find(event.epoch)
             if request is None:
                 self._metrics.stale.inc(type(event).__name__.lower())
                 continue
@@ -49,42 +57,34 @@ class TokenProcessor:
                 self._process(request, event, now_s)
             except Exception as fault:
                 self._isolate(request, fault, now_s)
+        if self._generated:
+            self._metrics.tokens.inc("generated", by=self._generated)
+            self._generated = 0
 
-    def finish(self, request: Request, reason: FinishReason, now_s: float) -> None:
+    def finish(self, request: Request, reason: FinishReason, now_s: float, error_code: str | None = None) -> None:
         """Ends a live request: release behind the fence, count, log, forget. Its last delta went out before."""
         self._scheduler.remove(request)
         del self._live[request.request_id]
         self._metrics.finished.inc(reason.value)
-        log.info(
-            log_event(
-                "request finished",
-                id=request.request_id,
-                reason=reason.value,
-                prompt=request.num_prompt,
-                output=request.num_generated,
-                cached=request.num_cached_tokens or 0,
-                preemptions=request.num_preemptions,
-                seconds=now_s - request.submitted_s,
-            )
-        )
+        log.info(request_line(request, reason, now_s, error_code))
 
     def fail(self, request: Request, error: ErrorInfo, now_s: float) -> None:
         """Ends a request with a typed error. What it has generated stays with the layer above."""
         request.finish_reason = FinishReason.ERROR
         self._outbox.delta(request, [], error)
-        self.finish(request, FinishReason.ERROR, now_s)
+        self.finish(request, FinishReason.ERROR, now_s, error.code)
 
     def _process(self, request: Request, event: Event, now_s: float) -> None:
         match event:
+            case Tokens():
+                self._on_tokens(request, event, now_s)
+            case Advanced():
+                self._gather_prompt_logprobs(request, event)
+                self._advance(request, event.num_computed)
             case Preempted():
                 self._on_preempted(request, event)
             case Failed():
                 self.fail(request, ErrorInfo(event.code, event.message), now_s)
-            case Advanced():
-                self._gather_prompt_logprobs(request, event)
-                self._advance(request, event.num_computed)
-            case Tokens():
-                self._on_tokens(request, event, now_s)
 
     def _on_preempted(self, request: Request, event: Preempted) -> None:
         assert event.num_tokens == len(request.token_ids), "engine and worker agree on the list that goes on"
@@ -105,7 +105,9 @@ class TokenProcessor:
             return
         self._gather_prompt_logprobs(request, event)
         accepted = self._append(request, event.token_ids)
-        self._advance(request, min(event.num_computed, len(request.token_ids) - 1))
+        # Behind a stop there may be KV of tokens that were cut.
+        last = len(request.token_ids) - 1
+        self._advance(request, event.num_computed if event.num_computed <= last else last)
         self._observe(request, len(accepted), now_s)
         logprobs = event.logprobs[: len(accepted)] if event.logprobs is not None else None
         self._outbox.delta(request, accepted, None, logprobs, request.prompt_logprobs)
@@ -119,22 +121,24 @@ class TokenProcessor:
 
     def _append(self, request: Request, token_ids: list[int]) -> list[int]:
         """Adds tokens up to the one that ends the output; what lies behind it never existed."""
+        position = request.num_generated
         for index, token in enumerate(token_ids):
             request.token_ids.append(token)
-            request.finish_reason = stop_reason(request, request.num_generated - 1)
-            if request.finish_reason:
+            if reason := stop_reason(request, position + index):
+                request.finish_reason = reason
                 return token_ids[: index + 1]
         return token_ids
 
     def _observe(self, request: Request, num_tokens: int, now_s: float) -> None:
         metrics = self._metrics
-        metrics.tokens.inc("generated", by=num_tokens)
+        self._generated += num_tokens
         if request.crash_charges and request.num_generated > request.charged_position:
             request.crash_charges = 0
             self._scheduler.suspects.discard(request)
         if request.last_token_s is not None:
             metrics.inter_token.observe((now_s - request.last_token_s) / num_tokens)
         elif request.num_resumed == 0:
+            request.first_token_s = now_s
             scheduled_s = request.scheduled_s if request.scheduled_s is not None else now_s
             metrics.queue_time.observe(scheduled_s - request.submitted_s)
             metrics.ttft.observe(now_s - scheduled_s)
@@ -146,5 +150,11 @@ class TokenProcessor:
     def _isolate(self, request: Request, fault: Exception, now_s: float) -> None:
         log.exception(log_event("request failed", id=request.request_id, fault=repr(fault)))
         self._metrics.faults.inc()
-        if request.status is not Status.FINISHED:
-            self.fail(request, ErrorInfo("internal_error", f"the engine failed on this request: {fault!r}"), now_s)
+        if request.status is Status.FINISHED:
+            return
+        if request.finish_reason and request.end_sent:
+            self.finish(request, request.finish_reason, now_s)  # the end went out; a second one must not
+            return
+        # Tokens that were not sent never existed: the error stands where the layer above expects the next one.
+        del request.token_ids[request.num_prompt + request.num_sent :]
+        self.fail(request, ErrorInfo("internal_error", f"the engine failed on this request: {fault!r}"), now_s)

@@ -78,7 +78,7 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
     epoch: int
 
 
-class TokenDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="delta"):
     """What a step added to one request's output."""
 
     request_id: str

@@ -57,7 +57,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     run: list[Run] = []
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How likely one token was, and which were the likeliest in its place."""
 
     logprob: float
@@ -77,8 +77,10 @@ class Advanced(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     """Where asked for: of the prompt tokens that follow those computed in this step."""
 
 
-class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+class Tokens(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="t"):
     """New tokens. `position` is the index of the first one in the request's whole output."""
+
+    # gc=False here, for `TokenLogprobs` and for `TokenDelta`: one for each token, and never part of a cycle.
 
     slot: int
     epoch: int

@@ -27,7 +27,7 @@ CELL_BYTES = 8
 _PLAIN_ROW = struct.Struct("=5q")
 
 
-class SideRecord(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+class SideRecord(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """What one slot has to say beside its row."""
 
     slot: int
@@ -38,6 +38,7 @@ class SideRecord(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     prompt_logprobs: list[TokenLogprobs] | None = None
 
 
+_NOTHING = SideRecord(-1, -1)
 _side_encoder = msgspec.msgpack.Encoder()
 _side_decoder = msgspec.msgpack.Decoder(list[SideRecord])
 
@@ -53,13 +54,15 @@ def encode(events: Sequence[Event], num_slots: int, max_tokens_per_row: int) -> 
     side: list[SideRecord] = []
     slots = {event.slot for event in events}
     assert len(slots) == len(events), "a slot has one event in a step"
-    assert slots <= set(range(num_slots)), "every slot has a row"
+    assert not slots or (min(slots) >= 0 and max(slots) < num_slots), "every slot has a row"
     row_bytes, pack_into = width * CELL_BYTES, _PLAIN_ROW.pack_into
     for event in events:
-        # One token and nothing beside it is what nearly every row holds, so it is packed without a list.
-        if type(event) is Tokens and event.logprobs is event.prompt_logprobs is None and len(event.token_ids) == 1:
+        # One token is what nearly every row holds, so it is packed without a list.
+        if type(event) is Tokens and len(event.token_ids) == 1:
             [token] = event.token_ids
             pack_into(cells, event.slot * row_bytes, event.epoch, event.position, event.num_computed, 1, token)
+            if event.logprobs is not None or event.prompt_logprobs is not None:
+                side.append(SideRecord(event.slot, event.epoch, None, None, event.logprobs, event.prompt_logprobs))
         else:
             at, row = event.slot * width, array("q", _row(event, max_tokens_per_row, side))
             cells[at : at + len(row)] = row
@@ -75,28 +78,26 @@ def decode(cells: list[int], side: bytes, max_tokens_per_row: int) -> list[Event
     for slot, (epoch, position, num_computed, count, first_id) in enumerate(zip(*columns, strict=True)):
         if count == NO_TOKEN:
             continue
-        if count == 1 and not records:
-            events.append(Tokens(slot, epoch, position, num_computed, [first_id]))
-            continue
-        ids = cells[slot * width + NUM_FIXED_COLUMNS : slot * width + NUM_FIXED_COLUMNS + max(count, 0)]
-        events.append(_event(slot, epoch, position, num_computed, count, ids, records.get((slot, epoch))))
+        record = records.get((slot, epoch), _NOTHING) if records else _NOTHING
+        if count == 1:
+            ids = [first_id]
+        else:
+            ids = cells[slot * width + NUM_FIXED_COLUMNS : slot * width + NUM_FIXED_COLUMNS + max(count, 0)]
+        if ids:
+            events.append(Tokens(slot, epoch, position, num_computed, ids, record.logprobs, record.prompt_logprobs))
+        else:
+            events.append(_event_without_tokens(slot, epoch, num_computed, count, record))
     return events
 
 
-def _event(
-    slot: int, epoch: int, position: int, num_computed: int, count: int, ids: list[int], record: SideRecord | None
-) -> Event:
-    if count > 0:
-        if record is None:
-            return Tokens(slot, epoch, position, num_computed, ids)
-        return Tokens(slot, epoch, position, num_computed, ids, record.logprobs, record.prompt_logprobs)
+def _event_without_tokens(slot: int, epoch: int, num_computed: int, count: int, record: SideRecord) -> Event:
     if count == 0:
-        return Advanced(slot, epoch, num_computed, record.prompt_logprobs if record else None)
+        return Advanced(slot, epoch, num_computed, record.prompt_logprobs)
     if count == PREEMPTED_TOKEN_ID:
         return Preempted(slot, epoch, num_computed)
     assert count == FAILED, f"{count} is no code"
-    assert record is not None, "a failure says why"
-    return Failed(slot, epoch, record.code or "", record.message or "")
+    assert record.code is not None and record.message is not None, "a failure says why"
+    return Failed(slot, epoch, record.code, record.message)
 
 
 def _row(event: Event, max_tokens: int, side: list[SideRecord]) -> list[int]:

@@ -4,10 +4,23 @@ from collections import deque
 
 from onward.config import EngineConfig
 from onward.engine.core import EngineCore
-from onward.proto.request import Abort, Accepted, Charged, Deltas, Holding, Submit
+from onward.engine.policy import queue_key
+from onward.proto.request import (
+    Abort,
+    AbortAnswer,
+    AbortByName,
+    Accepted,
+    Charged,
+    Deltas,
+    FromEngine,
+    Holding,
+    Submit,
+    TokenDelta,
+)
 from onward.proto.sampling import Sampling
-from onward.proto.step import StepPlan
+from onward.proto.step import StepPlan, StepResult
 from onward.sim.worker import HashWorker, expected_output
+from tests.engine import invariants
 
 API = "api-1"
 
@@ -24,6 +37,8 @@ class Client:
         self.accepted = False
         self.cached: int | None = None
         self.crash_charges = 0
+        self.reads = True
+        """False once a late repetition of a request that is over was sent: what comes of it is dropped, as an api does."""
 
 
 class Harness:
@@ -39,12 +54,16 @@ class Harness:
         self.config = EngineConfig(**({"max_num_seqs": 8, "max_num_batched_tokens": 32} | config))  # type: ignore[arg-type]
         self.shape = {"vocab_size": vocab_size, "max_model_len": max_model_len}
         self.num_blocks, self.block_size, self.vocab_size = num_blocks, block_size, vocab_size
-        self.worker = HashWorker(num_blocks, block_size, **self.shape)
+        self.doomed: set[str] = set()
+        self.worker = self._new_worker()
         self.core = EngineCore(self.config, "e1", self.worker.hello())
         self.plans: deque[StepPlan] = deque()
         self.all_plans: list[StepPlan] = []
+        self.written: dict[int, set[int]] = {}
+        """The blocks that each step in flight may write."""
         self.clients: dict[str, Client] = {}
         self.holding: list[Holding] = []
+        self.abort_answers: list[AbortAnswer] = []
         self.now_s = 0.0
         self.seq = 0
 
@@ -58,13 +77,21 @@ class Harness:
         temperature: float = 0.0,
         end: tuple[int, ...] = (),
         min_tokens: int = 0,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
         epoch: int = 1,
         generated: list[int] | None = None,
         **fields: object,
     ) -> Client:
         self.seq += 1
         sampling = Sampling(
-            seed=seed, temperature=temperature, max_tokens=max_tokens, end_token_ids=end, min_tokens=min_tokens
+            seed=seed,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            end_token_ids=end,
+            min_tokens=min_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
         message = Submit(
             self.seq,
@@ -87,37 +114,108 @@ class Harness:
         self.core.receive(API, Abort(self.seq, request_id, **fields), self.now_s)  # type: ignore[arg-type]
         self.deliver()
 
+    def abort_by_name(self, *names: str, everything: bool = False) -> AbortAnswer:
+        self.seq += 1
+        self.core.receive(API, AbortByName(self.seq, self.seq, list(names), everything), self.now_s)
+        self.deliver()
+        return self.abort_answers[-1]
+
+    def stop(self, client: Client, num_tokens: int) -> None:
+        """The api has found a stop string: it knows the end already, and tells the engine."""
+        del client.tokens[num_tokens:]
+        client.finish_reason = "stop"
+        client.num_finishes += 1
+        self.abort(client.submit.request_id, epoch=client.submit.epoch, reason="stop", num_tokens=num_tokens)
+
+    def repeat(self, client: Client) -> None:
+        """A submission comes a second time, perhaps long after the request is over."""
+        client.reads = client.finish_reason is None
+        self.core.receive(API, client.submit, self.now_s)
+        self.deliver()
+
+    def tick(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.core.tick(self.now_s)
+        self.deliver()
+
     def plan(self) -> StepPlan | None:
         """Plans one step and sends it. It stays in flight until `answer`."""
         plan = self.core.plan(self.now_s)
         if plan is not None:
             self.plans.append(plan)
             self.all_plans.append(plan)
+            self._note(plan)
+            self._send(plan)
         return plan
 
     def answer(self) -> None:
         """The worker executes the oldest plan, and the engine hears of it."""
         self.now_s += 0.01
-        self.core.commit(self.worker.step(self.plans.popleft()), self.now_s)
+        self.core.commit(self._result(), self.now_s)
         self.deliver()
 
     def crash_worker(self) -> None:
-        """The worker dies with its memory; plans on their way die with it."""
-        self.plans.clear()
-        self.core.worker_lost(self.now_s)
-        self.worker = HashWorker(self.num_blocks, self.block_size, **self.shape)
-        self.core.worker_up(self.worker.hello("w2"), self.now_s)
-        self.deliver()
+        """The worker dies with its memory; plans on their way die with it. The next one is there at once."""
+        self.lose_worker()
+        self.start_worker()
+
+    def lose_worker(self) -> None:
+        if self.core.worker is not None:
+            self._lose_plans()
+            self.core.worker_lost(self.now_s)
+            self.deliver()
+
+    def start_worker(self) -> None:
+        if self.core.worker is None:
+            self.worker = self._new_worker()
+            self.core.worker_up(self.worker.hello("w2"), self.now_s)
+            self.deliver()
 
     def crash_engine(self) -> None:
         """Engine and worker die; the clients resubmit what they have, under a higher epoch."""
-        self.plans.clear()
-        self.worker = HashWorker(self.num_blocks, self.block_size, **self.shape)
+        self._lose_plans()
+        self.worker = self._new_worker()
         self.core = EngineCore(self.config, "e2", self.worker.hello())
         for client in self.clients.values():
             if client.finish_reason is None:
                 self.resubmit(client)
-        self.deliver()
+
+    def check(self) -> None:
+        """Everything that must hold between two events."""
+        invariants.check(self.core)
+        pool = self.core.scheduler.pool
+        free = {*pool._free, *pool._cached}
+        for plan in self.plans:
+            written = self.written[plan.step]
+            assert not written & free, "what a step in flight may write is not handed out"
+            assert all(pool._name[block] is None for block in written), "what has a name is written no more"
+
+    def _new_worker(self) -> HashWorker:
+        worker = HashWorker(self.num_blocks, self.block_size, **self.shape)
+        worker.doomed = self.doomed
+        return worker
+
+    def _send(self, plan: StepPlan) -> None:
+        """To the worker. Here a plan is executed when its result is asked for."""
+
+    def _result(self) -> StepResult:
+        return self.worker.step(self.plans.popleft())
+
+    def _lose_plans(self) -> None:
+        self.plans.clear()
+
+    def _note(self, plan: StepPlan) -> None:
+        scheduler, size = self.core.scheduler, self.block_size
+        self.written[plan.step] = set()
+        for run in plan.run:
+            request = scheduler.find(run.epoch)
+            assert request is not None, "who runs is known"
+            end = request.planned_computed
+            begin = end - run.num_tokens
+            self.written[plan.step] |= set(request.block_ids[begin // size : -(-end // size)])
+        if plan.preempt:
+            first = min(self.core._live.values(), key=queue_key)
+            assert first.slot_epoch not in {p.epoch for p in plan.preempt}, "the first in line never loses its blocks"
 
     def resubmit(self, client: Client) -> None:
         self.seq += 1
@@ -136,27 +234,39 @@ class Harness:
             num_cached_tokens=client.cached,
         )
         self.core.receive(API, client.submit, self.now_s)
+        self.deliver()
 
     def deliver(self) -> None:
         for owner, message in self.core.drain():
             assert owner == API
-            match message:
-                case Deltas():
-                    for delta in message.deltas:
-                        self._take(delta)
-                case Accepted():
-                    self.clients[message.request_id].accepted = True
-                case Charged():
-                    self.clients[message.request_id].crash_charges = message.crash_charges
-                case Holding():
-                    self.holding.append(message)
+            self._hear(message)
 
-    def _take(self, delta) -> None:
+    def _hear(self, message: FromEngine) -> None:
+        match message:
+            case Deltas():
+                for delta in message.deltas:
+                    self._take(delta)
+            case Accepted():
+                self.clients[message.request_id].accepted = True
+            case Charged():
+                self.clients[message.request_id].crash_charges = message.crash_charges
+            case AbortAnswer():
+                self.abort_answers.append(message)
+            case Holding():
+                self.holding.append(message)
+                for held in message.held:
+                    client = self.clients[held.request_id]
+                    if client.reads and held.epoch == client.submit.epoch:
+                        assert held.position == len(client.tokens), "what is held was told before"
+
+    def _take(self, delta: TokenDelta) -> None:
         client = self.clients[delta.request_id]
-        if delta.epoch != client.submit.epoch:
+        if delta.epoch != client.submit.epoch or not client.reads:
             return
         assert client.num_finishes == 0, "nothing comes after the end"
         assert delta.position == len(client.tokens), "the next position, and no other"
+        assert delta.num_prompt_tokens == len(client.submit.prompt_token_ids)
+        assert client.cached is None or delta.num_cached_tokens == client.cached or not client.tokens
         client.tokens += delta.token_ids
         client.cached = delta.num_cached_tokens
         if delta.token_ids:
@@ -177,10 +287,13 @@ class Harness:
             self.answer()
         raise AssertionError(f"not idle after {max_steps} steps")
 
+    @property
+    def max_tokens(self) -> int:
+        return min(self.num_blocks * self.block_size, self.shape["max_model_len"])
+
     def expected(self, client: Client) -> list[int]:
-        limit = min(self.num_blocks * self.block_size, self.shape["max_model_len"])
         sampling = client.submit.sampling
-        room = limit - len(client.submit.prompt_token_ids)
+        room = self.max_tokens - len(client.submit.prompt_token_ids)
         max_output = sampling.max_tokens if sampling.max_tokens is not None else room
         return expected_output(client.submit.prompt_token_ids, sampling, max_output, self.vocab_size)
 

@@ -1,89 +1,120 @@
-"""Random traffic over random pools: whatever happens, clients get the tokens of an undisturbed run, once and in order."""
+"""Random traffic over random pools: whatever happens, clients get the tokens of an undisturbed run, once and in order,
+and between any two events the engine's books are right."""
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from onward.sim.worker import expected_output
 from tests.engine.harness import Harness
-
-PROMPTS = st.integers(0, 3).flatmap(
-    # Few families of prompts, so that prefixes are shared all the time.
-    lambda family: st.integers(1, 40).map(lambda n: [(family * 7 + i // 3) % 50 for i in range(n)])
-)
-REQUESTS = st.tuples(
-    PROMPTS,
-    st.integers(1, 24),  # max_tokens
-    st.integers(0, 2),  # priority
-    st.integers(0, 3),  # seed; 0 means greedy
-    st.sampled_from([(), (3,), (5, 9, 11)]),  # end tokens
-    st.integers(0, 4),  # min_tokens
-    st.sampled_from(["", "salt"]),
-)
-ACTIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("submit"), REQUESTS),
-        st.tuples(st.just("plan"), st.none()),
-        st.tuples(st.just("answer"), st.none()),
-        st.tuples(st.just("abort"), st.integers(0, 30)),
-        st.tuples(st.just("crash_worker"), st.none()),
-        st.tuples(st.just("crash_engine"), st.none()),
-    ),
-    max_size=60,
-)
-SHAPES = st.fixed_dictionaries(
-    {
-        "num_blocks": st.integers(17, 40),
-        "block_size": st.sampled_from([4, 5]),
-        "max_num_seqs": st.integers(1, 6),
-        "max_num_batched_tokens": st.sampled_from([6, 7, 16, 64]),
-        "prefix_caching": st.booleans(),
-        "output_caching": st.booleans(),
-    }
-)
+from tests.engine.traffic import CALM, PROMPTS, REQUESTS, ROUGH, SHAPES, Action, Actor
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(SHAPES, ACTIONS)
-def test_every_client_gets_exactly_its_tokens_whatever_happens(shape: dict, actions: list) -> None:
+def examples(count: int) -> settings:
+    return settings(
+        max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    )
+
+
+def act_out(shape: dict, actions: list[Action]) -> Harness:
     harness = Harness(**shape)
-    aborted: set[str] = set()
-    for kind, value in actions:
-        _act(harness, kind, value, aborted)
-    harness.run_until_idle()
-    for request_id, client in harness.clients.items():
-        expected = harness.expected(client)
-        assert client.num_finishes == 1
-        if client.finish_reason == "abort":
-            assert request_id in aborted
-            assert client.tokens == expected[: len(client.tokens)]
-        elif client.error_code != "crashed_worker":
-            assert client.tokens == expected
+    actor = Actor(harness)
+    for action in actions:
+        actor.act(action)
+        harness.check()
+    _finish(harness)
+    actor.check_clients()
+    return harness
+
+
+def _finish(harness: Harness) -> None:
+    """Steps in flight until nothing is left, looking at the books all the way."""
+    harness.start_worker()
+    for _ in range(5000):
+        while harness.plan() is not None:
+            pass
+        harness.check()
+        if not harness.plans:
+            break
+        harness.answer()
+        harness.check()
+    assert harness.core.idle, "there is work, and nobody plans it"
     harness.core.audit_idle()
 
 
-def _act(harness: Harness, kind: str, value, aborted: set[str]) -> None:
-    match kind:
-        case "submit":
-            prompt, max_tokens, priority, seed, end, min_tokens, salt = value
-            harness.submit(
-                f"r{len(harness.clients)}",
-                prompt,
-                max_tokens=max_tokens,
-                priority=priority,
-                seed=seed,
-                temperature=1.0 if seed else 0.0,
-                end=end,
-                min_tokens=min(min_tokens, max_tokens),
-                cache_salt=salt,
-            )
-        case "plan":
+@examples(1000)
+@given(SHAPES, st.lists(ROUGH, min_size=20, max_size=80))
+def test_every_client_gets_exactly_its_tokens_whatever_happens(shape: dict, actions: list) -> None:
+    act_out(shape, actions)
+
+
+@examples(300)
+@given(
+    st.fixed_dictionaries(
+        {
+            "num_blocks": st.integers(16, 20),
+            "block_size": st.just(4),
+            "max_num_seqs": st.integers(2, 8),
+            "max_num_batched_tokens": st.sampled_from([8, 11, 32]),
+            "output_caching": st.booleans(),
+        }
+    ),
+    st.lists(CALM, min_size=12, max_size=50),
+)
+def test_a_pool_that_is_too_small_costs_time_and_no_token(shape: dict, actions: list) -> None:
+    harness = act_out(shape, actions)
+    assert all(
+        client.error_code in (None, "deadline_exceeded") for client in harness.clients.values() if client.accepted
+    )
+
+
+@examples(300)
+@given(SHAPES, st.lists(REQUESTS, min_size=1, max_size=6), st.lists(st.integers(0, 3), max_size=40))
+def test_results_that_come_late_change_nothing(shape: dict, requests: list, delays: list) -> None:
+    """All are submitted at once; then each result is held back by so many attempts to plan."""
+    harness = Harness(**shape)
+    actor = Actor(harness)
+    for request in requests:
+        actor.act(("submit", request))
+    for delay in delays:
+        for _ in range(delay):
             harness.plan()
-        case "answer" if harness.plans:
+        if harness.plans:
             harness.answer()
-        case "abort" if harness.clients:
-            request_id = list(harness.clients)[value % len(harness.clients)]
-            aborted.add(request_id)
-            harness.abort(request_id)
-        case "crash_worker":
-            harness.crash_worker()
-        case "crash_engine":
-            harness.crash_engine()
+        harness.check()
+    _finish(harness)
+    actor.check_clients()
+
+
+@examples(300)
+@given(REQUESTS, st.integers(0, 30), SHAPES)
+def test_a_request_resubmitted_at_any_token_goes_on_as_if_nothing_had_happened(
+    request: dict, cut: int, shape: dict
+) -> None:
+    harness = Harness(**(shape | {"num_blocks": 70, "block_size": 4}))
+    actor = Actor(harness)
+    actor.act(("submit", request | {"deadline_s": None}))
+    harness.run_until_idle()
+    [first] = harness.clients.values()
+    cut = min(cut, len(first.tokens))
+    again = harness.submit(
+        "again",
+        first.submit.prompt_token_ids,
+        generated=first.tokens[:cut],
+        epoch=2,
+        max_tokens=first.submit.sampling.max_tokens,
+        seed=first.submit.sampling.seed,
+        temperature=first.submit.sampling.temperature,
+        end=first.submit.sampling.end_token_ids,
+        min_tokens=first.submit.sampling.min_tokens,
+    )
+    harness.run_until_idle()
+    assert (again.tokens, again.finish_reason) == (first.tokens, first.finish_reason)
+
+
+@examples(100)
+@given(PROMPTS, st.integers(1, 40), st.integers(0, 3))
+def test_the_reference_is_what_a_worker_alone_with_a_request_computes(prompt: list, max_tokens: int, seed: int) -> None:
+    harness = Harness(max_num_seqs=1, prefix_caching=False)
+    client = harness.submit("a", prompt, max_tokens=max_tokens, seed=seed, temperature=float(seed > 0))
+    harness.run_until_idle()
+    assert client.tokens == expected_output(prompt, client.submit.sampling, max_tokens, harness.vocab_size)

@@ -1,0 +1,112 @@
+"""What one step of the worker costs, without engine, wires and HTTP: `python -m onward.bench.step_cost`.
+
+Machines that others use too are disturbed for moments at a time, so each figure is the median of several short bursts,
+with the best one beside it, under a calibration line.
+"""
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from onward.bench.calibration import calibrate
+from onward.config import DEFAULT_MODEL, WorkerConfig
+from onward.models.loading import open_weights
+from onward.models.store import prepare
+from onward.proto.sampling import Sampling
+from onward.proto.step import Assign, Run, StepPlan
+from onward.worker.runner import Runner
+
+_BURSTS = 5
+_STEPS = 12
+_PRODUCTS = ("qkv", "o", "gate/up", "down", "head")
+
+
+@dataclass(slots=True)
+class Cost:
+    """Of one burst: time per step, and the cycles of each kind of work."""
+
+    step_ms: float
+    cycles: dict[str, int]
+
+    def share(self, *kinds: str) -> float:
+        return sum(self.cycles[kind] for kind in kinds) / max(1, sum(self.cycles.values()))
+
+
+class StepBench:
+    def __init__(self, model: str, threads: int | None, max_streams: int, context: int) -> None:
+        prepared = prepare(model, quantization="int8")
+        self._vocab_size = prepared.config.vocab_size
+        self._blocks = -(-(context + _BURSTS * _STEPS + 1) // 16)
+        settings = WorkerConfig(max_num_seqs=max_streams, num_kv_blocks=max_streams * self._blocks, threads=threads)
+        self._chunk = settings.max_num_batched_tokens
+        self._runner = Runner(prepared, settings, open_weights(prepared))
+        self._runner.warm_up(lambda message: None)
+        self._epoch = 0
+
+    def prefill(self, streams: int, context: int) -> list[Cost]:
+        """Prompts of random tokens, one stream after the other, in whole chunks. One cost per chunk."""
+        rng = np.random.default_rng(0)
+        costs: list[Cost] = []
+        for slot in range(streams):
+            self._epoch += 1
+            blocks = list(range(slot * self._blocks, (slot + 1) * self._blocks))
+            tokens = rng.integers(0, self._vocab_size, context).tolist()
+            sampling = Sampling(seed=0, temperature=0.0)
+            assign = Assign(slot, self._epoch, f"r{slot}", tokens, context, 0, blocks, sampling)
+            self._runner.step(StepPlan(0, assign=[assign]))
+            for start in range(0, context, self._chunk):
+                costs.append(self._step([Run(slot, self._epoch, min(self._chunk, context - start))]))
+        return costs
+
+    def decode(self, streams: int, context: int) -> list[Cost]:
+        """Streams at about this context, one token each per step. One cost per burst."""
+        self.prefill(streams, context)
+        runs = [Run(slot, self._epoch - streams + 1 + slot, 1) for slot in range(streams)]
+        bursts = [[self._step(runs) for _ in range(_STEPS)] for _ in range(_BURSTS)]
+        return [Cost(statistics.median(c.step_ms for c in burst), burst[-1].cycles) for burst in bursts]
+
+    def _step(self, runs: list[Run]) -> Cost:
+        started = time.perf_counter()
+        self._runner.step(StepPlan(0, run=runs))
+        return Cost((time.perf_counter() - started) * 1000, self._runner.phase_cycles())
+
+
+def _report_decode(bench: StepBench, streams: int, context: int) -> None:
+    costs = bench.decode(streams, context)
+    median, best = statistics.median(c.step_ms for c in costs), min(c.step_ms for c in costs)
+    fastest = min(costs, key=lambda c: c.step_ms)
+    shares = ", ".join(f"{kind} {fastest.share(kind):.0%}" for kind in fastest.cycles)
+    print(f"{streams:4} streams at {context}: {median:7.2f} ms a step ({best:.2f} at best), "
+          f"{streams / median * 1000:6.0f} tok/s ({streams / best * 1000:.0f}); {shares}")  # fmt: skip
+
+
+def _report_prompt(bench: StepBench, length: int) -> None:
+    costs = bench.prefill(1, length)
+    total = sum(c.step_ms for c in costs)
+    products = sum(c.step_ms * c.share(*_PRODUCTS) for c in costs)
+    print(f"prompt of {length}: {total:.0f} ms, {length / total * 1000:.0f} tok/s, "
+          f"{total / products:.2f} times its matrix products")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="onward.bench.step_cost", description=__doc__)
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--streams", default="1,8,32", help="numbers of streams, separated by commas")
+    parser.add_argument("--context", type=int, default=180, help="tokens that each stream has behind it")
+    parser.add_argument("--prompt", type=int, default=4096, help="length of one long prompt (0: none)")
+    parser.add_argument("--threads", type=int)
+    args = parser.parse_args()
+    streams = [int(part) for part in args.streams.split(",")]
+    print(calibrate().line())
+    bench = StepBench(args.model, args.threads, max(streams), max(args.context, args.prompt))
+    for count in streams:
+        _report_decode(bench, count, args.context)
+    if args.prompt:
+        _report_prompt(bench, args.prompt)
+
+
+if __name__ == "__main__":
+    main()

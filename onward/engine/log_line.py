@@ -1,0 +1,90 @@
+"""The engine's two log lines: how the scheduler is doing, every few seconds, and how each request went, at its end.
+
+Both are made from what was counted and from the time, so they say the same on every wire. Nothing here reads a clock or
+writes anywhere.
+"""
+
+from dataclasses import dataclass
+
+from onward.engine.request import FinishReason, Request
+from onward.log import event as log_event
+
+
+@dataclass(slots=True, frozen=True)
+class Counts:
+    """What is going on, and what has been counted since the engine began."""
+
+    running: int
+    waiting: int
+    preempting: int
+    used_blocks: int
+    """Neither free nor merely cached."""
+    num_blocks: int
+    prompt_tokens: float
+    cached_tokens: float
+    """The part of the prompts that came from the prefix cache."""
+    generated_tokens: float
+    preemptions: float
+
+    @property
+    def busy(self) -> bool:
+        return self.running + self.waiting + self.preempting > 0
+
+
+class SchedulerLog:
+    """Decides when a line is due. One that would only repeat that nothing is going on is left out."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        """0 or less: never."""
+        self._last_s: float | None = None
+        self._last: Counts | None = None
+
+    def is_due(self, now_s: float) -> bool:
+        if self._interval_s <= 0:
+            return False
+        return self._last_s is None or now_s - self._last_s >= self._interval_s
+
+    def line(self, counts: Counts, now_s: float) -> str | None:
+        """Call it when it is due. The first time there is nothing yet to compare with."""
+        last, last_s = self._last, self._last_s
+        self._last, self._last_s = counts, now_s
+        if last is None or last_s is None or (counts == last and not counts.busy):
+            return None
+        return scheduler_line(last, counts, now_s - last_s)
+
+
+def scheduler_line(before: Counts, now: Counts, seconds: float) -> str:
+    prompt_tokens = now.prompt_tokens - before.prompt_tokens
+    cached_tokens = now.cached_tokens - before.cached_tokens
+    return log_event(
+        "scheduler",
+        running=now.running,
+        waiting=now.waiting,
+        preempting=now.preempting,
+        kv_blocks=f"{now.used_blocks}/{now.num_blocks}",
+        kv_use=f"{now.used_blocks / now.num_blocks:.1%}",
+        prompt_tokens_per_s=f"{prompt_tokens / seconds:.1f}",
+        output_tokens_per_s=f"{(now.generated_tokens - before.generated_tokens) / seconds:.1f}",
+        cache_hit=f"{cached_tokens / prompt_tokens:.1%}" if prompt_tokens else "-",
+        preemptions=int(now.preemptions - before.preemptions),
+    )
+
+
+def request_line(request: Request, reason: FinishReason, now_s: float, error_code: str | None = None) -> str:
+    first_s, scheduled_s = request.first_token_s, request.scheduled_s
+    fields: dict[str, object] = {
+        "id": request.request_id,
+        "reason": reason.value,
+        "prompt": request.num_prompt,
+        "output": request.num_generated,
+        "cached": request.num_cached_tokens or 0,
+        # From its scheduling, and from its arrival. A request that came with tokens had its first one elsewhere.
+        "ttft": "-" if first_s is None or scheduled_s is None else first_s - scheduled_s,
+        "ttft_s": "-" if first_s is None else first_s - request.submitted_s,
+        "seconds": now_s - request.submitted_s,
+        "preemptions": request.num_preemptions,
+    }
+    if error_code is not None:
+        fields["error"] = error_code
+    return log_event("request finished", **fields)

@@ -1,0 +1,161 @@
+"""Runs a recording again on a fresh core, and says where its answers first differ from those recorded."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from onward.engine.core import EngineCore
+from onward.engine.recording import (
+    ApiLost,
+    Begun,
+    Committed,
+    Died,
+    Drained,
+    Planned,
+    Received,
+    Record,
+    Ticked,
+    WorkerLost,
+    WorkerUp,
+)
+from onward.errors import InvalidRequest
+from onward.proto import SCHEMA_VERSION
+
+MAX_SHOWN_CHARS = 300
+
+_decoder = msgspec.msgpack.Decoder(Record)
+_encoder = msgspec.msgpack.Encoder()
+
+
+@dataclass(slots=True, frozen=True)
+class Difference:
+    record: int
+    """Its number in the recording; the first one is 0."""
+    seconds: float
+    """Since the recording's first time."""
+    step: int
+    """The last step that had been completed."""
+    where: str
+    recorded: str
+    replayed: str
+
+
+@dataclass(slots=True)
+class Outcome:
+    begun: Begun
+    num_records: int = 1
+    num_answers: int = 0
+    seconds: float = 0.0
+    difference: Difference | None = None
+    died: str | None = None
+    """The fault that ended the recorded engine, and this one too."""
+
+
+class Replay:
+    def __init__(self, begun: Begun) -> None:
+        self.outcome = Outcome(begun)
+        self._core = EngineCore(begun.config, begun.incarnation, begun.worker)
+        self._first_s: float | None = None
+        self._step = 0
+        self._fault: Exception | None = None
+
+    def take(self, record: Record) -> Difference | None:
+        """Does what was done then. The caller stops at the first difference."""
+        outcome = self.outcome
+        if isinstance(record, Died):
+            if self._fault is None or repr(self._fault) != record.fault:
+                return self._differs("the engine's death", record.fault, repr(self._fault) if self._fault else "none")
+            outcome.died = record.fault
+        elif self._fault is not None:
+            return self._differs("the core raised", "no fault", repr(self._fault))
+        else:
+            try:
+                outcome.difference = self._do(record)
+            except Exception as fault:
+                self._fault = fault  # the next record says whether it died then too
+        outcome.num_records += 1
+        return outcome.difference
+
+    def end(self) -> None:
+        if self._fault is not None and self.outcome.died is None and self.outcome.difference is None:
+            self._differs("the core raised", "the recording ends here", repr(self._fault))
+
+    def _do(self, record: Record) -> Difference | None:
+        core = self._core
+        if not isinstance(record, Begun | Drained | Died):
+            self._first_s = record.now_s if self._first_s is None else self._first_s
+            self.outcome.seconds = record.now_s - self._first_s
+        match record:
+            case Received():
+                core.receive(record.owner, record.message, record.now_s)
+            case ApiLost():
+                core.api_gone(record.owner, record.now_s)
+            case Committed():
+                core.commit(record.result, record.now_s)
+                self._step = record.result.step
+            case WorkerLost():
+                core.worker_lost(record.now_s)
+            case WorkerUp():
+                core.worker_up(record.worker, record.now_s)
+            case Ticked():
+                core.tick(record.now_s)
+            case Planned():
+                return self._compare("plan", record.plan, core.plan(record.now_s))
+            case Drained():
+                return self._compare("messages", record.messages, core.drain())
+            case Begun() | Died():
+                raise AssertionError("not here")
+        return None
+
+    def _compare(self, what: str, recorded: object, replayed: object) -> Difference | None:
+        self.outcome.num_answers += 1
+        # Bytes, since that is what was sent; a NaN is not equal to itself, its bytes are.
+        if _encoder.encode(recorded) == _encoder.encode(replayed):
+            return None
+        return self._differs(*first_difference(what, recorded, replayed))
+
+    def _differs(self, where: str, recorded: object, replayed: object) -> Difference:
+        outcome = self.outcome
+        outcome.difference = Difference(
+            outcome.num_records, outcome.seconds, self._step, where, _shown(recorded), _shown(replayed)
+        )
+        return outcome.difference
+
+
+def replay(records: Iterable[memoryview | bytes]) -> Outcome:
+    """Takes encoded records. A recording begins with what the core was made from."""
+    decoded = map(_decode, records)
+    begun = next(decoded, None)
+    if not isinstance(begun, Begun):
+        raise InvalidRequest("the recording has no beginning")
+    if begun.schema_version != SCHEMA_VERSION:
+        raise InvalidRequest(f"the recording speaks schema {begun.schema_version}, this version {SCHEMA_VERSION}")
+    run = Replay(begun)
+    if not any(run.take(record) for record in decoded):
+        run.end()
+    return run.outcome
+
+
+def _decode(record: memoryview | bytes) -> Record:
+    try:
+        return _decoder.decode(record)
+    except msgspec.DecodeError as fault:
+        raise InvalidRequest(f"a record cannot be read by this version of Onward: {fault}") from fault
+
+
+def first_difference(where: str, a: object, b: object) -> tuple[str, object, object]:
+    """The innermost place at which two answers differ, as a path, and what each has there."""
+    if type(a) is type(b) and isinstance(a, msgspec.Struct):
+        pairs = [(f"{where}.{name}", getattr(a, name), getattr(b, name)) for name in a.__struct_fields__]
+    elif isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
+        pairs = [(f"{where}[{index}]", x, y) for index, (x, y) in enumerate(zip(a, b, strict=True))]
+    else:
+        return where, a, b
+    inner = next(((path, x, y) for path, x, y in pairs if _encoder.encode(x) != _encoder.encode(y)), None)
+    return first_difference(*inner) if inner else (where, a, b)
+
+
+def _shown(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"

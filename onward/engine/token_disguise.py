@@ -1,0 +1,111 @@
+"""Hides what was said in a recording: every token id is mapped through one random table, kept nowhere.
+
+The table is one-to-one, so equal prompts stay equal, prefixes still hit and an end token still ends. Without the table
+the text is gone, though not beyond a cryptanalyst: it is a substitution, and long texts have telling frequencies.
+"""
+
+import hashlib
+import random
+import secrets
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from onward.proto.request import Deltas, Submit, TokenDelta
+from onward.proto.sampling import Sampling
+from onward.proto.step import Advanced, Assign, Event, StepPlan, StepResult, TokenLogprobs, Tokens
+
+replace = msgspec.structs.replace
+Message = TypeVar("Message")
+
+
+class TokenDisguise:
+    def __init__(self, vocab_size: int) -> None:
+        self._table = list(range(vocab_size))
+        random.Random(secrets.randbits(256)).shuffle(self._table)
+        self._salt_key = secrets.token_bytes(16)
+
+    def hide(self, message: Message) -> Message:
+        """The same message with other token ids. What has none comes back as it is."""
+        match message:
+            case Submit():
+                return self._submit(message)  # type: ignore[return-value]
+            case StepPlan(assign=[_, *_]):
+                return replace(message, assign=[self._assign(assign) for assign in message.assign])
+            case StepResult():
+                return replace(message, events=[self._event(event) for event in message.events])
+            case Deltas():
+                return replace(message, deltas=[self._delta(delta) for delta in message.deltas])
+            case _:
+                return message
+
+    def token_ids(self, token_ids: Sequence[int]) -> list[int]:
+        # An id outside the vocabulary is no text, and stays: so the table stays one-to-one.
+        table, size = self._table, len(self._table)
+        return [table[token] if 0 <= token < size else token for token in token_ids]
+
+    def _submit(self, message: Submit) -> Submit:
+        return replace(
+            message,
+            prompt_token_ids=self.token_ids(message.prompt_token_ids),
+            generated_token_ids=self.token_ids(message.generated_token_ids),
+            sampling=self._sampling(message.sampling),
+            cache_salt=self._cache_salt(message.cache_salt),
+        )
+
+    def _assign(self, assign: Assign) -> Assign:
+        return replace(assign, token_ids=self.token_ids(assign.token_ids), sampling=self._sampling(assign.sampling))
+
+    def _sampling(self, sampling: Sampling) -> Sampling:
+        return replace(
+            sampling,
+            end_token_ids=tuple(self.token_ids(sampling.end_token_ids)),
+            logit_bias=tuple(self._weighted(sampling.logit_bias)),
+            bad_words=tuple(tuple(self.token_ids(word)) for word in sampling.bad_words),
+        )
+
+    def _event(self, event: Event) -> Event:
+        match event:
+            case Tokens():
+                return Tokens(
+                    event.slot,
+                    event.epoch,
+                    event.position,
+                    event.num_computed,
+                    self.token_ids(event.token_ids),
+                    self._logprobs(event.logprobs),
+                    self._logprobs(event.prompt_logprobs),
+                )
+            case Advanced(prompt_logprobs=[_, *_]):
+                return replace(event, prompt_logprobs=self._logprobs(event.prompt_logprobs))
+            case _:
+                return event
+
+    def _delta(self, delta: TokenDelta) -> TokenDelta:
+        return TokenDelta(
+            delta.request_id,
+            delta.epoch,
+            delta.position,
+            self.token_ids(delta.token_ids),
+            delta.num_prompt_tokens,
+            delta.num_cached_tokens,
+            delta.finish_reason,
+            delta.error,
+            self._logprobs(delta.logprobs),
+            self._logprobs(delta.prompt_logprobs),
+        )
+
+    def _logprobs(self, logprobs: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:
+        if logprobs is None:
+            return None
+        return [replace(one, top=self._weighted(one.top)) for one in logprobs]
+
+    def _weighted(self, pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+        return list(zip(self.token_ids([token for token, _ in pairs]), [weight for _, weight in pairs], strict=True))
+
+    def _cache_salt(self, cache_salt: str) -> str:
+        """A tenant's secret. Equal ones stay equal, and none stays none."""
+        if not cache_salt:
+            return ""
+        return hashlib.blake2b(cache_salt.encode(), key=self._salt_key, digest_size=16).hexdigest()

@@ -1,0 +1,95 @@
+"""What must hold between any two events, whatever happened before: asked of the engine's own state, from outside."""
+
+from collections import Counter
+
+from onward.engine.core import EngineCore
+from onward.engine.request import Request, Status
+
+
+def check(core: EngineCore) -> None:
+    live = list(core._live.values())
+    _check_states(core, live)
+    _check_blocks(core, live)
+    _check_slots(core, live)
+    _check_progress(core, live)
+    _check_gauges(core, live)
+
+
+def _check_states(core: EngineCore, live: list[Request]) -> None:
+    """A request is in exactly the place that its state names."""
+    scheduler = core.scheduler
+    places = {
+        Status.WAITING: list(scheduler.waiting),
+        Status.RUNNING: list(scheduler.running),
+        Status.PREEMPTING: list(scheduler.preempting),
+    }
+    for status, members in places.items():
+        assert len(set(members)) == len(members), f"no request is {status} twice"
+        assert set(members) == {r for r in live if r.status is status}, status
+    assert all(core._live[r.request_id] is r for r in live)
+    assert scheduler.suspects <= set(live)
+    seated = {r.slot_epoch: r for r in live if r.slot is not None}
+    assert scheduler._by_slot_epoch == seated, "an epoch leads to the request that runs under it, and to no other"
+
+
+def _check_blocks(core: EngineCore, live: list[Request]) -> None:
+    pool = core.scheduler.pool
+    holders: Counter[int] = Counter()
+    for request in live:
+        assert len(set(request.block_ids)) == len(request.block_ids), "no block is twice in one table"
+        holders.update(request.block_ids)
+    assert pool._holders == [holders[block] for block in range(pool.num_blocks)]
+    free, cached, fenced = set(pool._free), set(pool._cached), set(pool._fenced)
+    assert len(free) == len(pool._free), "no block is free twice"
+    assert len(free) + len(cached) + len(fenced) + len(holders) == pool.num_blocks, "the counts add up"
+    assert len(free | cached | fenced | set(holders)) == pool.num_blocks, "no block is in two states"
+    assert sum(pool.counts().values()) == pool.num_blocks
+    assert pool._by_name == {name: block for block, name in enumerate(pool._name) if name is not None}
+    assert all(pool._name[block] is None for block in free)
+    assert all(pool._name[block] is not None for block in cached)
+    due = core.scheduler.steps_in_flight
+    assert all(due and due[0].step <= fence <= due[-1].step for fence in pool._fenced.values()), "a fence passes"
+    for request in live:
+        _check_shares(core, request, holders)
+
+
+def _check_shares(core: EngineCore, request: Request, holders: Counter[int]) -> None:
+    """A block with a name holds what the name says, and only a block with a name has several holders."""
+    pool = core.scheduler.pool
+    names = request.hash_chain(pool.block_size, len(request.token_ids) // pool.block_size)
+    for index, block in enumerate(request.block_ids):
+        name = pool._name[block]
+        if name is not None:
+            assert name == names[index], "a name stands for this history at this place"
+            assert (index + 1) * pool.block_size <= request.num_computed, "a block is named once it is computed"
+        else:
+            assert holders[block] == 1, "what has no name belongs to one"
+
+
+def _check_slots(core: EngineCore, live: list[Request]) -> None:
+    slots = core.scheduler.slots
+    owned = [r.slot for r in live if r.slot is not None]
+    everywhere = [*owned, *slots._free, *slots._fenced]
+    assert sorted(everywhere) == list(range(core.config.max_num_seqs)), "each slot is in one place"
+    assert all((r.slot is not None) == (r.status in (Status.RUNNING, Status.PREEMPTING)) for r in live)
+
+
+def _check_progress(core: EngineCore, live: list[Request]) -> None:
+    size = core.scheduler.pool.block_size
+    for r in live:
+        assert r.num_published * size <= r.num_computed <= r.planned_computed <= r.planned_len
+        assert r.slot is None or len(r.block_ids) * size >= r.planned_computed, "what is planned has room"
+        assert r.num_generated <= r.max_output
+        steps = [run.step for run in r.in_flight]
+        assert set(steps) <= {step.step for step in core.scheduler.steps_in_flight}
+        assert steps == sorted(steps)
+
+
+def _check_gauges(core: EngineCore, live: list[Request]) -> None:
+    counted = Counter(r.status.value for r in live)
+    assert _gauge(core, "onward_requests") == {s.value: counted[s.value] for s in Status if s is not Status.FINISHED}
+    assert _gauge(core, "onward_kv_blocks")["owned"] == len({block for r in live for block in r.block_ids})
+
+
+def _gauge(core: EngineCore, name: str) -> dict[str, float]:
+    return {series.labels["state"]: series.value for series in core.registry._metrics[name].family().series}

@@ -1,0 +1,325 @@
+"""Recordings: what a core was given and answered can be run again, with the same answers and without the text."""
+
+import logging
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from onward.engine import recording_file
+from onward.engine.block_pool import BlockPool
+from onward.engine.core import EngineCore
+from onward.engine.recording import Committed, Died, Drained, Planned, Received, Record, RecordedCore
+from onward.engine.recording_file import RecordingReader, RecordingWriter
+from onward.engine.replay import Outcome, first_difference, replay
+from onward.engine.token_disguise import TokenDisguise
+from onward.errors import InvalidRequest, StartupError
+from onward.proto.request import Deltas, Submit, TokenDelta
+from onward.proto.sampling import Sampling
+from onward.proto.step import Advanced, Assign, Run, StepPlan, StepResult, TokenLogprobs, Tokens
+from tests.engine.harness import API, Harness
+
+decoder = msgspec.msgpack.Decoder(Record)
+
+
+class RecordedHarness(Harness):
+    def __init__(self, path: Path, **config: object) -> None:
+        super().__init__(**config)  # type: ignore[arg-type]
+        self.writer = RecordingWriter(str(path))
+        self.core = RecordedCore(self.config, "e1", self.worker.hello(), self.writer, 1000.0)
+
+    def answer(self) -> None:
+        super().answer()
+        self.tick(0.0)
+
+
+def eventful_run(path: Path, **config: object) -> RecordedHarness:
+    """Preemptions, prefix hits, aborts by id and by name, a refusal, a deadline, a death of worker and one of an api."""
+    harness = RecordedHarness(path, num_blocks=17, max_num_seqs=4, max_num_batched_tokens=16, **config)
+    for index in range(8):
+        prompt = [3 + index % 3 + i // 2 for i in range(10 + index)]
+        harness.submit(f"r{index}-0", prompt, max_tokens=30, seed=index, temperature=float(index % 2), end=(5,))
+    harness.submit("long-0", [1] * 60, max_tokens=50)
+    harness.submit("late-0", [1, 2, 3], max_tokens=60, deadline_s=0.2, cache_salt="tenant")
+    for turn in range(1000):
+        while harness.plan() is not None:
+            pass
+        if turn == 7:
+            harness.abort("r2-0")
+        if turn == 9:
+            harness.abort_by_name("r3", "nobody")
+        if turn == 12:
+            harness.crash_worker()
+            continue
+        if turn == 40:
+            harness.submit("last-0", [3, 3, 4, 4, 5], max_tokens=30)
+            harness.core.api_gone(API, harness.now_s)
+        if not harness.plans:
+            break
+        harness.answer()
+    assert harness.core.idle
+    assert harness.metric("preemptions") > 0
+    assert harness.metric("worker_losses") == 1
+    harness.writer.close()
+    return harness
+
+
+def replayed(path: Path) -> Outcome:
+    return replay(RecordingReader(path))
+
+
+def records_of(path: Path) -> list[Record]:
+    return [decoder.decode(record) for record in RecordingReader(path)]
+
+
+@pytest.mark.parametrize("record_tokens", [False, True])
+def test_an_eventful_run_replays_with_the_same_answers(tmp_path: Path, record_tokens: bool) -> None:
+    eventful_run(tmp_path / "run", record_tokens=record_tokens)
+    outcome = replayed(tmp_path / "run")
+    assert outcome.difference is None
+    assert outcome.num_answers > 100
+    assert outcome.begun.true_tokens is record_tokens
+    kinds = {type(record) for record in records_of(tmp_path / "run")}
+    assert len(kinds) == len(Record.__args__) - 1, "all but a death of the engine has happened"
+
+
+def test_a_core_that_decides_otherwise_is_found_at_its_first_other_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eventful_run(tmp_path / "run")
+    monkeypatch.setattr(BlockPool, "hit_length", lambda self, names: (0, 0))
+    difference = replayed(tmp_path / "run").difference
+    assert difference is not None
+    number, first_hit = next(
+        (number, assign.num_computed)
+        for number, record in enumerate(records_of(tmp_path / "run"))
+        if isinstance(record, Planned) and record.plan
+        for assign in record.plan.assign
+        if assign.num_computed
+    )
+    assert difference.record == number
+    assert difference.where.startswith("plan.assign[")
+    assert difference.where.endswith("].num_computed")
+    assert (difference.recorded, difference.replayed) == (str(first_hit), "0")
+
+
+def test_a_core_that_forgets_a_message_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    eventful_run(tmp_path / "run")
+    monkeypatch.setattr(EngineCore, "_charge", lambda self, request, now_s: None)
+    difference = replayed(tmp_path / "run").difference
+    assert difference is not None
+    assert difference.where == "messages"
+    assert "Charged" in difference.recorded
+
+
+def test_without_the_table_no_token_of_the_traffic_is_in_the_recording(tmp_path: Path) -> None:
+    """A prompt of one token repeated: under the table it is still one token, and hardly ever the same."""
+    prompt = [41] * 24
+    seen = set()
+    for number in range(8):
+        harness = RecordedHarness(tmp_path / str(number), vocab_size=50_000)
+        harness.submit("a", prompt, max_tokens=3)
+        harness.submit("b", prompt, max_tokens=3, cache_salt="secret of a tenant")
+        harness.run_until_idle()
+        harness.submit("c", prompt, max_tokens=3)
+        harness.run_until_idle()
+        harness.writer.close()
+        received = [r.message for r in records_of(tmp_path / str(number)) if isinstance(r, Received)]
+        a, b, c = (message for message in received if isinstance(message, Submit))
+        assert a.prompt_token_ids == c.prompt_token_ids
+        assert len(set(a.prompt_token_ids)) == 1
+        assert a.cache_salt == ""
+        assert b.cache_salt not in ("", "secret of a tenant")
+        seen.add(a.prompt_token_ids[0])
+        assert harness.clients["c"].cached, "there was a prefix hit"
+        assert replayed(tmp_path / str(number)).difference is None
+    assert len(seen) > 4, "each recording has its own table"
+
+
+def test_every_place_with_token_ids_goes_through_one_table() -> None:
+    disguise = TokenDisguise(1000)
+    as_now = disguise.token_ids(range(1000))
+    assert sorted(as_now) == list(range(1000))
+    assert as_now != list(range(1000))
+    assert disguise.token_ids([-1, 1000]) == [-1, 1000], "these are no tokens"
+    sampling = Sampling(1, end_token_ids=(1, 2), logit_bias=((3, 0.5), (4, -1.0)), bad_words=((5,), (6, 7)))
+    hidden_sampling = Sampling(
+        1,
+        end_token_ids=(as_now[1], as_now[2]),
+        logit_bias=((as_now[3], 0.5), (as_now[4], -1.0)),
+        bad_words=((as_now[5],), (as_now[6], as_now[7])),
+    )
+    logprobs, hidden_logprobs = [TokenLogprobs(-1.0, 2, [(8, -0.5)])], [TokenLogprobs(-1.0, 2, [(as_now[8], -0.5)])]
+    pairs = [
+        (Submit(1, "r", 1, [1, 2], sampling, [3]), Submit(1, "r", 1, as_now[1:3], hidden_sampling, [as_now[3]])),
+        (
+            StepPlan(1, [], [Assign(0, 1, "r", [1, 2], 2, 0, [7], sampling)], [Run(0, 1, 2)]),
+            StepPlan(1, [], [Assign(0, 1, "r", as_now[1:3], 2, 0, [7], hidden_sampling)], [Run(0, 1, 2)]),
+        ),
+        (
+            StepResult(1, [Tokens(0, 1, 0, 2, [9], logprobs, logprobs), Advanced(1, 2, 3, logprobs)], 0.5),
+            StepResult(
+                1,
+                [Tokens(0, 1, 0, 2, [as_now[9]], hidden_logprobs, hidden_logprobs), Advanced(1, 2, 3, hidden_logprobs)],
+                0.5,
+            ),
+        ),
+        (
+            Deltas(1, [TokenDelta("r", 1, 0, [9], 2, 0, "stop", None, logprobs, logprobs)]),
+            Deltas(1, [TokenDelta("r", 1, 0, [as_now[9]], 2, 0, "stop", None, hidden_logprobs, hidden_logprobs)]),
+        ),
+    ]
+    for message, hidden in pairs:
+        assert disguise.hide(message) == hidden
+
+
+def test_a_file_cut_short_is_replayed_as_far_as_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording_file, "CHUNK_BYTES", 2000)
+    eventful_run(tmp_path / "run")
+    whole = (tmp_path / "run").read_bytes()
+    num_records = [len(records_of(tmp_path / "run"))]
+    for cut in (3, len(whole) // 3, len(whole) // 2):
+        path = tmp_path / f"cut-{cut}"
+        path.write_bytes(whole[:-cut])
+        reader = RecordingReader(path)
+        outcome = replay(reader)
+        assert outcome.difference is None
+        assert reader.truncated
+        assert "ends in the middle" in (reader.fault or "")
+        num_records.append(outcome.num_records)
+    assert num_records == sorted(set(num_records), reverse=True), "less and less, and never nothing"
+    assert num_records[-1] > 10
+
+
+def test_a_damaged_file_says_where_it_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording_file, "CHUNK_BYTES", 2000)
+    eventful_run(tmp_path / "run")
+    damaged = bytearray((tmp_path / "run").read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (tmp_path / "damaged").write_bytes(damaged)
+    reader = RecordingReader(tmp_path / "damaged")
+    outcome = replay(reader)
+    assert outcome.difference is None
+    assert outcome.num_records > 1
+    assert not reader.truncated
+    assert "is damaged" in (reader.fault or "")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", recording_file.MAGIC, recording_file.MAGIC + b"\1\0"])
+def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(InvalidRequest, match=r"not a recording|no beginning"):
+        replayed(tmp_path / "file")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="nothing-here"):
+        replayed(tmp_path / "nothing-here")
+
+
+def test_a_fault_that_killed_the_engine_kills_the_replay_too(tmp_path: Path) -> None:
+    harness = RecordedHarness(tmp_path / "run")
+    harness.submit("a", [1, 2, 3])
+    harness.plan()
+    with pytest.raises(AssertionError, match="is due"):
+        harness.core.commit(StepResult(7, []), 1.0)
+    harness.writer.close()
+    last = records_of(tmp_path / "run")[-2:]
+    assert isinstance(last[0], Committed)
+    assert isinstance(last[1], Died)
+    outcome = replayed(tmp_path / "run")
+    assert outcome.difference is None
+    assert "is due" in (outcome.died or "")
+
+
+def test_a_fault_that_only_the_replay_has_is_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    eventful_run(tmp_path / "run")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a new bug")
+
+    monkeypatch.setattr(EngineCore, "worker_lost", fail)
+    difference = replayed(tmp_path / "run").difference
+    assert difference is not None
+    assert "a new bug" in difference.replayed
+
+
+def test_a_recording_that_is_there_already_is_never_overwritten(tmp_path: Path) -> None:
+    paths = []
+    for _ in range(3):
+        harness = RecordedHarness(tmp_path / "run")
+        harness.writer.close()
+        paths.append(harness.writer.path.name)
+    assert paths == ["run", "run.1", "run.2"]
+    assert replayed(tmp_path / "run").num_records == 1
+
+
+def test_a_folder_that_is_not_there_is_named_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"cannot record to .*missing"):
+        RecordingWriter(str(tmp_path / "missing" / "run"))
+
+
+def test_a_disk_that_cannot_follow_ends_the_recording_and_not_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The queue is full for good: the engine waits once, briefly, and goes on without a recording."""
+    monkeypatch.setattr(recording_file, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(recording_file, "MAX_WAIT_S", 0.01)
+    monkeypatch.setattr(recording_file.RecordingWriter, "_write_chunks", lambda self: self._file.close())
+    monkeypatch.setattr(recording_file, "MAX_QUEUED_CHUNKS", 3)
+    with caplog.at_level(logging.WARNING):
+        harness = RecordedHarness(tmp_path / "run")
+        client = harness.submit("a", [1, 2, 3], max_tokens=200)
+        harness.run_until_idle()
+        harness.writer.close()
+    assert client.tokens == harness.expected(client)
+    assert caplog.text.count("recording ended") == 1
+    assert harness.writer._chunks.qsize() <= 3
+
+
+def test_the_innermost_difference_is_shown() -> None:
+    one, other = (Drained([("api", Deltas(1, [TokenDelta("r", 1, 0, [5, t], 2, 0)]))]) for t in (6, 7))
+    assert first_difference("messages", one.messages, other.messages) == (
+        "messages[0][1].deltas[0].token_ids[1]",
+        6,
+        7,
+    )
+    assert first_difference("plan", None, StepPlan(1))[0] == "plan"
+
+
+def test_the_same_core_without_a_recording_gives_the_same_tokens(tmp_path: Path) -> None:
+    recorded = eventful_run(tmp_path / "run")
+    for request_id in ("r0-0", "r1-0", "r4-0"):
+        client = recorded.clients[request_id]
+        assert client.tokens == recorded.expected(client)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_traffic_replays_with_the_same_answers(tmp_path: Path, seed: int) -> None:
+    """Nothing that decides an answer lies outside of the recording: no order of a set, no address, no clock."""
+    choose = random.Random(seed)
+    harness = RecordedHarness(
+        tmp_path / "run",
+        num_blocks=choose.randrange(20, 40),
+        max_num_seqs=choose.randrange(2, 6),
+        max_num_batched_tokens=choose.choice([6, 16, 64]),
+    )
+    for number in range(150):
+        match choose.choice(["submit", "plan", "plan", "answer", "answer", "answer", "abort", "crash"]):
+            case "submit":
+                prompt = [choose.randrange(3) for _ in range(choose.randrange(1, 30))]
+                harness.submit(f"r{number}-0", prompt, max_tokens=choose.randrange(1, 40), priority=choose.randrange(3))
+            case "plan":
+                harness.plan()
+            case "answer" if harness.plans:
+                harness.answer()
+            case "abort" if harness.clients:
+                harness.abort(choose.choice(sorted(harness.clients)))
+            case "crash" if choose.random() < 0.1:
+                harness.crash_worker()
+    harness.run_until_idle()
+    harness.writer.close()
+    outcome = replayed(tmp_path / "run")
+    assert outcome.difference is None
+    assert outcome.num_answers > 100
