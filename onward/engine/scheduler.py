@@ -1,7 +1,8 @@
 """Decides what each step does. There are no phases: a request catches up with its tokens, further in each step.
 
     plan:  1. running requests that need one more token (decoding), in the queue's order
-           2. running requests that are further behind (prefilling), as far as the token budget goes
+           2. running requests that are further behind (prefilling), as far as the token budget goes; a waiting
+              request of a higher priority is let in before them
            3. waiting requests, as long as there is a slot, room and budget
 
 The scheduler owns blocks and slots. It knows nothing of what a token means, of clients, or of wires.
@@ -64,7 +65,7 @@ class Scheduler:
             return None
         draft = PlanDraft(self._next_step, self.config.max_num_batched_tokens)
         if not self._plan_alone(draft, now_s):
-            self._continue_running(draft)
+            self._continue_running(draft, now_s)
             self._admit_waiting(draft, now_s)
         sealed = draft.seal()
         if sealed is None:
@@ -135,7 +136,7 @@ class Scheduler:
             self._continue(draft, suspect)
         return bool(draft.runs)
 
-    def _continue_running(self, draft: PlanDraft) -> None:
+    def _continue_running(self, draft: PlanDraft, now_s: float) -> None:
         behind = []
         for request in list(self.running):
             if request.status is Status.RUNNING and request not in self.suspects:
@@ -144,6 +145,7 @@ class Scheduler:
                 else:
                     behind.append(request)
         for request in behind:
+            self._admit_waiting(draft, now_s, before=request)
             if request.status is Status.RUNNING and draft.budget:
                 self._continue(draft, request)
 
@@ -160,10 +162,13 @@ class Scheduler:
         request.block_ids += new_block_ids
         draft.run(request, num_tokens, new_block_ids)
 
-    def _admit_waiting(self, draft: PlanDraft, now_s: float) -> None:
+    def _admit_waiting(self, draft: PlanDraft, now_s: float, before: Request | None = None) -> None:
+        """In the queue's order; with `before`, only those of a higher priority than that one."""
         while draft.budget and not draft.short_of_blocks and not draft.preempts:
             request = next((r for r in self.waiting if r not in self.suspects), None)
-            if request is None or not self._admit(draft, request, now_s):
+            if request is None or (before is not None and request.priority >= before.priority):
+                return
+            if not self._admit(draft, request, now_s):
                 return
 
     def _admit(self, draft: PlanDraft, request: Request, now_s: float) -> bool:

@@ -1,12 +1,17 @@
 """A worker whose model is a hash: the next token is a hash of the whole history *as read back from its KV memory*.
 
-A lost, repeated, stale or overwritten cell, a wrong block table, a prefix hit on the wrong block: each gives other tokens
-at once, and `expected_output` says what they should have been. It speaks plans and results like any worker.
+A lost, repeated, stale or overwritten cell, a wrong block table, a prefix hit on the wrong block, a sampling field that a
+wire dropped: each gives other tokens at once, and `expected_output` says what they should have been. It speaks plans and
+results like any worker, and fails a request when it is told to.
 """
 
 import hashlib
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+
+import msgspec
 
 from onward.proto import SCHEMA_VERSION
 from onward.proto.sampling import Sampling
@@ -20,39 +25,68 @@ from onward.proto.step import (
     Run,
     StepPlan,
     StepResult,
+    TokenLogprobs,
     Tokens,
     WorkerHello,
 )
 
-Cell = tuple[int, int]
-"""(position, token)"""
+_UNWRITTEN = -1
+_UNWRITTEN_BYTES = b"\xff" * 8
 
 
-def next_token(history: list[int], sampling: Sampling, num_prompt: int, vocab_size: int) -> int:
-    """A function of (request, tokens so far), like the real thing."""
-    position = len(history) - num_prompt
-    seed = sampling.seed if sampling.temperature else 0
-    for attempt in range(vocab_size):
-        digest = hashlib.blake2b(array("q", [seed, attempt, *history]).tobytes(), digest_size=4).digest()
-        token = int.from_bytes(digest, "little") % vocab_size
+def _cell(position: int, token: int) -> int:
+    """What the memory holds. The position is part of it: a block read at the wrong place must not look right."""
+    return position << 32 | token
+
+
+def next_token(history: bytes, sampling: Sampling, position: int, vocab_size: int) -> int:
+    """A function of (request, tokens so far), like the real thing. `history` is the cells of all tokens so far."""
+    return _draw(hashlib.blake2b(_noise_key(sampling) + history, digest_size=8), sampling, position, vocab_size)
+
+
+def expected_output(prompt: Sequence[int], sampling: Sampling, max_output: int, vocab_size: int) -> list[int]:
+    """The output of an undisturbed run, up to and with the token that ends it."""
+    state = hashlib.blake2b(_noise_key(sampling), digest_size=8)
+    state.update(array("q", [_cell(at, token) for at, token in enumerate(prompt)]).tobytes())
+    output: list[int] = []
+    while len(output) < max_output:
+        position = len(output)
+        output.append(_draw(state, sampling, position, vocab_size))
+        state.update(_cell(len(prompt) + position, output[-1]).to_bytes(8, "little"))
+        if output[-1] in sampling.end_token_ids and position >= sampling.min_tokens:
+            break
+    return output
+
+
+def expected_logprobs(token: int, top: int) -> TokenLogprobs:
+    """Made up, and different for each token: what matters is that they arrive with the token they belong to."""
+    return TokenLogprobs(-token / 8, token + 1, [(token + 1 + rank, -float(rank)) for rank in range(top)])
+
+
+def _draw(state: "hashlib.blake2b", sampling: Sampling, position: int, vocab_size: int) -> int:
+    for attempt in range(1000 * vocab_size):
+        attempted = state.copy()
+        attempted.update(attempt.to_bytes(4, "little"))
+        token = int.from_bytes(attempted.digest(), "little") % vocab_size
         if position >= sampling.min_tokens or token not in sampling.end_token_ids:
             return token
     raise AssertionError("some token is always allowed")
 
 
-def expected_output(prompt: list[int], sampling: Sampling, max_output: int, vocab_size: int) -> list[int]:
-    """The output of an undisturbed run, up to and with the token that ends it."""
-    history = list(prompt)
-    for position in range(max_output):
-        history.append(next_token(history, sampling, len(prompt), vocab_size))
-        if history[-1] in sampling.end_token_ids and position >= sampling.min_tokens:
-            break
-    return history[len(prompt) :]
+@lru_cache(maxsize=1024)
+def _noise_key(sampling: Sampling) -> bytes:
+    """Everything that decides a token beside the history. Greedy choice needs no noise."""
+    greedy = {} if sampling.temperature else {"seed": 0, "choice": 0}
+    what_decides = msgspec.structs.replace(
+        sampling, max_tokens=None, min_tokens=0, end_token_ids=(), logprobs=None, prompt_logprobs=None, **greedy
+    )
+    return msgspec.msgpack.encode(what_decides)
 
 
 @dataclass(slots=True)
 class Slot:
     epoch: int
+    request_id: str
     token_ids: list[int]
     num_prompt: int
     num_computed: int
@@ -64,8 +98,10 @@ class HashWorker:
     def __init__(self, num_blocks: int, block_size: int, *, vocab_size: int = 64, max_model_len: int = 1 << 20) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
-        self.memory: list[list[Cell | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.memory = [array("q", [_UNWRITTEN] * block_size) for _ in range(num_blocks)]
         self.slots: dict[int, Slot] = {}
+        self.doomed: set[str] = set()
+        """Requests that fail when they run next, as one whose logits are not numbers."""
 
     def hello(self, incarnation: str = "w1", engine_incarnation: str = "e1") -> WorkerHello:
         return WorkerHello(
@@ -88,13 +124,15 @@ class HashWorker:
         return StepResult(plan.step, events)
 
     def _preempt(self, command: Preempt) -> Event:
-        slot = self.slots.pop(command.slot)
-        assert slot.epoch == command.epoch, "the engine preempts what it has assigned"
-        return Preempted(command.slot, command.epoch, len(slot.token_ids))
+        """Answered always: also where the slot failed before, nothing more will come from that epoch."""
+        slot = self.slots.pop(command.slot, None)
+        assert slot is None or slot.epoch == command.epoch, "the engine preempts what it has assigned"
+        return Preempted(command.slot, command.epoch, len(slot.token_ids) if slot else 0)
 
     def _assign(self, assign: Assign) -> None:
         self.slots[assign.slot] = Slot(
             assign.epoch,
+            assign.request_id,
             list(assign.token_ids),
             assign.num_prompt,
             assign.num_computed,
@@ -103,33 +141,49 @@ class HashWorker:
         )
 
     def _run(self, run: Run) -> Event | None:
-        slot = self.slots[run.slot]
+        slot = self.slots.get(run.slot)
+        if slot is None:
+            return None  # it failed in the step before, when this one was under way already
         assert slot.epoch == run.epoch, "the engine runs what it has assigned"
         slot.block_ids += run.new_block_ids
-        end = min(slot.num_computed + run.num_tokens, len(slot.token_ids))
-        for position in range(slot.num_computed, end):
-            block = slot.block_ids[position // self.block_size]
-            self.memory[block][position % self.block_size] = (position, slot.token_ids[position])
+        if slot.request_id in self.doomed:
+            self.doomed.discard(slot.request_id)
+            return self._fail(run, "invalid_logits", "told to fail")
+        begin, end = slot.num_computed, min(slot.num_computed + run.num_tokens, len(slot.token_ids))
+        for position in range(begin, end):
+            block = self.memory[slot.block_ids[position // self.block_size]]
+            block[position % self.block_size] = _cell(position, slot.token_ids[position])
         slot.num_computed = end
+        prompt_logprobs = _prompt_logprobs(slot, begin, end)
         if end < len(slot.token_ids):
-            return Advanced(run.slot, run.epoch, end)
-        return self._sample(run, slot)
+            return Advanced(run.slot, run.epoch, end, prompt_logprobs)
+        return self._sample(run, slot, prompt_logprobs)
 
-    def _sample(self, run: Run, slot: Slot) -> Event:
+    def _sample(self, run: Run, slot: Slot, prompt_logprobs: list[TokenLogprobs] | None) -> Event:
         history = self._read_back(slot)
-        if history is None:
-            return Failed(run.slot, run.epoch, "kv_lost", "a cell of the KV memory was never written")
-        token = next_token(history, slot.sampling, slot.num_prompt, self.vocab_size)
+        if _UNWRITTEN_BYTES in history:
+            return self._fail(run, "kv_lost", "a cell of the KV memory was never written")
+        position = len(slot.token_ids) - slot.num_prompt
+        token = next_token(history, slot.sampling, position, self.vocab_size)
         slot.token_ids.append(token)
-        position = len(slot.token_ids) - 1 - slot.num_prompt
-        return Tokens(run.slot, run.epoch, position, slot.num_computed, [token])
+        top = slot.sampling.logprobs
+        logprobs = None if top is None else [expected_logprobs(token, top)]
+        return Tokens(run.slot, run.epoch, position, slot.num_computed, [token], logprobs, prompt_logprobs)
 
-    def _read_back(self, slot: Slot) -> list[int] | None:
-        cells = [
-            self.memory[slot.block_ids[position // self.block_size]][position % self.block_size]
-            for position in range(slot.num_computed)
-        ]
-        if any(cell is None for cell in cells):
-            return None
-        # The position is mixed in: a block read at the wrong place must not look right.
-        return [token if at == position else -1 - at for position, (at, token) in enumerate(cells)]  # type: ignore[misc]
+    def _fail(self, run: Run, code: str, message: str) -> Failed:
+        del self.slots[run.slot]
+        return Failed(run.slot, run.epoch, code, message)
+
+    def _read_back(self, slot: Slot) -> bytes:
+        num_blocks = -(-slot.num_computed // self.block_size)
+        cells = b"".join([self.memory[block].tobytes() for block in slot.block_ids[:num_blocks]])
+        return cells[: slot.num_computed * 8]
+
+
+def _prompt_logprobs(slot: Slot, begin: int, end: int) -> list[TokenLogprobs] | None:
+    """Of the prompt tokens that follow those computed in this step; not again once there is output."""
+    top = slot.sampling.prompt_logprobs
+    if top is None or len(slot.token_ids) > slot.num_prompt or begin >= slot.num_prompt - 1:
+        return None
+    following = slot.token_ids[begin + 1 : min(end + 1, slot.num_prompt)]
+    return [expected_logprobs(token, top) for token in following]

@@ -21,7 +21,9 @@ from onward.proto.step import StepPlan, StepResult, WorkerHello
 
 KEY_MARK = "#"
 API_QUEUE_LENGTH = 100_000
-WORKER_QUEUE_LENGTH = 16
+WORKER_QUEUE_LENGTH = 64
+"""Two plans are in flight at most. zmq returns credit for what was read only when it is polled, so there is room to
+spare for a process that reads several messages between two waits."""
 
 
 def private_addresses(name: str) -> tuple[str, str]:
@@ -175,7 +177,7 @@ class WorkerPort:
         self._decoder = msgspec.msgpack.Decoder(WorkerWireMessage)
 
     def send(self, plan: StepPlan) -> None:
-        # Two plans are in flight at most and the queue holds more, so this cannot be refused.
+        # Far fewer are in flight than the queue holds, so this is not refused.
         self.pollable.send(self._encoder.encode(plan), zmq.NOBLOCK)
 
     def receive(self) -> WorkerHello | StepResult | None:

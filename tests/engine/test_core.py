@@ -398,6 +398,19 @@ def test_a_higher_priority_takes_the_place_of_a_lower_one() -> None:
     harness.check_all_exact()
 
 
+def test_a_higher_priority_does_not_wait_for_a_long_prompt_of_a_lower_one() -> None:
+    harness = Harness(num_blocks=200, max_num_batched_tokens=8)
+    harness.submit("long", [1] * 400, max_tokens=2, priority=1)
+    harness.plan()
+    harness.answer()
+    urgent = harness.submit("urgent", [2, 3], max_tokens=2, priority=0)
+    harness.plan()
+    harness.answer()
+    assert len(urgent.tokens) == 1
+    harness.run_until_idle()
+    harness.check_all_exact()
+
+
 def test_fenced_blocks_are_waited_for_instead_of_preempting_the_next_one() -> None:
     harness = Harness(num_blocks=18, block_size=4, max_num_seqs=3)
     for i in range(3):

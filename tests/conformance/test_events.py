@@ -1,0 +1,139 @@
+"""What each event of the worker means, on every wire."""
+
+from collections.abc import Callable
+
+import pytest
+
+from onward.engine.request import Request, Status
+from onward.proto.step import Advanced, Event, Failed, Preempted, Tokens
+from tests.conformance.changes import drop, replace, request_of, until_preempting
+from tests.conformance.conftest import Connect
+from tests.conformance.wires import WiredHarness
+
+
+def under_pressure(connect: Connect) -> WiredHarness:
+    """A pool in which `low` has to give way to `high`."""
+    harness = connect(num_blocks=8, block_size=4, max_num_seqs=2)
+    harness.submit("low", [1] * 9, max_tokens=20, priority=5)
+    harness.plan()
+    harness.answer()
+    harness.submit("high", [2] * 9, max_tokens=20)
+    return harness
+
+
+def test_a_slot_without_an_event_advances_nothing_and_answers_nothing(connect: Connect) -> None:
+    harness = connect(num_blocks=8, block_size=4)
+    client = harness.submit("a", [1] * 9)
+    other = harness.submit("b", [2, 3])
+    harness.plan()
+    harness.answer(drop(harness, "a"))
+    request = request_of(harness, "a")
+    assert (request.num_computed, request.num_generated, request.status) == (0, 0, Status.RUNNING)
+    assert request.num_published == 0, "a block that was not written is not cached"
+    assert client.tokens == []
+    assert len(other.tokens) == 1
+
+
+def test_an_unfinished_chunk_moves_what_is_computed_and_yields_nothing(connect: Connect) -> None:
+    harness = connect(max_num_seqs=4, max_num_batched_tokens=4, max_steps_in_flight=1)
+    client = harness.submit("a", list(range(1, 12)))
+    for computed in (4, 8):
+        harness.plan()
+        harness.answer()
+        assert request_of(harness, "a").num_computed == computed
+        assert client.tokens == []
+        assert client.num_finishes == 0
+    harness.plan()
+    harness.answer()
+    assert client.tokens == harness.expected(client)[:1]
+
+
+def test_new_tokens_reach_the_client_at_their_position(connect: Connect) -> None:
+    harness = connect()
+    client = harness.submit("a", [1, 2, 3], max_tokens=20)
+    harness.run_until_idle()
+    assert client.tokens == harness.expected(client)
+
+
+def test_several_tokens_in_one_event_are_all_taken(connect: Connect) -> None:
+    harness = connect(max_steps_in_flight=1)
+    client = harness.submit("a", [1, 2, 3], max_tokens=4)
+    harness.plan()
+    harness.answer(replace(harness, "a", lambda e: Tokens(e.slot, e.epoch, 0, 3, [5, 0, 7, 0])))
+    assert client.tokens == [5, 0, 7, 0]
+    assert client.finish_reason == "length"
+
+
+def test_token_id_zero_survives(connect: Connect) -> None:
+    harness = connect(vocab_size=1)
+    client = harness.submit("a", [0, 0], max_tokens=6)
+    harness.run_until_idle()
+    assert client.tokens == [0] * 6
+
+
+def test_the_reply_to_a_preempt_comes_in_that_step_also_when_nothing_runs(connect: Connect) -> None:
+    harness = connect(num_blocks=8, block_size=4, max_num_seqs=2)
+    harness.submit("low", [1] * 20, max_tokens=8, priority=5)
+    harness.plan()
+    harness.answer()
+    harness.submit("high", [2] * 20, max_tokens=8)
+    until_preempting(harness, "low")
+    assert harness.plans[0].run == []
+    harness.answer()
+    assert request_of(harness, "low").status is Status.WAITING
+    harness.run_until_idle()
+    harness.check_all_exact()
+
+
+def test_a_failure_ends_that_request_with_its_code_and_what_it_had(connect: Connect) -> None:
+    harness = connect(max_steps_in_flight=1)
+    bad, good = harness.submit("bad", [1, 2]), harness.submit("good", [3, 4])
+    harness.plan()
+    harness.answer()
+    harness.plan()
+    harness.answer(replace(harness, "bad", lambda e: Failed(e.slot, e.epoch, "invalid_logits", "not a number: ∞")))
+    assert (bad.finish_reason, bad.error_code) == ("error", "invalid_logits")
+    assert bad.tokens == harness.expected(bad)[:1]
+    harness.run_until_idle()
+    assert good.tokens == harness.expected(good)
+    harness.core.audit_idle()
+
+
+INSTEAD_OF_A_REPLY: dict[str, Callable[[Event, Request], list[Event]]] = {
+    "silence": lambda reply, low: [],
+    "a chunk": lambda reply, low: [Advanced(reply.slot, reply.epoch, low.num_computed)],
+    "an old token": lambda reply, low: [Tokens(reply.slot, reply.epoch, 0, 8, [0])],
+    "an older reply": lambda reply, low: [Preempted(reply.slot, reply.epoch - 1, len(low.token_ids))],
+}
+
+
+@pytest.mark.parametrize("what", INSTEAD_OF_A_REPLY)
+def test_nothing_but_its_own_reply_requeues_a_preempted_request(connect: Connect, what: str) -> None:
+    harness = under_pressure(connect)
+    until_preempting(harness, "low")
+    low = request_of(harness, "low")
+
+    def change(events: list[Event]) -> list[Event]:
+        [reply] = [event for event in events if event.epoch == low.slot_epoch]
+        return [event for event in events if event is not reply] + INSTEAD_OF_A_REPLY[what](reply, low)
+
+    harness.answer(change)
+    assert low.status is Status.PREEMPTING
+    assert low not in list(harness.core.scheduler.waiting)
+    assert harness.metric("preemptions") == 0
+
+
+def test_every_preempt_command_is_answered_by_its_own_event(connect: Connect) -> None:
+    harness = under_pressure(connect)
+    until_preempting(harness, "low")
+    low = request_of(harness, "low")
+    held = len(low.token_ids)
+    replies: list[Event] = []
+
+    def look(events: list[Event]) -> list[Event]:
+        replies.extend(event for event in events if isinstance(event, Preempted))
+        return events
+
+    harness.answer(look)
+    assert replies == [Preempted(harness.all_plans[-1].preempt[0].slot, harness.all_plans[-1].preempt[0].epoch, held)]
+    assert low.status is Status.WAITING
