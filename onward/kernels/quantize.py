@@ -15,9 +15,7 @@ SCHEME = "int8-g32-v1"
 """Int8 activations with a scale per row and 32 inputs, weights likewise (or exact 4-bit grids); the layout included."""
 
 
-def quantize_model(
-    config: ModelConfig, tensors: Mapping[str, np.ndarray]
-) -> Iterator[tuple[str, np.ndarray]]:
+def quantize_model(config: ModelConfig, tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     """Float32 tensors by their Hugging Face names in; named arrays, exactly as `layers.int8_layers` reads them, out."""
     yield "embed", pack(tensors["model.embed_tokens.weight"])
     for layer in range(config.num_layers):

@@ -29,9 +29,7 @@ def quantize_rows(x: np.ndarray) -> QuantizedRows:
     values = np.rint(groups * inverse[..., None]).astype(np.int8)
     totals = values.astype(np.int32).sum(-1, dtype=np.int32)
     scales = largest / np.float32(127)
-    return QuantizedRows(
-        values.reshape(x.shape), scales, scales * totals.astype(np.float32), np.int32(-128) * totals
-    )
+    return QuantizedRows(values.reshape(x.shape), scales, scales * totals.astype(np.float32), np.int32(-128) * totals)
 
 
 def dequantize_rows(x: QuantizedRows) -> np.ndarray:
@@ -85,11 +83,39 @@ def attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray, first_positio
     return out.astype(np.float32)
 
 
-def round_kv(x: np.ndarray) -> np.ndarray:
-    """What is left of keys or values [..., head_dim] that are kept in int8."""
-    largest = np.abs(x).max(-1, keepdims=True).astype(np.float32)
-    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
-    return np.rint(x * inverse) * (largest / np.float32(127))
+def int8_attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray, first_position: int) -> np.ndarray:
+    """The same with int8 KV, int8 queries, and weights that are bytes with a scale per 64 positions."""
+    rows, num_heads, head_dim = q.shape
+    group = num_heads // keys.shape[1]
+    q, keys = _round_vectors(q), _round_vectors(keys)
+    value_scales = np.abs(values).max(-1) / 127
+    levels = np.rint(values / np.where(value_scales > 0, value_scales, 1)[..., None])
+    out = np.empty(q.shape, np.float64)
+    for row in range(rows):
+        seen = first_position + row + 1
+        for head in range(num_heads):
+            kv_head = head // group
+            scores = keys[:seen, kv_head] @ q[row, head] / np.sqrt(head_dim)
+            weight = np.exp(scores - scores.max())
+            scaled = _round_weights(weight * value_scales[:seen, kv_head])
+            out[row, head] = scaled @ levels[:seen, kv_head] / weight.sum()
+    return out.astype(np.float32)
+
+
+def _round_vectors(x: np.ndarray) -> np.ndarray:
+    """To a 127th of the largest of the last axis."""
+    step = np.abs(x.astype(np.float64)).max(-1, keepdims=True) / 127
+    return np.rint(x / np.where(step > 0, step, 1)) * step
+
+
+def _round_weights(weights: np.ndarray) -> np.ndarray:
+    """To a 255th of the largest of each 64."""
+    rounded = weights.copy()
+    for start in range(0, len(weights), 64):
+        part = weights[start : start + 64]
+        step = part.max() / 255
+        rounded[start : start + 64] = np.rint(part / step) * step if step > 0 else 0
+    return rounded
 
 
 def silu_times(gate: np.ndarray, up: np.ndarray) -> np.ndarray:

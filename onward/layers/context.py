@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 
 from onward.kernels.cpu.jit import Kernel
+from onward.kernels.cpu.phases import MAX_LOTS
+from onward.kernels.cpu.threads import ThreadPool
 from onward.layers.paged_kv import AttentionScratch, PagedKV
 from onward.layers.rotary import RotaryTable
 from onward.layers.rows import Rows
@@ -22,13 +24,18 @@ def fill(context: np.ndarray, **fields: Any) -> None:
 
 
 def fill_model(
-    context: np.ndarray, config: ModelConfig, rotary: RotaryTable, kv: PagedKV, scratch: AttentionScratch
+    context: np.ndarray,
+    config: ModelConfig,
+    rotary: RotaryTable,
+    kv: PagedKV,
+    scratch: AttentionScratch,
+    threads: ThreadPool,
 ) -> None:
     """What stays the same from step to step."""
     fill(
         context, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
         eps=config.rms_norm_eps, cos=rotary.cos, sin=rotary.sin, kv=kv.data, block_size=kv.block_size,
-        scratch=scratch.buffer, scratch_stride=scratch.stride,
+        scratch=scratch.buffer, scratch_stride=scratch.stride, num_lots=min(threads.size, MAX_LOTS),
     )  # fmt: skip
 
 

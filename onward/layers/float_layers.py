@@ -62,7 +62,7 @@ class Attention:
         self._threads = threads
         self._work = np.zeros((NUM_PHASES, WORDS_PER_PHASE), np.int64)
         self._context = new_context(rotate_and_attend)
-        fill_model(self._context, config, rotary, kv, scratch)
+        fill_model(self._context, config, rotary, kv, scratch, threads)
         fill(self._context, work=self._work)
 
     def __call__(
@@ -122,6 +122,9 @@ class FloatModel:
         self.norm = RMSNorm(weights["model.norm.weight"], config.rms_norm_eps)
         head = self.embedding if config.tie_word_embeddings else weights["lm_head.weight"]
         self.head = Linear([head], [], dtype)
+
+    def phase_cycles(self) -> dict[str, int]:
+        return {}
 
     @torch.inference_mode()
     def forward(self, rows: Rows) -> np.ndarray:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from onward.kernels.cpu import int8_step as step
-from onward.kernels.cpu.phases import WORDS_PER_PHASE
+from onward.kernels.cpu.phases import END_STAMP, WORDS_PER_PHASE
 from onward.kernels.cpu.quantized import Quantized
 from onward.kernels.cpu.threads import ThreadPool
 from onward.kernels.packing import NIBBLES_RECORD, OUTPUT_UNIT
@@ -21,7 +21,7 @@ from onward.proto.model import ModelConfig
 TILE_SCRATCH = step.TILE_SCRATCH
 
 _COLUMNS = {
-    "qkv": step.QKV, "o": step.O, "gate_up": step.GATE_UP, "down": step.DOWN, "input_norm": step.INPUT_NORM,
+    "qkv": step.QKV, "o": step.OUT, "gate_up": step.GATE_UP, "down": step.DOWN, "input_norm": step.INPUT_NORM,
     "post_norm": step.POST_NORM, "qkv_bias": step.QKV_BIAS, "q_norm": step.Q_NORM, "k_norm": step.K_NORM,
 }  # fmt: skip
 
@@ -44,7 +44,7 @@ class Int8Model:
         self._vocab_size = -(-config.vocab_size // OUTPUT_UNIT) * OUTPUT_UNIT
         self._context = new_context(self._kernel)
         self._kept: list[object] = [rotary, kv, scratch]
-        fill_model(self._context, config, rotary, kv, scratch)
+        fill_model(self._context, config, rotary, kv, scratch, threads)
         self._point_to(layer_stride=kv.layer_stride, num_layers=config.num_layers)
         self._point_to_weights(weights, config)
         self._allocate(config, max_rows, max_sampled)
@@ -57,6 +57,15 @@ class Int8Model:
         self._work[:] = 0
         self._threads.run(self._kernel, self._context)
         return self._logits[:count]
+
+    def phase_cycles(self) -> dict[str, int]:
+        """What the last forward pass spent on each kind of phase, from the end of the embedding on."""
+        spent = np.diff(self._work[:, END_STAMP])
+        num_layers = (len(spent) - 2) // len(step.PHASES)
+        cycles = dict.fromkeys([*step.PHASES, "head"], 0)
+        for name, count in zip([*step.PHASES * num_layers, "norm", "head"], spent.tolist(), strict=True):
+            cycles[name] += max(0, count)  # without a sampled row there are no stamps of the last two
+        return cycles
 
     def _point_to(self, **fields: np.ndarray | int) -> None:
         """Keeps the arrays as long as the context."""

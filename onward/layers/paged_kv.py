@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onward.kernels.cpu.attention import scratch_size
+from onward.kernels.cpu.tiles import scratch_size
 from onward.proto.model import ModelConfig
 
 
@@ -31,8 +31,6 @@ class AttentionScratch:
     stride: int
 
     @classmethod
-    def allocate(
-        cls, config: ModelConfig, max_model_len: int, num_threads: int, extra: int = 0
-    ) -> "AttentionScratch":
+    def allocate(cls, config: ModelConfig, max_model_len: int, num_threads: int, extra: int = 0) -> "AttentionScratch":
         stride = scratch_size(config.num_heads // config.num_kv_heads, config.head_dim, max_model_len) + extra
         return cls(np.zeros(stride * num_threads, np.float32), stride)

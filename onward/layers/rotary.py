@@ -14,9 +14,7 @@ class RotaryTable:
     sin: np.ndarray
 
     @classmethod
-    def build(
-        cls, theta: float, head_dim: int, max_model_len: int, divisors: Sequence[float] | None
-    ) -> "RotaryTable":
+    def build(cls, theta: float, head_dim: int, max_model_len: int, divisors: Sequence[float] | None) -> "RotaryTable":
         """`divisors` slow each frequency down (rope scaling)."""
         exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
         frequencies = (1.0 / np.float32(theta) ** exponents).astype(np.float32)

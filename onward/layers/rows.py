@@ -1,8 +1,8 @@
 """What a step computes, as arrays: the form in which the worker's batch reaches the model.
 
-    rows      one token each; those of a slot are consecutive, slots follow each other
-    tiles     (first row, rows, slot, position of the first row): rows of one slot that attention handles together
-    sampled   the rows whose logits are wanted
+rows      one token each; those of a slot are consecutive, slots follow each other
+tiles     (first row, rows, slot, position of the first row): rows of one slot that attention handles together
+sampled   the rows whose logits are wanted
 """
 
 from dataclasses import dataclass

@@ -28,6 +28,10 @@ class Decoder(Protocol):
         """
         ...
 
+    def phase_cycles(self) -> dict[str, int]:
+        """What the last call spent its time on, by kind of work, where the family can tell."""
+        ...
+
 
 def build_decoder(
     model: PreparedModel,

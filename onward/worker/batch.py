@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onward.kernels.cpu.attention import row_tile
+from onward.kernels.cpu.tiles import row_tile
 from onward.layers.rows import Rows
 from onward.proto.model import ModelConfig
 from onward.worker.kv_store import BlockTables

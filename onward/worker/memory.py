@@ -1,5 +1,6 @@
 """How much memory the KV pool gets, decided before anything large is allocated."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,9 +22,7 @@ def longest_sequence(config: WorkerConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def pool_blocks(
-    config: WorkerConfig, size: int, max_model_len: int, free_bytes: Callable[[], int]
-) -> int:
+def pool_blocks(config: WorkerConfig, size: int, max_model_len: int, free_bytes: Callable[[], int]) -> int:
     """The number of KV blocks, of `size` bytes each."""
     if config.block_size <= 0 or config.block_size % 16:
         raise StartupError(f"--block-size {config.block_size} is not a multiple of 16")
@@ -53,18 +52,23 @@ def _checked(num_blocks: int, size: int, free: int) -> int:
 
 def free_memory_bytes() -> int:
     """What this process may still allocate: the system's free memory, or its control group's if that is less."""
-    available = _meminfo_available()
+    available = _system_available()
     limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
     if limit is not None and used is not None:
         available = min(available, max(0, limit - used))
     return available
 
 
-def _meminfo_available() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
+def _system_available() -> int:
+    """Linux says it outright; elsewhere half of all memory is a fair guess."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    raise StartupError("cannot tell how much memory is free; set --num-kv-blocks")
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _number(path: str) -> int | None:

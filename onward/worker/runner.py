@@ -137,6 +137,10 @@ class Runner:
         rows.sampled = np.arange(rows.count)
         return self._decoder.forward(rows)[:, : self._model.config.vocab_size].copy()
 
+    def phase_cycles(self) -> dict[str, int]:
+        """What the last forward pass spent its time on, for those who measure."""
+        return self._decoder.phase_cycles()
+
     def _guard(self, events: list[Event], slot: int, epoch: int, act: Callable[[], None]) -> None:
         try:
             act()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onward.kernels.cpu.phases import WORDS_PER_PHASE
-from onward.kernels.cpu.sampling import HISTOGRAM_WORDS, sample
+from onward.kernels.cpu.sampling import sample, scratch_size
 from onward.kernels.cpu.threads import ThreadPool
 from onward.layers.context import fill, new_context
 from onward.proto.sampling import Sampling
@@ -31,18 +31,18 @@ class Sampler:
         self._top_ks, self._token_ids = (np.zeros(max_rows, np.int64) for _ in range(2))
         self._seeds, self._choices, self._positions = (np.zeros(max_rows, np.uint64) for _ in range(3))
         self._is_valid = np.zeros(max_rows, np.uint8)
-        self._histograms = np.zeros((threads.size, HISTOGRAM_WORDS), np.int64)
+        self._scratch = np.zeros((threads.size, scratch_size(vocab_size)), np.float32)
         self._work = np.zeros(WORDS_PER_PHASE, np.int64)
         self._context = new_context(sample)
         fill(
             self._context, vocab_size=vocab_size, temperatures=self._temperatures, min_ps=self._min_ps,
             top_ps=self._top_ps, top_ks=self._top_ks, token_ids=self._token_ids, seeds=self._seeds,
-            choices=self._choices, positions=self._positions, is_valid=self._is_valid, histograms=self._histograms,
-            work=self._work,
+            choices=self._choices, positions=self._positions, is_valid=self._is_valid, scratch=self._scratch,
+            scratch_stride=self._scratch.shape[1], work=self._work,
         )  # fmt: skip
 
     def sample(self, logits: np.ndarray, draws: Sequence[Draw]) -> list[int | None]:
-        """One token per row, or None where the logits are not numbers. `logits` is overwritten."""
+        """One token per row, or None where the logits are not numbers. End tokens that are out of reach are marked so."""
         assert logits.dtype == np.float32 and logits.flags.c_contiguous and logits.flags.writeable
         for row, draw in enumerate(draws):
             self._take(row, draw)

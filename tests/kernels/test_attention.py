@@ -8,11 +8,11 @@ from numba import carray
 
 from onward.kernels import reference
 from onward.kernels.cpu import simd
-from onward.kernels.cpu.attention import row_tile, scratch_size
 from onward.kernels.cpu.batch_attention import CONTEXT, attend_item, rotate_and_attend, rotate_rows
 from onward.kernels.cpu.jit import Kernel
 from onward.kernels.cpu.kv_layout import record_size
 from onward.kernels.cpu.phases import await_all, draw, finish
+from onward.kernels.cpu.tiles import row_tile, scratch_size
 from tests.kernels.kernel_runs import run
 
 LENGTH = 75
@@ -20,14 +20,14 @@ LENGTH = 75
 
 def _with_int8_kv(thread, context):
     c = carray(context, 1)[0]
-    work, kv = simd.int64s(c.work), simd.int8s(c.kv)
-    rotate_rows(c, 0, kv, c.kv_at, c.q_norm, c.k_norm)
+    work, kv = simd.int64s(c.work), simd.uint8s(c.kv)
+    rotate_rows(c, 0, thread, kv, c.kv_at, c.q_norm, c.k_norm)
     num_items = c.num_tiles * c.num_kv_heads
-    item = draw(work, 1, 1)
+    item = draw(work, 1, 0, 1)
     while item < num_items:
         attend_item(c, item, kv, c.kv_at, thread * c.scratch_stride)
         finish(work, 1, 1)
-        item = draw(work, 1, 1)
+        item = draw(work, 1, 0, 1)
     await_all(work, 1, num_items)
 
 
@@ -70,22 +70,20 @@ class Case:
             block_tables=self.tables, table_stride=self.tables.shape[1], num_heads=self.heads,
             num_kv_heads=self.kv_heads, head_dim=self.head_dim, kv=self.kv, block_size=self.block_size, cos=self.cos,
             sin=self.sin, qkv=self.qkv[start : start + count].copy(), attended=out,
-            scratch=np.zeros(stride * num_threads, np.float32), scratch_stride=stride,
+            scratch=np.zeros(stride * num_threads, np.float32), scratch_stride=stride, num_lots=num_threads,
         )  # fmt: skip
         return out
 
     def expected(self) -> np.ndarray:
         q, k, v = np.split(self.qkv, [self.heads, self.heads + self.kv_heads], axis=1)
-        if self.kv_type == "int8":
-            k, v = reference.round_kv(k), reference.round_kv(v)
-        return reference.attention(q, k, v, 0)
+        return (reference.int8_attention if self.kv_type == "int8" else reference.attention)(q, k, v, 0)
 
 
 @pytest.mark.parametrize(
     "shape",
     [
         {}, {"heads": 9, "kv_heads": 3}, {"heads": 2, "kv_heads": 2, "head_dim": 128}, {"heads": 8, "kv_heads": 1},
-        {"heads": 7, "kv_heads": 1, "head_dim": 32}, {"block_size": 32}, {"heads": 5, "kv_heads": 5, "head_dim": 80},
+        {"heads": 7, "kv_heads": 1, "head_dim": 32}, {"block_size": 32}, {"heads": 5, "kv_heads": 5, "head_dim": 96},
     ],
     ids=str,
 )  # fmt: skip

@@ -33,9 +33,7 @@ def _saturating(builder: ir.IRBuilder, total: ir.Value, weights: ir.Value, input
     return total
 
 
-def _ignoring_the_last_byte(
-    builder: ir.IRBuilder, total: ir.Value, weights: ir.Value, inputs: ir.Value
-) -> ir.Value:
+def _ignoring_the_last_byte(builder: ir.IRBuilder, total: ir.Value, weights: ir.Value, inputs: ir.Value) -> ir.Value:
     for j in range(3):
         total = builder.add(total, builder.mul(_byte(builder, weights, j), _signed_byte(builder, inputs, j)))
     return total
@@ -56,5 +54,3 @@ def _byte(builder: ir.IRBuilder, words: ir.Value, j: int) -> ir.Value:
 
 def _signed_byte(builder: ir.IRBuilder, words: ir.Value, j: int) -> ir.Value:
     return builder.ashr(builder.shl(words, _all(24 - 8 * j)), _all(24))
-
-

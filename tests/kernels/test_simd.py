@@ -3,11 +3,11 @@
 import numpy as np
 from numba import carray
 
+from onward.kernels import reference
 from onward.kernels.cpu import simd
 from onward.kernels.cpu.jit import Kernel
 from onward.kernels.cpu.quantized import Quantized, quantize_group
 from onward.kernels.cpu.rope import mean_square
-from onward.kernels import reference
 from tests.kernels.kernel_runs import run
 
 CONTEXT = np.dtype([("size", np.int64), ("x", np.int64), ("y", np.int64), ("z", np.int64)])
@@ -77,3 +77,11 @@ def test_rows_are_quantized_with_the_bits_of_the_reference() -> None:
     run(Kernel(_quantize, GROUP_CONTEXT), size=15, x=x, **ours._asdict())
     for mine, expected in zip(ours, reference.quantize_rows(x), strict=True):
         np.testing.assert_array_equal(mine, expected.reshape(-1))
+
+
+def test_a_single_value_that_is_no_number_shows_in_its_groups_scale() -> None:
+    x = np.ones((1, 96), np.float32)
+    x[0, 40] = np.nan
+    ours = Quantized.allocate(1, 96)
+    run(Kernel(_quantize, GROUP_CONTEXT), size=3, x=x, **ours._asdict())
+    assert np.isnan(ours.scales).tolist() == [False, True, False]

@@ -8,6 +8,7 @@ import pytest
 from numba import carray
 
 from onward.kernels.cpu import simd
+from onward.kernels.cpu.atomics import pause
 from onward.kernels.cpu.jit import Kernel
 from onward.kernels.cpu.phases import WORDS_PER_PHASE, await_all, draw, finish
 from onward.kernels.cpu.threads import ThreadPool
@@ -20,12 +21,14 @@ def _ripple(thread, context):
     c = carray(context, 1)[0]
     work, cells = simd.int64s(c.work), simd.int64s(c.cells)
     for phase in range(c.num_phases):
-        i = draw(work, phase, 1)
+        i = draw(work, phase, 0, 1)
         while i < c.size:
+            for _ in range((i * 7 + phase * 5) % 11 * 100):  # some items take long, so that threads drift apart
+                pause()
             before = cells[phase * c.size + i] + cells[phase * c.size + (i + 1) % c.size]
             cells[(phase + 1) * c.size + i] = before & 0xFFFFFF
             finish(work, phase, 1)
-            i = draw(work, phase, 1)
+            i = draw(work, phase, 0, 1)
         await_all(work, phase, c.size)
 
 
@@ -40,7 +43,7 @@ def test_phases_follow_each_other_whoever_does_the_work(size: int) -> None:
     context = np.zeros((), CONTEXT)
     context["work"], context["cells"] = work.ctypes.data, cells.ctypes.data
     context["num_phases"], context["size"] = phases, width
-    for run in range(300):
+    for run in range(100):
         cells[0] = np.arange(width) + run
         work[:] = 0
         pool.run(RIPPLE, context)

@@ -1,11 +1,10 @@
 """Text to judge a quantized model by: prose and code that come with Python, and a chat. None of it calibrates anything."""
 
+import heapq
 import inspect
+import statistics
 import textwrap
 from pydoc_data import topics
-
-import heapq
-import statistics
 
 CHAT = """<|im_start|>user
 Can you explain why the sky looks blue during the day but red in the evening?<|im_end|>

@@ -39,10 +39,8 @@ def _attention(
     if config.qk_norm:
         q, k = reference.rms_norm(q, part["q_norm"], eps), reference.rms_norm(k, part["k_norm"], eps)
     q, k = reference.rotate(q, cos, sin), reference.rotate(k, cos, sin)
-    if not config.qkv_bias:  # such models keep int8 keys and values
-        k, v = reference.round_kv(k), reference.round_kv(v)
-    attended = reference.attention(q, k, v, 0).reshape(len(hidden), -1)
-    return _linear(part["o"], attended)
+    attend = reference.attention if config.qkv_bias else reference.int8_attention  # biased keys are kept as floats
+    return _linear(part["o"], attend(q, k, v, 0).reshape(len(hidden), -1))
 
 
 def _mlp(config: ModelConfig, part: Mapping[str, np.ndarray], hidden: np.ndarray) -> np.ndarray:

@@ -27,12 +27,12 @@ def _tokens(model: small_models.SmallModel, count: int = LENGTH) -> list[int]:
 @pytest.mark.parametrize("chunks", [[LENGTH], [1] * LENGTH, [7, 16, 1, 36], [33, 27]], ids=str)
 def test_float32_logits_equal_those_of_transformers(model: small_models.SmallModel, chunks: list[int]) -> None:
     token_ids = _tokens(model)
-    ours = Driver(prepared(model.config), model.tensors).logits(3, token_ids, chunks)
+    ours = Driver(prepared(model.config), model.tensors, threads=1).logits(3, token_ids, chunks)
     assert np.abs(ours - model.their_logits(token_ids)).max() < 1e-4
 
 
 def test_float32_rows_of_one_batch_do_not_see_each_other(model: small_models.SmallModel) -> None:
-    driver = Driver(prepared(model.config), model.tensors)
+    driver = Driver(prepared(model.config), model.tensors, threads=1)
     token_ids = _tokens(model)
     requests = [driver.assign(i, token_ids[i : 2 * i + 5], room=8) for i in range(6)]
     together = driver.generate(requests, 8)
@@ -46,7 +46,7 @@ def test_float32_rows_of_one_batch_do_not_see_each_other(model: small_models.Sma
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_floats_stay_close_to_float32(model: small_models.SmallModel, dtype: str) -> None:
     token_ids = _tokens(model)
-    ours = Driver(prepared(model.config, dtype=dtype), model.tensors).logits(0, token_ids, [LENGTH])
+    ours = Driver(prepared(model.config, dtype=dtype), model.tensors, threads=1).logits(0, token_ids, [LENGTH])
     exact = model.their_logits(token_ids)
     assert np.abs(ours - exact).max() < 0.1 * np.abs(exact).max()
 
@@ -80,7 +80,7 @@ def test_int8_follows_float32_closely_enough_to_generate(model: small_models.Sma
 
 
 def test_a_step_past_the_prompt_samples_its_own_next_token(model: small_models.SmallModel) -> None:
-    driver = Driver(prepared(model.config), model.tensors)
+    driver = Driver(prepared(model.config), model.tensors, threads=1)
     request = driver.assign(2, _tokens(model, 9), room=4)
     events = driver.step(assign=[request], run=[Run(2, request.epoch, 9)])
     expected = int(model.their_logits(request.token_ids)[-1].argmax())

@@ -26,9 +26,7 @@ def arrays(config: ModelConfig = CONFIG) -> dict[str, np.ndarray]:
     return dict(quantize_model(config, DummyWeights(config)))
 
 
-def driver(
-    config: ModelConfig = CONFIG, changes: Mapping[str, np.ndarray] | None = None, **settings: Any
-) -> Driver:
+def driver(config: ModelConfig = CONFIG, changes: Mapping[str, np.ndarray] | None = None, **settings: Any) -> Driver:
     """`changes` replace some of the weights."""
     defaults = {"num_kv_blocks": 64, "max_num_seqs": 8, "max_model_len": 128, "max_num_batched_tokens": 64}
     weights = arrays(config) | dict(changes or {})

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from onward.kernels.cpu.attention import row_tile
+from onward.kernels.cpu.tiles import row_tile
 from onward.worker.batch import BatchBuilder, Span
 from onward.worker.kv_store import BlockTables
 from tests.worker.small_int8 import CONFIG

@@ -149,7 +149,9 @@ def test_logits_that_are_no_numbers_fail_their_own_request_only() -> None:
     assert driver.step(run=[Run(0, bad.epoch, 1)]) == []
     # What the failed request left in its blocks must not reach the next owner of them.
     heir = driver.assign(0, PROMPT, blocks=bad.block_ids)
-    assert driver.step(assign=[heir], run=[Run(0, heir.epoch, 7)])[0] == Tokens(0, heir.epoch, 0, 7, events[1].token_ids)
+    assert driver.step(assign=[heir], run=[Run(0, heir.epoch, 7)])[0] == Tokens(
+        0, heir.epoch, 0, 7, events[1].token_ids
+    )
 
 
 def test_sampling_is_the_same_after_a_resume_as_without_one() -> None:

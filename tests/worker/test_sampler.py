@@ -8,7 +8,7 @@ from onward.kernels.cpu.threads import ThreadPool
 from onward.proto.sampling import Sampling
 from onward.worker.sampler import Draw, Sampler
 
-VOCAB = 2_500
+VOCAB = 6_000
 POOL = ThreadPool(2)
 
 
@@ -29,7 +29,7 @@ def _many(logits: np.ndarray, count: int, **options: float) -> np.ndarray:
 
 def test_greedy_takes_the_lowest_id_among_the_likeliest() -> None:
     logits = np.zeros(VOCAB, np.float32)
-    logits[[700, 41, 2_499]] = 5
+    logits[[700, 41, 5_999]] = 5
     assert _sample(logits, [Draw(Sampling(seed=0, temperature=0.0), 0)]) == [41]
 
 
@@ -51,6 +51,17 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(options: dict[str, float])
     frequency = np.bincount(drawn, minlength=VOCAB) / count
     deviation = np.abs(frequency - expected)[likely] / np.sqrt(expected[likely] / count)
     assert likely.any() and deviation.max() < 5
+
+
+@pytest.mark.parametrize("options", [{"top_p": 0.5}, {"top_k": 5_000}, {"min_p": 0.5}, {"top_k": 4_500, "top_p": 0.3}])
+def test_cuts_are_right_where_nearly_all_tokens_are_nearly_as_likely(options: dict[str, float]) -> None:
+    logits = np.linspace(0, 1, VOCAB).astype(np.float32)[np.random.default_rng(1).permutation(VOCAB)]
+    full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | options
+    expected = reference.kept_tokens(logits, **full)  # type: ignore[arg-type]
+    drawn = _many(logits, 3_000, **options)
+    edge = np.sort(logits[expected > 0])[1]  # rounding may decide the last one either way
+    assert (logits[drawn] >= edge).mean() > 0.998
+    assert logits[drawn].min() < edge + 0.01
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 17])

@@ -6,9 +6,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
-from onward.kernels.cpu.vectors import I32, I64, element_pointer
+from onward.kernels.cpu.vectors import I32, I64, Builder, Value, element_pointer, intrinsic
 
 _FUTEX_CALLS = {"x86_64": 202, "aarch64": 98}
 FUTEX_CALL = _FUTEX_CALLS.get(platform.machine()) if sys.platform == "linux" else None
@@ -38,11 +37,23 @@ def load_acquire(typing_context, words, index):
 
 
 @intrinsic
+def cycles(typing_context):
+    """The core's time stamp; 0 where programs may not read it."""
+
+    def emit(context, builder, sig, args):
+        if not _is_x86(builder):
+            return ir.Constant(I64, 0)
+        return _call(builder, "llvm.readcyclecounter", I64)
+
+    return types.int64(), emit
+
+
+@intrinsic
 def pause(typing_context):
     """Tells the core that this is a wait loop."""
 
     def emit(context, builder, sig, args):
-        if builder.module.triple.startswith(("x86_64", "i686")):
+        if _is_x86(builder):
             _call(builder, "llvm.x86.sse2.pause", ir.VoidType())
         return context.get_dummy_value()
 
@@ -85,16 +96,18 @@ def wake_all(typing_context, words, index):
     return types.void(words, types.intp), emit
 
 
-def _futex(context: Any, builder: ir.IRBuilder, sig: Any, args: Any, operation: int, value: ir.Value) -> None:
+def _is_x86(builder: Builder) -> bool:
+    return builder.module.triple.startswith(("x86_64", "i686"))
+
+
+def _futex(context: Any, builder: Builder, sig: Any, args: Any, operation: int, value: Value) -> None:
     pointer = element_pointer(context, builder, sig.args[0], args[0], args[1])
     no_timeout = ir.Constant(I64, 0)
     call = ir.Constant(I64, FUTEX_CALL)
     _call(builder, "syscall", I64, call, pointer, ir.Constant(I64, operation), value, no_timeout, variadic_from=1)
 
 
-def _call(
-    builder: ir.IRBuilder, name: str, result: ir.Type, *args: ir.Value, variadic_from: int | None = None
-) -> ir.Value:
+def _call(builder: Builder, name: str, result: ir.Type, *args: Value, variadic_from: int | None = None) -> Value:
     function = builder.module.globals.get(name)
     if function is None:
         fixed = [a.type for a in args[:variadic_from]]

@@ -1,4 +1,4 @@
-"""Attention over paged KV, read in place. One function for prefill, chunk, decode and verification.
+"""Attention over paged float32 KV, read in place. One function for prefill, chunk, decode and verification.
 
 A tile is up to `row_tile` consecutive positions of one slot. Its rows share each loaded key, but each (row, head) keeps
 its own order: a dot product along head_dim, a softmax over sixteen lanes folded at the end, a sum over positions from
@@ -11,28 +11,7 @@ from onward.kernels.cpu import simd
 from onward.kernels.cpu.jit import device, inlined, out_of_line
 from onward.kernels.cpu.kv_layout import POSITIONS, record_at, record_size_of, values_offset_of
 from onward.kernels.cpu.outer import outer_sum
-
-MAX_SHARED_ROWS = 24
-"""(row, head) pairs that share a loaded key in a full tile. More would spill the scratch out of the L2 cache."""
-_WORTH_WIDENING = 8
-"""From this many pairs on, int8 is widened to floats once for all of them, instead of in each inner loop."""
-
-
-def row_tile(group_size: int) -> int:
-    """Rows per tile, when each key serves `group_size` heads."""
-    return max(1, min(16, MAX_SHARED_ROWS // group_size))
-
-
-def scratch_size(group_size: int, head_dim: int, max_model_len: int) -> int:
-    """Floats that one thread needs: widened keys or values, queries, sums, and the scores of a tile."""
-    pairs = row_tile(group_size) * group_size
-    return POSITIONS * head_dim + pairs * (2 * head_dim + score_stride(max_model_len))
-
-
-def score_stride(num_keys: int) -> int:
-    """Padded so that rows of a long context do not fall on the same cache sets."""
-    return (num_keys + 15) // 16 * 16 + 16
-
+from onward.kernels.cpu.tiles import score_stride
 
 _score_stride = inlined(score_stride)
 
@@ -111,24 +90,9 @@ def _softmax(scores, at, num_valid, num_blocks):
     return np.float32(1.0) / simd.sum_lanes(total)
 
 
-@inlined
-def _scale_scores(pairs, scores, scores_at, stride, kv, scales_at):
-    """Multiplies sixteen scores of each pair by the sixteen scales of the positions' keys or values."""
-    scales = simd.load(kv, scales_at)
-    for j in range(pairs):
-        at = scores_at + j * stride
-        simd.store(scores, at, simd.load(scores, at) * scales)
-
-
-@inlined
-def _widen(kv, at, count, target, target_at):
-    for i in range(0, count, 16):
-        simd.store(target, target_at + i, simd.load_i8(kv, at + i))
-
-
 @device
 def attend_tile(q, q_stride, kv, kv_at, block_table, table_at, block_size, tile, tile_at, kv_head,
-                num_kv_heads, group_size, head_dim, scratch, wide_at, out, out_stride):  # fmt: skip
+                num_kv_heads, group_size, head_dim, scratch, q_at, out, out_stride):  # fmt: skip
     """All heads of `kv_head`'s group, for the rows of one tile. `tile` holds (first row, rows, slot, position)."""
     out_of_line()
     first_row, num_rows = np.int64(tile[tile_at]), np.int64(tile[tile_at + 1])
@@ -137,13 +101,10 @@ def attend_tile(q, q_stride, kv, kv_at, block_table, table_at, block_size, tile,
     num_keys = position + num_rows
     num_blocks = (num_keys + 15) // 16
     parts = block_size // POSITIONS
-    record = record_size_of(head_dim, simd.itemsize(kv))
-    values_at = values_offset_of(head_dim, simd.itemsize(kv))
-    is_int8 = simd.itemsize(kv) == 1
-    widens = is_int8 and pairs >= _WORTH_WIDENING
+    record = record_size_of(head_dim, 4)
+    values_at = values_offset_of(head_dim, 4)
     stride = _score_stride(num_keys)
     scale = np.float32(1.0) / np.sqrt(np.float32(head_dim))
-    q_at = wide_at + POSITIONS * head_dim
     sums_at = q_at + pairs * head_dim
     scores_at = sums_at + pairs * head_dim
     for row in range(num_rows):
@@ -157,13 +118,7 @@ def attend_tile(q, q_stride, kv, kv_at, block_table, table_at, block_size, tile,
         page = np.int64(block_table[table_at + block // parts])
         at = kv_at + record_at(page, kv_head, block % parts, num_kv_heads, parts, record)
         to = scores_at + block * 16
-        if widens:
-            _widen(kv, at, POSITIONS * head_dim, scratch, wide_at)
-            _key_scores(pairs, head_dim, scratch, q_at, scratch, wide_at, scratch, to, stride)
-        else:
-            _key_scores(pairs, head_dim, scratch, q_at, kv, at, scratch, to, stride)
-        if is_int8:
-            _scale_scores(pairs, scratch, to, stride, kv, at + POSITIONS * head_dim)
+        _key_scores(pairs, head_dim, scratch, q_at, kv, at, scratch, to, stride)
 
     for pair in range(pairs):
         inverse = _softmax(scratch, scores_at + pair * stride, position + pair // group_size + 1, num_blocks)
@@ -174,13 +129,7 @@ def attend_tile(q, q_stride, kv, kv_at, block_table, table_at, block_size, tile,
         at = kv_at + record_at(page, kv_head, block % parts, num_kv_heads, parts, record) + values_at
         weights = scores_at + block * 16
         count = min(16, num_keys - block * 16)
-        if is_int8:
-            _scale_scores(pairs, scratch, weights, stride, kv, at + POSITIONS * head_dim)
-        if widens:
-            _widen(kv, at, POSITIONS * head_dim, scratch, wide_at)
-            _add_values(pairs, head_dim, scratch, weights, stride, scratch, wide_at, count, scratch, sums_at)
-        else:
-            _add_values(pairs, head_dim, scratch, weights, stride, kv, at, count, scratch, sums_at)
+        _add_values(pairs, head_dim, scratch, weights, stride, kv, at, count, scratch, sums_at)
 
     for pair in range(pairs):
         inverse = scratch[scores_at + pair * stride + num_blocks * 16]

@@ -1,58 +1,69 @@
 """Attention's two phases over a batch: rope with the KV write for every row, then every (tile, KV head)."""
 
 import numpy as np
-from numba import carray
+from numba.np.numpy_support import carray
 
 from onward.kernels.cpu import simd
 from onward.kernels.cpu.attention import attend_tile
+from onward.kernels.cpu.int8_attention import attend_tile_int8
 from onward.kernels.cpu.jit import Kernel, device
-from onward.kernels.cpu.phases import await_all, draw, finish
+from onward.kernels.cpu.phases import await_all, draw, finish, lot_start
 from onward.kernels.cpu.rope import rotate_and_store
 from onward.kernels.cpu.rows_context import ROWS_FIELDS
 
-CONTEXT = np.dtype(
-    [*ROWS_FIELDS, ("kv_at", np.int64), ("q_norm", np.int64), ("k_norm", np.int64)], align=True
-)
+CONTEXT = np.dtype([*ROWS_FIELDS, ("kv_at", np.int64), ("q_norm", np.int64), ("k_norm", np.int64)], align=True)
 NUM_PHASES = 2
 
 
 @device
-def rotate_rows(c, phase, kv, kv_at, q_norm, k_norm):
+def rotate_rows(c, phase, thread, kv, kv_at, q_norm, k_norm):
     work, qkv = simd.int64s(c.work), simd.floats(c.qkv)
     positions, pages = simd.int32s(c.positions), simd.int32s(c.pages)
     width = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
-    row = draw(work, phase, 1)
-    while row < c.num_rows:
-        rotate_and_store(qkv, row * width, np.int64(positions[row]), np.int64(pages[row]), c.block_size, c.num_heads,
-                         c.num_kv_heads, c.head_dim, simd.floats(c.cos), simd.floats(c.sin), q_norm, k_norm, c.eps,
-                         kv, kv_at)  # fmt: skip
-        finish(work, phase, 1)
-        row = draw(work, phase, 1)
+    for turn in range(c.num_lots):
+        lot = (thread + turn) % c.num_lots
+        start, end = lot_start(c.num_rows, lot, c.num_lots), lot_start(c.num_rows, lot + 1, c.num_lots)
+        row = start + draw(work, phase, lot, 1)
+        while row < end:
+            rotate_and_store(qkv, row * width, np.int64(positions[row]), np.int64(pages[row]), c.block_size,
+                             c.num_heads, c.num_kv_heads, c.head_dim, simd.floats(c.cos), simd.floats(c.sin),
+                             q_norm, k_norm, c.eps, kv, kv_at)  # fmt: skip
+            finish(work, phase, 1)
+            row = start + draw(work, phase, lot, 1)
     await_all(work, phase, c.num_rows)
 
 
 @device
 def attend_item(c, item, kv, kv_at, scratch_at):
-    """One (tile, KV head). The longest histories tend to come last, so the last tiles come first."""
-    tile_at = (c.num_tiles - 1 - item // c.num_kv_heads) * 4
+    """One (tile, KV head)."""
+    tile_at = item // c.num_kv_heads * 4
     heads_width = c.num_heads * c.head_dim
-    tiles = simd.int32s(c.tiles)
-    attend_tile(simd.floats(c.qkv), heads_width + 2 * c.num_kv_heads * c.head_dim, kv, kv_at,
-                simd.int32s(c.block_tables), np.int64(tiles[tile_at + 2]) * c.table_stride, c.block_size, tiles, tile_at,
-                item % c.num_kv_heads, c.num_kv_heads, c.num_heads // c.num_kv_heads, c.head_dim,
-                simd.floats(c.scratch), scratch_at, simd.floats(c.attended), heads_width)  # fmt: skip
+    q_stride = heads_width + 2 * c.num_kv_heads * c.head_dim
+    group_size, kv_head = c.num_heads // c.num_kv_heads, item % c.num_kv_heads
+    tiles, tables = simd.int32s(c.tiles), simd.int32s(c.block_tables)
+    table_at = np.int64(tiles[tile_at + 2]) * c.table_stride
+    q, scratch, out = simd.floats(c.qkv), simd.floats(c.scratch), simd.floats(c.attended)
+    if simd.itemsize(kv) == 1:
+        attend_tile_int8(q, q_stride, c.kv + kv_at, tables, table_at, c.block_size, tiles, tile_at, kv_head,
+                         c.num_kv_heads, group_size, c.head_dim, scratch, scratch_at, out, heads_width)  # fmt: skip
+    else:
+        attend_tile(q, q_stride, simd.floats(c.kv), kv_at, tables, table_at, c.block_size, tiles, tile_at, kv_head,
+                    c.num_kv_heads, group_size, c.head_dim, scratch, scratch_at, out, heads_width)  # fmt: skip
 
 
 def _rotate_and_attend(thread, context):
     c = carray(context, 1)[0]
     work, kv = simd.int64s(c.work), simd.floats(c.kv)
-    rotate_rows(c, 0, kv, c.kv_at, c.q_norm, c.k_norm)
+    rotate_rows(c, 0, thread, kv, c.kv_at, c.q_norm, c.k_norm)
     num_items = c.num_tiles * c.num_kv_heads
-    item = draw(work, 1, 1)
-    while item < num_items:
-        attend_item(c, item, kv, c.kv_at, thread * c.scratch_stride)
-        finish(work, 1, 1)
-        item = draw(work, 1, 1)
+    for turn in range(c.num_lots):
+        lot = (thread + turn) % c.num_lots
+        start, end = lot_start(num_items, lot, c.num_lots), lot_start(num_items, lot + 1, c.num_lots)
+        item = start + draw(work, 1, lot, 1)
+        while item < end:
+            attend_item(c, item, kv, c.kv_at, thread * c.scratch_stride)
+            finish(work, 1, 1)
+            item = start + draw(work, 1, lot, 1)
     await_all(work, 1, num_items)
 
 

@@ -17,7 +17,7 @@ import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 
-from onward.kernels.cpu.vectors import I16, I32, I32X16, call_llvm, load_value, store_value
+from onward.kernels.cpu.vectors import I16, I32, I32X16, Builder, Value, call_llvm, load_value, store_value
 from onward.log import event
 
 LEVELS = ("vnni", "avx2", "plain")
@@ -29,10 +29,10 @@ _I32X8 = ir.VectorType(I32, 8)
 log = logging.getLogger(__name__)
 
 
-Emit = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
+Emit = Callable[[Builder, Value, Value, Value], Value]
 
 
-def emit_dot(level: str, builder: ir.IRBuilder, total: ir.Value, weights: ir.Value, inputs: ir.Value) -> ir.Value:
+def emit_dot(level: str, builder: Builder, total: Value, weights: Value, inputs: Value) -> Value:
     """total[i] + sum over j < 4 of weights[i].byte[j] (unsigned) * inputs[i].byte[j] (signed); all are <16 x i32>."""
     if level == "vnni":
         return call_llvm(builder, "llvm.x86.avx512.vpdpbusd.512", I32X16, total, weights, inputs)
@@ -41,7 +41,7 @@ def emit_dot(level: str, builder: ir.IRBuilder, total: ir.Value, weights: ir.Val
     return _emit_plain(builder, total, weights, inputs)
 
 
-def _emit_plain(builder: ir.IRBuilder, total: ir.Value, weights: ir.Value, inputs: ir.Value) -> ir.Value:
+def _emit_plain(builder: Builder, total: Value, weights: Value, inputs: Value) -> Value:
     for byte in range(4):
         weight = builder.and_(builder.lshr(weights, _i32s(8 * byte)), _i32s(255))
         value = builder.ashr(builder.shl(inputs, _i32s(24 - 8 * byte)), _i32s(24))
@@ -49,7 +49,7 @@ def _emit_plain(builder: ir.IRBuilder, total: ir.Value, weights: ir.Value, input
     return total
 
 
-def _emit_pairs(builder: ir.IRBuilder, total: ir.Value, weights: ir.Value, inputs: ir.Value) -> ir.Value:
+def _emit_pairs(builder: Builder, total: Value, weights: Value, inputs: Value) -> Value:
     """Bytes 0 and 2, then 1 and 3, as pairs of 16 bits."""
     low_bytes, eight = ir.Constant(_I16X32, [255] * 32), ir.Constant(_I16X32, [8] * 32)
     weights, inputs = builder.bitcast(weights, _I16X32), builder.bitcast(inputs, _I16X32)

@@ -10,14 +10,14 @@ depend on its own tokens only: not on the batch, the chunking, the number of thr
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray
+from numba.np.numpy_support import carray
 
 from onward.kernels.cpu import simd
 from onward.kernels.cpu.batch_attention import attend_item, rotate_rows
 from onward.kernels.cpu.dot import best_level
 from onward.kernels.cpu.int8_tile import int8_tile
 from onward.kernels.cpu.jit import Kernel, device, inlined, out_of_line
-from onward.kernels.cpu.phases import await_all, draw, finish
+from onward.kernels.cpu.phases import await_all, draw, finish, lot_start
 from onward.kernels.cpu.quantized import Quantized, quantize_group
 from onward.kernels.cpu.rope import mean_square
 from onward.kernels.cpu.rows_context import ROWS_FIELDS
@@ -25,13 +25,16 @@ from onward.kernels.packing import BYTES_RECORD, GROUP, NIBBLES_RECORD, OUTPUT_U
 
 _LEVEL = best_level()
 
-PHASES_PER_LAYER = 8
+PHASES = ("norm", "qkv", "rope", "attention", "o", "norm", "gate/up", "down")
+"""Of each layer, in order; the embedding comes before them, a norm and the head after."""
+PHASES_PER_LAYER = len(PHASES)
 ROWS_AT_ONCE = 4
 """Rows that share each loaded weight. More would need more registers than there are."""
+_MANY_ROWS = 64
 TILE_SCRATCH = 2 * ROWS_AT_ONCE * OUTPUT_UNIT
 
 # Columns of the table of a layer's weights; the matrices come first.
-QKV, O, GATE_UP, DOWN, INPUT_NORM, POST_NORM, QKV_BIAS, Q_NORM, K_NORM = range(9)
+QKV, OUT, GATE_UP, DOWN, INPUT_NORM, POST_NORM, QKV_BIAS, Q_NORM, K_NORM = range(9)
 NUM_WEIGHTS, NUM_MATRICES = 9, 4
 
 QUANTIZED_INPUTS = ("narrow", "heads", "wide")
@@ -129,17 +132,20 @@ def _embedding(table, is_nibbles, token, groups, group, i):
 
 
 @device
-def _embed(c, phase):
+def _embed(c, phase, thread):
     work, hidden, token_ids = simd.int64s(c.work), simd.floats(c.hidden), simd.int32s(c.token_ids)
     table, groups = simd.uint8s(c.embedding), c.hidden_size // GROUP
-    row = draw(work, phase, 1)
-    while row < c.num_rows:
-        for group in range(groups):
-            for i in range(GROUP):
-                value = _embedding(table, c.embedding_is_nibbles != 0, np.int64(token_ids[row]), groups, group, i)
-                hidden[row * c.hidden_size + group * GROUP + i] = value
-        finish(work, phase, 1)
-        row = draw(work, phase, 1)
+    for turn in range(c.num_lots):
+        lot = (thread + turn) % c.num_lots
+        start, end = lot_start(c.num_rows, lot, c.num_lots), lot_start(c.num_rows, lot + 1, c.num_lots)
+        row = start + draw(work, phase, lot, 1)
+        while row < end:
+            for group in range(groups):
+                for i in range(GROUP):
+                    value = _embedding(table, c.embedding_is_nibbles != 0, np.int64(token_ids[row]), groups, group, i)
+                    hidden[row * c.hidden_size + group * GROUP + i] = value
+            finish(work, phase, 1)
+            row = start + draw(work, phase, lot, 1)
     await_all(work, phase, c.num_rows)
 
 
@@ -154,14 +160,17 @@ def _normalize_row(hidden, at, width, weight, eps, target, target_row):
 
 
 @device
-def _normalize(c, phase, weight_address, target):
+def _normalize(c, phase, thread, weight_address, target):
     out_of_line()
     work, hidden, weight = simd.int64s(c.work), simd.floats(c.hidden), simd.floats(weight_address)
-    row = draw(work, phase, 1)
-    while row < c.num_rows:
-        _normalize_row(hidden, row * c.hidden_size, c.hidden_size, weight, c.eps, target, row)
-        finish(work, phase, 1)
-        row = draw(work, phase, 1)
+    for turn in range(c.num_lots):
+        lot = (thread + turn) % c.num_lots
+        start, end = lot_start(c.num_rows, lot, c.num_lots), lot_start(c.num_rows, lot + 1, c.num_lots)
+        row = start + draw(work, phase, lot, 1)
+        while row < end:
+            _normalize_row(hidden, row * c.hidden_size, c.hidden_size, weight, c.eps, target, row)
+            finish(work, phase, 1)
+            row = start + draw(work, phase, lot, 1)
     await_all(work, phase, c.num_rows)
 
 
@@ -170,44 +179,54 @@ def _normalize_sampled(c, phase, target):
     """The final norm, only of the rows that the head is wanted for."""
     work, hidden, weight = simd.int64s(c.work), simd.floats(c.hidden), simd.floats(c.final_norm)
     sampled = simd.int64s(c.sampled)
-    i = draw(work, phase, 1)
+    i = draw(work, phase, 0, 1)
     while i < c.num_sampled:
         _normalize_row(hidden, sampled[i] * c.hidden_size, c.hidden_size, weight, c.eps, target, i)
         finish(work, phase, 1)
-        i = draw(work, phase, 1)
+        i = draw(work, phase, 0, 1)
     await_all(work, phase, c.num_sampled)
 
 
+@inlined
+def _row_lots(c, num_rows):
+    """Few rows: threads share the outputs, so that each weight is read once. Many: they share the rows, each reads all
+    the weights, and what it computes stays in its own cache."""
+    return c.num_lots if num_rows >= _MANY_ROWS else 1
+
+
 @device
-def _linear(c, phase, num_rows, product, outputs, bias_address, adds, target, scratch_at):
+def _linear(c, phase, thread, num_rows, product, outputs, bias_address, adds, target, scratch_at):
     """target (+)= source . weights (+ bias), 32 outputs at a time."""
     out_of_line()
     work, scratch, bias = simd.int64s(c.work), simd.floats(c.scratch), simd.floats(bias_address)
-    num_pairs = outputs // OUTPUT_UNIT
+    num_pairs, num_lots = outputs // OUTPUT_UNIT, _row_lots(c, num_rows)
     chunk = _chunk(num_pairs)
-    first = draw(work, phase, chunk)
-    while first < num_pairs:
-        last = min(first + chunk, num_pairs)
-        for pair in range(first, last):
-            column = pair * OUTPUT_UNIT
-            for row in range(0, num_rows, ROWS_AT_ONCE):
-                count = min(ROWS_AT_ONCE, num_rows - row)
-                _multiply(product, pair, row, count, scratch, scratch_at)
-                for r in range(count):
-                    at = (row + r) * outputs + column
-                    low = simd.load(scratch, scratch_at + r * OUTPUT_UNIT)
-                    high = simd.load(scratch, scratch_at + r * OUTPUT_UNIT + 16)
-                    if bias_address != 0:
-                        low = low + simd.load(bias, column)
-                        high = high + simd.load(bias, column + 16)
-                    if adds:
-                        low = simd.load(target, at) + low
-                        high = simd.load(target, at + 16) + high
-                    simd.store(target, at, low)
-                    simd.store(target, at + 16, high)
-        finish(work, phase, last - first)
-        first = draw(work, phase, chunk)
-    await_all(work, phase, num_pairs)
+    for turn in range(num_lots):
+        lot = (thread + turn) % num_lots
+        first_row, end_row = lot_start(num_rows, lot, num_lots), lot_start(num_rows, lot + 1, num_lots)
+        first = draw(work, phase, lot, chunk)
+        while first < num_pairs:
+            last = min(first + chunk, num_pairs)
+            for pair in range(first, last):
+                column = pair * OUTPUT_UNIT
+                for row in range(first_row, end_row, ROWS_AT_ONCE):
+                    count = min(ROWS_AT_ONCE, end_row - row)
+                    _multiply(product, pair, row, count, scratch, scratch_at)
+                    for r in range(count):
+                        at = (row + r) * outputs + column
+                        low = simd.load(scratch, scratch_at + r * OUTPUT_UNIT)
+                        high = simd.load(scratch, scratch_at + r * OUTPUT_UNIT + 16)
+                        if bias_address != 0:
+                            low = low + simd.load(bias, column)
+                            high = high + simd.load(bias, column + 16)
+                        if adds:
+                            low = simd.load(target, at) + low
+                            high = simd.load(target, at + 16) + high
+                        simd.store(target, at, low)
+                        simd.store(target, at + 16, high)
+            finish(work, phase, last - first)
+            first = draw(work, phase, lot, chunk)
+    await_all(work, phase, num_pairs * num_lots)
 
 
 @inlined
@@ -217,49 +236,55 @@ def _silu_times(gate, up):
 
 
 @device
-def _gate_and_up(c, phase, product, target, scratch_at):
+def _gate_and_up(c, phase, thread, product, target, scratch_at):
     """A pair of tiles is sixteen outputs of gate and of up; two pairs make a group of the next product's input."""
     out_of_line()
     work, scratch = simd.int64s(c.work), simd.floats(c.scratch)
-    num_groups = c.inner_size // GROUP
+    num_groups, num_lots = c.inner_size // GROUP, _row_lots(c, c.num_rows)
     chunk = _chunk(num_groups)
     second_at = scratch_at + ROWS_AT_ONCE * OUTPUT_UNIT
-    first = draw(work, phase, chunk)
-    while first < num_groups:
-        last = min(first + chunk, num_groups)
-        for group in range(first, last):
-            for row in range(0, c.num_rows, ROWS_AT_ONCE):
-                count = min(ROWS_AT_ONCE, c.num_rows - row)
-                _multiply(product, 2 * group, row, count, scratch, scratch_at)
-                _multiply(product, 2 * group + 1, row, count, scratch, second_at)
-                for r in range(count):
-                    i, j = scratch_at + r * OUTPUT_UNIT, second_at + r * OUTPUT_UNIT
-                    low = _silu_times(simd.load(scratch, i), simd.load(scratch, i + 16))
-                    high = _silu_times(simd.load(scratch, j), simd.load(scratch, j + 16))
-                    quantize_group(low, high, target, (row + r) * num_groups + group)
-        finish(work, phase, last - first)
-        first = draw(work, phase, chunk)
-    await_all(work, phase, num_groups)
+    for turn in range(num_lots):
+        lot = (thread + turn) % num_lots
+        first_row, end_row = lot_start(c.num_rows, lot, num_lots), lot_start(c.num_rows, lot + 1, num_lots)
+        first = draw(work, phase, lot, chunk)
+        while first < num_groups:
+            last = min(first + chunk, num_groups)
+            for group in range(first, last):
+                for row in range(first_row, end_row, ROWS_AT_ONCE):
+                    count = min(ROWS_AT_ONCE, end_row - row)
+                    _multiply(product, 2 * group, row, count, scratch, scratch_at)
+                    _multiply(product, 2 * group + 1, row, count, scratch, second_at)
+                    for r in range(count):
+                        i, j = scratch_at + r * OUTPUT_UNIT, second_at + r * OUTPUT_UNIT
+                        low = _silu_times(simd.load(scratch, i), simd.load(scratch, i + 16))
+                        high = _silu_times(simd.load(scratch, j), simd.load(scratch, j + 16))
+                        quantize_group(low, high, target, (row + r) * num_groups + group)
+            finish(work, phase, last - first)
+            first = draw(work, phase, lot, chunk)
+    await_all(work, phase, num_groups * num_lots)
 
 
 @device
-def _attend(c, phase, kv, kv_at, target, scratch_at):
+def _attend(c, phase, thread, kv, kv_at, target, scratch_at):
     """Attention; each item also quantizes what it wrote, which no other item shares a group with."""
     out_of_line()
     work, attended, tiles = simd.int64s(c.work), simd.floats(c.attended), simd.int32s(c.tiles)
     item_width = c.num_heads // c.num_kv_heads * c.head_dim
     num_items = c.num_tiles * c.num_kv_heads
-    item = draw(work, phase, 1)
-    while item < num_items:
-        attend_item(c, item, kv, kv_at, scratch_at)
-        tile_at = (c.num_tiles - 1 - item // c.num_kv_heads) * 4
-        first_row = np.int64(tiles[tile_at])
-        for row in range(first_row, first_row + np.int64(tiles[tile_at + 1])):
-            start = row * c.num_heads * c.head_dim + item % c.num_kv_heads * item_width
-            for i in range(start, start + item_width, GROUP):
-                quantize_group(simd.load(attended, i), simd.load(attended, i + 16), target, i // GROUP)
-        finish(work, phase, 1)
-        item = draw(work, phase, 1)
+    for turn in range(c.num_lots):
+        lot = (thread + turn) % c.num_lots
+        first, end = lot_start(num_items, lot, c.num_lots), lot_start(num_items, lot + 1, c.num_lots)
+        item = first + draw(work, phase, lot, 1)
+        while item < end:
+            attend_item(c, item, kv, kv_at, scratch_at)
+            tile_at = item // c.num_kv_heads * 4
+            first_row = np.int64(tiles[tile_at])
+            for row in range(first_row, first_row + np.int64(tiles[tile_at + 1])):
+                start = row * c.num_heads * c.head_dim + item % c.num_kv_heads * item_width
+                for i in range(start, start + item_width, GROUP):
+                    quantize_group(simd.load(attended, i), simd.load(attended, i + 16), target, i // GROUP)
+            finish(work, phase, 1)
+            item = first + draw(work, phase, lot, 1)
     await_all(work, phase, num_items)
 
 
@@ -280,33 +305,33 @@ def _forward(thread, c, kv):
     heads_width = c.num_heads * c.head_dim
     qkv_width = heads_width + 2 * c.num_kv_heads * c.head_dim
     hidden_groups = c.hidden_size // GROUP
-    _embed(c, 0)
+    _embed(c, 0, thread)
     for layer in range(c.num_layers):
         w, n = layer * NUM_WEIGHTS, layer * NUM_MATRICES
         phase = 1 + layer * PHASES_PER_LAYER
         kv_at = layer * c.layer_stride
-        _normalize(c, phase, table[w + INPUT_NORM], narrow)
+        _normalize(c, phase, thread, table[w + INPUT_NORM], narrow)
         product = _Product(table[w + QKV], kinds[n + QKV] != 0, hidden_groups, narrow)
-        _linear(c, phase + 1, c.num_rows, product, qkv_width, table[w + QKV_BIAS], False, qkv, tile_at)
-        rotate_rows(c, phase + 2, kv, kv_at, table[w + Q_NORM], table[w + K_NORM])
-        _attend(c, phase + 3, kv, kv_at, heads, scratch_at)
-        product = _Product(table[w + O], kinds[n + O] != 0, heads_width // GROUP, heads)
-        _linear(c, phase + 4, c.num_rows, product, c.hidden_size, 0, True, hidden, tile_at)
-        _normalize(c, phase + 5, table[w + POST_NORM], narrow)
+        _linear(c, phase + 1, thread, c.num_rows, product, qkv_width, table[w + QKV_BIAS], False, qkv, tile_at)
+        rotate_rows(c, phase + 2, thread, kv, kv_at, table[w + Q_NORM], table[w + K_NORM])
+        _attend(c, phase + 3, thread, kv, kv_at, heads, scratch_at)
+        product = _Product(table[w + OUT], kinds[n + OUT] != 0, heads_width // GROUP, heads)
+        _linear(c, phase + 4, thread, c.num_rows, product, c.hidden_size, 0, True, hidden, tile_at)
+        _normalize(c, phase + 5, thread, table[w + POST_NORM], narrow)
         product = _Product(table[w + GATE_UP], kinds[n + GATE_UP] != 0, hidden_groups, narrow)
-        _gate_and_up(c, phase + 6, product, wide, tile_at)
+        _gate_and_up(c, phase + 6, thread, product, wide, tile_at)
         product = _Product(table[w + DOWN], kinds[n + DOWN] != 0, c.inner_size // GROUP, wide)
-        _linear(c, phase + 7, c.num_rows, product, c.hidden_size, 0, True, hidden, tile_at)
+        _linear(c, phase + 7, thread, c.num_rows, product, c.hidden_size, 0, True, hidden, tile_at)
     if c.num_sampled:
         phase = 1 + c.num_layers * PHASES_PER_LAYER
         _normalize_sampled(c, phase, narrow)
         product = _Product(c.head, c.head_is_nibbles != 0, hidden_groups, narrow)
-        _linear(c, phase + 1, c.num_sampled, product, c.vocab_size, 0, False, simd.floats(c.logits), tile_at)
+        _linear(c, phase + 1, thread, c.num_sampled, product, c.vocab_size, 0, False, simd.floats(c.logits), tile_at)
 
 
 def _forward_int8_kv(thread, context):
     c = carray(context, 1)[0]
-    _forward(thread, c, simd.int8s(c.kv))
+    _forward(thread, c, simd.uint8s(c.kv))
 
 
 def _forward_float_kv(thread, context):

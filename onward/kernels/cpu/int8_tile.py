@@ -13,19 +13,23 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.errors import RequireLiteralValue
-from numba.extending import intrinsic
 
 from onward.kernels.cpu.dot import emit_dot
 from onward.kernels.cpu.vectors import (
     F16X16,
     F32_ZEROS,
     F32X16,
+    I16,
     I32,
     I32X16,
     LANES,
+    Builder,
+    Value,
     element_pointer,
+    half_to_float,
+    intrinsic_on_literals,
     load_value,
+    require_literals,
     splat_value,
     store_value,
 )
@@ -37,20 +41,20 @@ NUM_TILES = 2
 class _Emitter:
     """Emits one call's code. Pointers are to bytes of weights and inputs, and to the first group's scales."""
 
-    def __init__(self, builder: ir.IRBuilder, level: str, is_nibbles: bool, num_rows: int) -> None:
+    def __init__(self, builder: Builder, level: str, is_nibbles: bool, num_rows: int) -> None:
         self.b, self.level, self.is_nibbles, self.num_rows = builder, level, is_nibbles, num_rows
         self.cells = [(row, tile) for row in range(num_rows) for tile in range(NUM_TILES)]
 
-    def offset(self, pointer: ir.Value, *terms: ir.Value | int) -> ir.Value:
+    def offset(self, pointer: Value, *terms: Value | int) -> Value:
         for term in terms:
             index = ir.Constant(I32, term) if isinstance(term, int) else term
             pointer = self.b.gep(pointer, [index])
         return pointer
 
-    def splat_at(self, pointer: ir.Value, *terms: ir.Value | int) -> ir.Value:
+    def splat_at(self, pointer: Value, *terms: Value | int) -> Value:
         return splat_value(self.b, self.b.load(self.offset(pointer, *terms)))
 
-    def group_sums(self, records: list[ir.Value], inputs: list[ir.Value], starts: list[ir.Value]) -> dict:
+    def group_sums(self, records: list[Value], inputs: list[Value], starts: list[Value]) -> dict:
         """The exact integer sums of one group."""
         sums = {cell: starts[cell[0]] for cell in self.cells}
         for vector in range(4 if self.is_nibbles else 8):
@@ -64,26 +68,30 @@ class _Emitter:
                         sums[cell] = emit_dot(self.level, self.b, sums[cell], weights[tile], value)
         return sums
 
-    def _byte_steps(self, records: list[ir.Value], vector: int) -> list:
+    def _byte_steps(self, records: list[Value], vector: int) -> list:
         return [(4 * vector, [load_value(self.b, self.offset(r, 64 * vector), I32X16, 1) for r in records])]
 
-    def _nibble_steps(self, records: list[ir.Value], vector: int) -> list:
+    def _nibble_steps(self, records: list[Value], vector: int) -> list:
         both = [load_value(self.b, self.offset(r, 64 * vector), I32X16, 1) for r in records]
         mask, four = ir.Constant(I32X16, [0x0F0F0F0F] * LANES), ir.Constant(I32X16, [4] * LANES)
         low = [self.b.and_(v, mask) for v in both]
         high = [self.b.and_(self.b.lshr(v, four), mask) for v in both]
         return [(4 * vector, low), (16 + 4 * vector, high)]
 
-    def scales(self, record: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+    def scales(self, record: Value) -> tuple[Value, Value | None]:
         if not self.is_nibbles:
             return load_value(self.b, self.offset(record, 512), F32X16, 1), None
-        scale, offset = (
-            self.b.fpext(load_value(self.b, self.offset(record, at), F16X16, 1), F32X16) for at in (256, 288)
-        )
+        scale, offset = (self._halves(self.offset(record, at)) for at in (256, 288))
         return scale, offset
 
+    def _halves(self, pointer: Value) -> Value:
+        if self.level == "plain":  # such CPUs may have no instruction for it
+            bits = load_value(self.b, pointer, ir.VectorType(I16, LANES), 1)
+            return half_to_float(self.b, self.b.zext(bits, I32X16))
+        return self.b.fpext(load_value(self.b, pointer, F16X16, 1), F32X16)
 
-@intrinsic(prefer_literal=True)
+
+@intrinsic_on_literals
 def int8_tile(typing_context, level, is_nibbles, rows, weights, weights_at, tile_stride, num_groups,
               inputs, inputs_at, scales, totals, corrections, scales_at, out, out_at):  # fmt: skip
     """out[row, 0:32] = inputs[row] . two tiles of weights, for `rows` (a literal) rows.
@@ -91,11 +99,9 @@ def int8_tile(typing_context, level, is_nibbles, rows, weights, weights_at, tile
     Row r's inputs are `num_groups * 32` bytes from `inputs_at` on, row after row; its scales, one per group, lie in
     `scales`, `totals` (scale times sum of the inputs) and `corrections` (-128 times that sum).
     """
-    for literal in (level, is_nibbles, rows):
-        if not isinstance(literal, types.Literal):
-            raise RequireLiteralValue("int8_tile needs literals")
+    require_literals(level, is_nibbles, rows)
 
-    def emit(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+    def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
         names = ("weights", "inputs", "scales", "totals", "corrections", "out")
         places = {"weights": 3, "inputs": 7, "scales": 9, "totals": 10, "corrections": 11, "out": 13}
         starts = {"weights": 4, "inputs": 8, "scales": 12, "totals": 12, "corrections": 12, "out": 14}
@@ -108,7 +114,7 @@ def int8_tile(typing_context, level, is_nibbles, rows, weights, weights_at, tile
         record_size = ir.Constant(groups.type, NIBBLES_RECORD if e.is_nibbles else BYTES_RECORD)
         row_bytes = builder.mul(groups, ir.Constant(groups.type, GROUP))
 
-        def row_pointer(name: str, row: int, step: ir.Value) -> ir.Value:
+        def row_pointer(name: str, row: int, step: Value) -> Value:
             return e.offset(pointer[name], builder.mul(step, ir.Constant(step.type, row)))
 
         input_rows = [row_pointer("inputs", row, row_bytes) for row in range(e.num_rows)]

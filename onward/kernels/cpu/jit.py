@@ -3,8 +3,9 @@
 A kernel is a C function (thread, context): every thread of `threads.ThreadPool` may call it, and `context` is a structure
 of sizes and addresses. numba's own parallel loops would compile each kernel seven times over.
 
-The cache folder is named after the kernels' sources, since numba itself only looks at the file of the outermost function;
-inside, numba keys by CPU. Fast-math stays off everywhere: the order of float operations is part of the result.
+The cache folder is named after the kernels' sources and the level of `dot`, since numba itself only looks at the file of
+the outermost function; inside, numba keys by CPU. Fast-math stays off everywhere: the order of float operations is part
+of the result.
 """
 
 import functools
@@ -15,21 +16,22 @@ from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+from numba.core import config
 
 from onward.config import cache_dir
+from onward.kernels.cpu.dot import best_level
+from onward.kernels.cpu.vectors import Builder, intrinsic
 
 
-def _source_hash() -> str:
+def _cache_folder() -> Path:
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
+    return cache_dir() / "kernels" / f"{digest.hexdigest()}-{best_level()}"
 
 
-numba.config.CACHE_DIR = str(cache_dir() / "kernels" / _source_hash())  # pyright: ignore[reportAttributeAccessIssue]
+config.CACHE_DIR = str(_cache_folder())  # pyright: ignore[reportAttributeAccessIssue]
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 _INNER: dict[str, Any] = _OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -65,7 +67,7 @@ class Kernel:
 def out_of_line(typing_context: Any) -> Any:
     """Said inside a large device function: call it, do not copy it into every caller. Code size is compile time."""
 
-    def emit(ctx: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+    def emit(ctx: Any, builder: Builder, sig: Any, args: Any) -> Any:
         builder.function.attributes.add("noinline")
         return ctx.get_dummy_value()
 

@@ -1,11 +1,12 @@
 """How keys and values lie in memory: records of sixteen positions of one KV head.
 
     float32   keys [head_dim][16], values [16][head_dim]
-    int8      keys [head_dim][16], 16 float32 scales, values [16][head_dim], 16 float32 scales
+    int8      keys [head_dim / 4][16][4], each plus 128; 16 float32 scales;
+              values [4][head_dim][4 positions]; 16 float32 scales
 
 A page of `block_size` positions is [kv head][block_size / 16] records; pages follow each other. Sizes and offsets count
-elements of the array's own type, which is what `itemsize` says. In int8 each (position, head) has a scale for its key
-and one for its value.
+elements of the array's own type (uint8 stands for int8), which is what `itemsize` says. In int8 each (position, head) has
+a scale for its key and one for its value; both lie as the integer products want them.
 """
 
 import numpy as np
@@ -44,7 +45,8 @@ def store_key(kv, record, lane, source, source_at, head_dim):
     else:
         factor = _store_scale(kv, record + POSITIONS * head_dim + 4 * lane, source, source_at, head_dim)
         for i in range(head_dim):
-            kv[record + i * POSITIONS + lane] = np.rint(source[source_at + i] * factor)
+            level = np.int32(np.rint(source[source_at + i] * factor))
+            kv[record + i // 4 * 4 * POSITIONS + lane * 4 + i % 4] = level + 128
 
 
 @inlined
@@ -56,7 +58,8 @@ def store_value(kv, record, lane, source, source_at, head_dim):
     else:
         factor = _store_scale(kv, at + POSITIONS * head_dim + 4 * lane, source, source_at, head_dim)
         for i in range(head_dim):
-            kv[at + lane * head_dim + i] = np.rint(source[source_at + i] * factor)
+            level = np.int32(np.rint(source[source_at + i] * factor))
+            kv[at + lane // 4 * 4 * head_dim + i * 4 + lane % 4] = level
 
 
 @inlined

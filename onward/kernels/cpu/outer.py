@@ -2,7 +2,7 @@
 
     out[j, :] = sum over k, in order, of a[j, k] * b[k, :]          j < rows, 16 * columns lanes
 
-`b` is float32 or int8. Each (row, lane) is one chain of fused multiply-adds over k, so its bits do not depend on how many rows share the loop.
+Each (row, lane) is one chain of fused multiply-adds over k, so its bits do not depend on how many rows share the loop.
 """
 
 from typing import Any
@@ -10,37 +10,36 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.errors import RequireLiteralValue
-from numba.extending import intrinsic
 
 from onward.kernels.cpu.vectors import (
     F32_ZEROS,
     F32X16,
     LANES,
+    Builder,
+    Value,
     element_pointer,
     fma_value,
-    load_floats,
+    intrinsic_on_literals,
     load_value,
+    require_literals,
     splat_value,
     store_value,
 )
 
 
-@intrinsic(prefer_literal=True)
+@intrinsic_on_literals
 def outer_sum(typing_context, rows, columns, resume, a, a_at, a_step, b, b_at, b_step, count, out, out_at, out_step):
     """`rows`, `columns` and `resume` are literals; `resume` goes on from what `out` holds instead of from zero."""
-    for literal in (rows, columns, resume):
-        if not isinstance(literal, types.Literal):
-            raise RequireLiteralValue("outer_sum needs literal sizes")
+    require_literals(rows, columns, resume)
     num_rows, num_columns, resumes = rows.literal_value, columns.literal_value, resume.literal_value
 
-    def emit(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+    def emit(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
         _, _, _, a_, a_at_, a_step_, b_, b_at_, b_step_, count_, out_, out_at_, out_step_ = args
         a_ptr = element_pointer(context, builder, sig.args[3], a_, a_at_)
         b_ptr = element_pointer(context, builder, sig.args[6], b_, b_at_)
         out_ptr = element_pointer(context, builder, sig.args[10], out_, out_at_)
 
-        def out_cell(j: int, c: int) -> ir.Value:
+        def out_cell(j: int, c: int) -> Value:
             row = builder.mul(out_step_, ir.Constant(out_step_.type, j))
             return builder.gep(out_ptr, [builder.add(row, ir.Constant(row.type, c * LANES))])
 
@@ -53,7 +52,7 @@ def outer_sum(typing_context, rows, columns, resume, a, a_at, a_step, b, b_at, b
             k = loop.index
             b_row = builder.gep(b_ptr, [builder.mul(k, b_step_)])
             vectors = [
-                load_floats(builder, builder.gep(b_row, [ir.Constant(k.type, c * LANES)]))
+                load_value(builder, builder.gep(b_row, [ir.Constant(k.type, c * LANES)]), F32X16)
                 for c in range(num_columns)
             ]
             for j in range(num_rows):

@@ -32,14 +32,16 @@ class Quantized(NamedTuple):
 
 @inlined
 def quantize_group(low, high, target, group):
-    """Writes 32 values, given as two vectors, as group number `group` of the whole array. NaN makes the scale NaN, and so the product."""
+    """Writes 32 values, given as two vectors, as group number `group` of the whole array.
+
+    NaN makes the scale NaN, and so the product.
+    """
     largest = simd.max_magnitude(simd.larger_magnitude(low, high))
     inverse = np.float32(127.0) / largest if largest > np.float32(0.0) else np.float32(0.0)
     factor = simd.splat(inverse)
     low_i = simd.to_i32(simd.round_even(low * factor))
     high_i = simd.to_i32(simd.round_even(high * factor))
-    simd.store_i8(target.values, group * GROUP, low_i)
-    simd.store_i8(target.values, group * GROUP + 16, high_i)
+    simd.store_i8_pair(target.values, group * GROUP, low_i, high_i)
     total = simd.sum_lanes_i32(low_i + high_i)
     scale = largest / np.float32(127.0)
     target.scales[group] = scale

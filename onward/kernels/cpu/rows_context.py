@@ -24,6 +24,7 @@ ROWS_FIELDS: list[tuple[str, type]] = [
     ("attended", np.int64),  # float32 [rows, heads * head_dim]
     ("scratch", np.int64),  # float32 [threads, scratch_stride]
     ("scratch_stride", np.int64),
+    ("num_lots", np.int64),  # see phases
     ("work", np.int64),  # int64, see phases; zeroed before each run
     ("eps", np.float32),
 ]

@@ -1,30 +1,32 @@
 """Choosing the next token from logits: greedy, or one draw from the cumulative distribution.
 
 The draw is one number in [0, 1) per (seed, choice, position), so it knows neither batch nor slot nor thread. Tokens are
-visited in the order of their ids; sums are made over fixed chunks in a fixed order. Among equals the lowest id wins, and
-a cut (top-k, top-p) keeps all tokens that are as likely as the last one it keeps.
+visited in the order of their ids, and all sums are made in an order that the row's logits alone decide. Among equals the
+lowest id wins, and a cut (top-k, top-p) keeps all tokens that are as likely as the last one it keeps.
+
+Cuts are found by bisection over the bits of a weight, which order floats by size. Mostly they fall among a few hundred
+candidates, which are picked out first; where they do not, the whole row is searched.
 """
 
 import numpy as np
-from numba import carray
+from numba.np.numpy_support import carray
 
 from onward.kernels.cpu import simd
 from onward.kernels.cpu.jit import Kernel, device, inlined, out_of_line
 from onward.kernels.cpu.phases import await_all, draw, finish
 
 _CHUNK = 1024
-_DIGIT_SHIFTS = (19, 7, 0)
-"""A positive float32's bits order floats by size. They are read as three digits, of 12, 12 and 7 bits."""
-_NUM_DIGITS = 1 << 12
-HISTOGRAM_WORDS = 2 * _NUM_DIGITS
-"""Scratch of one thread: counts (int64) and masses (float64) of each digit."""
+_CANDIDATE = np.float32(2.0**-12)
+"""The least weight, relative to the likeliest token's, that makes a candidate."""
+_MAX_CANDIDATES = 4096
+_BITS_OF_ONE = 0x3F800000
 
 CONTEXT = np.dtype(
     [
         ("count", np.int64),
         ("vocab_size", np.int64),
         ("stride", np.int64),
-        ("logits", np.int64),  # float32 [count, stride]; used up
+        ("logits", np.int64),  # float32 [count, stride]
         ("temperatures", np.int64),  # float32
         ("top_ks", np.int64),  # int64
         ("top_ps", np.int64),  # float64
@@ -34,11 +36,17 @@ CONTEXT = np.dtype(
         ("positions", np.int64),
         ("token_ids", np.int64),  # int64: the result
         ("is_valid", np.int64),  # uint8: 0 where the logits are not numbers
-        ("histograms", np.int64),  # [threads, HISTOGRAM_WORDS]
+        ("scratch", np.int64),  # float32 [threads, scratch_stride]
+        ("scratch_stride", np.int64),
         ("work", np.int64),
     ],
     align=True,
 )
+
+
+def scratch_size(vocab_size: int) -> int:
+    """Floats of one thread: weights of all tokens, in whole chunks, and weights and ids of candidates."""
+    return -(-vocab_size // _CHUNK) * _CHUNK + 2 * (_MAX_CANDIDATES + _CHUNK)
 
 
 @inlined
@@ -59,15 +67,22 @@ def _uniform(seed, choice, position):
     return np.float64(state >> np.uint64(11)) * 2.0**-53
 
 
-@inlined
+@device
 def _peak(logits, at, size):
     """The largest logit, or NaN if any is NaN or infinite upwards."""
-    high, bad = np.float32(-np.inf), False
-    for i in range(size):
+    infinity = np.float32(np.inf)
+    high, num_bad = simd.splat(-infinity), simd.splat_i32(np.int32(0))
+    whole = size // 16 * 16
+    for i in range(0, whole, 16):
+        x = simd.load(logits, at + i)
+        high = simd.maximum(high, x)
+        num_bad = simd.count_not_below(num_bad, x, infinity)
+    top, bad = simd.max_lanes(high), simd.sum_lanes_i32(num_bad) != 0
+    for i in range(whole, size):
         x = logits[at + i]
-        bad |= not (x < np.float32(np.inf))
-        high = max(high, x)
-    return np.float32(np.nan) if bad else high
+        bad |= not (x < infinity)
+        top = max(top, x)
+    return np.float32(np.nan) if bad else top
 
 
 @inlined
@@ -78,129 +93,159 @@ def _first_of(logits, at, size, value):
     return 0
 
 
-@inlined
-def _weigh(logits, at, size, peak, temperature):
-    """Turns logits into weights relative to the likeliest token's, which becomes 1."""
+@device
+def _weigh(logits, at, size, peak, temperature, weights):
+    """Weights relative to the likeliest token's, which gets 1; zeros after the last. Returns how many there are."""
     inverse, top = simd.splat(np.float32(1.0) / temperature), simd.splat(peak)
     whole = size // 16 * 16
     for i in range(0, whole, 16):
-        simd.store(logits, at + i, simd.exp((simd.load(logits, at + i) - top) * inverse))
+        simd.store(weights, i, simd.exp((simd.load(logits, at + i) - top) * inverse))
     for i in range(whole, size):
-        single = simd.exp((simd.splat(logits[at + i]) - top) * inverse)
-        logits[at + i] = simd.max_lanes(single)
+        weights[i] = simd.max_lanes(simd.exp((simd.splat(logits[at + i]) - top) * inverse))
+    return _pad(weights, size)
 
 
 @inlined
-def _chunk_sum(weights, at, count):
-    if count == _CHUNK:
+def _pad(weights, size):
+    """Fills the last chunk with zeros. Returns its end."""
+    end = (size + _CHUNK - 1) // _CHUNK * _CHUNK
+    for i in range(size, end):
+        weights[i] = np.float32(0.0)
+    return end
+
+
+@device
+def _mass_from(weights, size, lowest):
+    """The sum of the weights that are not below `lowest`; never less for a smaller one. `size` is whole chunks."""
+    out_of_line()
+    mass = np.float64(0.0)
+    for chunk in range(0, size, _CHUNK):
         total = simd.splat(np.float32(0.0))
-        for i in range(0, _CHUNK, 16):
-            total = total + simd.load(weights, at + i)
-        return np.float64(simd.sum_lanes(total))
-    rest = np.float64(0.0)
-    for i in range(count):
-        rest += weights[at + i]
-    return rest
+        for i in range(chunk, chunk + _CHUNK, 16):
+            total = total + simd.keep_not_below(simd.load(weights, i), lowest)
+        mass += simd.sum_lanes(total)
+    return mass
 
 
 @device
-def _sum(weights, at, size):
+def _count_from(weights, size, lowest):
     out_of_line()
-    total = np.float64(0.0)
-    for start in range(0, size, _CHUNK):
-        total += _chunk_sum(weights, at + start, min(_CHUNK, size - start))
-    return total
+    total = simd.splat_i32(np.int32(0))
+    for i in range(0, size, 16):
+        total = simd.count_not_below(total, simd.load(weights, i), lowest)
+    return np.int64(simd.sum_lanes_i32(total))
 
 
 @device
-def _drop_below(weights, at, size, lowest):
-    for i in range(size):
-        w = weights[at + i]
-        weights[at + i] = w if w >= lowest else np.float32(0.0)
+def _cut(weights, size, num_kept, mass_kept):
+    """The greatest weight from which on there are `num_kept` tokens (or, if that is 0, a mass of `mass_kept`)."""
+    low, high = np.int64(0), np.int64(_BITS_OF_ONE) + 1  # enough from `low` on, not from `high` on
+    while high - low > 1:
+        middle = (low + high) // 2
+        lowest = simd.float_of_bits(np.int32(middle))
+        if num_kept > 0:
+            is_enough = _count_from(weights, size, lowest) >= num_kept
+        else:
+            is_enough = _mass_from(weights, size, lowest) >= mass_kept
+        if is_enough:
+            low = middle
+        else:
+            high = middle
+    return simd.float_of_bits(np.int32(low))
 
 
 @device
-def _cut(weights, bits, at, size, counts, masses, max_count, max_mass):
-    """The bits of the last weight kept, when tokens are taken from the heaviest on until `max_count` are taken or
-    their sum has reached `max_mass`. Digit by digit: those above the one in which that happens are taken whole."""
-    out_of_line()
-    taken, mass, prefix, width = np.int64(0), np.float64(0.0), np.int64(0), np.int64(31)
-    for shift in _DIGIT_SHIFTS:
-        num_digits = np.int64(1) << (width - shift)
-        for digit in range(num_digits):
-            counts[digit] = 0
-            masses[digit] = 0.0
-        for i in range(size):
-            b = np.int64(bits[at + i])
-            if b >> width == prefix:
-                digit = (b >> shift) & (num_digits - 1)
-                counts[digit] += 1
-                masses[digit] += weights[at + i]
-        digit = num_digits - 1
-        while digit > 0 and taken + counts[digit] < max_count and mass + masses[digit] < max_mass:
-            taken += counts[digit]
-            mass += masses[digit]
-            digit -= 1
-        prefix = (prefix << (width - shift)) | digit
-        width = np.int64(shift)
-    return prefix
+def _drop_below(weights, size, lowest):
+    for i in range(0, size, 16):
+        simd.store(weights, i, simd.keep_not_below(simd.load(weights, i), lowest))
 
 
 @device
-def _cut_below(weights, bits, at, size, lowest_bits):
-    for i in range(size):
-        if bits[at + i] < lowest_bits:
-            weights[at + i] = np.float32(0.0)
+def _pick_out(weights, size, lowest, candidates, ids):
+    """Copies the weights that are not below `lowest`, in order. Returns how many there are, or more than fit."""
+    count = 0
+    for block in range(0, size, 16):
+        if simd.max_lanes(simd.load(weights, block)) >= lowest:
+            for i in range(block, block + 16):
+                if weights[i] >= lowest:
+                    if count == _MAX_CANDIDATES:
+                        return count + 1
+                    candidates[count] = weights[i]
+                    ids[count] = i
+                    count += 1
+    return count
 
 
 @device
-def _pick(weights, at, size, point):
+def _token_at(weights, size, point):
     """The token in whose share `point`, a number below the sum of all weights, lies."""
     start = 0
     while start + _CHUNK < size:
-        share = _chunk_sum(weights, at + start, _CHUNK)
+        share = _mass_from(simd.shifted(weights, start), _CHUNK, np.float32(0.0))
         if point < share:
             break
         point -= share
         start += _CHUNK
-    for i in range(start, size):
-        w = np.float64(weights[at + i])
+    for i in range(start, start + _CHUNK):
+        w = np.float64(weights[i])
         if point < w:
             return i
         point -= w
     # Rounding may leave a crumb: then it is the last token with any weight.
     last = size - 1
-    while last > 0 and not weights[at + last] > np.float32(0.0):
+    while last > 0 and not weights[last] > np.float32(0.0):
         last -= 1
     return last
 
 
 @device
-def _choose(c, row, at, peak, counts, masses):
-    logits, bits, size = simd.floats(c.logits), simd.int32s(c.logits), c.vocab_size
+def _draw_from(weights, size, top_k, top_p, min_p, number):
+    """Cuts, then draws. `size` is whole chunks, with zeros where there is no token."""
+    zero = np.float32(0.0)
+    if top_k > 0:
+        _drop_below(weights, size, _cut(weights, size, top_k, 0.0))
+    total = _mass_from(weights, size, zero)
+    if top_p < 1.0:
+        _drop_below(weights, size, _cut(weights, size, 0, top_p * total))
+    if min_p > zero:
+        _drop_below(weights, size, min_p)
+    return _token_at(weights, size, number * _mass_from(weights, size, zero))
+
+
+@device
+def _choose(c, row, at, peak, weights):
+    size = c.vocab_size
     top_k, top_p = simd.int64s(c.top_ks)[row], simd.doubles(c.top_ps)[row]
     min_p = simd.floats(c.min_ps)[row]
-    _weigh(logits, at, size, peak, simd.floats(c.temperatures)[row])
-    if 0 < top_k < size:
-        _cut_below(logits, bits, at, size, _cut(logits, bits, at, size, counts, masses, top_k, np.inf))
-    total = _sum(logits, at, size)
-    if top_p < 1.0:
-        _cut_below(logits, bits, at, size, _cut(logits, bits, at, size, counts, masses, size, top_p * total))
-        total = _sum(logits, at, size)
-    if min_p > 0.0:
-        _drop_below(logits, at, size, min_p)
-        total = _sum(logits, at, size)
     seed, choice = simd.uint64s(c.seeds)[row], simd.uint64s(c.choices)[row]
-    return _pick(logits, at, size, _uniform(seed, choice, simd.uint64s(c.positions)[row]) * total)
+    number = _uniform(seed, choice, simd.uint64s(c.positions)[row])
+    if top_k >= size:
+        top_k = 0
+    padded = _weigh(simd.floats(c.logits), at, size, peak, simd.floats(c.temperatures)[row], weights)
+    if top_k > 0 or top_p < 1.0 or min_p >= _CANDIDATE:
+        candidates = simd.shifted(weights, padded)
+        ids = simd.as_int32s(candidates, _MAX_CANDIDATES + _CHUNK)
+        lowest = min_p if top_k == 0 and top_p >= 1.0 else _CANDIDATE
+        count = _pick_out(weights, padded, lowest, candidates, ids)
+        if count <= _MAX_CANDIDATES and count >= top_k:
+            end = _pad(candidates, count)
+            mass = _mass_from(candidates, end, np.float32(0.0))
+            if top_k > 0:
+                return np.int64(ids[_draw_from(candidates, end, top_k, top_p, min_p, number)])
+            # What top-p keeps is a share of all tokens, candidates or not.
+            wanted = top_p * _mass_from(weights, padded, np.float32(0.0)) if top_p < 1.0 else 0.0
+            if mass >= wanted:
+                if top_p < 1.0:
+                    _drop_below(candidates, end, _cut(candidates, end, 0, wanted))
+                return np.int64(ids[_draw_from(candidates, end, 0, 1.0, min_p, number)])
+    return np.int64(_draw_from(weights, padded, top_k, top_p, min_p, number))
 
 
 def _sample(thread, context):
     c = carray(context, 1)[0]
     work, logits = simd.int64s(c.work), simd.floats(c.logits)
     token_ids, is_valid = simd.int64s(c.token_ids), simd.uint8s(c.is_valid)
-    counts = simd.int64s(c.histograms + thread * HISTOGRAM_WORDS * 8)
-    masses = simd.doubles(c.histograms + (thread * HISTOGRAM_WORDS + _NUM_DIGITS) * 8)
-    row = draw(work, 0, 1)
+    row = draw(work, 0, 0, 1)
     while row < c.count:
         at = row * c.stride
         peak = _peak(logits, at, c.vocab_size)
@@ -209,9 +254,9 @@ def _sample(thread, context):
         if is_valid[row] and simd.floats(c.temperatures)[row] <= np.float32(0.0):
             token_ids[row] = _first_of(logits, at, c.vocab_size, peak)
         elif is_valid[row]:
-            token_ids[row] = _choose(c, row, at, peak, counts, masses)
+            token_ids[row] = _choose(c, row, at, peak, simd.shifted(simd.floats(c.scratch), thread * c.scratch_stride))
         finish(work, 0, 1)
-        row = draw(work, 0, 1)
+        row = draw(work, 0, 0, 1)
     await_all(work, 0, c.count)
 
 

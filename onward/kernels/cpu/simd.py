@@ -11,21 +11,24 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin, models, register_model
+from numba.extending import lower_builtin, models, register_model
 
 from onward.kernels.cpu.jit import inlined
 from onward.kernels.cpu.vectors import (
-    F16,
     F32,
     F32X16,
     I8,
+    I16,
     I32,
     I32X16,
     LANES,
+    Builder,
+    Value,
     call_llvm,
     element_pointer,
     fma_value,
-    load_floats,
+    half_to_float,
+    intrinsic,
     load_value,
     splat_value,
     store_value,
@@ -67,16 +70,6 @@ def load(typing_context, array, index):
 
 
 @intrinsic
-def load_i8(typing_context, array, index):
-    """Sixteen int8, widened to float32."""
-
-    def emit(context, builder, sig, args):
-        return load_floats(builder, element_pointer(context, builder, sig.args[0], *args))
-
-    return f32x16(array, types.intp), emit
-
-
-@intrinsic
 def store_float(typing_context, array, index, value):
     """One float32 into memory of any type; `index` counts the array's own elements."""
 
@@ -99,15 +92,17 @@ def store(typing_context, array, index, vector):
 
 
 @intrinsic
-def store_i8(typing_context, array, index, vector):
-    """Stores the low byte of each lane."""
+def store_i8_pair(typing_context, array, index, low, high):
+    """Stores the low byte of each lane of two vectors, in one piece: narrowing stores are slow on some CPUs."""
 
     def emit(context, builder, sig, args):
         pointer = element_pointer(context, builder, sig.args[0], args[0], args[1])
-        store_value(builder, pointer, builder.trunc(args[2], ir.VectorType(I8, LANES)), align=1)
+        halves = [builder.trunc(vector, ir.VectorType(I8, LANES)) for vector in args[2:]]
+        order = ir.Constant(ir.VectorType(I32, 2 * LANES), list(range(2 * LANES)))
+        store_value(builder, pointer, builder.shuffle_vector(*halves, order), align=1)
         return context.get_dummy_value()
 
-    return types.void(array, types.intp, i32x16), emit
+    return types.void(array, types.intp, i32x16, i32x16), emit
 
 
 # Kernels are given addresses; these say what lies there.
@@ -152,6 +147,33 @@ def doubles(typing_context, address):
     return types.CPointer(types.float64)(types.int64), _emit_pointer
 
 
+def _emit_shifted(context, builder, sig, args):
+    """The pointer to an element, as what the result points to."""
+    return builder.bitcast(builder.gep(args[0], [args[1]]), context.get_value_type(sig.return_type))
+
+
+@intrinsic
+def shifted(typing_context, pointer, index):
+    """Points to element `index`."""
+    return pointer(pointer, types.int64), _emit_shifted
+
+
+@intrinsic
+def as_bytes(typing_context, pointer, index):
+    """The memory from element `index` on, as uint8."""
+    return types.CPointer(types.uint8)(pointer, types.int64), _emit_shifted
+
+
+@intrinsic
+def as_int32s(typing_context, pointer, index):
+    return types.CPointer(types.int32)(pointer, types.int64), _emit_shifted
+
+
+@intrinsic
+def as_int64s(typing_context, pointer, index):
+    return types.CPointer(types.int64)(pointer, types.int64), _emit_shifted
+
+
 @intrinsic
 def itemsize(typing_context, pointer):
     """Bytes of what a pointer points to, known when the kernel is compiled."""
@@ -174,10 +196,10 @@ def float_at(typing_context, pointer, offset):
 
 @intrinsic
 def half_at(typing_context, pointer, offset):
-    """A float16 at a byte offset, widened."""
+    """A finite float16 at a byte offset, widened."""
 
     def emit(context, builder, sig, args):
-        return builder.fpext(_emit_scalar(F16)(context, builder, sig, args), F32)
+        return half_to_float(builder, builder.zext(_emit_scalar(I16)(context, builder, sig, args), I32))
 
     return types.float32(pointer, types.intp), emit
 
@@ -192,11 +214,17 @@ class _SameVectors(AbstractTemplate):
         return None
 
 
-_OPERATORS = {operator.add: ("fadd", "add"), operator.sub: ("fsub", "sub"), operator.mul: ("fmul", "mul"), operator.truediv: ("fdiv", "sdiv")}
+_OPERATORS = {
+    operator.add: ("fadd", "add"),
+    operator.sub: ("fsub", "sub"),
+    operator.mul: ("fmul", "mul"),
+    operator.truediv: ("fdiv", "sdiv"),
+}
 
 
 def _lower_operator(function: Any, float_name: str, int_name: str) -> None:
-    infer_global(function)(type(f"_{int_name}", (_SameVectors,), {"key": function}))
+    declare: Any = infer_global(function)
+    declare(type(f"_{int_name}", (_SameVectors,), {"key": function}))
 
     @lower_builtin(function, Vector, Vector)
     def emit(context, builder, sig, args):
@@ -248,12 +276,12 @@ def larger_magnitude(typing_context, a, b):
     return f32x16(f32x16, f32x16), emit
 
 
-def _magnitude_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+def _magnitude_bits(builder: Builder, value: Value) -> Value:
     """Ordered as integers like the magnitudes they stand for."""
     return builder.and_(builder.bitcast(value, I32X16), splat_value(builder, ir.Constant(I32, 0x7FFFFFFF)))
 
 
-def _max_bits(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+def _max_bits(builder: Builder, a: Value, b: Value) -> Value:
     return call_llvm(builder, "llvm.smax.v16i32", I32X16, a, b)
 
 
@@ -285,6 +313,36 @@ def keep_first(typing_context, vector, count, fill):
     return f32x16(f32x16, types.int64, types.float32), emit
 
 
+def _not_below(builder: Builder, vector: Value, limit: Value) -> Value:
+    """Lanes that are at least `limit`, or NaN."""
+    return builder.fcmp_unordered(">=", vector, splat_value(builder, limit))
+
+
+@intrinsic
+def keep_not_below(typing_context, vector, limit):
+    """Lanes below `limit` become 0."""
+
+    def emit(context, builder, sig, args):
+        return builder.select(_not_below(builder, *args), args[0], splat_value(builder, ir.Constant(F32, 0.0)))
+
+    return f32x16(f32x16, types.float32), emit
+
+
+@intrinsic
+def count_not_below(typing_context, total, vector, limit):
+    """Adds 1 to the lanes of `total` where the vector is not below `limit` (NaN is not)."""
+
+    def emit(context, builder, sig, args):
+        return builder.add(args[0], builder.zext(_not_below(builder, args[1], args[2]), I32X16))
+
+    return i32x16(i32x16, f32x16, types.float32), emit
+
+
+@intrinsic
+def float_of_bits(typing_context, bits):
+    return types.float32(types.int32), lambda context, builder, sig, args: builder.bitcast(args[0], F32)
+
+
 @intrinsic
 def power_of_two(typing_context, exponent):
     """2 to the given whole powers, which must lie in -127..127 (-127 gives 0)."""
@@ -299,7 +357,7 @@ def power_of_two(typing_context, exponent):
 # Across lanes, always pairing lane i with lane i + 8, then 4, 2, 1.
 
 
-def _fold(builder: ir.IRBuilder, vector: ir.Value, combine: Any) -> ir.Value:
+def _fold(builder: Builder, vector: Value, combine: Any) -> Value:
     width = LANES // 2
     while width:
         order = ir.Constant(I32X16, [(lane + width) % LANES for lane in range(LANES)])
@@ -333,9 +391,7 @@ def max_magnitude(typing_context, vector):
 @intrinsic
 def max_lanes(typing_context, vector):
     def emit(context, builder, sig, args):
-        return _fold(
-            builder, args[0], lambda a, b: call_llvm(builder, "llvm.maxnum.v16f32", F32X16, a, b)
-        )
+        return _fold(builder, args[0], lambda a, b: call_llvm(builder, "llvm.maxnum.v16f32", F32X16, a, b))
 
     return types.float32(f32x16), emit
 

@@ -16,10 +16,10 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from onward.kernels.cpu.atomics import fetch_add, load_acquire, nap, pause, sleep_while, wake_all
 from onward.kernels.cpu.jit import Kernel
+from onward.kernels.cpu.vectors import Builder, intrinsic
 
 # Words of the control block, each on a cache line of its own.
 _OFFER, _STATE, _KERNEL, _CONTEXT, _STOPPED = 0, 8, 16, 17, 24
@@ -32,7 +32,7 @@ _SPINS_BEFORE_NAP = 4000
 
 @intrinsic
 def _call(typing_context: Any, address: Any, thread: Any, context: Any) -> Any:
-    def emit(ctx: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+    def emit(ctx: Any, builder: Builder, sig: Any, args: Any) -> Any:
         word = ir.IntType(64)
         function = ir.FunctionType(ir.VoidType(), [word, word]).as_pointer()
         builder.call(builder.inttoptr(args[0], function), args[1:])

@@ -1,9 +1,18 @@
-"""Emitting LLVM vectors: types and the few operations that every kernel's code is built from."""
+"""Emitting LLVM vectors: types, and the few operations that every kernel's code is built from.
+
+What is emitted here is called from kernels as if it were Python: an intrinsic gets numba types and returns a signature and
+a function that emits code.
+"""
 
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import extending, types
+from numba.core.errors import RequireLiteralValue
+
+Value = Any
+Builder = Any
+"""llvmlite's own types lack what its objects have."""
 
 LANES = 16
 
@@ -19,41 +28,64 @@ I32X16 = ir.VectorType(I32, LANES)
 F32_ZEROS = ir.Constant(F32X16, [0.0] * LANES)
 
 
-def splat_value(builder: ir.IRBuilder, scalar: ir.Value) -> ir.Value:
+def intrinsic(function: Any) -> Any:
+    return extending.intrinsic(function)
+
+
+def intrinsic_on_literals(function: Any) -> Any:
+    """Some of its arguments must be literals; see `require_literals`."""
+    decorate: Any = extending.intrinsic(prefer_literal=True)
+    return decorate(function)
+
+
+def require_literals(*values: Any) -> None:
+    if not all(isinstance(value, types.Literal) for value in values):
+        raise RequireLiteralValue("sizes of loops in registers must be literals")
+
+
+def splat_value(builder: Builder, scalar: Value) -> Value:
     vector = ir.VectorType(scalar.type, LANES)
     undefined = ir.Constant(vector, ir.Undefined)
     single = builder.insert_element(undefined, scalar, ir.Constant(I32, 0))
     return builder.shuffle_vector(single, undefined, ir.Constant(I32X16, [0] * LANES))
 
 
-def call_llvm(builder: ir.IRBuilder, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
+def call_llvm(builder: Builder, name: str, result: ir.Type, *args: Value) -> Value:
     function = builder.module.globals.get(name)
     if function is None:
         function = ir.Function(builder.module, ir.FunctionType(result, [a.type for a in args]), name)
     return builder.call(function, args)
 
 
-def fma_value(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+def half_to_float(builder: Builder, bits: Value) -> Value:
+    """A finite float16, or a vector of them, given as the i32 that holds its bits: exact on every CPU, by moving the bits
+    into a float32 and correcting its exponent."""
+    is_vector = isinstance(bits.type, ir.VectorType)
+
+    def constant(kind: ir.Type, value: float) -> ir.Constant:
+        return ir.Constant(ir.VectorType(kind, LANES), [value] * LANES) if is_vector else ir.Constant(kind, value)
+
+    magnitude = builder.shl(builder.and_(bits, constant(I32, 0x7FFF)), constant(I32, 13))
+    sign = builder.shl(builder.and_(bits, constant(I32, 0x8000)), constant(I32, 16))
+    as_float = builder.bitcast(magnitude, F32X16 if is_vector else F32)
+    scaled = builder.fmul(as_float, constant(F32, 2.0**112))
+    return builder.bitcast(builder.or_(builder.bitcast(scaled, bits.type), sign), as_float.type)
+
+
+def fma_value(builder: Builder, a: Value, b: Value, c: Value) -> Value:
     return call_llvm(builder, "llvm.fma.v16f32", F32X16, a, b, c)
 
 
-def element_pointer(context: Any, builder: ir.IRBuilder, array_type: Any, array: Any, index: Any) -> ir.Value:
+def element_pointer(context: Any, builder: Builder, array_type: Any, array: Any, index: Any) -> Value:
     """Points to element `index` of a contiguous numba array, whatever its shape, or of what a pointer points to."""
     if isinstance(array_type, types.CPointer):
         return builder.gep(array, [index])
     return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
 
 
-def load_value(builder: ir.IRBuilder, pointer: ir.Value, kind: ir.Type, align: int = 4) -> ir.Value:
+def load_value(builder: Builder, pointer: Value, kind: ir.Type, align: int = 4) -> Value:
     return builder.load(builder.bitcast(pointer, kind.as_pointer()), align=align)
 
 
-def store_value(builder: ir.IRBuilder, pointer: ir.Value, value: ir.Value, align: int = 4) -> None:
+def store_value(builder: Builder, pointer: Value, value: Value, align: int = 4) -> None:
     builder.store(value, builder.bitcast(pointer, value.type.as_pointer()), align=align)
-
-
-def load_floats(builder: ir.IRBuilder, pointer: ir.Value) -> ir.Value:
-    """Sixteen float32 from a pointer to them, or to int8 that are widened."""
-    if pointer.type.pointee == I8:
-        return builder.sitofp(load_value(builder, pointer, ir.VectorType(I8, LANES), align=1), F32X16)
-    return load_value(builder, pointer, F32X16)
