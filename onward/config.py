@@ -40,7 +40,7 @@ class ServeConfig:
     block_size: int = knob(16, "tokens per KV block")
     num_kv_blocks: int | None = knob(None, "KV blocks in the pool (default: from free memory)")
     max_num_seqs: int = knob(64, "requests that run at once")
-    max_num_batched_tokens: int = knob(512, "tokens that one step computes at most")
+    max_num_batched_tokens: int = knob(192, "tokens that one step computes at most; longer steps make streams stutter")
     output_caching: bool = knob(True, "whether full blocks of outputs join the prefix cache")
     internal_adapter: bool = knob(False, "leave the token that ended the output out of what /v1/generate shows")
     max_queue: int = knob(1024, "requests that wait at most; more get a 429")
@@ -61,7 +61,7 @@ class ServeConfig:
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int = 192
     max_queue: int = 1024
     max_steps_in_flight: int = 2
     prefix_caching: bool = True
@@ -77,7 +77,7 @@ class EngineConfig:
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int = 192
     block_size: int = 16
     num_kv_blocks: int | None = None
     max_model_len: int | None = None

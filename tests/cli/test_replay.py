@@ -61,7 +61,7 @@ def test_a_real_server_records_itself_and_the_recording_replays(
     """A pool that is too small for all of them at once."""
     path = tmp_path / "run"
     with Server(
-        "--record", str(path), "--num-kv-blocks", "24", "--max-model-len", "256", "--log-interval-s", "1"
+        "--record", str(path), "--num-kv-blocks", "24", "--max-model-len", "256", "--log-interval-s", "0.05"
     ) as server:
         streams = run_streams(server.url, [chat_body(index, 40) for index in range(6)])
         assert all(len(stream.token_ids) == 40 for stream in streams)

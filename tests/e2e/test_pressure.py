@@ -5,7 +5,7 @@ import pytest
 from tests.e2e.server import Server
 from tests.e2e.streams import chat_body, run_streams
 
-BODIES = [chat_body(i, 80) for i in range(24)]
+BODIES = [chat_body(i, 80) for i in range(32)]
 NUM_BLOCKS = 24
 
 
@@ -14,7 +14,7 @@ def test_preempted_streams_equal_those_of_a_big_pool(transport: str) -> None:
     with Server("--transport", transport) as big:
         expected = [stream.result() for stream in run_streams(big.url, BODIES)]
         assert big.metrics()["onward_preemptions_total"] == 0
-    # Two or three of the twenty-four fit at their full length.
+    # Two or three of the thirty-two fit at their full length.
     with Server("--transport", transport, "--num-kv-blocks", str(NUM_BLOCKS)) as small:
         streams = run_streams(small.url, BODIES)
         metrics = small.metrics()
