@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="MODEL", help="the server's model id, or with --offline the model to load")
     parser.add_argument("--system", metavar="TEXT", help="a system prompt")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: what fits)")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: the server's)")
+    parser.add_argument("--temperature", type=float, default=0.3, metavar="T", help="0 is greedy [0.3]")
     parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answers")
 
 

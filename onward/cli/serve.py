@@ -101,7 +101,9 @@ def _welcome(progress: StartProgress, model: PreparedModel, listening: socket.so
     progress.stop()
     host, port = listening.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    body = f'{{"model": "{model.name}", "messages": [{{"role": "user", "content": "Say hello."}}]}}'
+    # A small model left to chance talks without end, so the first request that people try is kept short and calm.
+    message = '{"role": "user", "content": "What is the capital of France?"}'
+    body = f'{{"model": "{model.name}", "messages": [{message}], "temperature": 0.2, "max_tokens": 100}}'
     console = Console(highlight=False)
     console.print(Text.assemble("\n  Onward serves ", (model.name, "bold"), " at ", (url, "bold cyan"), "\n"))
     console.print(

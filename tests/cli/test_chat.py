@@ -53,7 +53,8 @@ def test_each_line_is_a_question_and_the_history_goes_along(
         [("user", "hello there"), ("assistant", "hello there "), ("user", "and again")],
     ]
     assert {body["seed"] for body in server.bodies} == {3}
-    assert "temperature" not in server.bodies[0]
+    assert {body["temperature"] for body in server.bodies} == {0.3}, "calm unless told otherwise"
+    assert "max_tokens" not in server.bodies[0], "what was not said is the server's to decide"
     said = capsys.readouterr()
     assert said.out == "hello there \nand again \n"
     assert re.search(r"2 tokens, the first after [\d.]+ s", said.err)
