@@ -13,6 +13,9 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["auto", "int8", "none"]
 LoadFormat = Literal["auto", "dummy"]
 Transport = Literal["shm", "zmq"]
+Role = Literal["mixed", "prefill", "decode"]
+KvBackend = Literal["auto", "shm", "tcp", "nixl"]
+KvChecksums = Literal["auto", "on", "off"]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -45,6 +48,22 @@ class ServeConfig:
     internal_adapter: bool = knob(False, "leave the token that ended the output out of what /v1/generate shows")
     max_queue: int = knob(1024, "requests that wait at most; more get a 429")
     transport: Transport = knob("shm", "wire between engine and worker; shm is for one host")
+    role: Role = knob("mixed", "prefill: computes prompts for decode instances; decode: has them computed; mixed: both")
+    handoff_port: int | None = knob(
+        None,
+        "port where decode instances ask for prefills (0: any free one; default: 0 with --role prefill, else none)",
+    )
+    prefill_peers: str = knob("", "hand-over addresses of prefill instances, tcp://HOST:PORT, separated by commas")
+    local_prefill: bool = knob(True, "whether a decode instance computes prompts itself when no peer does")
+    local_prefill_tokens: int = knob(
+        16, "a decode instance computes so many uncached tokens itself without asking a peer"
+    )
+    kv_backend: KvBackend = knob("auto", "how KV comes to a decode instance; auto: shm from local peers, else tcp")
+    kv_checksums: KvChecksums = knob("auto", "whether each KV block is checked after a transfer; auto: over tcp")
+    lease_s: float = knob(5.0, "how long a peer that has fallen silent keeps the blocks it was granted")
+    offer_hold_s: float = knob(0.5, "how long a peer's offer may wait for free blocks before it is refused")
+    handover_timeout_s: float = knob(60.0, "how long one peer may take for one prefill, its queue included")
+    cluster_key_file: str | None = knob(None, "the cluster's secret, made by `onward keygen`; needed beyond one host")
     threads: int | None = knob(None, "threads of the worker (default: the number of cores)")
     api_processes: int = knob(1, "processes that serve HTTP")
     cors_origin: tuple[str, ...] = knob((), "origin that browsers may call from (may be given several times)")
@@ -67,6 +86,14 @@ class EngineConfig:
     prefix_caching: bool = True
     output_caching: bool = True
     tombstone_s: float = 30.0
+    role: Role = "mixed"
+    prefill_peers: tuple[str, ...] = ()
+    local_prefill: bool = True
+    local_prefill_tokens: int = 16
+    kv_checksums: bool = False
+    lease_s: float = 5.0
+    offer_hold_s: float = 0.5
+    handover_timeout_s: float = 60.0
     log_interval_s: float = 5.0
     step_log: str | None = None
     record: str | None = None
@@ -82,6 +109,10 @@ class WorkerConfig:
     num_kv_blocks: int | None = None
     max_model_len: int | None = None
     threads: int | None = None
+    kv_backend: KvBackend | None = None
+    """How peers write KV into this worker; never `auto`. None: no peer does."""
+    kv_host: str = "127.0.0.1"
+    """Where they reach it, for backends that need a network."""
     log_level: str = "info"
 
 
@@ -92,6 +123,7 @@ class ApiConfig:
     max_choices: int = 16
     default_deadline_s: float | None = None
     internal_adapter: bool = False
+    role: Role = "mixed"
     log_level: str = "info"
     instance: dict[str, Any] = field(default_factory=dict)
     """The instance's `ServeConfig`, as `/info` shows it."""
@@ -112,3 +144,16 @@ def cache_dir() -> Path:
 
 def hub_endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT")
+
+
+def settle_ucx() -> str:
+    """UCX and nixl take their settings from the environment alone, when they are loaded. Sets those that a person has
+    not, and returns the transports that UCX may use.
+    """
+    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
+    os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+    # Else UCX takes the signals of crashes, and SIGHUP, from the process it is loaded into.
+    os.environ.setdefault("UCX_HANDLE_ERRORS", "none")
+    os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
+    return os.environ.setdefault("UCX_TLS", "^shm,cuda_ipc")

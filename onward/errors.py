@@ -11,6 +11,7 @@
     │   ├── Unavailable      503    the engine is not there, or not yet
     │   ├── DeadlineExceeded 504    the request's own deadline has passed
     │   ├── CrashedWorker    500    the request has brought the worker down three times
+    │   ├── PdError          503    a hand-over between instances failed (`stage` says where)
     │   └── InternalError    500    our fault
     └── StartupError                the server cannot start; the message says why and what to do
 
@@ -31,9 +32,11 @@ class OnwardError(Exception):
         code: str | None = None,
         param: str | None = None,
         retry_after_s: float | None = None,
+        stage: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
+        self.stage = stage
         self.code = code or type(self).code
         self.param = param
         self.retry_after_s = retry_after_s
@@ -88,6 +91,17 @@ class DeadlineExceeded(ServerError):
 
 class CrashedWorker(ServerError):
     code = "crashed_worker"
+
+
+class PdError(ServerError):
+    """Of the family between prefill and decode instances: code and stage are for machines."""
+
+    status = 503
+    code = "pd_prefill_failed"
+    retryable = True
+
+    def __init__(self, code: str, message: str, *, stage: str, retry_after_s: float | None = None) -> None:
+        super().__init__(f"PD Error: {message}", code=code, stage=stage, retry_after_s=retry_after_s)
 
 
 class InternalError(ServerError):

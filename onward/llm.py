@@ -70,9 +70,9 @@ class LLM:
             progress=progress,
         )
         progress("loading the model", None)
-        runner = Runner(prepared, select(config, WorkerConfig), open_weights(prepared))
+        runner = Runner(prepared, select(config, WorkerConfig, kv_backend=None), open_weights(prepared))
         runner.warm_up(lambda message: progress(message, None))
-        self._start(prepared, runner, select(config, EngineConfig))
+        self._start(prepared, runner, select(config, EngineConfig, prefill_peers=(), kv_checksums=False))
 
     @classmethod
     def over(cls, model: PreparedModel, runner: OfflineRunner, config: EngineConfig | None = None) -> Self:

@@ -5,7 +5,6 @@ succeeds only if every test of it fails. `make sabotage` does that for the whole
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import hypothesis
@@ -24,6 +23,8 @@ from onward.proto import block_hash
 from onward.proto.step import Preempted, StepPlan, StepResult, TokenLogprobs, Tokens
 from onward.sim.worker import HashWorker
 from onward.transport import shm, shm_rows
+from tests import sabotage_pd
+from tests.sabotage_kinds import Sabotage, around
 
 FAILURES = "tests/failures/test_steps_and_preemption.py::"
 STAGES = "tests/conformance/test_stages.py::"
@@ -34,29 +35,15 @@ DIFFERENTIAL = "tests/conformance/test_differential.py::"
 ISOLATION = "tests/conformance/test_isolation.py::test_a_stage_that_raises_for_one_request_costs_no_other_a_token"
 
 
-@dataclass(frozen=True)
-class Sabotage:
-    name: str
-    breaks: str
-    apply: Callable[[], None]
-    tests: list[str]
-
-
-def _around(owner: object, name: str, wrapper: Callable) -> None:
-    """Puts `wrapper(original, *args)` in the place of a function."""
-    original = getattr(owner, name)
-    setattr(owner, name, lambda *args, **kwargs: wrapper(original, *args, **kwargs))
-
-
 def _one_value_with_two_meanings() -> None:
     shm_rows.PREEMPTED_TOKEN_ID = shm_rows.NO_TOKEN
 
 
 def _skip_the_epoch_check() -> None:
     def find(original: Callable, self: Scheduler, epoch: int) -> Request | None:
-        return original(self, epoch) or next(iter(self._by_slot_epoch.values()), None)
+        return original(self, epoch) or next(iter(self.seating.by_epoch.values()), None)
 
-    _around(Scheduler, "find", find)
+    around(Scheduler, "find", find)
 
 
 def _no_result_when_nothing_runs() -> None:
@@ -64,7 +51,7 @@ def _no_result_when_nothing_runs() -> None:
         result = original(self, plan)
         return result if plan.run else StepResult(plan.step, [])
 
-    _around(HashWorker, "step", step)
+    around(HashWorker, "step", step)
 
 
 def _requeue_without_the_reply() -> None:
@@ -73,7 +60,7 @@ def _requeue_without_the_reply() -> None:
         for request in list(self._scheduler.preempting):
             self._scheduler.requeue_preempted(request)
 
-    _around(TokenProcessor, "commit", commit)
+    around(TokenProcessor, "commit", commit)
 
 
 def _requeue_beats_finish() -> None:
@@ -83,14 +70,14 @@ def _requeue_beats_finish() -> None:
             return
         original(self, request, *rest)
 
-    _around(TokenProcessor, "finish", finish)
+    around(TokenProcessor, "finish", finish)
 
 
 def _drop_token_zero() -> None:
     def append(original: Callable, self: TokenProcessor, request: Request, token_ids: list[int]) -> list[int]:
         return original(self, request, [token for token in token_ids if token > 0])
 
-    _around(TokenProcessor, "_append", append)
+    around(TokenProcessor, "_append", append)
 
 
 def _cut_the_list_at_preemption() -> None:
@@ -98,7 +85,7 @@ def _cut_the_list_at_preemption() -> None:
         original(self, request)
         del request.token_ids[request.num_prompt :]
 
-    _around(Scheduler, "requeue_preempted", requeue)
+    around(Scheduler, "requeue_preempted", requeue)
 
 
 def _keep_the_counters_of_the_old_epoch() -> None:
@@ -107,15 +94,15 @@ def _keep_the_counters_of_the_old_epoch() -> None:
         original(request)
         request.num_computed = computed - 1
 
-    _around(scheduler, "_forget_place", forget_place)
+    around(scheduler, "_forget_place", forget_place)
 
 
 def _free_blocks_without_the_fence() -> None:
-    _around(BlockPool, "release", lambda original, self, blocks, fence_step: original(self, blocks, None))
+    around(BlockPool, "release", lambda original, self, blocks, fence_step: original(self, blocks, None))
 
 
 def _free_slots_without_the_fence() -> None:
-    _around(SlotTable, "give_back", lambda original, self, slot, fence_step: original(self, slot, None))
+    around(SlotTable, "give_back", lambda original, self, slot, fence_step: original(self, slot, None))
 
 
 def _do_not_see_fences() -> None:
@@ -126,7 +113,7 @@ def _preempt_those_who_free_nothing() -> None:
     def choose(original: Callable, needer: Request, running: object, frees: object, **rest: object) -> Request | None:
         return original(needer, running, lambda request: 1, **rest)
 
-    _around(policy, "choose_victim", choose)
+    around(policy, "choose_victim", choose)
 
 
 def _share_what_is_fenced_without_taking_the_fence_down() -> None:
@@ -136,18 +123,18 @@ def _share_what_is_fenced_without_taking_the_fence_down() -> None:
         self._fenced |= {block: step for block, step in fenced.items() if block in blocks}
         return blocks
 
-    _around(BlockPool, "acquire", acquire)
+    around(BlockPool, "acquire", acquire)
 
 
 def _ignore_the_salt() -> None:
-    _around(block_hash, "root", lambda original, cache_salt: original(""))
+    around(block_hash, "root", lambda original, cache_salt: original(""))
 
 
 def _take_any_position() -> None:
     def on_tokens(original: Callable, self: TokenProcessor, request: Request, event: Tokens, now_s: float) -> None:
         original(self, request, msgspec.structs.replace(event, position=request.num_generated), now_s)
 
-    _around(TokenProcessor, "_on_tokens", on_tokens)
+    around(TokenProcessor, "_on_tokens", on_tokens)
 
 
 def _cache_before_it_is_computed() -> None:
@@ -156,7 +143,7 @@ def _cache_before_it_is_computed() -> None:
         original(self, request)
         request.num_computed = computed
 
-    _around(Scheduler, "publish_computed", publish)
+    around(Scheduler, "publish_computed", publish)
 
 
 def _always_cache_outputs() -> None:
@@ -165,7 +152,7 @@ def _always_cache_outputs() -> None:
         original(self, request)
         request.num_prompt = prompt
 
-    _around(Scheduler, "publish_computed", publish)
+    around(Scheduler, "publish_computed", publish)
 
 
 def _believe_the_plan() -> None:
@@ -174,7 +161,7 @@ def _believe_the_plan() -> None:
             request.num_computed += sum(run.num_tokens for run in request.in_flight if run.step == step)
         original(self, step)
 
-    _around(Scheduler, "begin_commit", begin_commit)
+    around(Scheduler, "begin_commit", begin_commit)
 
 
 def _abort_only_what_runs() -> None:
@@ -183,14 +170,14 @@ def _abort_only_what_runs() -> None:
         if request is None or request.status is Status.RUNNING:
             original(self, owner, message, now_s)
 
-    _around(EngineCore, "_abort", abort)
+    around(EngineCore, "_abort", abort)
 
 
 def _keep_every_tombstone() -> None:
     def bury(original: Callable, self: EngineCore, request_id: str, now_s: float) -> None:
         self._tombstones[request_id] = now_s + self.config.tombstone_s
 
-    _around(EngineCore, "_bury", bury)
+    around(EngineCore, "_bury", bury)
 
 
 def _abort_by_prefix() -> None:
@@ -199,14 +186,14 @@ def _abort_by_prefix() -> None:
         matching = [name for name in live for wanted in message.names if name.startswith(wanted)]  # type: ignore[attr-defined]
         original(self, owner, msgspec.structs.replace(message, names=matching), now_s)  # type: ignore[type-var]
 
-    _around(EngineCore, "_abort_by_name", abort)
+    around(EngineCore, "_abort_by_name", abort)
 
 
 def _no_isolation() -> None:
     def isolate(original: Callable, self: TokenProcessor, request: Request, fault: Exception, now_s: float) -> None:
         raise fault
 
-    _around(TokenProcessor, "_isolate", isolate)
+    around(TokenProcessor, "_isolate", isolate)
 
 
 def _an_error_behind_tokens_that_were_not_sent() -> None:
@@ -214,7 +201,7 @@ def _an_error_behind_tokens_that_were_not_sent() -> None:
         request.num_sent = request.num_generated
         original(self, request, *rest)
 
-    _around(TokenProcessor, "_isolate", isolate)
+    around(TokenProcessor, "_isolate", isolate)
 
 
 def _admit_without_a_slot() -> None:
@@ -222,7 +209,7 @@ def _admit_without_a_slot() -> None:
         return original(self) if self._free else 0
 
     SlotTable.num_free = property(lambda self: max(1, len(self._free)))  # type: ignore[assignment, method-assign]
-    _around(SlotTable, "take", take)
+    around(SlotTable, "take", take)
 
 
 def _plans_share_the_request_s_lists() -> None:
@@ -243,7 +230,7 @@ def _the_wrong_victim() -> None:
     ) -> Request | None:
         return min((r for r in running if r is not needer and frees(r)), key=policy.queue_key, default=None)
 
-    _around(policy, "choose_victim", choose)
+    around(policy, "choose_victim", choose)
 
 
 def _forget_before_publish() -> None:
@@ -254,7 +241,7 @@ def _forget_before_publish() -> None:
         self._deltas = ended
         return out
 
-    _around(Outbox, "drain", drain)
+    around(Outbox, "drain", drain)
 
 
 def _holding_before_deltas() -> None:
@@ -267,7 +254,7 @@ def _ignore_min_tokens() -> None:
         ends = token in request.sampling.end_token_ids
         return token_processor.FinishReason.STOP if ends else original(request, position)
 
-    _around(token_processor, "stop_reason", stop_reason)
+    around(token_processor, "stop_reason", stop_reason)
 
 
 def _keep_what_lies_behind_the_stop() -> None:
@@ -276,7 +263,7 @@ def _keep_what_lies_behind_the_stop() -> None:
         request.token_ids += token_ids[len(accepted) :]
         return token_ids
 
-    _around(TokenProcessor, "_append", append)
+    around(TokenProcessor, "_append", append)
 
 
 def _decide_the_reason_again() -> None:
@@ -285,7 +272,7 @@ def _decide_the_reason_again() -> None:
             request.finish_reason = token_processor.FinishReason.LENGTH
         original(self, request, *rest)
 
-    _around(Outbox, "delta", delta)
+    around(Outbox, "delta", delta)
 
 
 def _say_what_was_cached_only_once() -> None:
@@ -293,7 +280,7 @@ def _say_what_was_cached_only_once() -> None:
         original(self, request, *rest)
         request.num_cached_tokens = 0
 
-    _around(Outbox, "delta", delta)
+    around(Outbox, "delta", delta)
 
 
 def _lose_logprobs_in_the_rows() -> None:
@@ -303,7 +290,7 @@ def _lose_logprobs_in_the_rows() -> None:
             for event in original(*args)
         ]
 
-    _around(shm_rows, "decode", decode)
+    around(shm_rows, "decode", decode)
 
 
 def _logprobs_of_the_neighbour() -> None:
@@ -319,7 +306,7 @@ def _logprobs_of_the_neighbour() -> None:
         shifted = None if logprobs is None else [msgspec.structs.replace(one, rank=one.rank + 1) for one in logprobs]
         original(self, request, token_ids, error, shifted, *rest)
 
-    _around(Outbox, "delta", delta)
+    around(Outbox, "delta", delta)
 
 
 def _the_wire_s_order() -> None:
@@ -331,7 +318,7 @@ def _a_reply_shorter_than_the_list() -> None:
         reply = original(self, command)
         return msgspec.structs.replace(reply, num_tokens=reply.num_tokens - 1)
 
-    _around(HashWorker, "_preempt", preempt)
+    around(HashWorker, "_preempt", preempt)
 
 
 def _accept_an_older_submission() -> None:
@@ -341,7 +328,7 @@ def _accept_an_older_submission() -> None:
             known.epoch = -1
         original(self, owner, message, now_s)
 
-    _around(EngineCore, "_submit", submit)
+    around(EngineCore, "_submit", submit)
 
 
 def _time_the_first_token_twice() -> None:
@@ -350,7 +337,7 @@ def _time_the_first_token_twice() -> None:
         request.num_resumed = 0
         original(self, request, *rest)
 
-    _around(TokenProcessor, "_observe", observe)
+    around(TokenProcessor, "_observe", observe)
 
 
 TABLE = [
@@ -642,6 +629,7 @@ TABLE = [
             STAGES + "test_a_resumed_request_s_first_token_is_not_counted_again",
         ],
     ),
+    *sabotage_pd.TABLE,
 ]
 
 

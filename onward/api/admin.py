@@ -84,7 +84,7 @@ class Admin:
                 "version": __version__,
                 "model": self._model_card()
                 | {"fingerprint": self._model.fingerprint, "architecture": self._model.config.architecture},
-                "role": "mixed",
+                "role": self._config.role,
                 "incarnation": view.incarnation,
                 "pids": pids,
                 "processes": view.processes,

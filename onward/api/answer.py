@@ -1,13 +1,15 @@
 """The answer to one request while it grows: tokens in, pieces of text out, one state per choice.
 
-A function of the tokens, so it can be replayed. Knows nothing of sockets, JSON or the engine.
+A function of the tokens, so it can be replayed. A choice that the engine gives up (`pd_reschedule`) has ended, and the
+others go on to their own ends; the answer is what was generated, unless that is nothing at all: then it is the error.
+Knows nothing of sockets, JSON or the engine.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
-from onward.api.ledger import Delivery
+from onward.api.ledger import RESCHEDULE, Delivery
 from onward.api.limits import first_end
 from onward.api.logprobs import PromptLogprobs, TextOffsets
 from onward.proto.request import ErrorInfo
@@ -47,19 +49,29 @@ class Piece:
     """What one event says about one choice: whole tokens, their text, and perhaps the end.
 
     The text may be behind the tokens (half a character, what may become a stop string); everything else belongs to
-    exactly these tokens."""
+    exactly these tokens, logprobs also to tokens of an earlier answer that were scored again."""
 
     choice: int
     token_ids: list[int]
     text: str
     finish_reason: str | None = None
     logprobs: list[TokenLogprobs] | None = None
-    """Where asked for: one for each token."""
+    """Where asked for: one for each of `scored_token_ids`."""
     text_offsets: list[int] | None = None
     """With `logprobs`: where each token begins in the choice's whole text."""
     prompt_logprobs: PromptLogprobs | None = None
     ended_by_token: bool = False
     """The last of `token_ids` ended the output."""
+    rescored_token_ids: list[int] = field(default_factory=list)
+    """Tokens of an earlier answer, in front of `token_ids`, whose logprobs only are told here."""
+    completion_token_ids: list[int] | None = None
+    """At the end of a choice, where the answer can be continued elsewhere: all of the choice's tokens."""
+    error: ErrorInfo | None = None
+    """Why the choice was given up."""
+
+    @property
+    def scored_token_ids(self) -> list[int]:
+        return self.rescored_token_ids + self.token_ids
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
@@ -74,7 +86,18 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         text_offsets=_chained(piece.text_offsets for piece in pieces),
         prompt_logprobs=first.prompt_logprobs,
         ended_by_token=last.ended_by_token,
+        rescored_token_ids=[token_id for piece in pieces for token_id in piece.rescored_token_ids],
+        completion_token_ids=last.completion_token_ids,
+        error=last.error,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Unscored:
+    """Given tokens whose logprobs are asked for again and have not come, and where they begin in the text."""
+
+    token_ids: list[int]
+    text_offsets: list[int]
 
 
 @dataclass(slots=True)
@@ -85,26 +108,41 @@ class Choice:
     text: Text
     text_offsets: TextOffsets | None = None
     """Kept where logprobs are asked for."""
-    position: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    """All so far, those of earlier answers included."""
     finish_reason: str | None = None
     num_cached_tokens: int | None = None
     """None until the engine has said it."""
+    unscored: Unscored | None = None
 
-    def replay(self, token_ids: Sequence[int]) -> Piece | None:
-        """Goes to where an earlier answer stopped, without repeating its text. A piece if that was the end."""
+    @property
+    def position(self) -> int:
+        return len(self.token_ids)
+
+    def replay(
+        self, token_ids: Sequence[int], told_reason: str | None = None, rescore_from: int | None = None
+    ) -> Piece | None:
+        """Goes to where an earlier answer stopped, without repeating its text. A piece if that was the end.
+
+        With `told_reason` the earlier answer has told the end too, so that nothing is new about it."""
         ended = first_end(token_ids, self.sampling)
         length, reason = ended or (len(token_ids), None)
         taken, _ = self._push(list(token_ids[:length]))
-        self._place(taken)
+        offsets = self._place(taken)
+        if rescore_from is not None and offsets is not None:
+            self.unscored = Unscored(taken[rescore_from:], offsets[rescore_from:])
+        if told_reason is not None:
+            self.finish_reason = told_reason
+            return Piece(self.index, [], "", told_reason)
         rest = self._end("stop" if self.text.stopped else reason)
         # What was delivered up to here is the text of these tokens; only what the end lets go of is new.
         return None if self.finish_reason is None else Piece(self.index, [], rest, self.finish_reason)
 
     def take(self, delivery: Delivery, prompt_logprobs: PromptLogprobs | None = None) -> Piece:
         taken, text = self._push(delivery.token_ids)
-        reason = None if delivery.error is not None else delivery.finish_reason
+        reason = None if delivery.failed else delivery.finish_reason
         text += self._end("stop" if self.text.stopped else reason)
-        return Piece(
+        piece = Piece(
             self.index,
             taken,
             text,
@@ -113,6 +151,18 @@ class Choice:
             self._place(taken),
             prompt_logprobs,
             ended_by_token=self.finish_reason == "stop" and not self.text.stopped and bool(taken),
+            error=delivery.error if self.finish_reason == RESCHEDULE else None,
+        )
+        return piece if delivery.rescored is None else self._with_scores(piece, delivery.rescored)
+
+    def _with_scores(self, piece: Piece, rescored: list[TokenLogprobs]) -> Piece:
+        assert self.unscored is not None, "they come once, and only if asked for"
+        earlier, self.unscored = self.unscored, None
+        return replace(
+            piece,
+            rescored_token_ids=earlier.token_ids,
+            logprobs=rescored + (piece.logprobs or []),
+            text_offsets=earlier.text_offsets + (piece.text_offsets or []),
         )
 
     def _push(self, token_ids: list[int]) -> tuple[list[int], str]:
@@ -124,7 +174,7 @@ class Choice:
             if stream.stopped:
                 token_ids = token_ids[: len(texts)]
                 break
-        self.position += len(token_ids)
+        self.token_ids += token_ids
         return token_ids, "".join(texts)
 
     def _place(self, token_ids: list[int]) -> list[int] | None:
@@ -171,6 +221,11 @@ class Answer:
     def finished(self) -> bool:
         return all(choice.finish_reason is not None for choice in self.choices)
 
+    @property
+    def rescheduled(self) -> bool:
+        """Some choice was given up: what was generated is to be continued elsewhere."""
+        return any(choice.finish_reason == RESCHEDULE for choice in self.choices)
+
     def take(self, deliveries: list[Delivery]) -> Progress:
         progress = Progress()
         for delivery in _merged(deliveries):
@@ -179,14 +234,23 @@ class Answer:
                 continue
             if delivery.num_cached_tokens is not None:
                 choice.num_cached_tokens = delivery.num_cached_tokens
-            if delivery.token_ids or delivery.error is None:
-                progress.pieces.append(choice.take(delivery, self._of_prompt(choice, delivery)))
+            if delivery.token_ids or not delivery.failed:
+                piece = choice.take(delivery, self._of_prompt(choice, delivery))
+                progress.pieces.append(self.with_ids(piece))
             if choice.finish_reason is not None and delivery.finish_reason is None:
                 progress.stopped.append(choice)
-            elif delivery.error is not None and choice.finish_reason is None:
+            elif delivery.failed and choice.finish_reason is None:
                 progress.error = delivery.error
                 break
+            elif choice.finish_reason == RESCHEDULE and self.finished and not self.usage().completion_tokens:
+                return Progress(error=delivery.error)
         return progress
+
+    def with_ids(self, piece: Piece) -> Piece:
+        """With all of its choice's tokens, if it ends in an answer that is to be continued."""
+        if piece.finish_reason is None or not self.rescheduled:
+            return piece
+        return replace(piece, completion_token_ids=self.choices[piece.choice].token_ids)
 
     def usage(self) -> Usage:
         """The prompt counts once, as the first choice that was run has found it."""
@@ -226,6 +290,7 @@ def _behind(first: Delivery, second: Delivery) -> Delivery:
         second.error,
         _chained((first.logprobs, second.logprobs)),
         first.prompt_logprobs,
+        first.rescored,
     )
 
 

@@ -9,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from onward.api.abort import Aborting
 from onward.api.admin import Admin
@@ -19,6 +20,7 @@ from onward.api.envelope import Envelope
 from onward.api.failures import error_body, error_headers, info_of
 from onward.api.generate import Generate
 from onward.api.generation import Backend, GenerationEndpoint
+from onward.api.wrong_role import WrongRole
 from onward.errors import InternalError, OnwardError
 from onward.obs.metrics import Registry
 from onward.proto.request import ErrorInfo
@@ -32,7 +34,7 @@ def build_app(backend: Backend, admin: Admin, registry: Registry) -> Starlette:
         "/v1/generate": Generate(prompts, config.internal_adapter),
     }
     routes = [
-        *(Route(path, GenerationEndpoint(dialect, backend), methods=["POST"]) for path, dialect in dialects.items()),
+        *(Route(path, _endpoint(dialect, backend), methods=["POST"]) for path, dialect in dialects.items()),
         *Aborting(backend.client, config.max_body_bytes).routes(),
         *admin.routes(),
     ]
@@ -51,6 +53,11 @@ def build_app(backend: Backend, admin: Admin, registry: Registry) -> Starlette:
         ],
         exception_handlers=handlers,
     )
+
+
+def _endpoint(dialect: Dialect, backend: Backend) -> ASGIApp:
+    # A class instance, since Starlette takes a plain function for a handler of its own kind.
+    return WrongRole() if backend.config.role == "prefill" else GenerationEndpoint(dialect, backend)
 
 
 def _cors(origins: tuple[str, ...]) -> list[Middleware]:

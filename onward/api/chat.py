@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from onward.api import logprobs
+from onward.api import continuing, logprobs
 from onward.api.answer import Piece, Text, Usage
 from onward.api.dialect import Head
 from onward.api.openai import Bounds, ChatRequest, decode_chat
@@ -39,14 +39,14 @@ class Chat:
         return b'"delta":{"content":%b}' % msgspec.json.encode(piece.text)
 
     def logprobs(self, piece: Piece) -> dict[str, Any]:
-        return logprobs.of_chat(self._prompts.names, piece.token_ids, piece.logprobs or [])
+        return logprobs.of_chat(self._prompts.names, piece.scored_token_ids, piece.logprobs or [])
 
     def prompt_logprobs(self, piece: Piece) -> list[Any]:
         return logprobs.of_prompt(piece.prompt_logprobs or [], self._prompts.names)
 
-    def whole(self, head: Head, choices: list[Piece], usage: Usage) -> bytes:
+    def whole(self, head: Head, choices: list[Piece], usage: Usage, beside: dict[str, Any]) -> bytes:
         listed = [self._choice(piece) for piece in choices]
-        fields = head.fields("chat.completion") | {"choices": listed, "usage": usage.as_json()}
+        fields = head.fields("chat.completion") | {"choices": listed, "usage": usage.as_json()} | beside
         if choices[0].prompt_logprobs is not None:
             fields["prompt_logprobs"] = self.prompt_logprobs(choices[0])
         return msgspec.json.encode(fields)
@@ -57,4 +57,4 @@ class Chat:
             "message": {"role": "assistant", "content": piece.text, "refusal": None},
             "logprobs": None if piece.logprobs is None else self.logprobs(piece),
             "finish_reason": piece.finish_reason,
-        }
+        } | continuing.of_choice(piece)

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from onward.api import logprobs
+from onward.api import continuing, logprobs
 from onward.api.answer import Piece, Text, Usage
 from onward.api.dialect import Head
 from onward.api.openai import Bounds, CompletionRequest, decode_completion
@@ -38,19 +38,19 @@ class Completions:
 
     def logprobs(self, piece: Piece) -> dict[str, Any]:
         return logprobs.of_completion(
-            self._prompts.names, piece.token_ids, piece.logprobs or [], piece.text_offsets or []
+            self._prompts.names, piece.scored_token_ids, piece.logprobs or [], piece.text_offsets or []
         )
 
     def prompt_logprobs(self, piece: Piece) -> list[Any]:
         return logprobs.of_prompt(piece.prompt_logprobs or [], self._prompts.names)
 
-    def whole(self, head: Head, choices: list[Piece], usage: Usage) -> bytes:
+    def whole(self, head: Head, choices: list[Piece], usage: Usage, beside: dict[str, Any]) -> bytes:
         listed = [self._choice(piece) for piece in choices]
         if choices[0].prompt_logprobs is not None:
             # The choices have one prompt, and the first has looked at it for all.
             shared = self.prompt_logprobs(choices[0])
             listed = [choice | {"prompt_logprobs": shared} for choice in listed]
-        fields = head.fields("text_completion") | {"choices": listed, "usage": usage.as_json()}
+        fields = head.fields("text_completion") | {"choices": listed, "usage": usage.as_json()} | beside
         return msgspec.json.encode(fields)
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
@@ -59,4 +59,4 @@ class Completions:
             "text": piece.text,
             "logprobs": None if piece.logprobs is None else self.logprobs(piece),
             "finish_reason": piece.finish_reason,
-        }
+        } | continuing.of_choice(piece)

@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from onward.api import continuing
 from onward.api.answer import Piece, Text, Usage
 from onward.api.openai import Bounds, GenerationRequest
 from onward.proto.sampling import Sampling
@@ -55,8 +56,8 @@ class Dialect(Protocol):
         ...
 
     def prompt_logprobs(self, piece: Piece) -> Any: ...
-    def whole(self, head: Head, choices: list[Piece], usage: Usage) -> bytes:
-        """Of each choice, all that there is to say."""
+    def whole(self, head: Head, choices: list[Piece], usage: Usage, beside: dict[str, Any]) -> bytes:
+        """Of each choice, all that there is to say. `beside`: fields that stand beside the choices."""
         ...
 
 
@@ -76,18 +77,25 @@ class Chunks:
     def opening(self, choice: int) -> bytes | None:
         return None if self._opening is None else self._chunk(choice, self._opening, b"null", None, self._plain_end)
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: Piece, beside: dict[str, Any] | None = None) -> bytes:
+        """`beside`: fields that stand beside the choice."""
         logprobs = b"null" if piece.logprobs is None else _encode(self._dialect.logprobs(piece))
-        end = self._plain_end if piece.prompt_logprobs is None else self._end_with_prompt(piece)
+        plain = piece.prompt_logprobs is None and piece.finish_reason is None
+        end = self._plain_end if plain else self._rich_end(piece, beside or {})
         return self._chunk(piece.choice, self._said(piece), logprobs, piece.finish_reason, end)
 
     def usage(self, usage: Usage) -> bytes:
         return self._before + b'],"usage":' + _encode(usage.as_json()) + b"}"
 
-    def _end_with_prompt(self, piece: Piece) -> bytes:
-        field = b',"prompt_logprobs":' + _encode(self._dialect.prompt_logprobs(piece))
-        in_choice = self._dialect.prompt_logprobs_place == "choice"
-        return (field + b"}]" if in_choice else b"}]" + field) + self._end
+    def _rich_end(self, piece: Piece, beside: dict[str, Any]) -> bytes:
+        inside = continuing.of_choice(piece)
+        if piece.prompt_logprobs is not None:
+            told = {"prompt_logprobs": self._dialect.prompt_logprobs(piece)}
+            if self._dialect.prompt_logprobs_place == "choice":
+                inside = told | inside
+            else:
+                beside = told | beside
+        return _more_fields(inside) + b"}]" + _more_fields(beside) + self._end
 
     def _chunk(self, choice: int, said: bytes, logprobs: bytes, finish_reason: str | None, end: bytes) -> bytes:
         reason = b"null" if finish_reason is None else b'"%b"' % finish_reason.encode()
@@ -99,3 +107,7 @@ class Chunks:
             reason,
             end,
         )
+
+
+def _more_fields(fields: dict[str, Any]) -> bytes:
+    return b"," + _encode(fields)[1:-1] if fields else b""

@@ -49,12 +49,16 @@ class Mailbox:
 
     def put(self, delivery: Delivery) -> None:
         self._unaccepted.discard(delivery.request_id)
-        if delivery.token_ids or delivery.finish_reason is not None:
+        if delivery.token_ids or delivery.finish_reason is not None or delivery.rescored is not None:
             self._new.append(delivery)
         self._wake.set()
 
+    @property
+    def has_news(self) -> bool:
+        return bool(self._new)
+
     async def accepted(self) -> None:
-        """Returns when the engine has taken every choice. Raises if it refuses one."""
+        """Returns when the engine has taken every choice, or given it up. Raises if it refuses one."""
         while self._unaccepted and not self._failures():
             await self._woken()
         if failures := self._failures():
@@ -68,7 +72,7 @@ class Mailbox:
         return new
 
     def _failures(self) -> list[ErrorInfo]:
-        return [one.error for one in self._new if one.error is not None]
+        return [one.error for one in self._new if one.error is not None and one.failed]
 
     async def _woken(self) -> None:
         self._wake.clear()

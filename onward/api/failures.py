@@ -1,6 +1,7 @@
 """Errors as clients see them: OpenAI's form, whichever layer they come from."""
 
 import math
+from typing import Any
 
 import msgspec
 
@@ -17,13 +18,30 @@ class RequestFailed(Exception):
 
 
 def info_of(error: OnwardError) -> ErrorInfo:
-    return ErrorInfo(error.code, error.message, error.status, error.retryable, error.param, error.retry_after_s)
+    return ErrorInfo(
+        error.code, error.message, error.status, error.retryable, error.param, error.retry_after_s, error.stage
+    )
 
 
 def error_body(info: ErrorInfo) -> bytes:
     """`{"error": {...}}`, as the openai package reads it."""
-    error = {"message": info.message, "type": error_type(info), "param": info.param, "code": info.code}
-    return msgspec.json.encode({"error": error})
+    return msgspec.json.encode({"error": error_fields(info)})
+
+
+def error_fields(info: ErrorInfo) -> dict[str, Any]:
+    """OpenAI's four, and what a machine needs to act on it."""
+    fields: dict[str, Any] = {
+        "message": info.message,
+        "type": error_type(info),
+        "param": info.param,
+        "code": info.code,
+        "retryable": info.retryable,
+    }
+    if info.stage is not None:
+        fields["stage"] = info.stage
+    if info.retry_after_s is not None:
+        fields["retry_after_s"] = info.retry_after_s
+    return fields
 
 
 def error_type(info: ErrorInfo) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from onward.api import logprobs
+from onward.api import continuing, logprobs
 from onward.api.answer import NoText, Piece, Text, Usage
 from onward.api.dialect import Head
 from onward.api.openai import Bounds, TokenRequest, decode_tokens
@@ -42,15 +42,15 @@ class Generate:
         return b'"token_ids":' + msgspec.json.encode(piece.token_ids[: self._num_shown(piece)])
 
     def logprobs(self, piece: Piece) -> list[Any]:
-        shown = self._num_shown(piece)
-        return logprobs.of_tokens(piece.token_ids[:shown], (piece.logprobs or [])[:shown])
+        shown = len(piece.rescored_token_ids) + self._num_shown(piece)
+        return logprobs.of_tokens(piece.scored_token_ids[:shown], (piece.logprobs or [])[:shown])
 
     def prompt_logprobs(self, piece: Piece) -> list[Any]:
         return logprobs.of_prompt(piece.prompt_logprobs or [], None)
 
-    def whole(self, head: Head, choices: list[Piece], usage: Usage) -> bytes:
+    def whole(self, head: Head, choices: list[Piece], usage: Usage, beside: dict[str, Any]) -> bytes:
         listed = [self._choice(piece) for piece in choices]
-        fields = head.fields("generate") | {"choices": listed, "usage": usage.as_json()}
+        fields = head.fields("generate") | {"choices": listed, "usage": usage.as_json()} | beside
         if choices[0].prompt_logprobs is not None:
             fields["prompt_logprobs"] = self.prompt_logprobs(choices[0])
         return msgspec.json.encode(fields)
@@ -61,7 +61,7 @@ class Generate:
             "token_ids": piece.token_ids[: self._num_shown(piece)],
             "logprobs": None if piece.logprobs is None else self.logprobs(piece),
             "finish_reason": piece.finish_reason,
-        }
+        } | continuing.of_choice(piece)
 
     def _num_shown(self, piece: Piece) -> int:
         return len(piece.token_ids) - (self._hides_end and piece.ended_by_token)

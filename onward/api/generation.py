@@ -9,11 +9,13 @@ import logging
 import secrets
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from onward.api import http, sse
+from onward.api import continuing, http, sse
 from onward.api.answer import Answer, Choice, Piece, joined
+from onward.api.body import wrong
 from onward.api.dialect import Chunks, Dialect, Head
 from onward.api.engine_client import EngineClient, Mailbox
 from onward.api.envelope import Identity, identity_of
@@ -31,6 +33,8 @@ from onward.proto.sampling import Sampling
 from onward.proto.step import WorkerHello
 
 MAX_OPEN_EXCHANGES = 2048
+SEED_BITS = 53
+"""Of a seed that we choose: a client that reads it from JSON as a double sends back the same one."""
 
 _logger = logging.getLogger(__name__)
 
@@ -131,7 +135,7 @@ class GenerationEndpoint:
             identity=identity,
             request=request,
             num_unknown_fields=num_unknown,
-            seed=secrets.randbits(63) if request.seed is None else request.seed,
+            seed=secrets.randbits(SEED_BITS) if request.seed is None else request.seed,
             prompt_token_ids=self._dialect.prompt_token_ids(request, identity.created_s),
             bad_words=self._backend.prompts.bad_words(request.bad_words or []),
             deadline_at_s=self._deadline(identity, request),
@@ -152,10 +156,9 @@ class GenerationEndpoint:
             limits,
             self._dialect.prompt_param,
         )
-        generated = prepared.request.generated()
-        choices = [self._choice(prepared, index, max_tokens) for index in range(len(generated))]
-        replayed = [choice.replay(ids) for choice, ids in zip(choices, generated, strict=True)]
-        orders = [_order(prepared, choice, generated[choice.index]) for choice in choices if not choice.finish_reason]
+        choices = [self._choice(prepared, index, max_tokens) for index in range(prepared.request.num_choices)]
+        replayed = [_replay(prepared.request, choice) for choice in choices]
+        orders = [_order(prepared, choice) for choice in choices if not choice.finish_reason]
         return Job(
             head=self._head(prepared.identity),
             prepared=prepared,
@@ -186,13 +189,21 @@ class GenerationEndpoint:
             pieces, error = await self._advance(job)
             if error is not None:
                 raise error
-        choices = [joined(pieces) for pieces in said]
-        await http.respond(send, 200, self._dialect.whole(job.head, choices, job.answer.usage()))
+        choices = [job.answer.with_ids(joined(pieces)) for pieces in said]
+        body = self._dialect.whole(job.head, choices, job.answer.usage(), _to_continue(job))
+        await http.respond(send, 200, body)
 
     async def _stream(self, job: Job, send: Send) -> None:
+        cursors = sse.Cursors(job.prepared.identity.request_id, job.prepared.seed, job.answer)
+        pieces, error = job.closing, None
+        if job.mailbox is not None and job.mailbox.has_news:
+            news, error = await self._advance(job)
+            pieces = pieces + news
+        if error is not None and not pieces:
+            raise error  # there is no status yet, so it is an error of HTTP
         await send(http.start_message(200, sse.HEADERS))
         try:
-            await self._stream_events(job, send)
+            await self._stream_events(job, cursors, pieces, error, send)
         except RequestFailed as failure:
             await send(http.part(sse.error_event(failure.info)))
         except Exception:
@@ -200,15 +211,18 @@ class GenerationEndpoint:
             await send(http.part(sse.error_event(info_of(InternalError("internal error")))))
         await send(http.part(sse.DONE, more=False))
 
-    async def _stream_events(self, job: Job, send: Send) -> None:
+    async def _stream_events(
+        self, job: Job, cursors: sse.Cursors, pieces: list[Piece], error: RequestFailed | None, send: Send
+    ) -> None:
         include_usage = job.prepared.request.include_usage
         chunks = Chunks(self._dialect, job.head, include_usage)
-        cursors = sse.Cursors(job.prepared.identity.request_id, job.prepared.seed, job.answer)
         openings = [chunks.opening(choice.index) for choice in job.answer.choices]
         events = [sse.event(opening) for opening in openings if opening is not None]
-        pieces, error = job.closing, None
         while True:
-            events += [sse.event(chunks.piece(piece), cursors.after(piece)) for piece in pieces]
+            last = pieces[-1] if pieces and job.answer.finished else None
+            for piece in pieces:
+                beside = _to_continue(job) if piece is last else None
+                events.append(sse.event(chunks.piece(piece, beside), cursors.after(piece)))
             if events:
                 await send(http.part(b"".join(events)))
             if error is not None:
@@ -227,6 +241,21 @@ class GenerationEndpoint:
         for choice in progress.stopped:
             self._backend.client.stop(choice.request_id, choice.position)
         return progress.pieces, RequestFailed(progress.error) if progress.error is not None else None
+
+
+def _replay(request: GenerationRequest, choice: Choice) -> Piece | None:
+    """Takes the choice to where an earlier answer stopped."""
+    index = choice.index
+    rescore_from = request.rescored_from()[index]
+    piece = choice.replay(request.generated()[index], request.told_reasons()[index], rescore_from)
+    if piece is not None and rescore_from is not None:
+        problem = f"choice {index} has ended with the given tokens, so nothing is computed that could score them again"
+        raise wrong("rescore_from", problem)
+    return piece
+
+
+def _to_continue(job: Job) -> dict[str, Any]:
+    return continuing.of_answer(job.prepared.request, job.prepared.seed, job.answer)
 
 
 def _sampling(prepared: Prepared, choice: int, max_tokens: int, eos_token_ids: list[int]) -> Sampling:
@@ -253,15 +282,16 @@ def _sampling(prepared: Prepared, choice: int, max_tokens: int, eos_token_ids: l
     )
 
 
-def _order(prepared: Prepared, choice: Choice, generated_token_ids: list[int]) -> Order:
+def _order(prepared: Prepared, choice: Choice) -> Order:
     return Order(
         request_id=choice.request_id,
         prompt_token_ids=prepared.prompt_token_ids,
         sampling=choice.sampling,
-        generated_token_ids=generated_token_ids,
+        generated_token_ids=list(choice.token_ids),
         arrival_s=prepared.identity.arrival_s,
         deadline_at_s=prepared.deadline_at_s,
         priority=prepared.request.priority or 0,
         cache_salt=prepared.request.cache_salt or "",
         label=prepared.identity.label,
+        score_from=prepared.request.rescored_from()[choice.index],
     )

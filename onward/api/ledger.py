@@ -2,7 +2,8 @@
 
 Takes messages, events and the time; returns messages to send and tokens to deliver. Every token it hands out is the next
 one of its request: whatever the engine or the wire loses, repeats or sends too late is repaired or dropped here, and
-counted. Knows nothing of sockets, text or HTTP.
+counted. A request that the engine gives up (`pd_reschedule`) has ended: the engine has tried all there is here, and who
+asked carries on elsewhere. Knows nothing of sockets, text or HTTP.
 """
 
 from collections.abc import Iterable
@@ -41,6 +42,10 @@ NO_ENGINE = ErrorInfo("unavailable", "no engine took the request in time; try ag
 NOT_REPAIRABLE = ErrorInfo("engine_lost_request", "the engine lost this request again and again", 500, True)
 ABORTED = ErrorInfo("aborted", "the request was aborted", 409)
 TOO_LATE = ErrorInfo("deadline_exceeded", "the request's deadline has passed", 504)
+GIVEN_UP = ErrorInfo("pd_preempted", "PD Error: this instance gave the request up", 503, True, stage="decode")
+
+RESCHEDULE = "pd_reschedule"
+"""The finish reason of an output that may be continued elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class Order:
     priority: int = 0
     cache_salt: str = ""
     label: str = ""
+    score_from: int | None = None
+    """From this position of the output on, the logprobs of `generated_token_ids` are wanted too."""
 
     @property
     def name(self) -> str:
@@ -81,6 +88,13 @@ class Delivery:
     """Where asked for: one for each of `token_ids`."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Where asked for, once, with the first tokens."""
+    rescored: list[TokenLogprobs] | None = None
+    """With `Order.score_from`, once, before all others: of the given tokens from there on."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether this takes the whole answer with it. What was only given up leaves what was generated."""
+        return self.error is not None and self.finish_reason != RESCHEDULE
 
 
 @dataclass(slots=True)
@@ -103,6 +117,8 @@ class Promise:
     """Some engine has taken it once. From then on a refusal means to wait, not to fail."""
     crash_charges: int = 0
     num_cached_tokens: int | None = None
+    score_from: int | None = None
+    """None once there is nothing left to be scored again."""
     fruitless_resubmissions: int = 0
     waiting_since_s: float | None = None
     """Since when no engine is known to hold it."""
@@ -122,7 +138,7 @@ class Ledger:
 
     def submit(self, order: Order, now_s: float) -> Actions:
         assert order.request_id not in self._promises, "request ids are never used twice"
-        promise = Promise(order, list(order.generated_token_ids), waiting_since_s=now_s)
+        promise = Promise(order, list(order.generated_token_ids), score_from=order.score_from, waiting_since_s=now_s)
         self._promises[order.request_id] = promise
         return Actions(send=self._attempt(promise, now_s))
 
@@ -216,36 +232,41 @@ class Ledger:
         if promise is None:
             return
         have, end = len(promise.tokens), delta.position + len(delta.token_ids)
-        if delta.position > have:
+        if delta.position > have or _lacks_scores(promise, delta):
             self._repair(promise, "gap", now_s, actions)
         elif end < have or (end == have and delta.token_ids and delta.finish_reason is None):
             self._stale_events.inc("duplicate")
-        elif delta.error is not None and delta.error.retryable and promise.accepted:
-            self._wait_and_retry(promise, delta.error, now_s)
+        elif promise.accepted and (refusal := _passing_refusal(delta)) is not None:
+            self._wait_and_retry(promise, refusal, now_s)
         else:
             self._advance(promise, have - delta.position, delta, actions)
 
     def _advance(self, promise: Promise, num_known: int, delta: TokenDelta, actions: Actions) -> None:
         """Takes what a delta has behind its first `num_known` tokens."""
         new = delta.token_ids[num_known:]
-        if promise.num_cached_tokens is None and delta.error is None:
+        rescored = None if promise.score_from is None else delta.rescored
+        reason, error = _end(delta)
+        if promise.num_cached_tokens is None and (new or delta.error is None):
             promise.num_cached_tokens = delta.num_cached_tokens
+        if rescored is not None:
+            promise.score_from = None
         if new:
             promise.tokens += new
             promise.fruitless_resubmissions = 0
             promise.crash_charges = 0
             promise.accepted, promise.waiting_since_s = True, None
-        if delta.finish_reason is not None:
+        if reason is not None:
             del self._promises[delta.request_id]
         actions.deliver.append(
             Delivery(
                 delta.request_id,
                 new,
                 promise.num_cached_tokens,
-                delta.finish_reason,
-                ABORTED if delta.finish_reason == "abort" else delta.error,
+                reason,
+                error,
                 delta.logprobs[num_known:] if delta.logprobs is not None else None,
                 delta.prompt_logprobs if num_known == 0 else None,
+                rescored,
             )
         )
 
@@ -332,6 +353,7 @@ class Ledger:
                 crash_charges=promise.crash_charges,
                 num_cached_tokens=promise.num_cached_tokens,
                 label=order.label,
+                score_from=promise.score_from,
             )
         ]
 
@@ -350,6 +372,34 @@ class Ledger:
     def _next_seq(self) -> int:
         self._seq += 1
         return self._seq
+
+
+def _end(delta: TokenDelta) -> tuple[str | None, ErrorInfo | None]:
+    """Why the output has ended, if it has. Decided here once: an abort stays one, whatever else befell the request."""
+    if delta.finish_reason == "abort":
+        return "abort", ABORTED
+    if _is_given_up(delta):
+        return RESCHEDULE, delta.error or GIVEN_UP
+    return delta.finish_reason, delta.error
+
+
+def _is_given_up(delta: TokenDelta) -> bool:
+    """By the engine, for another instance to carry on. Without any token it may call that an error."""
+    if delta.finish_reason == "error" and delta.error is not None:
+        return delta.error.retryable and delta.error.code.startswith("pd_")
+    return delta.finish_reason == RESCHEDULE
+
+
+def _passing_refusal(delta: TokenDelta) -> ErrorInfo | None:
+    """The error of an engine that would take the request a little later."""
+    if delta.error is None or not delta.error.retryable or delta.finish_reason == "abort" or _is_given_up(delta):
+        return None
+    return delta.error
+
+
+def _lacks_scores(promise: Promise, delta: TokenDelta) -> bool:
+    """Tokens came, and not the logprobs that were to come before them."""
+    return promise.score_from is not None and bool(delta.token_ids) and delta.rescored is None
 
 
 def _overdue(promise: Promise, now_s: float) -> ErrorInfo | None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from onward.api.body import decode, decode_fields, plain, wrong
+from onward.api.ledger import RESCHEDULE
 from onward.errors import NotFound
 from onward.text.bad_words import check_bad_words
 
@@ -21,6 +22,8 @@ MAX_DEADLINE_MS = 7 * 24 * 3600 * 1000
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
 MAX_REPETITION_PENALTY = 10
+FINISH_REASONS = ("stop", "length", RESCHEDULE)
+"""Those that an answer can have."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -67,6 +70,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     deadline_ms: int | None = None
     cache_salt: str | None = None
     generated_token_ids: list[int | list[int]] | None = None
+    generated_finish_reasons: list[str | None] | None = None
+    """Of an earlier answer, one per choice: a choice that has ended there is not run again."""
+    rescore_from: int | list[int] | None = None
+    """A position of the output, or one per choice: from there on the given tokens' logprobs are told again."""
 
     @property
     def num_choices(self) -> int:
@@ -94,6 +101,18 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         if self.num_choices == 1:
             return [[one for one in given if isinstance(one, int)]]
         return [one for one in given if isinstance(one, list)] or [[] for _ in range(self.num_choices)]
+
+    def told_reasons(self) -> list[str | None]:
+        """How each choice has ended in an earlier answer, if it has."""
+        given = self.generated_finish_reasons or [None] * self.num_choices
+        return [None if reason == RESCHEDULE else reason for reason in given]
+
+    def rescored_from(self) -> list[int | None]:
+        """For each choice the first position to be scored again, if there is one."""
+        given = self.rescore_from
+        starts = given if isinstance(given, list) else [given] * self.num_choices
+        lengths = map(len, self.generated())
+        return [None if start == length else start for start, length in zip(starts, lengths, strict=True)]
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
@@ -266,6 +285,8 @@ def _check_shared(request: GenerationRequest, bounds: Bounds) -> None:
     check_bad_words(request.bad_words or [])
     _check_stops(request, bounds)
     _check_generated(request, bounds)
+    _check_finish_reasons(request)
+    _check_rescore_from(request)
 
 
 def _check_logit_bias(biases: dict[str, float], bounds: Bounds) -> None:
@@ -306,6 +327,33 @@ def _check_generated(request: GenerationRequest, bounds: Bounds) -> None:
         if isinstance(one, int):
             raise wrong(f"{path}[{index}]", "must be a list of token ids, as n is more than 1")
         _check_token_ids(f"{path}[{index}]", one, bounds)
+
+
+def _check_finish_reasons(request: GenerationRequest) -> None:
+    given, path = request.generated_finish_reasons, "generated_finish_reasons"
+    if given is None:
+        return
+    if request.generated_token_ids is None:
+        raise wrong(path, "only allowed with generated_token_ids")
+    if len(given) != request.num_choices:
+        raise wrong(path, f"must be one per choice ({request.num_choices}), got {len(given)}")
+    for index, reason in enumerate(given):
+        if reason is not None and reason not in FINISH_REASONS:
+            allowed = ", ".join(FINISH_REASONS)
+            raise wrong(f"{path}[{index}]", f"must be null or one of {allowed}, got {_short(reason)}")
+
+
+def _check_rescore_from(request: GenerationRequest) -> None:
+    given, path = request.rescore_from, "rescore_from"
+    if given is None:
+        return
+    if request.generated_token_ids is None or request.num_logprobs is None:
+        raise wrong(path, "only allowed with generated_token_ids and logprobs")
+    if isinstance(given, list) and len(given) != request.num_choices:
+        raise wrong(path, f"must be one position, or one per choice ({request.num_choices}), got {len(given)}")
+    for index, token_ids in enumerate(request.generated()):
+        each, start = (f"{path}[{index}]", given[index]) if isinstance(given, list) else (path, given)
+        _check_number(each, start, 0, len(token_ids))
 
 
 def _check_prompt_token_ids(prompt: list[Any], bounds: Bounds) -> None:

@@ -9,9 +9,11 @@ from onward.version import __version__
 
 COMMANDS = {
     "serve": "serve a model over HTTP",
+    "up": "start a whole cluster on this machine: prefill and decode instances",
     "chat": "talk to a server in the terminal",
     "bench": "load a server with streams and measure it",
     "replay": "run a recording of the engine again and compare its answers",
+    "keygen": "make the secret that instances on several machines share",
     "warm": "fetch, convert and compile now what a first start would",
 }
 

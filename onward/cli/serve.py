@@ -5,19 +5,22 @@ import logging
 import signal
 import socket
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from rich.console import Console
-from rich.text import Text
 
 from onward import log
 from onward.cli.flags import add_flags, from_args
 from onward.cli.progress import StartProgress
+from onward.cli.welcome import welcome
 from onward.clock import SystemClock
 from onward.config import ServeConfig, cache_dir
 from onward.errors import StartupError
 from onward.models import store
 from onward.proto.model import PreparedModel
+from onward.supervisor.cluster_key import read_key
+from onward.supervisor.pd import PdPlan, check_pd, handoff_port_to_open, resolve, warnings_about
 from onward.supervisor.supervisor import Supervisor
 
 BACKLOG = 2048
@@ -33,22 +36,37 @@ def run(args: argparse.Namespace) -> int:
     if args.model_argument:
         config = replace(config, model=args.model_argument)
     check(config)
+    cluster_key = read_key(config.cluster_key_file)
     log.set_up("supervisor", config.log_level)
-    listening = listen(config.host, config.port)
     signal.signal(signal.SIGTERM, _leave_quietly)
-    with listening, StartProgress(Console(stderr=True)) as progress:
+    with listen(config.host, config.port, "--port") as listening, _handoff_socket(config) as handoff:
+        pd = resolve(config, cluster_key, handoff.getsockname()[1] if handoff is not None else None)
+        serve(config, listening, handoff, pd)
+    logging.getLogger(__name__).info("stopped")
+    return 0
+
+
+def serve(config: ServeConfig, listening: socket.socket, handoff: socket.socket | None, pd: PdPlan) -> None:
+    for warning in warnings_about(config):
+        logging.getLogger(__name__).warning(warning)
+    with StartProgress(Console(stderr=True)) as progress:
         model = prepare_model(config, progress)
+
+        def on_ready() -> None:
+            progress.stop()
+            welcome(Console(highlight=False), config, model.name, http_url(listening), pd)
+
         supervisor = Supervisor(
             config,
             model,
             listening,
             SystemClock(),
+            pd=pd,
+            handoff=handoff,
             on_progress=progress.say,
-            on_ready=lambda: _welcome(progress, model, listening),
+            on_ready=on_ready,
         )
         supervisor.run()
-    logging.getLogger(__name__).info("stopped")
-    return 0
 
 
 def prepare_model(config: ServeConfig, progress: StartProgress) -> PreparedModel:
@@ -76,9 +94,15 @@ def check(config: ServeConfig) -> None:
             f"--max-num-batched-tokens ({config.max_num_batched_tokens}) must be at least --max-num-seqs "
             f"({config.max_num_seqs}): every running request needs a token per step"
         )
+    check_pd(config)
 
 
-def listen(host: str, port: int) -> socket.socket:
+def _handoff_socket(config: ServeConfig) -> AbstractContextManager[socket.socket | None]:
+    port = handoff_port_to_open(config)
+    return nullcontext() if port is None else listen(config.host, port, "--handoff-port")
+
+
+def listen(host: str, port: int, flag: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -88,26 +112,15 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as fault:
         sock.close()
         raise StartupError(
-            f"cannot listen on {host}:{port}: {fault.strerror}; choose another --port, or stop what uses this one"
+            f"cannot listen on {host}:{port}: {fault.strerror}; choose another {flag}, or stop what uses this one"
         ) from fault
     return sock
 
 
+def http_url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def _leave_quietly(_number: int, _frame: object) -> None:
     sys.exit(0)
-
-
-def _welcome(progress: StartProgress, model: PreparedModel, listening: socket.socket) -> None:
-    progress.stop()
-    host, port = listening.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    # A small model left to chance talks without end, so the first request that people try is kept short and calm.
-    message = '{"role": "user", "content": "What is the capital of France?"}'
-    body = f'{{"model": "{model.name}", "messages": [{message}], "temperature": 0.2, "max_tokens": 100}}'
-    console = Console(highlight=False)
-    console.print(Text.assemble("\n  Onward serves ", (model.name, "bold"), " at ", (url, "bold cyan"), "\n"))
-    console.print(
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n       -d '{body}'\n",
-        soft_wrap=True,
-        markup=False,
-    )

@@ -22,6 +22,6 @@ def run(args: argparse.Namespace) -> int:
         from onward.models.loading import open_weights
         from onward.worker.runner import Runner
 
-        Runner(model, select(config, WorkerConfig), open_weights(model)).warm_up(progress.say)
+        Runner(model, select(config, WorkerConfig, kv_backend=None), open_weights(model)).warm_up(progress.say)
     console.print(f"{model.name} is ready in {model.folder}", highlight=False, soft_wrap=True)
     return 0

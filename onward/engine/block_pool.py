@@ -7,10 +7,13 @@ only when nobody holds it and its fence has passed: a step in flight may still w
       ^                  ^                                            │
       └──── evicted ─────┴──────────────── acquired by a hit ─────────┘
 
+Between instances a holder's blocks are in other hands for a while: LEASED, a peer may write them; SENDING, a transfer
+reads them, and holds a share of its own; QUARANTINED, nobody holds them but a peer's write may still come.
+
 The pool lives and dies with the memory it describes: a new worker gets a new pool.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 from onward.proto.block_hash import BlockHash
@@ -28,6 +31,9 @@ class BlockPool:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._by_name: dict[BlockHash, int] = {}
         self._fenced: dict[int, int] = {}
+        self._leased: set[int] = set()
+        self._sending: Counter[int] = Counter()
+        self._quarantined: set[int] = set()
 
     @property
     def num_available(self) -> int:
@@ -38,19 +44,21 @@ class BlockPool:
     def num_fenced(self) -> int:
         return len(self._fenced)
 
+    @property
+    def num_quarantined(self) -> int:
+        return len(self._quarantined)
+
     def counts(self) -> dict[str, int]:
-        """Blocks by state. States that belong to hand-overs between instances are there, and empty."""
-        free, cached, fenced = len(self._free), len(self._cached), len(self._fenced)
-        owned = self.num_blocks - free - cached - fenced
-        return {
-            "free": free,
-            "cached": cached,
-            "owned": owned,
-            "leased": 0,
-            "sending": 0,
-            "fenced": fenced,
-            "quarantined": 0,
+        """Blocks by state; each block is in one. What a transfer reads is *sending*, whoever else holds it."""
+        counts = {
+            "free": len(self._free),
+            "cached": len(self._cached),
+            "leased": len(self._leased),
+            "sending": len(self._sending),
+            "fenced": len(self._fenced),
+            "quarantined": len(self._quarantined),
         }
+        return counts | {"owned": self.num_blocks - sum(counts.values())}
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -115,13 +123,53 @@ class BlockPool:
             del self._fenced[block]
             self._settle(block)
 
+    def lease(self, blocks: Sequence[int]) -> None:
+        """A peer may write these from now on; their holder must not use them."""
+        assert all(self._holders[block] == 1 for block in blocks), "only blocks of one's own are leased"
+        self._leased.update(blocks)
+
+    def end_lease(self, blocks: Sequence[int]) -> None:
+        """What was to be written is written; they are their holder's again."""
+        self._leased.difference_update(blocks)
+
+    def quarantine(self, blocks: Sequence[int]) -> None:
+        """Their holder gives leased blocks up while a peer may still write them."""
+        for block in blocks:
+            self._leased.remove(block)
+            self._holders[block] -= 1
+            assert self._holders[block] == 0, "a leased block has one holder"
+        self._quarantined.update(blocks)
+
+    def end_quarantine(self, blocks: Sequence[int]) -> None:
+        """The peer is known to be quiet."""
+        for block in blocks:
+            self._quarantined.remove(block)
+            self._settle(block)
+
+    def start_sending(self, blocks: Sequence[int]) -> None:
+        """A transfer takes a share of its own: it may outlast the request."""
+        for block in blocks:
+            assert self._holders[block] > 0, "only what somebody holds can be sent"
+            self._holders[block] += 1
+            self._sending[block] += 1
+
+    def end_sending(self, blocks: Sequence[int], fence_step: int | None) -> None:
+        """`fence_step`: the newest step in flight. The request's own fence may not have passed yet."""
+        for block in blocks:
+            self._sending[block] -= 1
+            if not self._sending[block]:
+                del self._sending[block]
+        self.release(blocks, fence_step)
+
     def num_exclusive(self, blocks: Sequence[int]) -> int:
         """How many blocks would come free if their holder gave them up."""
         return sum(self._holders[block] == 1 for block in blocks)
 
     def audit_idle(self) -> None:
         """At idle every block is free or cached, and each cached one can be found by its name."""
-        assert not self._fenced, f"fenced at idle: {sorted(self._fenced)}"
+        for state in ("fenced", "leased", "sending", "quarantined"):
+            blocks = getattr(self, f"_{state}")
+            assert not blocks, f"{state} at idle: {sorted(blocks)}"
         held = [block for block, holders in enumerate(self._holders) if holders]
         assert not held, f"held at idle: {held}"
         assert len(self._free) + len(self._cached) == self.num_blocks, "every block is free or cached"

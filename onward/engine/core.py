@@ -13,6 +13,7 @@ from onward.config import EngineConfig
 from onward.engine import door, policy
 from onward.engine.block_pool import BlockPool
 from onward.engine.engine_metrics import EngineMetrics
+from onward.engine.handovers import Handovers, Outgoing
 from onward.engine.log_line import Counts, SchedulerLog
 from onward.engine.outbox import Outbox
 from onward.engine.request import FinishReason, Request, Status
@@ -22,6 +23,8 @@ from onward.errors import CrashedWorker, DeadlineExceeded, OnwardError
 from onward.log import event as log_event
 from onward.obs.metrics import Registry
 from onward.obs.step_log import StepLog
+from onward.proto.handoff import ToDecode, ToPrefill
+from onward.proto.kv_transfer import KvReport
 from onward.proto.request import (
     Abort,
     AbortAnswer,
@@ -57,11 +60,22 @@ class EngineCore:
         self._limits = door.Limits(worker.max_model_len, worker.num_blocks, worker.block_size)
         self._live: dict[str, Request] = {}
         self._outbox = Outbox()
-        self.scheduler = Scheduler(config, BlockPool(worker.num_blocks, worker.block_size))
+        self.scheduler = Scheduler(config, BlockPool(worker.num_blocks, worker.block_size), incarnation)
         self.metrics = EngineMetrics(
             self.registry, live=lambda: self._live.values(), kv_blocks=lambda: self.scheduler.pool.counts()
         )
         self._tokens = TokenProcessor(self.scheduler, self._live, self._outbox, self.metrics)
+        self._handovers = Handovers(
+            config,
+            incarnation,
+            worker,
+            self.scheduler,
+            self._tokens,
+            self._outbox,
+            self._live,
+            self._limits,
+            self.registry,
+        )
         self._seq: dict[str, int] = {}
         """The last message read from each api process."""
         self._tombstones: OrderedDict[str, float] = OrderedDict()
@@ -81,6 +95,23 @@ class EngineCore:
             case AbortByName():
                 self._abort_by_name(owner, message, now_s)
 
+    def from_prefill(self, peer: str, message: ToDecode, now_s: float) -> None:
+        """A prefill instance, known by its address, has something to say."""
+        self._handovers.from_prefill(peer, message, now_s)
+
+    def from_decode(self, decode: str, message: ToPrefill, now_s: float) -> None:
+        """A decode instance, known by its incarnation, has something to say."""
+        self._handovers.from_decode(decode, message, now_s)
+
+    def peer_reached(self, peer: str, ok: bool, now_s: float) -> None:
+        """Whether the last message to a prefill instance could be sent."""
+        self._handovers.reached(peer, ok, now_s)
+
+    def kv_report(self, report: KvReport, now_s: float) -> None:
+        """Our worker's data plane tells what has happened."""
+        if self.worker is not None:
+            self._handovers.kv_report(report, now_s)
+
     def api_gone(self, owner: str, now_s: float) -> None:
         """An api process died, and its clients' connections with it: nobody is left to read."""
         self._seq.pop(owner, None)
@@ -96,6 +127,7 @@ class EngineCore:
     def plan(self, now_s: float) -> StepPlan | None:
         if self.worker is None:
             return None
+        self._handovers.dispatch(now_s)
         overlapped = bool(self.scheduler.steps_in_flight)
         plan = self.scheduler.plan(now_s)
         if plan is not None:
@@ -107,6 +139,7 @@ class EngineCore:
         """The worker is dead and reaped. Whoever had a part in a step in flight is charged; all start again."""
         self.worker = None
         self.metrics.worker_losses.inc()
+        self._handovers.worker_lost(now_s)
         for request in [*self.scheduler.running, *self.scheduler.preempting]:
             self.metrics.resubmissions.inc("worker_restart")
             log.info(log_event("request restarts", id=request.request_id, output=request.num_generated))
@@ -117,10 +150,12 @@ class EngineCore:
     def worker_up(self, worker: WorkerHello, now_s: float) -> None:
         assert worker.num_blocks == self._limits.num_blocks, "a restarted worker has the same pool"
         self.worker = worker
+        self._handovers.worker_up(worker)
         self._progress_s = now_s
 
     def tick(self, now_s: float) -> None:
-        """What time alone brings about."""
+        """What time alone brings about. All that has arrived by now was delivered before."""
+        self._handovers.tick(now_s)
         if now_s >= self._next_deadline_check_s:
             self._next_deadline_check_s = now_s + DEADLINE_CHECK_INTERVAL_S
             for request in [r for r in self._live.values() if r.deadline_s is not None and r.deadline_s <= now_s]:
@@ -140,6 +175,18 @@ class EngineCore:
         """What has to be sent, and to which api process."""
         return self._outbox.drain(self._step)
 
+    def drain_handovers(self) -> Outgoing:
+        """What has to be sent to other instances and to the worker's data plane."""
+        return self._handovers.drain()
+
+    def why_renew(self, now_s: float) -> str | None:
+        """A reason to give the worker and its memory up, if there is one."""
+        return self._handovers.why_renew(now_s) if self.worker is not None else None
+
+    def leave(self) -> None:
+        """The last turn: peers are told that we go."""
+        self._handovers.close()
+
     def stats(self, now_s: float) -> EngineStats:
         busy = bool(self._live) and self._progress_s is not None
         requests = {s.value: 0 for s in Status if s is not Status.FINISHED}
@@ -156,7 +203,7 @@ class EngineCore:
 
     @property
     def idle(self) -> bool:
-        return not self._live and not self.scheduler.steps_in_flight
+        return not self._live and not self.scheduler.steps_in_flight and self._handovers.idle
 
     def audit_idle(self) -> None:
         """When nothing is going on, nothing is held."""
@@ -171,7 +218,7 @@ class EngineCore:
         blocks = scheduler.pool.counts()
         return Counts(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + self._handovers.num_out,
             preempting=len(scheduler.preempting),
             used_blocks=scheduler.pool.num_blocks - blocks["free"] - blocks["cached"],
             num_blocks=scheduler.pool.num_blocks,
@@ -197,14 +244,15 @@ class EngineCore:
             request = door.admit(message, owner, self._limits, now_s)
             if message.epoch == 1 and not message.generated_token_ids:
                 # Those who will get a free slot in the next plan do not queue.
-                door.check_queue(len(self.scheduler.waiting) - self.scheduler.slots.num_free, self.config.max_queue)
+                waiting = len(self.scheduler.waiting) + self._handovers.num_out
+                door.check_queue(waiting - self.scheduler.slots.num_free, self.config.max_queue)
         except OnwardError as error:
             self._refuse(owner, message, FinishReason.ERROR, error)
             return
         if len(self._live) == len(self.scheduler.preempting) == 0:
             self._progress_s = now_s  # work begins now; until here nothing was due
         self._live[request.request_id] = request
-        self.scheduler.waiting.add(request)
+        self.scheduler.enqueue(request)
         if policy.must_run_alone(request):
             self.scheduler.suspects.add(request)
         self._outbox.send(owner, Accepted(request.request_id, request.epoch))
@@ -269,7 +317,7 @@ class EngineCore:
     def _end(self, request: Request, reason: FinishReason, now_s: float) -> None:
         """Ends a request on somebody's word. The one who found a stop string knows already; others are told."""
         request.finish_reason = reason
-        if reason is not FinishReason.STOP and request.owner in self._seq:
+        if reason is not FinishReason.STOP and (request.owner in self._seq or request.handover is not None):
             self._outbox.delta(request, [])
         self._tokens.finish(request, reason, now_s)
 

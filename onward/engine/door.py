@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from onward.engine.request import FinishReason, Request
 from onward.engine.token_processor import stop_reason
-from onward.errors import InvalidRequest, OnwardError, Overloaded
+from onward.errors import InvalidRequest, OnwardError, Overloaded, PdError
+from onward.pd.handoff import HandoverKey
+from onward.proto.handoff import Prefill
 from onward.proto.request import ErrorInfo, Submit
 
 
@@ -53,6 +55,37 @@ def admit(submit: Submit, owner: str, limits: Limits, now_s: float) -> Request:
         crash_charges=submit.crash_charges,
         charged_position=len(submit.generated_token_ids),
         num_cached_tokens=submit.num_cached_tokens,
+        score_from=None if submit.score_from is None else num_prompt + submit.score_from,
+    )
+
+
+def admit_prefill(prefill: Prefill, key: HandoverKey, limits: Limits, now_s: float) -> Request:
+    """A peer's prompt as a request of ours: it ends with its first token."""
+    length = len(prefill.token_ids)
+    if not 0 < prefill.num_prompt <= length:
+        raise PdError(
+            "pd_prefill_failed", f"{prefill.num_prompt} of {length} tokens cannot be the prompt", stage="prefill"
+        )
+    if length > limits.max_tokens:
+        message = f"{length} tokens are more than the {limits.max_tokens} that fit into this prefill instance"
+        raise PdError("pd_prefill_failed", message, stage="prefill")
+    return Request(
+        request_id=f"{prefill.request_id}@{key.decode}.{key.number}",
+        owner="",
+        epoch=0,
+        token_ids=list(prefill.token_ids),
+        num_prompt=prefill.num_prompt,
+        sampling=prefill.sampling,
+        max_output=length - prefill.num_prompt + 1,
+        priority=prefill.priority,
+        arrival_s=prefill.arrival_s,
+        submitted_s=now_s,
+        deadline_s=None if prefill.deadline_s is None else now_s + prefill.deadline_s,
+        cache_salt=prefill.cache_salt,
+        crash_charges=prefill.crash_charges,
+        charged_position=length - prefill.num_prompt,
+        score_from=prefill.score_from,
+        handover=key,
     )
 
 
@@ -76,4 +109,5 @@ def error_info(error: OnwardError) -> ErrorInfo:
         retryable=error.retryable,
         param=error.param,
         retry_after_s=error.retry_after_s,
+        stage=error.stage,
     )

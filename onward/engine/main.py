@@ -11,6 +11,7 @@ import msgspec
 from onward import log
 from onward.clock import SystemClock
 from onward.engine.core import EngineCore
+from onward.engine.peer_links import PeerLinks
 from onward.engine.recording import RecordedCore
 from onward.engine.recording_file import RecordingWriter
 from onward.engine.worker_link import WorkerLink
@@ -20,6 +21,7 @@ from onward.proto.control import (
     ApiGone,
     AskSnapshot,
     Ready,
+    RenewWorker,
     Snapshot,
     StartEngine,
     StartFailed,
@@ -47,6 +49,7 @@ class EngineProcess:
         self._wires = Wires()
         self._wires.watch_fd(channel.fileno())
         self._apis = self._wires.api_port(start.address)
+        self._peers = PeerLinks(self._wires, start)
         self._link: WorkerLink | None = None
         self._core: EngineCore | None = None
         self._step_log = StepLogFile(start.config.step_log) if start.config.step_log else None
@@ -60,6 +63,7 @@ class EngineProcess:
             self._read_control(now_s)
             self._read_apis(now_s)
             self._read_worker(now_s)
+            self._read_peers(now_s)
             if self._core is not None:
                 self._turn(self._core, now_s)
 
@@ -74,8 +78,33 @@ class EngineProcess:
         core.tick(now_s)
         for owner, message in core.drain():
             self._apis.send(owner, message)
+        self._send_handovers(core, now_s)
+        self._renew_worker_if_due(core, now_s)
         if self._step_log is not None:
             self._step_log.write(core.step_log.take_finished())
+
+    def _send_handovers(self, core: EngineCore, now_s: float) -> None:
+        outgoing = core.drain_handovers()
+        for peer, ok in self._peers.send(outgoing):
+            core.peer_reached(peer, ok, now_s)
+        if self._link is not None:
+            self._link.send_kv(outgoing.to_data_plane)
+
+    def _renew_worker_if_due(self, core: EngineCore, now_s: float) -> None:
+        if self._link is None or self._link.renewing or (cause := core.why_renew(now_s)) is None:
+            return
+        self._link.renewing = True
+        logger.warning(log.event("worker is given up", incarnation=self._link.incarnation, cause=cause))
+        self._channel.send(RenewWorker(self._link.incarnation, cause))
+
+    def _read_peers(self, now_s: float) -> None:
+        core = self._core
+        if core is None:
+            return
+        for peer, message in self._peers.from_prefill(MAX_INBOX_PER_TURN):
+            core.from_prefill(peer, message, now_s)
+        for decode, message in self._peers.from_decode(MAX_INBOX_PER_TURN):
+            core.from_decode(decode, message, now_s)
 
     def _read_apis(self, now_s: float) -> None:
         for _ in range(MAX_INBOX_PER_TURN):
@@ -97,6 +126,8 @@ class EngineProcess:
                     self._core.commit(message, now_s)
                 case WorkerHello():
                     self._on_hello(message, now_s)
+        while self._link is not None and self._core is not None and (report := self._link.receive_kv()) is not None:
+            self._core.kv_report(report, now_s)
 
     def _on_hello(self, hello: WorkerHello, now_s: float) -> None:
         if self._core is None:
@@ -129,9 +160,16 @@ class EngineProcess:
             case AskSnapshot():
                 self._answer_snapshot(message, now_s)
             case Stop():
+                self._say_goodbye()
                 self._stopped = True
             case _:
                 logger.warning(log.event("unexpected message", kind=type(message).__name__))
+
+    def _say_goodbye(self) -> None:
+        """Peers that wait for us learn it now, not from our silence."""
+        if self._core is not None:
+            self._core.leave()
+            self._peers.send(self._core.drain_handovers())
 
     def _lose_worker(self, message: WorkerGone, now_s: float) -> None:
         if self._link is None or self._link.incarnation != message.incarnation:

@@ -1,12 +1,29 @@
-"""What the engine has to tell its api processes. Deltas of one step go out as one message for each process."""
+"""What the engine has to tell its api processes. Deltas of one step go out as one message for each process.
+
+What becomes of a prompt that we compute for a peer is kept apart: no api process waits for it.
+"""
+
+from dataclasses import dataclass
 
 from onward.engine.request import Request
 from onward.proto.request import Deltas, ErrorInfo, FromEngine, TokenDelta
 from onward.proto.step import TokenLogprobs
 
 
+@dataclass(frozen=True, slots=True)
+class HandoverResult:
+    """The token of a peer's prompt, or why there is none."""
+
+    request: Request
+    token_ids: list[int]
+    error: ErrorInfo | None
+    logprobs: list[TokenLogprobs] | None
+    prompt_logprobs: list[TokenLogprobs] | None
+
+
 class Outbox:
     def __init__(self) -> None:
+        self._handover_results: list[HandoverResult] = []
         self._messages: list[tuple[str, FromEngine]] = []
         self._deltas: dict[str, list[TokenDelta]] = {}
         self._summaries: list[tuple[str, FromEngine]] = []
@@ -28,6 +45,15 @@ class Outbox:
     ) -> None:
         """Publishes the newest tokens of a request, and its end if it has ended. Comes before it is forgotten."""
         reason = request.finish_reason
+        request.num_sent = request.num_generated
+        request.end_sent = reason is not None
+        if request.handover is not None:
+            result = HandoverResult(request, token_ids, error, logprobs, prompt_logprobs)
+            self._handover_results.append(result)
+            return
+        rescored = None
+        if request.score_from is not None:
+            prompt_logprobs, rescored = None, prompt_logprobs
         self._deltas.setdefault(request.owner, []).append(
             TokenDelta(
                 request.request_id,
@@ -40,10 +66,13 @@ class Outbox:
                 error,
                 logprobs,
                 prompt_logprobs,
+                rescored,
             )
         )
-        request.num_sent = request.num_generated
-        request.end_sent = reason is not None
+
+    def take_handover_results(self) -> list[HandoverResult]:
+        results, self._handover_results = self._handover_results, []
+        return results
 
     def drain(self, step: int) -> list[tuple[str, FromEngine]]:
         deltas = [(owner, Deltas(step, deltas)) for owner, deltas in self._deltas.items()]

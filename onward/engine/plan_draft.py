@@ -23,11 +23,18 @@ class PlanDraft:
         assert request.slot is not None, "only a request with a slot runs"
         self.runs[request] = Run(request.slot, request.slot_epoch, num_tokens, new_block_ids)
         self.budget -= num_tokens
-        if request.wants_prompt_logprobs:
+        first_scored = request.first_scored_row
+        if first_scored is not None and request.planned_computed >= first_scored:
             self.prompt_logprob_rows -= num_tokens
 
-    def budget_for(self, request: Request) -> int:
-        return min(self.budget, self.prompt_logprob_rows) if request.wants_prompt_logprobs else self.budget
+    def budget_for(self, request: Request, num_computed: int) -> int:
+        """A chunk ends where the rows begin whose logits are wanted, so that it has either none of them or only them."""
+        first_scored = request.first_scored_row
+        if first_scored is None:
+            return self.budget
+        if num_computed < first_scored:
+            return min(self.budget, first_scored - num_computed)
+        return min(self.budget, self.prompt_logprob_rows)
 
     def assign(self, request: Request) -> None:
         assert request.slot is not None, "the slot was taken before"
@@ -41,7 +48,10 @@ class PlanDraft:
             request.num_computed,
             list(request.block_ids),
             request.sampling,
+            request.push,
+            request.score_from,
         )
+        request.awaits_assignment = False
 
     def preempt(self, request: Request) -> None:
         assert request not in self.assigns, "no plan assigns a slot that it preempts"

@@ -1,7 +1,9 @@
 """The engine's choices: facts in, decision out. No state, no side effects; read this to know who wins."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
+from onward.config import EngineConfig
 from onward.engine.request import Request
 
 QueueKey = tuple[int, float, str]
@@ -23,6 +25,46 @@ def may_admit(blocks_needed: int, blocks_available: int, num_running: int) -> bo
     """Room for the whole list, and a block for each running request to grow into: who is let in too early is
     preempted at once."""
     return blocks_needed + num_running <= blocks_available
+
+
+def may_offer(tokens_ahead: int, tokens_per_step: int) -> bool:
+    """A peer's blocks are asked for when those before leave room in about one step: earlier, they would wait there
+    unused; later, we would."""
+    return tokens_ahead <= tokens_per_step
+
+
+def prefills_here(request: Request, num_uncached: int, config: EngineConfig) -> bool:
+    """Whether a decode instance computes this one's prompt itself, without asking a peer: little is missing, or it has
+    begun here before and was preempted."""
+    if not config.local_prefill:
+        return False
+    return request.prefills_here or request.num_preemptions > 0 or num_uncached <= config.local_prefill_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PeerView:
+    address: str
+    num_under_way: int
+    num_attempts: int
+    """Of the request in question."""
+    available: bool
+    """False for a while after it has failed."""
+
+
+MAX_ATTEMPTS_PER_PEER = 3
+"""Where a prompt may not be computed here; else each peer is tried once."""
+
+
+def choose_prefill_peer(peers: Sequence[PeerView], *, may_fall_back: bool) -> PeerView | None:
+    """The one with the least attempts of this request, then the least work; None if all have had their chance."""
+    limit = 1 if may_fall_back else MAX_ATTEMPTS_PER_PEER
+    candidates = [peer for peer in peers if peer.available and peer.num_attempts < limit]
+    return min(candidates, key=lambda peer: (peer.num_attempts, peer.num_under_way), default=None)
+
+
+def can_try_again(peers: Sequence[PeerView]) -> bool:
+    """Whether a peer that is away now may still be asked later, where the prompt may not be computed here."""
+    return any(peer.num_attempts < MAX_ATTEMPTS_PER_PEER for peer in peers)
 
 
 def choose_victim(

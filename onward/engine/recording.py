@@ -11,9 +11,12 @@ import msgspec
 
 from onward.config import EngineConfig
 from onward.engine.core import EngineCore
+from onward.engine.handovers import Outgoing
 from onward.engine.recording_file import RecordingWriter
 from onward.engine.token_disguise import TokenDisguise
 from onward.proto import SCHEMA_VERSION
+from onward.proto.handoff import ToDecode, ToPrefill
+from onward.proto.kv_transfer import KvCommand, KvReport
 from onward.proto.request import FromEngine, ToEngine
 from onward.proto.step import StepPlan, StepResult, WorkerHello
 from onward.version import __version__
@@ -57,6 +60,29 @@ class WorkerUp(msgspec.Struct, frozen=True, array_like=True, tag="u"):
     worker: WorkerHello
 
 
+class FromPrefill(msgspec.Struct, frozen=True, array_like=True, tag="fp"):
+    now_s: float
+    peer: str
+    message: ToDecode
+
+
+class FromDecode(msgspec.Struct, frozen=True, array_like=True, tag="fd"):
+    now_s: float
+    decode: str
+    message: ToPrefill
+
+
+class PeerReached(msgspec.Struct, frozen=True, array_like=True, tag="pr"):
+    now_s: float
+    peer: str
+    ok: bool
+
+
+class KvReported(msgspec.Struct, frozen=True, array_like=True, tag="k"):
+    now_s: float
+    report: KvReport
+
+
 class Ticked(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     now_s: float
 
@@ -74,13 +100,37 @@ class Drained(msgspec.Struct, frozen=True, array_like=True, tag="d"):
     messages: list[tuple[str, FromEngine]]
 
 
+class DrainedHandovers(msgspec.Struct, frozen=True, array_like=True, tag="h"):
+    """Asked for what goes to other instances and to the data plane, and the answer. One without anything is left out."""
+
+    to_prefill: list[tuple[str, ToPrefill]]
+    to_decode: list[tuple[str, ToDecode]]
+    to_data_plane: list[KvCommand]
+
+
 class Died(msgspec.Struct, frozen=True, array_like=True, tag="x"):
     """The core raised, in the call that the record before this one tells of."""
 
     fault: str
 
 
-Record = Begun | Received | ApiLost | Committed | WorkerLost | WorkerUp | Ticked | Planned | Drained | Died
+Record = (
+    Begun
+    | Received
+    | ApiLost
+    | FromPrefill
+    | FromDecode
+    | PeerReached
+    | KvReported
+    | Committed
+    | WorkerLost
+    | WorkerUp
+    | Ticked
+    | Planned
+    | Drained
+    | DrainedHandovers
+    | Died
+)
 
 
 class RecordedCore(EngineCore):
@@ -104,6 +154,22 @@ class RecordedCore(EngineCore):
     def api_gone(self, owner: str, now_s: float) -> None:
         self._writer.write(ApiLost(now_s, owner))
         self._watched(super().api_gone, owner, now_s)
+
+    def from_prefill(self, peer: str, message: ToDecode, now_s: float) -> None:
+        self._writer.write(FromPrefill(now_s, peer, self._hide(message)))
+        self._watched(super().from_prefill, peer, message, now_s)
+
+    def from_decode(self, decode: str, message: ToPrefill, now_s: float) -> None:
+        self._writer.write(FromDecode(now_s, decode, self._hide(message)))
+        self._watched(super().from_decode, decode, message, now_s)
+
+    def peer_reached(self, peer: str, ok: bool, now_s: float) -> None:
+        self._writer.write(PeerReached(now_s, peer, ok))
+        self._watched(super().peer_reached, peer, ok, now_s)
+
+    def kv_report(self, report: KvReport, now_s: float) -> None:
+        self._writer.write(KvReported(now_s, report))
+        self._watched(super().kv_report, report, now_s)
 
     def commit(self, result: StepResult, now_s: float) -> None:
         self._writer.write(Committed(now_s, self._hide(result)))
@@ -136,6 +202,14 @@ class RecordedCore(EngineCore):
         messages = super().drain()
         self._writer.write(Drained([(owner, self._hide(message)) for owner, message in messages]))
         return messages
+
+    def drain_handovers(self) -> Outgoing:
+        outgoing = super().drain_handovers()
+        if outgoing.to_prefill or outgoing.to_decode or outgoing.to_data_plane:
+            to_prefill = [(peer, self._hide(message)) for peer, message in outgoing.to_prefill]
+            to_decode = [(decode, self._hide(message)) for decode, message in outgoing.to_decode]
+            self._writer.write(DrainedHandovers(to_prefill, to_decode, outgoing.to_data_plane))
+        return outgoing
 
     def _watched(self, call: Callable[..., None], *arguments: Any) -> None:
         try:

@@ -12,6 +12,11 @@ from onward.engine.recording import (
     Committed,
     Died,
     Drained,
+    DrainedHandovers,
+    FromDecode,
+    FromPrefill,
+    KvReported,
+    PeerReached,
     Planned,
     Received,
     Record,
@@ -83,7 +88,7 @@ class Replay:
 
     def _do(self, record: Record) -> Difference | None:
         core = self._core
-        if not isinstance(record, Begun | Drained | Died):
+        if not isinstance(record, Begun | Drained | DrainedHandovers | Died):
             self._first_s = record.now_s if self._first_s is None else self._first_s
             self.outcome.seconds = record.now_s - self._first_s
         match record:
@@ -91,6 +96,14 @@ class Replay:
                 core.receive(record.owner, record.message, record.now_s)
             case ApiLost():
                 core.api_gone(record.owner, record.now_s)
+            case FromPrefill():
+                core.from_prefill(record.peer, record.message, record.now_s)
+            case FromDecode():
+                core.from_decode(record.decode, record.message, record.now_s)
+            case PeerReached():
+                core.peer_reached(record.peer, record.ok, record.now_s)
+            case KvReported():
+                core.kv_report(record.report, record.now_s)
             case Committed():
                 core.commit(record.result, record.now_s)
                 self._step = record.result.step
@@ -104,6 +117,10 @@ class Replay:
                 return self._compare("plan", record.plan, core.plan(record.now_s))
             case Drained():
                 return self._compare("messages", record.messages, core.drain())
+            case DrainedHandovers():
+                again = core.drain_handovers()
+                replayed = DrainedHandovers(again.to_prefill, again.to_decode, again.to_data_plane)
+                return self._compare("hand-overs", record, replayed)
             case Begun() | Died():
                 raise AssertionError("not here")
         return None

@@ -4,6 +4,9 @@ WAITING ──admit──> RUNNING ──finish──> FINISHED(reason)
    ^                  │ preempt
    └──reply─── PREEMPTING            any live state ──abort──> FINISHED
 
+Whose prompt a peer computes:         WAITING ──ask──> ASKED ──its blocks are leased──> GRANTED ──KV is here──> RUNNING
+Whose prompt we compute for a peer:   WAITING ──room──> OFFERED ──the peer's blocks are leased──> RUNNING
+
 token_ids   |---- prompt ----|---- generated ----|·· samples of steps in flight ··|
             0           num_prompt          len(token_ids)                   planned_len
 KV          |------ num_computed ------|·· steps in flight ··|
@@ -14,22 +17,31 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
+from onward.pd.handoff import HandoverKey
 from onward.proto import block_hash
 from onward.proto.block_hash import BlockHash
+from onward.proto.kv_transfer import Push
 from onward.proto.sampling import Sampling
 from onward.proto.step import TokenLogprobs
 
 
 class Status(Enum):
     WAITING = "waiting"
+    ASKED = "asked"
+    GRANTED = "granted"
+    OFFERED = "offered"
     RUNNING = "running"
     PREEMPTING = "preempting"
     FINISHED = "finished"
 
 
 LEGAL_MOVES = {
-    Status.WAITING: {Status.RUNNING, Status.FINISHED},
-    Status.RUNNING: {Status.PREEMPTING, Status.WAITING, Status.FINISHED},  # to WAITING only when its worker died
+    Status.WAITING: {Status.RUNNING, Status.ASKED, Status.OFFERED, Status.FINISHED},
+    Status.ASKED: {Status.GRANTED, Status.WAITING, Status.FINISHED},
+    Status.GRANTED: {Status.RUNNING, Status.ASKED, Status.FINISHED},
+    Status.OFFERED: {Status.RUNNING, Status.FINISHED},
+    # RUNNING goes to WAITING when its worker has died, or has not been told of it yet.
+    Status.RUNNING: {Status.PREEMPTING, Status.WAITING, Status.FINISHED},
     Status.PREEMPTING: {Status.WAITING, Status.FINISHED},
     Status.FINISHED: set(),
 }
@@ -40,6 +52,10 @@ class FinishReason(Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    PD_RESCHEDULE = "pd_reschedule"
+    """This instance cannot go on with it, another one can."""
+    HANDED_OVER = "handed_over"
+    """Of a prompt that we compute for a peer: its first token is drawn, and the rest is the peer's."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,6 +66,15 @@ class PlannedRun:
     num_tokens: int
     samples: bool
     """Whether it reaches the end of what is known and so draws a token."""
+
+
+@dataclass(slots=True, frozen=True)
+class Lease:
+    """Blocks of ours that a peer may write: those of a request from `first_block` on."""
+
+    lease_id: str
+    first_block: int
+    block_ids: list[int]
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +110,18 @@ class Request:
     in_flight: deque[PlannedRun] = field(default_factory=deque)
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Gathered while the prompt is computed, sent with the first delta."""
+    score_from: int | None = None
+    """An index of `token_ids`: the logprobs of the tokens from there on are wanted with the first delta."""
+    handover: HandoverKey | None = None
+    """Set on a prompt that we compute for a peer."""
+    push: Push | None = None
+    """Where its KV goes, once the peer has granted blocks."""
+    lease: Lease | None = None
+    """While a peer computes our prompt."""
+    prefills_here: bool = False
+    """No peer is asked (again) for this one."""
+    awaits_assignment: bool = False
+    """It has a slot of which the worker has not been told."""
     num_sent: int = 0
     """Tokens of the output that the layer above has, or is about to get."""
     end_sent: bool = False
@@ -128,9 +165,12 @@ class Request:
         return self.in_flight[-1].step if self.in_flight else None
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
-        """Then the whole prompt is computed: what is cached has no logits. Not again once they were sent."""
-        return self.sampling.prompt_logprobs is not None and self.num_generated == 0
+    def first_scored_row(self) -> int | None:
+        """From this token on every row's logits are wanted, so none of them may come from the cache. Row i tells how
+        likely token i + 1 was. None once they were sent."""
+        if self.sampling.prompt_logprobs is not None and self.num_generated == 0:
+            return 0
+        return None if self.score_from is None else self.score_from - 1
 
     def move_to(self, status: Status) -> None:
         assert status in LEGAL_MOVES[self.status], f"{self.request_id}: {self.status} -> {status}"

@@ -3,9 +3,11 @@
     plan:  1. running requests that need one more token (decoding), in the queue's order
            2. running requests that are further behind (prefilling), as far as the token budget goes; a waiting
               request of a higher priority is let in before them
-           3. waiting requests, as long as there is a slot, room and budget
+           3. requests for which a peer asks for blocks, if there is a slot and room
+           4. waiting requests, as long as there is a slot, room and budget
 
-The scheduler owns blocks and slots. It knows nothing of what a token means, of clients, or of wires.
+The scheduler decides; who has which slot and block is in `seating`, which blocks a peer may write in `leases`, and which
+prompts we compute for peers in `offers`. It knows nothing of what a token means, of clients, of protocols, or of wires.
 """
 
 from collections import deque
@@ -14,9 +16,12 @@ from dataclasses import dataclass
 from onward.config import EngineConfig
 from onward.engine import policy
 from onward.engine.block_pool import BlockPool
+from onward.engine.leases import Leases
+from onward.engine.offers import Offers, decode_of
 from onward.engine.plan_draft import PlanDraft
 from onward.engine.request import Request, Status
 from onward.engine.request_queue import RequestQueue
+from onward.engine.seating import Seating, forget_place
 from onward.engine.slots import SlotTable
 from onward.proto.step import StepPlan
 
@@ -28,34 +33,45 @@ class StepInFlight:
 
 
 class Scheduler:
-    def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
+    def __init__(self, config: EngineConfig, pool: BlockPool, incarnation: str = "") -> None:
         self.config = config
+        self.seating = Seating(config, pool)
+        self.leases = Leases(self.seating, incarnation)
+        self.offers = Offers(self.seating, config.max_num_batched_tokens)
         self.waiting = RequestQueue()
-        self.running = RequestQueue()
+        self.undecided: list[Request] = []
+        """New in the queue: nobody has decided yet where their prompt is computed."""
         self.preempting: set[Request] = set()
         self.suspects: set[Request] = set()
         """Requests that must run alone: the worker died under them twice, without progress."""
         self.steps_in_flight: deque[StepInFlight] = deque()
-        self._by_slot_epoch: dict[int, Request] = {}
         self._next_step = 1
-        self._next_slot_epoch = 1
-        self.pool = pool
-        self.slots = SlotTable(config.max_num_seqs)
+
+    @property
+    def pool(self) -> BlockPool:
+        return self.seating.pool
+
+    @property
+    def slots(self) -> SlotTable:
+        return self.seating.slots
+
+    @property
+    def running(self) -> RequestQueue:
+        return self.seating.running
 
     def renew(self, pool: BlockPool) -> list[Request]:
         """The worker is dead, and all that was in its memory. Everyone goes back to the queue with the tokens so far.
         Returns those that had a part in a step in flight."""
+        assert not self.offers.offered, "hand-overs end before the memory does"
         in_flight = list(dict.fromkeys(r for step in self.steps_in_flight for r in step.requests))
         for request in [*self.running, *self.preempting]:
-            _forget_place(request)
+            forget_place(request)
             request.move_to(Status.WAITING)
-            self.waiting.add(request)
-        self.running = RequestQueue()
+            self.enqueue(request)
+        self.leases.renew()
+        self.seating.renew(pool)
         self.preempting.clear()
         self.steps_in_flight.clear()
-        self._by_slot_epoch.clear()
-        self.pool = pool
-        self.slots = SlotTable(self.config.max_num_seqs)
         return [request for request in in_flight if request.status is not Status.FINISHED]
 
     def plan(self, now_s: float) -> StepPlan | None:
@@ -66,6 +82,7 @@ class Scheduler:
         draft = PlanDraft(self._next_step, self.config.max_num_batched_tokens)
         if not self._plan_alone(draft, now_s):
             self._continue_running(draft, now_s)
+            self._lease_to_peers(draft)
             self._admit_waiting(draft, now_s)
         sealed = draft.seal()
         if sealed is None:
@@ -74,6 +91,11 @@ class Scheduler:
         self._next_step += 1
         self.steps_in_flight.append(StepInFlight(plan.step, requests))
         return plan
+
+    def enqueue(self, request: Request) -> None:
+        self.waiting.add(request)
+        if self.config.prefill_peers:
+            self.undecided.append(request)
 
     def begin_commit(self, step: int) -> None:
         """A result has come. Results come in order, one for each plan."""
@@ -87,22 +109,27 @@ class Scheduler:
 
     def find(self, slot_epoch: int) -> Request | None:
         """Who that epoch belongs to, if it still runs under it."""
-        return self._by_slot_epoch.get(slot_epoch)
+        return self.seating.by_epoch.get(slot_epoch)
 
     def requeue_preempted(self, request: Request) -> None:
         """The worker has answered: nothing more will come from that epoch, and the token list is fixed."""
         assert request.status is Status.PREEMPTING, "only a reply to a preempt requeues"
         self.preempting.remove(request)
-        self._vacate(request, fence_step=None)
-        request.num_preemptions += 1
-        request.move_to(Status.WAITING)
-        self.waiting.add(request)
+        self._requeue(request)
 
     def remove(self, request: Request) -> None:
         """Takes a request out, whatever its state. Blocks and slot come back behind their fence."""
         match request.status:
             case Status.WAITING:
                 self.waiting.remove(request)
+            case Status.ASKED:
+                self.leases.forget_offer(request)
+                self.leases.abandoned.append(request)
+            case Status.GRANTED:
+                self.leases.take_back(request)
+                self.leases.abandoned.append(request)
+            case Status.OFFERED:
+                self.offers.offered.remove(request)
             case Status.RUNNING:
                 self.running.remove(request)
             case Status.PREEMPTING:
@@ -111,19 +138,27 @@ class Scheduler:
                 raise AssertionError(f"{request.request_id} was removed before")
         self.suspects.discard(request)
         if request.slot is not None:
-            self._vacate(request, fence_step=request.last_planned_step)
+            self.seating.vacate(request, fence_step=request.last_planned_step)
         request.move_to(Status.FINISHED)
 
+    def hand_out(self, request: Request) -> None:
+        """Out of the queue: a peer is asked to compute this one's prompt."""
+        self.waiting.remove(request)
+        request.move_to(Status.ASKED)
+
+    def take_home(self, request: Request) -> None:
+        """Back into the queue: its prompt is computed here."""
+        request.move_to(Status.WAITING)
+        request.prefills_here = True
+        self.waiting.add(request)
+
+    def end_push(self, block_ids: list[int]) -> None:
+        """A transfer reads these no more."""
+        newest = self.steps_in_flight[-1].step if self.steps_in_flight else None
+        self.pool.end_sending(block_ids, newest)
+
     def publish_computed(self, request: Request) -> None:
-        """Names the blocks whose KV is computed to the end, so that others can share them."""
-        size = self.pool.block_size
-        tokens = request.num_computed if self.config.output_caching else min(request.num_computed, request.num_prompt)
-        num_full = tokens // size if self.config.prefix_caching else 0
-        if num_full > request.num_published:
-            names = request.hash_chain(size, num_full)
-            for index in range(request.num_published, num_full):
-                self.pool.publish(request.block_ids[index], names[index])
-            request.num_published = num_full
+        self.seating.publish_computed(request)
 
     def _plan_alone(self, draft: PlanDraft, now_s: float) -> bool:
         """A suspect gets the step for itself, so that a crash hurts nobody else."""
@@ -150,7 +185,7 @@ class Scheduler:
                 self._continue(draft, request)
 
     def _continue(self, draft: PlanDraft, request: Request) -> None:
-        num_tokens = policy.chunk_size(request.num_to_plan, draft.budget_for(request))
+        num_tokens = policy.chunk_size(request.num_to_plan, draft.budget_for(request, request.planned_computed))
         if num_tokens == 0:
             return
         missing = self.pool.blocks_for(request.planned_computed + num_tokens) - len(request.block_ids)
@@ -160,89 +195,89 @@ class Scheduler:
             return
         new_block_ids = self.pool.allocate(missing) if missing > 0 else []
         request.block_ids += new_block_ids
+        if request.awaits_assignment:
+            draft.assign(request)
+            new_block_ids = []  # the assignment names them all
         draft.run(request, num_tokens, new_block_ids)
+
+    def _lease_to_peers(self, draft: PlanDraft) -> None:
+        for request in list(self.leases.wanted):
+            if draft.short_of_blocks or draft.preempts:
+                return
+            if self.leases.grant(request):
+                self.leases.wanted.remove(request)
+            else:
+                self._make_room(draft, request, self.seating.find_room(request).missing, same_priority=False)
 
     def _admit_waiting(self, draft: PlanDraft, now_s: float, before: Request | None = None) -> None:
         """In the queue's order; with `before`, only those of a higher priority than that one."""
+        held_up: set[str] = set()
+        """Peers that must first answer for an earlier prompt. They hold up nobody else's."""
         while draft.budget and not draft.short_of_blocks and not draft.preempts:
-            request = next((r for r in self.waiting if r not in self.suspects), None)
+            request = next((r for r in self.waiting if r not in self.suspects and decode_of(r) not in held_up), None)
             if request is None or (before is not None and request.priority >= before.priority):
                 return
-            if not self._admit(draft, request, now_s):
+            if request.handover is not None and not self.offers.may_offer(request.handover):
+                held_up.add(request.handover.decode)
+            elif not self._admit(draft, request, now_s):
                 return
 
     def _admit(self, draft: PlanDraft, request: Request, now_s: float) -> bool:
-        # All but the last token may come from the cache: its logits are needed, so it is always computed.
-        #   |-- hits: shared blocks --|-- needed: own blocks --|
-        #   0              hits * block_size          blocks_for(len(token_ids))
-        size = self.pool.block_size
-        may_hit = self.config.prefix_caching and not request.wants_prompt_logprobs
-        max_hits = (len(request.token_ids) - 1) // size if may_hit else 0
-        names = request.hash_chain(size, max_hits)
-        hits, hits_available = self.pool.hit_length(names)
-        needed = self.pool.blocks_for(len(request.token_ids)) - hits
-        room = policy.may_admit(needed, self.pool.num_available - hits_available, len(self.running))
-        if not room or not self.slots.num_free:
-            short = needed + len(self.running) + hits_available if not room else 0
-            self._make_room(draft, request, short, same_priority=False)
+        room = self.seating.find_room(request)
+        if room.missing or not self.slots.num_free:
+            self._make_room(draft, request, room.missing, same_priority=False)
             return False
-        num_tokens = policy.chunk_size(len(request.token_ids) - hits * size, draft.budget_for(request))
+        start = room.hits * self.pool.block_size
+        num_tokens = policy.chunk_size(len(request.token_ids) - start, draft.budget_for(request, start))
         if num_tokens == 0:
             return False
-        request.block_ids = self.pool.acquire(names[:hits]) + self.pool.allocate(needed)
-        request.num_published = hits
-        request.num_computed = hits * size
+        self.waiting.remove(request)
         if request.num_cached_tokens is None:
-            request.num_cached_tokens = min(hits * size, request.num_prompt)
-        self._seat(request, now_s)
+            request.num_cached_tokens = min(start, request.num_prompt)
+        if request.handover is not None:
+            self.offers.offer(request, room, now_s)
+            return True
+        self.seating.occupy(request, room)
+        self.seating.start(request, now_s)
         draft.assign(request)
         draft.run(request, num_tokens, [])
         return True
-
-    def _seat(self, request: Request, now_s: float) -> None:
-        self.waiting.remove(request)
-        request.slot = self.slots.take()
-        request.slot_epoch = self._next_slot_epoch
-        self._next_slot_epoch += 1
-        self._by_slot_epoch[request.slot_epoch] = request
-        if request.scheduled_s is None:
-            request.scheduled_s = now_s
-        request.move_to(Status.RUNNING)
-        self.running.add(request)
 
     def _make_room(self, draft: PlanDraft, needer: Request, blocks: int, *, same_priority: bool) -> None:
         """Preempts as few as will do, seeing what is on its way back already: blocks that are only fenced come free
         by themselves, and taking the next victim meanwhile would free nothing."""
         frees = self._frees_when_preempted
-        coming = self.pool.num_available + self.pool.num_fenced + sum(frees(r) for r in self.preempting)
+        coming = self.pool.num_available + self.pool.num_fenced + self.leases.num_coming
+        coming += sum(frees(r) for r in self.preempting)
         slot_coming = self.slots.num_free + self.slots.num_fenced + len(self.preempting) > 0
         while coming < blocks or not slot_coming:
-            candidates = [r for r in self.running if r not in draft.assigns]
+            # A peer's prompt is done soon, and its transfer reads our blocks.
+            own = (r for r in [*self.running, *self.seating.granted] if r.handover is None)
+            candidates = [r for r in own if r not in draft.assigns]
             victim = policy.choose_victim(needer, candidates, frees, same_priority=same_priority)
             if victim is None:
                 return
             coming += frees(victim)
             slot_coming = True
-            self.running.remove(victim)
-            victim.move_to(Status.PREEMPTING)
-            self.preempting.add(victim)
-            draft.preempt(victim)
+            if victim.status is Status.GRANTED:
+                self.leases.take_back(victim)
+                victim.move_to(Status.ASKED)
+                self.leases.abandoned.append(victim)
+            elif victim.awaits_assignment:
+                # The worker has not been told of it, so there is nothing to wait for.
+                self.running.remove(victim)
+                self._requeue(victim)
+            else:
+                self.running.remove(victim)
+                victim.move_to(Status.PREEMPTING)
+                self.preempting.add(victim)
+                draft.preempt(victim)
 
     def _frees_when_preempted(self, request: Request) -> int:
         return self.pool.num_exclusive(request.block_ids)
 
-    def _vacate(self, request: Request, fence_step: int | None) -> None:
-        assert request.slot is not None, "it had a slot"
-        self.slots.give_back(request.slot, fence_step)
-        self.pool.release(request.block_ids, fence_step)
-        del self._by_slot_epoch[request.slot_epoch]
-        _forget_place(request)
-
-
-def _forget_place(request: Request) -> None:
-    request.prompt_logprobs = None
-    request.slot = None
-    request.block_ids = []
-    request.num_computed = 0
-    request.num_published = 0
-    request.in_flight.clear()
+    def _requeue(self, request: Request) -> None:
+        self.seating.vacate(request, fence_step=None)
+        request.num_preemptions += 1
+        request.move_to(Status.WAITING)
+        self.enqueue(request)

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from onward.proto.handoff import Prefill, Ready
 from onward.proto.request import Deltas, Submit, TokenDelta
 from onward.proto.sampling import Sampling
 from onward.proto.step import Advanced, Assign, Event, StepPlan, StepResult, TokenLogprobs, Tokens
@@ -35,6 +36,10 @@ class TokenDisguise:
                 return replace(message, assign=[self._assign(assign) for assign in message.assign])
             case StepResult():
                 return replace(message, events=[self._event(event) for event in message.events])
+            case Prefill():
+                return self._prefill(message)  # type: ignore[return-value]
+            case Ready():
+                return self._ready(message)  # type: ignore[return-value]
             case Deltas():
                 return replace(message, deltas=[self._delta(delta) for delta in message.deltas])
             case _:
@@ -52,6 +57,23 @@ class TokenDisguise:
             generated_token_ids=self.token_ids(message.generated_token_ids),
             sampling=self._sampling(message.sampling),
             cache_salt=self._cache_salt(message.cache_salt),
+        )
+
+    def _prefill(self, message: Prefill) -> Prefill:
+        return replace(
+            message,
+            token_ids=self.token_ids(message.token_ids),
+            sampling=self._sampling(message.sampling),
+            cache_salt=self._cache_salt(message.cache_salt),
+        )
+
+    def _ready(self, message: Ready) -> Ready:
+        return replace(
+            message,
+            token_ids=self.token_ids(message.token_ids),
+            draft_token_ids=self.token_ids(message.draft_token_ids),
+            logprobs=self._logprobs(message.logprobs),
+            prompt_logprobs=self._logprobs(message.prompt_logprobs),
         )
 
     def _assign(self, assign: Assign) -> Assign:
@@ -94,6 +116,7 @@ class TokenDisguise:
             delta.error,
             self._logprobs(delta.logprobs),
             self._logprobs(delta.prompt_logprobs),
+            self._logprobs(delta.rescored),
         )
 
     def _logprobs(self, logprobs: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:

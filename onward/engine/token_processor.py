@@ -25,6 +25,8 @@ _slot = attrgetter("slot")
 
 def stop_reason(request: Request, position: int) -> FinishReason | None:
     """The stop decision, here and only here: does the output end with the token at `position`?"""
+    if request.handover is not None:
+        return FinishReason.HANDED_OVER  # whose output it is decides the rest
     sampling = request.sampling
     token = request.token_ids[request.num_prompt + position]
     if token in sampling.end_token_ids and position >= sampling.min_tokens:
@@ -53,13 +55,13 @@ class TokenProcessor:
             if request is None:
                 self._metrics.stale.inc(type(event).__name__.lower())
                 continue
-            try:
-                self._process(request, event, now_s)
-            except Exception as fault:
-                self._isolate(request, fault, now_s)
-        if self._generated:
-            self._metrics.tokens.inc("generated", by=self._generated)
-            self._generated = 0
+            self._process_isolated(request, event, now_s)
+        self._count_generated()
+
+    def take_remote(self, request: Request, drawn: Tokens, now_s: float) -> None:
+        """Tokens that a peer has drawn for us pass the same stages."""
+        self._process_isolated(request, drawn, now_s)
+        self._count_generated()
 
     def finish(self, request: Request, reason: FinishReason, now_s: float, error_code: str | None = None) -> None:
         """Ends a live request: release behind the fence, count, log, forget. Its last delta went out before."""
@@ -73,6 +75,26 @@ class TokenProcessor:
         request.finish_reason = FinishReason.ERROR
         self._outbox.delta(request, [], error)
         self.finish(request, FinishReason.ERROR, now_s, error.code)
+
+    def give_up(self, request: Request, error: ErrorInfo, now_s: float) -> None:
+        """We cannot go on, but another instance can: what was generated is worth keeping."""
+        if not request.num_generated:
+            self.fail(request, error, now_s)
+            return
+        request.finish_reason = FinishReason.PD_RESCHEDULE
+        self._outbox.delta(request, [], error)
+        self.finish(request, FinishReason.PD_RESCHEDULE, now_s, error.code)
+
+    def _process_isolated(self, request: Request, event: Event, now_s: float) -> None:
+        try:
+            self._process(request, event, now_s)
+        except Exception as fault:
+            self._isolate(request, fault, now_s)
+
+    def _count_generated(self) -> None:
+        if self._generated:
+            self._metrics.tokens.inc("generated", by=self._generated)
+            self._generated = 0
 
     def _process(self, request: Request, event: Event, now_s: float) -> None:
         match event:
@@ -111,7 +133,7 @@ class TokenProcessor:
         self._observe(request, len(accepted), now_s)
         logprobs = event.logprobs[: len(accepted)] if event.logprobs is not None else None
         self._outbox.delta(request, accepted, None, logprobs, request.prompt_logprobs)
-        request.prompt_logprobs = None
+        request.prompt_logprobs = request.score_from = None
         if request.finish_reason:
             self.finish(request, request.finish_reason, now_s)
 

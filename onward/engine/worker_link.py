@@ -7,6 +7,7 @@ next one, or a worker that speaks another version, is a fault that ends the proc
 from onward.errors import StartupError
 from onward.proto import SCHEMA_VERSION
 from onward.proto.control import WorkerStarting
+from onward.proto.kv_transfer import KvCommand, KvReport
 from onward.proto.step import StepPlan, StepResult, WorkerHello
 from onward.transport.worker_wire import open_engine_end
 from onward.transport.zmq import Wires
@@ -18,6 +19,9 @@ class WorkerLink:
         self._engine_incarnation = engine_incarnation
         self._wires = wires
         self._port = open_engine_end(wires, starting.wire, fds)
+        self._kv = wires.kv_port(starting.kv_address) if starting.kv_address else None
+        self.renewing = False
+        """The supervisor was asked to end this worker."""
 
     def send(self, plan: StepPlan) -> None:
         self._port.send(plan)
@@ -28,8 +32,18 @@ class WorkerLink:
             self._check(message)
         return message
 
+    def send_kv(self, commands: list[KvCommand]) -> None:
+        for command in commands:
+            assert self._kv is not None, "only a worker with a data plane is spoken to about it"
+            self._kv.send(command)
+
+    def receive_kv(self) -> KvReport | None:
+        return self._kv.receive() if self._kv is not None else None
+
     def close(self) -> None:
         self._wires.drop(self._port)
+        if self._kv is not None:
+            self._wires.drop(self._kv)
 
     def _check(self, hello: WorkerHello) -> None:
         if hello.schema_version != SCHEMA_VERSION:

@@ -122,6 +122,10 @@ class FloatModel:
         self.norm = RMSNorm(weights["model.norm.weight"], config.rms_norm_eps)
         head = self.embedding if config.tie_word_embeddings else weights["lm_head.weight"]
         self.head = Linear([head], [], dtype)
+        self._layers_done = 0
+
+    def layers_done(self) -> int:
+        return self._layers_done
 
     def phase_cycles(self) -> dict[str, int]:
         return {}
@@ -131,4 +135,5 @@ class FloatModel:
         hidden = self.embedding[torch.from_numpy(rows.token_ids).long()].float()
         for block in self.blocks:
             hidden = block(hidden, rows)
+            self._layers_done += 1
         return self.head(self.norm(hidden[torch.from_numpy(rows.sampled)])).numpy()

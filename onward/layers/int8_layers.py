@@ -19,6 +19,8 @@ from onward.layers.rows import Rows
 from onward.proto.model import ModelConfig
 
 TILE_SCRATCH = step.TILE_SCRATCH
+_FINISHED = 8
+"""Where a phase counts its finished items, see `kernels.cpu.phases`."""
 
 _COLUMNS = {
     "qkv": step.QKV, "o": step.OUT, "gate_up": step.GATE_UP, "down": step.DOWN, "input_norm": step.INPUT_NORM,
@@ -41,6 +43,8 @@ class Int8Model:
     ) -> None:
         self._kernel = step.int8_forward[kv.data.itemsize]
         self._threads = threads
+        self._num_layers, self._layers_done = config.num_layers, 0
+        self._num_rows_running: int | None = None
         self._vocab_size = -(-config.vocab_size // OUTPUT_UNIT) * OUTPUT_UNIT
         self._context = new_context(self._kernel)
         self._kept: list[object] = [rotary, kv, scratch]
@@ -55,8 +59,18 @@ class Int8Model:
         fill_rows(self._context, rows)
         fill(self._context, token_ids=rows.token_ids, sampled=rows.sampled, num_sampled=count)
         self._work[:] = 0
+        self._num_rows_running = rows.count
         self._threads.run(self._kernel, self._context)
+        self._layers_done += self._num_layers
+        self._num_rows_running = None
         return self._logits[:count]
+
+    def layers_done(self) -> int:
+        """Read in this order the answer is never too high, also if a pass ends and the next one begins meanwhile."""
+        before, num_rows = self._layers_done, self._num_rows_running
+        if num_rows is None:
+            return before
+        return before + int(np.count_nonzero(self._num_stored >= num_rows))
 
     def phase_cycles(self) -> dict[str, int]:
         """What the last forward pass spent on each kind of phase, from the end of the embedding on."""
@@ -95,6 +109,10 @@ class Int8Model:
         qkv_width = heads_width + 2 * config.num_kv_heads * config.head_dim
         self._logits = np.zeros((max_sampled, self._vocab_size), np.float32)
         self._work = np.zeros((step.num_phases(config.num_layers), WORDS_PER_PHASE), np.int64)
+        # Of each layer, the rows whose keys and values are written. `_work` is cleared before a pass is said to run.
+        first = 1 + step.PHASES.index("rope")
+        last = first + config.num_layers * step.PHASES_PER_LAYER
+        self._num_stored = self._work[first : last : step.PHASES_PER_LAYER, _FINISHED]
         self._point_to(logits=self._logits, work=self._work)
         self._point_to(hidden_size=hidden, inner_size=inner, vocab_size=self._vocab_size)
         self._point_to(

@@ -28,6 +28,11 @@ class Decoder(Protocol):
         """
         ...
 
+    def layers_done(self) -> int:
+        """How many layers have written all their keys and values, since the beginning: `num_layers` more after each
+        call. Another thread may ask while a call runs."""
+        ...
+
     def phase_cycles(self) -> dict[str, int]:
         """What the last call spent its time on, by kind of work, where the family can tell."""
         ...

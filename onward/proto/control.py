@@ -18,6 +18,10 @@ class StartEngine(msgspec.Struct, frozen=True, tag="start_engine"):
     config: EngineConfig
     address: str
     """Where it shall listen for api processes, with the key that only it holds."""
+    handoff_fd: int = -1
+    """A listening socket for decode instances, where there is one."""
+    cluster_key: str = ""
+    """What the instances of a cluster share, as hex; empty: none, and all addresses are local."""
 
 
 class StartWorker(msgspec.Struct, frozen=True, tag="start_worker"):
@@ -26,6 +30,9 @@ class StartWorker(msgspec.Struct, frozen=True, tag="start_worker"):
     config: WorkerConfig
     model: PreparedModel
     wire: Wire
+    kv_address: str = ""
+    """Where the engine speaks of KV transfers; empty: there are none."""
+    cluster_key: str = ""
 
 
 class StartApi(msgspec.Struct, frozen=True, tag="start_api"):
@@ -41,6 +48,8 @@ class WorkerStarting(msgspec.Struct, frozen=True, tag="worker_starting"):
 
     incarnation: str
     wire: Wire
+    kv_address: str = ""
+    """Where the engine shall listen for what the worker has to say of KV transfers."""
 
 
 class WorkerGone(msgspec.Struct, frozen=True, tag="worker_gone"):
@@ -131,6 +140,13 @@ class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
     message: str
 
 
+class RenewWorker(msgspec.Struct, frozen=True, tag="renew_worker"):
+    """From the engine: end this worker and start another. Too much of its KV memory is in nobody's hands."""
+
+    incarnation: str
+    cause: str
+
+
 class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
     ask_id: int
     families: list[Family]
@@ -141,4 +157,4 @@ class AskInstance(msgspec.Struct, frozen=True, tag="ask_instance"):
     ask_id: int
 
 
-FromChild = Ready | Progress | StartFailed | Snapshot | AskInstance
+FromChild = Ready | Progress | StartFailed | RenewWorker | Snapshot | AskInstance

@@ -19,6 +19,9 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     retryable: bool = False
     param: str | None = None
     retry_after_s: float | None = None
+    stage: str | None = None
+    """Of a hand-over between instances: where it failed (`prefill`, `offer`, `transfer`, `decode`), or how (`silence`,
+    `worker_crash`)."""
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
@@ -45,6 +48,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Prefix hit of the first admission, once known. Later admissions do not change what the client is told."""
     label: str = ""
     """The client's own name for the request, by which it may abort it."""
+    score_from: int | None = None
+    """A position of the output: from there on, the logprobs of `generated_token_ids` are wanted again."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -89,12 +94,14 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="de
     num_prompt_tokens: int
     num_cached_tokens: int
     finish_reason: str | None = None
-    """`stop`, `length`, `abort` or `error`; decided where the stop happened."""
+    """`stop`, `length`, `abort`, `error` or `pd_reschedule`; decided where the stop happened."""
     error: ErrorInfo | None = None
     logprobs: list[TokenLogprobs] | None = None
     """Where asked for: one for each of `token_ids`."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Where asked for, with the first delta: of the prompt's tokens from the second one on."""
+    rescored: list[TokenLogprobs] | None = None
+    """With `Submit.score_from`, with the first delta: of the given tokens from there on."""
 
 
 class AbortAnswer(msgspec.Struct, frozen=True, array_like=True, tag="abort_answer"):

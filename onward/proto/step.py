@@ -10,6 +10,7 @@ that names (slot, epoch) can never be taken for another request's.
 
 import msgspec
 
+from onward.proto.kv_transfer import Endpoint, Layout, Push
 from onward.proto.sampling import Sampling
 
 MAX_PROMPT_LOGPROB_ROWS = 64
@@ -29,6 +30,11 @@ class Assign(msgspec.Struct, frozen=True, array_like=True):
     """KV of this many leading tokens is already in `block_ids` (a prefix hit)."""
     block_ids: list[int]
     sampling: Sampling
+    push: Push | None = None
+    """Where a decode instance waits for this KV."""
+    score_from: int | None = None
+    """An index of `token_ids` behind the prompt: from there on, logprobs of the given tokens are wanted again, because
+    nobody has them any more. They come like prompt logprobs."""
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True):
@@ -136,3 +142,7 @@ class WorkerHello(msgspec.Struct, frozen=True):
     block_size: int
     max_model_len: int
     vocab_size: int
+    layout: Layout | None = None
+    """Of its KV memory; None for a worker that cannot exchange it."""
+    kv_endpoint: Endpoint | None = None
+    """Where peers may write it."""

@@ -14,6 +14,7 @@ from functools import lru_cache
 import msgspec
 
 from onward.proto import SCHEMA_VERSION
+from onward.proto.kv_transfer import Endpoint, Layout, Push
 from onward.proto.sampling import Sampling
 from onward.proto.step import (
     Advanced,
@@ -29,6 +30,7 @@ from onward.proto.step import (
     Tokens,
     WorkerHello,
 )
+from onward.sim.data_plane import DataPlane
 
 _UNWRITTEN = -1
 _UNWRITTEN_BYTES = b"\xff" * 8
@@ -92,11 +94,23 @@ class Slot:
     num_computed: int
     block_ids: list[int]
     sampling: Sampling
+    push: Push | None = None
+    score_from: int | None = None
 
 
 class HashWorker:
-    def __init__(self, num_blocks: int, block_size: int, *, vocab_size: int = 64, max_model_len: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        vocab_size: int = 64,
+        max_model_len: int = 1 << 20,
+        plane: DataPlane | None = None,
+    ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
+        self.plane = plane
+        """Where it exchanges KV memory with others."""
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
         self.memory = [array("q", [_UNWRITTEN] * block_size) for _ in range(num_blocks)]
         self.slots: dict[int, Slot] = {}
@@ -114,6 +128,8 @@ class HashWorker:
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
+            layout=Layout("hash", "int64", self.block_size, 1, 1, 1) if self.plane else None,
+            kv_endpoint=Endpoint("hash", self.plane.address, incarnation) if self.plane else None,
         )
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -138,7 +154,12 @@ class HashWorker:
             assign.num_computed,
             list(assign.block_ids),
             assign.sampling,
+            assign.push,
+            assign.score_from,
         )
+        if assign.push is not None:
+            assert self.plane is not None, "only a worker with a data plane pushes"
+            self.plane.open_push(assign.push, list(assign.block_ids), self.memory)
 
     def _run(self, run: Run) -> Event | None:
         slot = self.slots.get(run.slot)
@@ -154,6 +175,11 @@ class HashWorker:
             block = self.memory[slot.block_ids[position // self.block_size]]
             block[position % self.block_size] = _cell(position, slot.token_ids[position])
         slot.num_computed = end
+        if slot.push is not None and self.plane is not None:
+            complete = end == len(slot.token_ids)
+            self.plane.advance_push(
+                slot.push.lease_id, -(-end // self.block_size) if complete else end // self.block_size
+            )
         prompt_logprobs = _prompt_logprobs(slot, begin, end)
         if end < len(slot.token_ids):
             return Advanced(run.slot, run.epoch, end, prompt_logprobs)
@@ -181,7 +207,11 @@ class HashWorker:
 
 
 def _prompt_logprobs(slot: Slot, begin: int, end: int) -> list[TokenLogprobs] | None:
-    """Of the prompt tokens that follow those computed in this step; not again once there is output."""
+    """Of the tokens that follow those computed in this step, where they are asked for: the prompt's, not again once
+    there is output; or given ones of the output."""
+    if slot.score_from is not None:
+        following = slot.token_ids[max(begin + 1, slot.score_from) : end + 1]
+        return [expected_logprobs(token, slot.sampling.logprobs or 0) for token in following] or None
     top = slot.sampling.prompt_logprobs
     if top is None or len(slot.token_ids) > slot.num_prompt or begin >= slot.num_prompt - 1:
         return None

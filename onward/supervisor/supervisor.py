@@ -11,7 +11,6 @@ import selectors
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 
 from onward import log
 from onward.clock import Clock
@@ -28,6 +27,7 @@ from onward.proto.control import (
     ProcessView,
     Progress,
     Ready,
+    RenewWorker,
     Snapshot,
     StartApi,
     StartEngine,
@@ -42,9 +42,10 @@ from onward.proto.step import WorkerHello
 from onward.supervisor import wires
 from onward.supervisor.children import Child, ChildState, Role, new_incarnation, spawn
 from onward.supervisor.hub import Hub
+from onward.supervisor.pd import PdPlan
 from onward.supervisor.restarts import RestartPolicy
 from onward.transport.control import ChannelClosed
-from onward.transport.zmq import private_addresses
+from onward.transport.curve import private_addresses
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +63,13 @@ class Supervisor:
         listening: socket.socket,
         clock: Clock,
         *,
+        pd: PdPlan,
+        handoff: socket.socket | None,
         on_progress: Callable[[str], None],
         on_ready: Callable[[], None],
     ) -> None:
         self._config, self._model, self._listening, self._clock = config, model, listening, clock
+        self._pd, self._handoff = pd, handoff
         self._on_progress, self._on_ready = on_progress, on_ready
         self._incarnation = new_incarnation("instance")
         self._selector = selectors.DefaultSelector()
@@ -134,23 +138,50 @@ class Supervisor:
         return child
 
     def _start_engine(self) -> None:
-        engine = self._start(Role.ENGINE)
+        # The listening socket for decode instances is ours for life, so that a new engine keeps the old one's address.
+        fd = self._handoff.fileno() if self._handoff is not None else -1
+        engine = self._start(Role.ENGINE, inherit_fds=(fd,) if self._handoff is not None else ())
         address, self._engine_address = private_addresses(engine.incarnation)
-        engine.send(StartEngine(engine.incarnation, select(self._config, EngineConfig), address))
+        config = select(self._config, EngineConfig, prefill_peers=self._pd.peers, kv_checksums=self._pd.kv_checksums)
+        engine.send(StartEngine(engine.incarnation, config, address, fd, self._pd.cluster_key))
         self._start_worker(engine)
 
     def _start_worker(self, engine: Child) -> None:
         incarnation = new_incarnation(Role.WORKER.value)
-        config = replace(select(self._config, WorkerConfig), num_kv_blocks=self._num_kv_blocks)
+        config = select(
+            self._config,
+            WorkerConfig,
+            num_kv_blocks=self._num_kv_blocks,
+            kv_backend=self._pd.kv_backend,
+            kv_host=self._pd.kv_host,
+        )
+        to_bind, to_connect = self._kv_addresses(engine.incarnation, incarnation)
         with wires.make(self._config, self._model, engine.incarnation, incarnation) as made:
             worker = self._start(Role.WORKER, inherit_fds=made.worker_fds, incarnation=incarnation)
-            engine.send(WorkerStarting(incarnation, made.for_engine), made.engine_fds)
-            worker.send(StartWorker(incarnation, engine.incarnation, config, self._model, made.for_worker))
+            engine.send(WorkerStarting(incarnation, made.for_engine, to_bind), made.engine_fds)
+            worker.send(
+                StartWorker(
+                    incarnation,
+                    engine.incarnation,
+                    config,
+                    self._model,
+                    made.for_worker,
+                    to_connect,
+                    self._pd.cluster_key,
+                )
+            )
+
+    def _kv_addresses(self, engine_incarnation: str, worker_incarnation: str) -> tuple[str, str]:
+        """Where the two speak of KV transfers; empty where there are none."""
+        if not self._pd.is_on:
+            return "", ""
+        return private_addresses(f"kv-{engine_incarnation}-{worker_incarnation}")
 
     def _start_api(self, index: int) -> None:
         fd = self._listening.fileno()
         api = self._start(Role.API, index, (fd,))
         instance = {name: getattr(self._config, name) for name in ServeConfig.__slots__}
+        instance["handoff_address"] = self._pd.handoff_address
         config = select(self._config, ApiConfig, instance=instance)
         api.send(StartApi(api.incarnation, index, config, self._model, fd))
         if self._announced is not None:
@@ -179,10 +210,19 @@ class Supervisor:
                 if not self._was_ready:
                     raise StartupError(message.message)
                 logger.error(log.event("cannot start", role=child.role.value, why=message.message))
+            case RenewWorker():
+                self._renew_worker(message)
             case Snapshot():
                 self._hub.take(child, message, self._clock.now_s())
             case AskInstance():
                 self._open_question(child, message)
+
+    def _renew_worker(self, message: RenewWorker) -> None:
+        """From here on it is a death like any other. One that has happened already needs no second."""
+        for worker in self._of(Role.WORKER):
+            if worker.incarnation == message.incarnation:
+                logger.warning(log.event("worker renewed", pid=worker.process.pid, cause=message.cause))
+                worker.process.kill()
 
     def _engine_ready(self, engine: Child, worker: WorkerHello) -> None:
         self._num_kv_blocks = worker.num_blocks  # a restarted worker shall have the same pool

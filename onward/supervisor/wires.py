@@ -12,7 +12,7 @@ from onward.proto.model import PreparedModel
 from onward.proto.step import MAX_PROMPT_LOGPROB_ROWS
 from onward.proto.wire import ShmWire, Wire, ZmqWire
 from onward.transport import shm
-from onward.transport.zmq import private_addresses
+from onward.transport.curve import private_addresses
 
 BYTES_PER_INTEGER = 5
 """At most, for a token or block id in msgpack."""
@@ -56,7 +56,9 @@ def make(
 
 def shm_wire(config: ServeConfig, model: PreparedModel, worker_incarnation: str) -> ShmWire:
     max_model_len = config.max_model_len or model.config.max_position_embeddings
-    ids_per_request = max_model_len + max_model_len // config.block_size + 1
+    blocks_per_request = max_model_len // config.block_size + 1
+    # Its tokens, its blocks, and those of a peer that its KV is pushed to.
+    ids_per_request = max_model_len + 2 * blocks_per_request
     max_logprobs = MAX_PROMPT_LOGPROB_ROWS + config.max_num_seqs
     return ShmWire(
         incarnation=worker_incarnation,

@@ -5,6 +5,7 @@ does not read (stopped, or stuck) is the supervisor's to kill, not to wait for.
 """
 
 import ctypes
+import os
 import signal
 import socket
 from collections.abc import Sequence
@@ -90,5 +91,12 @@ def join_supervisor(fd: int) -> ControlChannel:
     """A child's first act: its end of the pair. Ctrl-C reaches the whole group, so only the supervisor heeds it; and a
     child that is deep in a computation when its supervisor dies is ended by the kernel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     return ControlChannel(fd)
+
+
+def die_with_parent(parent_pid: int | None = None) -> None:
+    """The kernel kills this process when its parent dies. `parent_pid` names a parent that may be dead already."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent_pid is not None and os.getppid() != parent_pid:
+        os._exit(1)

@@ -1,4 +1,4 @@
-"""Typed msgpack messages over zmq: between api and engine, and between engine and worker.
+"""Typed msgpack messages over zmq: between api and engine, and between engine and worker. Makes all of a process's sockets.
 
 A wire encodes and decodes, and knows nothing else. Addresses are made by the supervisor and carry incarnations, so a
 message can only reach the process it was meant for. Every socket has a bound on what it queues; what would go over it is
@@ -14,42 +14,17 @@ from typing import Any, Protocol, TypeVar, cast
 import msgspec
 import zmq
 import zmq.asyncio
-from zmq.utils import z85
 
 from onward.proto.request import FromEngine, ToEngine
 from onward.proto.step import StepPlan, StepResult, WorkerHello
+from onward.transport.curve import bind, connect
+from onward.transport.kv import KvPort, KvSocket
+from onward.transport.peers import DecodePort, PrefillPeer
 
-KEY_MARK = "#"
 API_QUEUE_LENGTH = 100_000
 WORKER_QUEUE_LENGTH = 64
 """Two plans are in flight at most. zmq returns credit for what was read only when it is polled, so there is room to
 spare for a process that reads several messages between two waits."""
-
-
-def private_addresses(name: str) -> tuple[str, str]:
-    """A new local address: as its owner binds it, and as its peers connect to it."""
-    public, secret = zmq.curve_keypair()
-    endpoint = f"ipc://@onward-{name}{KEY_MARK}"
-    return endpoint + z85.decode(secret).hex(), endpoint + z85.decode(public).hex()
-
-
-def _bind(socket: "zmq.Socket[bytes]", address: str) -> None:
-    endpoint, _, secret = address.partition(KEY_MARK)
-    if secret:
-        socket.setsockopt(zmq.CURVE_SERVER, 1)
-        socket.setsockopt(zmq.CURVE_SECRETKEY, bytes.fromhex(secret))
-    socket.bind(endpoint)
-
-
-def _connect(socket: "zmq.Socket[Any]", address: str) -> None:
-    """Whoever does not hold the address's key, on either side, gets no message across."""
-    endpoint, _, server_key = address.partition(KEY_MARK)
-    if server_key:
-        public, secret = zmq.curve_keypair()
-        socket.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(server_key))
-        socket.setsockopt(zmq.CURVE_PUBLICKEY, z85.decode(public))
-        socket.setsockopt(zmq.CURVE_SECRETKEY, z85.decode(secret))
-    socket.connect(endpoint)
 
 
 class Pollable(Protocol):
@@ -81,6 +56,18 @@ class Wires:
 
     def plan_socket(self, address: str) -> "PlanSocket":
         return self.watch(PlanSocket(self._context, address))
+
+    def decode_port(self, listening_fd: int, cluster_key: str) -> DecodePort:
+        return self.watch(DecodePort(self._context, listening_fd, cluster_key))
+
+    def prefill_peer(self, address: str, cluster_key: str, incarnation: str) -> PrefillPeer:
+        return self.watch(PrefillPeer(self._context, address, cluster_key, incarnation))
+
+    def kv_port(self, address: str) -> KvPort:
+        return self.watch(KvPort(self._context, address))
+
+    def kv_socket(self, address: str) -> KvSocket:
+        return self.watch(KvSocket(self._context, address))
 
     def watch(self, port: Port) -> Port:
         self._poller.register(port.pollable, zmq.POLLIN)
@@ -116,7 +103,7 @@ class EngineSocket:
         self._socket.setsockopt(zmq.SNDHWM, API_QUEUE_LENGTH)
         self._socket.setsockopt(zmq.RCVHWM, API_QUEUE_LENGTH)
         self._socket.setsockopt(zmq.IDENTITY, api_incarnation.encode())
-        _connect(self._socket, address)
+        connect(self._socket, address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
 
@@ -143,7 +130,7 @@ class ApiPort:
         self.pollable.setsockopt(zmq.SNDHWM, API_QUEUE_LENGTH)
         self.pollable.setsockopt(zmq.RCVHWM, API_QUEUE_LENGTH)
         self.pollable.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        _bind(self.pollable, address)
+        bind(self.pollable, address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
@@ -172,7 +159,7 @@ class WorkerPort:
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
         self.pollable = _worker_socket(context)
-        _bind(self.pollable, address)
+        bind(self.pollable, address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(WorkerWireMessage)
 
@@ -196,7 +183,7 @@ class PlanSocket:
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
         self.pollable = _worker_socket(context)
-        _connect(self.pollable, address)
+        connect(self.pollable, address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(StepPlan)
 

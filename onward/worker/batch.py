@@ -19,8 +19,8 @@ class Span:
     start: int
     count: int
     samples: bool
-    reports_prompt: bool = False
-    """The logits of all its rows are wanted, for the prompt's logprobs."""
+    reported: range | None = None
+    """Positions whose logits are wanted, to tell how likely the given tokens behind them were. None: of no interest."""
 
 
 class BatchBuilder:
@@ -40,10 +40,10 @@ class BatchBuilder:
             for offset in range(0, span.count, self._row_tile):
                 height = min(self._row_tile, span.count - offset)
                 tiles.append((row + offset, height, span.slot, span.start + offset))
+            if span.reported is not None:
+                sampled.extend(row + position - span.start for position in span.reported)
             row += span.count
-            if span.reports_prompt:
-                sampled.extend(range(row - span.count, row))
-            elif span.samples:
+            if span.samples:
                 sampled.append(row - 1)
         return Rows(
             count=row,

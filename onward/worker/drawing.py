@@ -1,6 +1,6 @@
 """From the logits of a step to what each slot says: its next token, and how likely it and the prompt's tokens were.
 
-rows of logits    one for a span that samples; all of a span whose prompt logprobs are asked for
+rows of logits    of each span: those whose following, given tokens' logprobs are asked for; then the one that samples
 """
 
 from collections.abc import Sequence
@@ -48,12 +48,12 @@ class Drawing:
         rows: list[int] = []
         at = 0
         for index, (span, slot) in enumerate(zip(spans, slots, strict=True)):
-            count = span.count if span.reports_prompt else int(span.samples)
-            if span.reports_prompt:
-                prompts[index] = self._of_prompt(logits[at : at + count], span, slot, tokens[span.slot])
-            at += count
+            if span.reported is not None:
+                prompts[index] = self._of_given(logits[at:], span.reported, slot, tokens[span.slot])
+                at += len(span.reported)
             if span.samples:
-                rows.append(at - 1)
+                rows.append(at)
+                at += 1
         if len(rows) < at:
             logits = logits[rows]
         sampling = [slot for span, slot in zip(spans, slots, strict=True) if span.samples]
@@ -89,11 +89,16 @@ class Drawing:
             for row, token in enumerate(token_ids)
         ]
 
-    def _of_prompt(self, logits: np.ndarray, span: Span, slot: DrawingSlot, tokens: np.ndarray) -> list[TokenLogprobs]:
-        """Row i tells how likely the token after it was; the last prompt token's row is for the output."""
-        following = range(span.start + 1, min(span.start + span.count + 1, slot.num_prompt))
-        num_top = slot.sampling.prompt_logprobs or 0
+    def _of_given(
+        self, logits: np.ndarray, positions: range, slot: DrawingSlot, tokens: np.ndarray
+    ) -> list[TokenLogprobs]:
+        """Each row tells how likely the token after it was: one of the prompt, or of the output, drawn once before."""
+        prompt_top, output_top = slot.sampling.prompt_logprobs or 0, slot.sampling.logprobs or 0
         return [
-            token_logprobs(logits[row, : self._vocab_size], int(tokens[position]), num_top)
-            for row, position in enumerate(following)
+            token_logprobs(
+                logits[row, : self._vocab_size],
+                int(tokens[position + 1]),
+                prompt_top if position + 1 < slot.num_prompt else output_top,
+            )
+            for row, position in enumerate(positions)
         ]

@@ -1,12 +1,21 @@
-"""The worker's KV memory: one anonymous mapping, touched only where tokens are written, and the slots' block tables."""
+"""The worker's KV memory: one mapping without a name, touched only where tokens are written; and the slots' block tables.
 
+It is private, unless peers shall write into it: then it is mapped from a file descriptor that can be handed to them. Such
+pages are as small as the system makes them (large ones would need it to be set up for that).
+"""
+
+import fcntl
 import mmap
+import os
+import weakref
+from dataclasses import dataclass
 
 import numpy as np
 
 from onward.kernels.cpu.kv_layout import POSITIONS, record_size
 from onward.layers.paged_kv import PagedKV
 from onward.proto.model import ModelConfig
+from onward.worker.transfer.geometry import Geometry
 
 
 def block_bytes(config: ModelConfig, dtype: np.dtype, block_size: int) -> int:
@@ -19,17 +28,46 @@ def _page_items(config: ModelConfig, dtype: np.dtype, block_size: int) -> int:
     return records * record_size(config.head_dim, dtype.itemsize)
 
 
-def allocate(config: ModelConfig, dtype: np.dtype, num_blocks: int, block_size: int) -> PagedKV:
-    layer_stride = num_blocks * _page_items(config, dtype, block_size)
-    return PagedKV(_map(config.num_layers * layer_stride, dtype), layer_stride, block_size)
+@dataclass(frozen=True, slots=True)
+class KvPool:
+    kv: PagedKV
+    geometry: Geometry
+    fd: int | None
+    """What it is mapped from, if it can be shared. Open for as long as the mapping is in use."""
+
+    @property
+    def data(self) -> np.ndarray:
+        """All of it, as bytes."""
+        return self.kv.data.view(np.uint8)
 
 
-def _map(count: int, dtype: np.dtype) -> np.ndarray:
+def allocate(
+    config: ModelConfig, dtype: np.dtype, num_blocks: int, block_size: int, *, is_shared: bool = False
+) -> KvPool:
+    page_items = _page_items(config, dtype, block_size)
+    geometry = Geometry(config.num_layers, num_blocks, page_items * dtype.itemsize)
+    memory, fd = _map_shared(geometry.num_bytes) if is_shared else (_map_private(geometry.num_bytes), None)
+    return KvPool(PagedKV(np.frombuffer(memory, dtype), num_blocks * page_items, block_size), geometry, fd)
+
+
+def _map_private(num_bytes: int) -> mmap.mmap:
     """Large pages where the system grants them: attention jumps between blocks and would miss the TLB each time."""
-    memory = mmap.mmap(-1, count * dtype.itemsize)
+    memory = mmap.mmap(-1, num_bytes)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype)
+    return memory
+
+
+def _map_shared(num_bytes: int) -> tuple[mmap.mmap, int]:
+    """Sealed in its size: who maps it can rely on it."""
+    fd = os.memfd_create("onward-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, num_bytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    memory = mmap.mmap(fd, num_bytes)
+    weakref.finalize(memory, os.close, fd)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory, fd
 
 
 class BlockTables:

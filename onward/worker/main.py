@@ -5,6 +5,7 @@ It holds no policy, and has no way to lose a step: a fault that is not one reque
 
 import argparse
 import logging
+import sys
 
 from onward import log
 from onward.errors import OnwardError
@@ -15,6 +16,9 @@ from onward.transport.shm import WireBroken
 from onward.transport.worker_wire import open_worker_end
 from onward.transport.zmq import Wires
 from onward.worker.runner import Runner
+from onward.worker.transfer.plane import KvMemory, Plane
+
+_SWITCH_S = 0.0005
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +32,9 @@ class WorkerProcess:
         self._wires = Wires()
         self._wires.watch_fd(channel.fileno())
         self._plans = open_worker_end(self._wires, start.wire)
-        self._plans.send(self._runner.hello(start.incarnation, start.engine_incarnation))
+        self._plane = _open_plane(start, self._runner) if start.kv_address else None
+        endpoint = None if self._plane is None else self._plane.endpoint
+        self._plans.send(self._runner.hello(start.incarnation, start.engine_incarnation, endpoint))
 
     def run(self) -> None:
         while True:
@@ -39,10 +45,30 @@ class WorkerProcess:
                 self._plans.send(self._runner.step(plan))
 
     def close(self) -> None:
+        if self._plane is not None:
+            self._plane.close()
         self._wires.close()
 
     def _tell(self, message: str) -> None:
         self._channel.send(Progress(message))
+
+
+def _open_plane(start: StartWorker, runner: Runner) -> Plane:
+    pool = runner.kv_pool
+    plane = Plane(
+        KvMemory(pool.data, pool.fd, pool.geometry, runner.layout),
+        backend=start.config.kv_backend,
+        host=start.config.kv_host,
+        incarnation=start.incarnation,
+        cluster_key=start.cluster_key,
+        layers_done=runner.layers_done,
+    )
+    runner.kv_feed = plane
+    # Else the plane's thread, while it hashes blocks, could hold up a step for several times Python's default, 5 ms.
+    sys.setswitchinterval(_SWITCH_S)
+    wires = Wires()  # its thread's own: sockets are not shared between threads
+    plane.start(wires, wires.kv_socket(start.kv_address))
+    return plane
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from onward.kernels.cpu.threads import ThreadPool
 from onward.layers.paged_kv import kv_dtype
 from onward.models.decoder import build_decoder
 from onward.proto import SCHEMA_VERSION
+from onward.proto.kv_transfer import Endpoint, Layout
 from onward.proto.model import PreparedModel
 from onward.proto.sampling import Sampling
 from onward.proto.step import (
@@ -40,6 +41,7 @@ from onward.worker.batch import BatchBuilder, Span
 from onward.worker.drawing import Drawing, Drawn
 from onward.worker.memory import free_memory_bytes, longest_sequence, pool_blocks
 from onward.worker.penalties import LogitRules
+from onward.worker.push_feed import KvFeed, SlotPush
 
 
 @dataclass(slots=True)
@@ -57,6 +59,8 @@ class Slot:
     num_computed: int
     sampling: Sampling
     rules: LogitRules | None
+    push: SlotPush | None = None
+    score_from: int | None = None
 
 
 class _Fault(Exception):
@@ -79,7 +83,11 @@ class Runner:
         self._slots: list[Slot | None] = [None] * config.max_num_seqs
         self._tokens = np.zeros((config.max_num_seqs, self.max_model_len + 1), np.int32)
         self._tables = kv_store.BlockTables(config.max_num_seqs, max_blocks)
-        self._kv = kv_store.allocate(model.config, dtype, self.num_blocks, config.block_size)
+        self.kv_pool = kv_store.allocate(
+            model.config, dtype, self.num_blocks, config.block_size, is_shared=config.kv_backend is not None
+        )
+        self.kv_feed: KvFeed | None = None
+        """Where pushes go, in a worker that can push."""
         max_rows = max(config.max_num_batched_tokens, config.max_num_seqs)
         self._batch = BatchBuilder(model.config, self._tokens, self._tables, config.block_size, max_rows)
         self._max_rows = max_rows
@@ -87,14 +95,32 @@ class Runner:
         self._decoder = build_decoder(
             model,
             weights,
-            self._kv,
+            self.kv_pool.kv,
             max_model_len=self.max_model_len,
             max_rows=max_rows,
             max_sampled=config.max_num_seqs + MAX_PROMPT_LOGPROB_ROWS,
             threads=threads,
         )
 
-    def hello(self, worker_incarnation: str, engine_incarnation: str) -> WorkerHello:
+    @property
+    def layout(self) -> Layout:
+        config = self._model.config
+        return Layout(
+            fingerprint=self._model.fingerprint,
+            dtype=self.kv_pool.kv.data.dtype.name,
+            block_size=self._config.block_size,
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+        )
+
+    def layers_done(self) -> int:
+        """Of the model, since its beginning; any thread may ask."""
+        return self._decoder.layers_done()
+
+    def hello(
+        self, worker_incarnation: str, engine_incarnation: str, kv_endpoint: Endpoint | None = None
+    ) -> WorkerHello:
         return WorkerHello(
             schema_version=SCHEMA_VERSION,
             worker_incarnation=worker_incarnation,
@@ -105,6 +131,8 @@ class Runner:
             block_size=self._config.block_size,
             max_model_len=self.max_model_len,
             vocab_size=self._model.config.vocab_size,
+            layout=self.layout,
+            kv_endpoint=kv_endpoint,
         )
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
@@ -168,8 +196,33 @@ class Runner:
         self._tokens[assign.slot, :count] = assign.token_ids
         self._take_blocks(assign.slot, assign.block_ids, self._tables.replace)
         self._slots[assign.slot] = Slot(
-            assign.epoch, assign.num_prompt, count, assign.num_computed, assign.sampling, self._rules(assign)
+            epoch=assign.epoch,
+            num_prompt=assign.num_prompt,
+            num_tokens=count,
+            num_computed=assign.num_computed,
+            sampling=assign.sampling,
+            rules=self._rules(assign),
+            push=self._open_push(assign),
+            score_from=assign.score_from,
         )
+
+    def _open_push(self, assign: Assign) -> SlotPush | None:
+        """What was cached before goes over first."""
+        if assign.push is None:
+            return None
+        if self.kv_feed is None:
+            raise _Fault("internal_error", "this worker cannot push KV to a peer")
+        push = SlotPush.begin(assign.push, len(assign.token_ids), self._config.block_size)
+        if not push.names_every_block:
+            raise _Fault("internal_error", f"the push is not of the list's {push.num_blocks} blocks")
+        self.kv_feed.open_push(assign.push)
+        if fed := push.advance(assign.num_computed, self._table(assign.slot), None):
+            self.kv_feed.feed(fed)
+        self.kv_feed.wake()
+        return push
+
+    def _table(self, slot: int) -> list[int]:
+        return self._tables.ids[slot, : self._tables.lengths[slot]].tolist()
 
     def _rules(self, assign: Assign) -> LogitRules | None:
         """Rebuilt from the whole list, so it is where the last slot of this request left off."""
@@ -192,8 +245,8 @@ class Runner:
         room = self._tables.lengths[run.slot] * self._config.block_size
         if end > min(room, self.max_model_len):
             raise _Fault("internal_error", f"token {end} is beyond the {room} tokens that the slot has blocks for")
-        reports = slot.sampling.prompt_logprobs is not None and slot.num_tokens == slot.num_prompt
-        spans.append(Span(run.slot, slot.num_computed, count, end == slot.num_tokens, reports))
+        reported = _reported(slot, slot.num_computed, end)
+        spans.append(Span(run.slot, slot.num_computed, count, end == slot.num_tokens, reported))
 
     def _take_blocks(self, slot: int, block_ids: list[int], take: Callable[[int, list[int]], None]) -> None:
         if block_ids and not 0 <= min(block_ids) <= max(block_ids) < self.num_blocks:
@@ -204,9 +257,27 @@ class Runner:
             raise _Fault("internal_error", str(error)) from None
 
     def _compute(self, spans: list[Span]) -> list[Event]:
-        logits = self._decoder.forward(self._batch.build(spans))
+        rows = self._batch.build(spans)
+        pushes = self._feed_pushes(spans)
+        logits = self._decoder.forward(rows)
+        if pushes and self.kv_feed is not None:
+            self.kv_feed.wake()  # for the last layers
         drawn = self._drawing.draw(logits, spans, [self._slot(span) for span in spans], self._tokens)
         return [self._advance(span, one) for span, one in zip(spans, drawn, strict=True)]
+
+    def _feed_pushes(self, spans: list[Span]) -> bool:
+        """Says before they are computed which blocks this step completes; each layer goes over when it is written."""
+        before, found = self.layers_done(), False
+        for span in spans:
+            push = self._slot(span).push
+            if push is None or self.kv_feed is None:
+                continue
+            if fed := push.advance(span.start + span.count, self._table(span.slot), before):
+                self.kv_feed.feed(fed)
+                found = True
+        if found and self.kv_feed is not None:
+            self.kv_feed.wake()
+        return found
 
     def _slot(self, span: Span) -> Slot:
         slot = self._slots[span.slot]
@@ -235,6 +306,20 @@ class Runner:
             drawn.logprobs,
             drawn.prompt_logprobs,
         )
+
+
+def _reported(slot: Slot, start: int, end: int) -> range | None:
+    """Of the rows [start, end), those whose following tokens' logprobs are asked for.
+
+    tokens   |---- prompt ----|---- generated ----|              row i tells of token i + 1
+             0           num_prompt  score_from   num_tokens
+    """
+    if slot.score_from is not None:
+        rows = range(max(start, slot.score_from - 1), min(end, slot.num_tokens - 1))
+        return rows if rows else None
+    if slot.sampling.prompt_logprobs is not None and slot.num_tokens == slot.num_prompt:
+        return range(start, min(end, slot.num_prompt - 1))
+    return None
 
 
 def _num_threads(wanted: int | None) -> int:

@@ -26,6 +26,11 @@ from onward.proto.sampling import Sampling
 from onward.proto.step import TokenLogprobs
 
 Choose = Callable[[Sequence[int], Sampling, Sequence[int]], int]
+GiveUp = Callable[[Sampling, int], ErrorInfo | None]
+
+
+def never(sampling: Sampling, num_tokens: int) -> None:
+    return None
 
 
 def hashed_token(prompt: Sequence[int], sampling: Sampling, tokens: Sequence[int]) -> int:
@@ -56,6 +61,8 @@ class StandInEngine:
     choose: Choose = hashed_token
     refusal: ErrorInfo | None = None
     """What every submission is answered with, if set."""
+    give_up: GiveUp = never
+    """Asked before each token: an error ends that request with `pd_reschedule`."""
     paused: bool = False
     crash_charges: int = 0
     running: dict[str, Running] = field(default_factory=dict)
@@ -85,7 +92,8 @@ class StandInEngine:
         if message.request_id in self.buried:
             return [Deltas(self.num_steps, [_aborted(Running(message, message.generated_token_ids))])]
         if self.refusal is not None:
-            return [Deltas(self.num_steps, [_refused(message, self.refusal)])]
+            position = len(message.generated_token_ids)
+            return [Deltas(self.num_steps, [_refused(message, self.refusal, position, "error")])]
         self.running[message.request_id] = Running(message, list(message.generated_token_ids))
         answers: list[FromEngine] = [Accepted(message.request_id, message.epoch)]
         if self.crash_charges:
@@ -123,6 +131,9 @@ class StandInEngine:
 
     def _next(self, one: Running) -> TokenDelta:
         sampling, position = one.submit.sampling, len(one.tokens)
+        if (error := self.give_up(sampling, position)) is not None:
+            del self.running[one.submit.request_id]
+            return _refused(one.submit, error, position, "pd_reschedule")
         token = self.choose(one.submit.prompt_token_ids, sampling, one.tokens)
         one.tokens.append(token)
         reason = None
@@ -142,6 +153,7 @@ class StandInEngine:
             finish_reason=reason,
             logprobs=None if sampling.logprobs is None else [made_up_logprobs(token, position, sampling.logprobs)],
             prompt_logprobs=_of_prompt(one.submit) if position == 0 else None,
+            rescored=_rescored(one.submit) if position == len(one.submit.generated_token_ids) else None,
         )
 
 
@@ -152,6 +164,13 @@ def _of_prompt(submit: Submit) -> list[TokenLogprobs] | None:
     return [made_up_logprobs(token, place, num_top) for place, token in enumerate(submit.prompt_token_ids) if place]
 
 
+def _rescored(submit: Submit) -> list[TokenLogprobs] | None:
+    start, tokens = submit.score_from, submit.generated_token_ids
+    if start is None or submit.sampling.logprobs is None:
+        return None
+    return [made_up_logprobs(tokens[at], at, submit.sampling.logprobs) for at in range(start, len(tokens))]
+
+
 def _aborted(one: Running) -> TokenDelta:
     submit = one.submit
     return TokenDelta(
@@ -159,9 +178,8 @@ def _aborted(one: Running) -> TokenDelta:
     )
 
 
-def _refused(submit: Submit, error: ErrorInfo) -> TokenDelta:
-    position = len(submit.generated_token_ids)
-    return TokenDelta(submit.request_id, submit.epoch, position, [], len(submit.prompt_token_ids), 0, "error", error)
+def _refused(submit: Submit, error: ErrorInfo, position: int, reason: str) -> TokenDelta:
+    return TokenDelta(submit.request_id, submit.epoch, position, [], len(submit.prompt_token_ids), 0, reason, error)
 
 
 def expected_tokens(prompt: Sequence[int], sampling: Sampling, count: int, choose: Choose = hashed_token) -> list[int]:

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.api.answer import MAX_EVENT_TOKENS, Answer, Choice, NoText, Piece, joined
-from onward.api.ledger import Delivery
+from onward.api.ledger import ABORTED, Delivery
 from onward.api.logprobs import TextOffsets
 from onward.proto.request import ErrorInfo
 from onward.proto.sampling import Sampling
@@ -58,6 +58,46 @@ def test_pieces_that_came_before_an_error_are_still_said() -> None:
     progress = answer.take([news(b"ab"), news(b"", "error", error=error)])
     assert progress.pieces == [Piece(0, list(b"ab"), "ab")]
     assert progress.error == error
+
+
+GIVEN_UP = ErrorInfo("pd_preempted", "PD Error: x", 503, True)
+
+
+def test_a_choice_that_is_given_up_shows_only_what_can_no_longer_change() -> None:
+    answer = Answer([1, 2, 3], [choice(stop=("stop",))])
+    progress = answer.take([news("né st".encode()), news("😀".encode()[:2], "pd_reschedule", error=GIVEN_UP)])
+    output = list("né st".encode() + "😀".encode()[:2])
+    ended = Piece(0, output, "né ", "pd_reschedule", completion_token_ids=output, error=GIVEN_UP)
+    assert (progress.pieces, progress.error, answer.finished) == ([ended], None, True)
+
+
+def test_a_stop_string_in_the_last_tokens_wins_over_being_given_up() -> None:
+    answer = Answer([1, 2, 3], [choice(stop=("b",))])
+    assert answer.take([news(b"abc", "pd_reschedule", error=GIVEN_UP)]).pieces == [Piece(0, list(b"ab"), "a", "stop")]
+    assert not answer.rescheduled
+
+
+def test_other_choices_go_on_when_one_is_given_up_and_tell_their_tokens() -> None:
+    answer = Answer([1, 2, 3], [choice(0), choice(1)])
+    first = answer.take([news(b"", "pd_reschedule", error=GIVEN_UP)])
+    assert (first.pieces[0].completion_token_ids, first.error, answer.finished) == ([], None, False)
+    [piece] = answer.take([news(b"xy", "length", index=1)]).pieces
+    assert (piece.completion_token_ids, piece.error) == (list(b"xy"), None)
+
+
+def test_an_answer_of_no_token_at_all_that_is_given_up_is_an_error() -> None:
+    answer = Answer([1, 2, 3], [choice(0), choice(1)])
+    answer.take([news(b"", "pd_reschedule", error=GIVEN_UP)])
+    progress = answer.take([news(b"", "pd_reschedule", index=1, error=GIVEN_UP)])
+    assert (progress.pieces, progress.error) == ([], GIVEN_UP)
+
+
+def test_an_abort_of_one_choice_is_the_end_of_an_answer_that_is_given_up() -> None:
+    for deliveries in (
+        [news(b"a", "pd_reschedule", error=GIVEN_UP), news(b"", "error", index=1, error=ABORTED)],
+        [news(b"", "error", index=1, error=ABORTED), news(b"a", "pd_reschedule", error=GIVEN_UP)],
+    ):
+        assert Answer([1, 2, 3], [choice(0), choice(1)]).take(deliveries).error == ABORTED
 
 
 def test_choices_go_their_own_ways() -> None:
@@ -136,6 +176,17 @@ def test_offsets_go_on_behind_the_text_of_an_earlier_attempt() -> None:
     going_on = measured_choice()
     going_on.replay(list("né".encode()))
     assert going_on.take(measured(0, data=b"e")).text_offsets == [2]
+
+
+def test_tokens_that_are_scored_again_come_first_and_bring_no_text() -> None:
+    going_on = measured_choice()
+    going_on.replay(list("né ".encode()), rescore_from=1)
+    answer = Answer([1, 2, 3], [going_on])
+    first = Delivery("r-0", [101], 2, logprobs=likely(4), rescored=likely(1, 2, 3))
+    [piece] = answer.take([first, measured(5, data=b"s")]).pieces
+    assert (piece.token_ids, piece.text, piece.scored_token_ids) == (list(b"es"), "es", list("é es".encode()))
+    assert (piece.logprobs, piece.text_offsets) == (likely(1, 2, 3, 4, 5), [1, 1, 2, 3, 4])
+    assert joined([piece, answer.take([measured(6, data=b"t")]).pieces[0]]).scored_token_ids == list("é est".encode())
 
 
 def test_the_prompts_logprobs_are_told_with_their_tokens() -> None:

@@ -71,6 +71,33 @@ BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"generated_token_ids": [1, 2], "n": 2}, "generated_token_ids[0]"),
     ({"generated_token_ids": [[1]], "n": 2}, "generated_token_ids"),
     ({"generated_token_ids": [[1], [-1]], "n": 2}, "generated_token_ids[1][0]"),
+    ({"generated_finish_reasons": ["stop"]}, "generated_finish_reasons"),
+    ({"generated_token_ids": [1], "generated_finish_reasons": "stop"}, "generated_finish_reasons"),
+    ({"generated_token_ids": [1], "generated_finish_reasons": []}, "generated_finish_reasons"),
+    ({"generated_token_ids": [1], "generated_finish_reasons": [None, None]}, "generated_finish_reasons"),
+    ({"generated_token_ids": [1], "generated_finish_reasons": [5]}, "generated_finish_reasons[0]"),
+    (
+        {"generated_token_ids": [[1], [2]], "n": 2, "generated_finish_reasons": [None, "bored"]},
+        "generated_finish_reasons[1]",
+    ),
+    ({"rescore_from": 0, "logprobs": True}, "rescore_from"),
+    ({"generated_token_ids": [1], "rescore_from": 0}, "rescore_from"),
+    ({"generated_token_ids": [1], "logprobs": True, "rescore_from": -1}, "rescore_from"),
+    ({"generated_token_ids": [1], "logprobs": True, "rescore_from": 2}, "rescore_from"),
+    ({"generated_token_ids": [1], "logprobs": True, "rescore_from": 0.5}, "rescore_from"),
+    ({"generated_token_ids": [1], "logprobs": True, "rescore_from": [0, 0]}, "rescore_from"),
+    ({"generated_token_ids": [1], "logprobs": True, "rescore_from": 0, "max_tokens": 1}, "rescore_from"),
+    ({"generated_token_ids": [[1], [2, 3]], "n": 2, "logprobs": True, "rescore_from": 2}, "rescore_from"),
+    ({"generated_token_ids": [[1], [2]], "n": 2, "logprobs": True, "rescore_from": [1, 2]}, "rescore_from[1]"),
+    (
+        {
+            "generated_token_ids": [1],
+            "logprobs": True,
+            "rescore_from": 0,
+            "generated_finish_reasons": ["stop"],
+        },
+        "rescore_from",
+    ),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"functions": [{}]}, "functions"),
@@ -180,7 +207,8 @@ def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) == {"message", "type", "param", "code", "retryable"}
+    assert error["retryable"] is False
     return error
 
 

@@ -324,6 +324,61 @@ def test_the_label_goes_along_with_every_attempt(ledger: Ledger) -> None:
     assert only_submit(ledger.engine_up("engine-2", 1.0)).label == "mine"
 
 
+PREEMPTED = ErrorInfo("pd_preempted", "PD Error: out of blocks", 503, True, retry_after_s=2.0, stage="decode")
+
+
+def test_what_the_engine_gives_up_has_ended_and_is_not_tried_again(ledger: Ledger) -> None:
+    ledger.submit(order(), 0.0)
+    ledger.receive("engine-1", Accepted("a-0", 1), 0.0)
+    given_up = delta(0, 5, 6, finish_reason="pd_reschedule", error=PREEMPTED)
+    actions = ledger.receive("engine-1", given_up, 0.0)
+    [one] = actions.deliver
+    assert (one.token_ids, one.finish_reason, one.error) == ([5, 6], "pd_reschedule", PREEMPTED)
+    assert (one.failed, one.num_cached_tokens, actions.send, len(ledger)) == (False, 2, [], 0)
+    assert ledger.tick(100.0) == ledger.engine_up("engine-2", 100.0) == Actions()
+
+
+def test_an_error_of_a_hand_over_is_a_reschedule_unless_it_is_final(ledger: Ledger) -> None:
+    mismatch = ErrorInfo("pd_layout_mismatch", "PD Error: 16 heads, not 8", 400, stage="prefill")
+    for error, reason in ((PREEMPTED, "pd_reschedule"), (mismatch, "error")):
+        ledger.submit(order(), 0.0)
+        ledger.receive("engine-1", Accepted("a-0", 1), 0.0)
+        [one] = ledger.receive("engine-1", delta(0, finish_reason="error", error=error), 0.0).deliver
+        assert (one.finish_reason, one.error, len(ledger)) == (reason, error, 0)
+
+
+def test_a_reschedule_behind_a_gap_is_repaired_like_any_other_word(ledger: Ledger) -> None:
+    ledger.submit(order(), 0.0)
+    given_up = delta(2, finish_reason="pd_reschedule", error=PREEMPTED)
+    assert only_submit(ledger.receive("engine-1", given_up, 0.0)).epoch == 2
+
+
+def test_an_abort_stays_an_abort_whatever_else_befell_the_request(ledger: Ledger) -> None:
+    ledger.submit(order(), 0.0)
+    ledger.receive("engine-1", Accepted("a-0", 1), 0.0)
+    [one] = ledger.receive("engine-1", delta(0, 5, finish_reason="abort", error=PREEMPTED), 0.0).deliver
+    assert (one.finish_reason, one.error, one.failed, len(ledger)) == ("abort", ABORTED, True, 0)
+
+
+def test_a_reschedule_that_comes_behind_a_users_abort_is_not_heard(ledger: Ledger) -> None:
+    ledger.submit(order(), 0.0)
+    ledger.receive("engine-1", delta(0, 5), 0.0)
+    assert ledger.abort_by_name(1, ["a"], everything=False).deliver[0].error == ABORTED
+    assert ledger.receive("engine-1", delta(1, finish_reason="pd_reschedule", error=PREEMPTED), 0.0) == Actions()
+
+
+def test_logprobs_to_be_told_again_are_asked_for_until_they_have_come(ledger: Ledger) -> None:
+    given = order(generated_token_ids=[5, 6, 7], score_from=1)
+    assert only_submit(ledger.submit(given, 0.0)).score_from == 1
+    assert only_submit(ledger.engine_up("engine-2", 1.0)).score_from == 1
+    without = delta(3, 8, epoch=2)
+    assert only_submit(ledger.receive("engine-2", without, 1.0)).score_from == 1, "tokens never overtake them"
+    [one] = ledger.receive("engine-2", delta(3, 8, epoch=3, rescored=logprobs(1, 2)), 1.0).deliver
+    assert (one.token_ids, one.rescored) == ([8], logprobs(1, 2))
+    submit = only_submit(ledger.engine_up("engine-3", 2.0))
+    assert (submit.generated_token_ids, submit.score_from) == ([5, 6, 7, 8], None)
+
+
 class FaultyWire:
     """Between one ledger and its engines: in order, but losing and repeating; engines die and clients leave."""
 
@@ -333,17 +388,21 @@ class FaultyWire:
         self._mortal = mortal
         self.left: set[str] = set()
         self.ledger = Ledger(Registry())
-        self.orders = [
-            Order(f"r-{i}", [1, 2, 3], Sampling(7, max_tokens=3 + 5 * i, logprobs=2, prompt_logprobs=1))
-            for i in range(num_requests)
-        ]
+        self.orders = [self._order(i) for i in range(num_requests)]
         self.logprobs: dict[str, list[TokenLogprobs]] = {one.request_id: [] for one in self.orders}
         self.prompt_logprobs: Counter[str] = Counter()
-        self.outputs: dict[str, list[int]] = {one.request_id: [] for one in self.orders}
+        self.outputs = {one.request_id: list(one.generated_token_ids) for one in self.orders}
         self.ends: list[str] = []
         self._to_engine: list[ToEngine] = []
         self._to_api: list[FromEngine] = []
         self._engine = StandInEngine("engine-0")
+
+    def _order(self, index: int) -> Order:
+        """Every second one goes on from an earlier answer, with logprobs of its tokens to be told again."""
+        sampling = Sampling(7, max_tokens=3 + 5 * index, logprobs=2, prompt_logprobs=None if index % 2 else 1)
+        if index % 2 == 0:
+            return Order(f"r-{index}", [1, 2, 3], sampling)
+        return Order(f"r-{index}", [1, 2, 3], sampling, expected_tokens([1, 2, 3], sampling, 4), score_from=1)
 
     def run(self, max_rounds: int = 3000) -> None:
         self._restart(0)
@@ -399,7 +458,7 @@ class FaultyWire:
             assert one.request_id not in self.ends, "nothing follows an end"
             assert one.error is None, one.error
             self.outputs[one.request_id] += one.token_ids
-            self.logprobs[one.request_id] += one.logprobs or []
+            self.logprobs[one.request_id] += (one.rescored or []) + (one.logprobs or [])
             self.prompt_logprobs[one.request_id] += one.prompt_logprobs is not None
             if one.finish_reason is not None:
                 self.ends.append(one.request_id)
@@ -418,10 +477,11 @@ def test_every_token_is_delivered_once_and_in_order_whatever_the_wire_does(
     for one in wire.orders:
         assert one.sampling.max_tokens is not None
         expected = expected_tokens(one.prompt_token_ids, one.sampling, one.sampling.max_tokens)
-        output = wire.outputs[one.request_id]
+        output, given = wire.outputs[one.request_id], one.generated_token_ids
         assert output == expected[: len(output)]
-        assert wire.logprobs[one.request_id] == [made_up_logprobs(token, at, 2) for at, token in enumerate(output)]
-        assert wire.prompt_logprobs[one.request_id] == bool(output), "told once, with the first token"
+        told = range(one.score_from or 0, len(output)) if len(output) > len(given) else ()
+        assert wire.logprobs[one.request_id] == [made_up_logprobs(output[at], at, 2) for at in told]
+        assert wire.prompt_logprobs[one.request_id] == bool(output and not given), "told once, with the first token"
         assert (one.request_id in wire.ends) == (output == expected)
         assert one.request_id in wire.ends or one.request_id in wire.left
     assert wire.nothing_is_held()

@@ -11,13 +11,16 @@ from onward.engine.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
 from tests.conformance.conftest import Connect
 
+NOT_STAGES = {"_isolate", "_process_isolated", "take_remote", "give_up"}
+"""What isolates, and what begins elsewhere than with a worker's event."""
+
 
 def _stages() -> list[tuple[type, str]]:
     """Every function that the token stage runs for one request, found by what it takes."""
     own = [
         (TokenProcessor, name)
         for name, function in inspect.getmembers(TokenProcessor, inspect.isfunction)
-        if "request" in inspect.signature(function).parameters and name != "_isolate"
+        if "request" in inspect.signature(function).parameters and name not in NOT_STAGES
     ]
     return [*own, (Scheduler, "publish_computed"), (Scheduler, "requeue_preempted"), (Outbox, "delta")]
 

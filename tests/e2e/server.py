@@ -24,7 +24,11 @@ class Server:
         self._log = Path(self._tmp.name) / "log"
         with self._log.open("wb") as log:
             self._process = self._start(flags, log)
-        self.url = self._wait_for_address()
+        try:
+            self.url = self._wait_for_address()
+        except AssertionError as fault:
+            self.__exit__(type(fault), fault, None)
+            raise
 
     def _start(self, flags: tuple[str, ...], log: BinaryIO) -> "subprocess.Popen[str]":
         return subprocess.Popen(

@@ -49,6 +49,7 @@ class Harness:
         block_size: int = 4,
         vocab_size: int = 64,
         max_model_len: int = 1 << 20,
+        incarnation: str = "e1",
         **config: object,
     ) -> None:
         self.config = EngineConfig(**({"max_num_seqs": 8, "max_num_batched_tokens": 32} | config))  # type: ignore[arg-type]
@@ -56,7 +57,7 @@ class Harness:
         self.num_blocks, self.block_size, self.vocab_size = num_blocks, block_size, vocab_size
         self.doomed: set[str] = set()
         self.worker = self._new_worker()
-        self.core = EngineCore(self.config, "e1", self.worker.hello())
+        self.core = EngineCore(self.config, incarnation, self.worker.hello())
         self.plans: deque[StepPlan] = deque()
         self.all_plans: list[StepPlan] = []
         self.written: dict[int, set[int]] = {}

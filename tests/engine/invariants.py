@@ -22,14 +22,18 @@ def _check_states(core: EngineCore, live: list[Request]) -> None:
         Status.WAITING: list(scheduler.waiting),
         Status.RUNNING: list(scheduler.running),
         Status.PREEMPTING: list(scheduler.preempting),
+        Status.GRANTED: list(scheduler.seating.granted),
+        Status.OFFERED: list(scheduler.offers.offered),
     }
+    if (remote := core._handovers._remote) is not None:
+        places[Status.ASKED] = [r for r in remote._errands if r.status is Status.ASKED]
     for status, members in places.items():
         assert len(set(members)) == len(members), f"no request is {status} twice"
         assert set(members) == {r for r in live if r.status is status}, status
     assert all(core._live[r.request_id] is r for r in live)
     assert scheduler.suspects <= set(live)
-    seated = {r.slot_epoch: r for r in live if r.slot is not None}
-    assert scheduler._by_slot_epoch == seated, "an epoch leads to the request that runs under it, and to no other"
+    seated = {r.slot_epoch: r for r in live if r.status in (Status.RUNNING, Status.PREEMPTING)}
+    assert scheduler.seating.by_epoch == seated, "an epoch leads to the request that runs under it, and to no other"
 
 
 def _check_blocks(core: EngineCore, live: list[Request]) -> None:
@@ -38,11 +42,17 @@ def _check_blocks(core: EngineCore, live: list[Request]) -> None:
     for request in live:
         assert len(set(request.block_ids)) == len(request.block_ids), "no block is twice in one table"
         holders.update(request.block_ids)
+    holders.update(pool._sending)
     assert pool._holders == [holders[block] for block in range(pool.num_blocks)]
     free, cached, fenced = set(pool._free), set(pool._cached), set(pool._fenced)
     assert len(free) == len(pool._free), "no block is free twice"
-    assert len(free) + len(cached) + len(fenced) + len(holders) == pool.num_blocks, "the counts add up"
-    assert len(free | cached | fenced | set(holders)) == pool.num_blocks, "no block is in two states"
+    quarantined = pool._quarantined
+    total = len(free) + len(cached) + len(fenced) + len(quarantined) + len(holders)
+    assert total == pool.num_blocks, "the counts add up"
+    assert len(free | cached | fenced | quarantined | set(holders)) == pool.num_blocks, "no block is in two states"
+    leased = {block for r in live if r.lease is not None for block in r.lease.block_ids}
+    assert pool._leased == leased, "what a peer may write is under a lease"
+    assert quarantined == {block for blocks in core.scheduler.leases.quarantined.values() for block in blocks}
     assert sum(pool.counts().values()) == pool.num_blocks
     assert pool._by_name == {name: block for block, name in enumerate(pool._name) if name is not None}
     assert all(pool._name[block] is None for block in free)
@@ -63,7 +73,7 @@ def _check_shares(core: EngineCore, request: Request, holders: Counter[int]) -> 
             assert name == names[index], "a name stands for this history at this place"
             assert (index + 1) * pool.block_size <= request.num_computed, "a block is named once it is computed"
         else:
-            assert holders[block] == 1, "what has no name belongs to one"
+            assert holders[block] == 1 + pool._sending[block], "what has no name belongs to one"
 
 
 def _check_slots(core: EngineCore, live: list[Request]) -> None:
@@ -71,7 +81,8 @@ def _check_slots(core: EngineCore, live: list[Request]) -> None:
     owned = [r.slot for r in live if r.slot is not None]
     everywhere = [*owned, *slots._free, *slots._fenced]
     assert sorted(everywhere) == list(range(core.config.max_num_seqs)), "each slot is in one place"
-    assert all((r.slot is not None) == (r.status in (Status.RUNNING, Status.PREEMPTING)) for r in live)
+    with_slot = (Status.RUNNING, Status.PREEMPTING, Status.GRANTED, Status.OFFERED)
+    assert all((r.slot is not None) == (r.status in with_slot) for r in live)
 
 
 def _check_progress(core: EngineCore, live: list[Request]) -> None:
@@ -88,7 +99,11 @@ def _check_progress(core: EngineCore, live: list[Request]) -> None:
 def _check_gauges(core: EngineCore, live: list[Request]) -> None:
     counted = Counter(r.status.value for r in live)
     assert _gauge(core, "onward_requests") == {s.value: counted[s.value] for s in Status if s is not Status.FINISHED}
-    assert _gauge(core, "onward_kv_blocks")["owned"] == len({block for r in live for block in r.block_ids})
+    pool = core.scheduler.pool
+    held = {block for r in live for block in r.block_ids} - pool._leased - set(pool._sending)
+    assert _gauge(core, "onward_kv_blocks")["owned"] == len(held)
+    assert _gauge(core, "onward_kv_blocks")["leased"] == len(pool._leased)
+    assert _gauge(core, "onward_kv_blocks")["sending"] == len(pool._sending)
 
 
 def _gauge(core: EngineCore, name: str) -> dict[str, float]:

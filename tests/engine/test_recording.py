@@ -10,15 +10,32 @@ import pytest
 from onward.engine import recording_file
 from onward.engine.block_pool import BlockPool
 from onward.engine.core import EngineCore
-from onward.engine.recording import Committed, Died, Drained, Planned, Received, Record, RecordedCore
+from onward.engine.recording import (
+    Committed,
+    Died,
+    Drained,
+    DrainedHandovers,
+    FromDecode,
+    FromPrefill,
+    KvReported,
+    PeerReached,
+    Planned,
+    Received,
+    Record,
+    RecordedCore,
+)
 from onward.engine.recording_file import RecordingReader, RecordingWriter
 from onward.engine.replay import Outcome, first_difference, replay
 from onward.engine.token_disguise import TokenDisguise
 from onward.errors import InvalidRequest, StartupError
+from onward.proto.handoff import Prefill
 from onward.proto.request import Deltas, Submit, TokenDelta
 from onward.proto.sampling import Sampling
 from onward.proto.step import Advanced, Assign, Run, StepPlan, StepResult, TokenLogprobs, Tokens
 from tests.engine.harness import API, Harness
+from tests.engine.pd_cluster import Cluster
+
+HANDOVER_RECORDS = {FromPrefill, FromDecode, PeerReached, KvReported, DrainedHandovers}
 
 decoder = msgspec.msgpack.Decoder(Record)
 
@@ -81,7 +98,28 @@ def test_an_eventful_run_replays_with_the_same_answers(tmp_path: Path, record_to
     assert outcome.num_answers > 100
     assert outcome.begun.true_tokens is record_tokens
     kinds = {type(record) for record in records_of(tmp_path / "run")}
-    assert len(kinds) == len(Record.__args__) - 1, "all but a death of the engine has happened"
+    assert kinds == set(Record.__args__) - HANDOVER_RECORDS - {Died}, "all that can happen without peers has"
+
+
+def test_hand_overs_replay_with_the_same_answers_on_both_sides(tmp_path: Path) -> None:
+    cluster = Cluster(num_blocks=20)
+    kinds: set[type] = set()
+    sides = {"decode": cluster.decode, "prefill": cluster.prefill}
+    writers = {name: RecordingWriter(str(tmp_path / name)) for name in sides}
+    for name, side in sides.items():
+        side.core = RecordedCore(side.config, side.name, side.worker.hello(), writers[name], 1000.0)
+    clients = [cluster.submit(f"r{i}-0", list(range(1, 9 + 5 * i)), max_tokens=9, seed=i) for i in range(5)]
+    cluster.settle(seconds=1.0)
+    assert [client.tokens for client in clients] == [cluster.decode.expected(client) for client in clients]
+    for name in sides:
+        writers[name].close()
+        outcome = replayed(tmp_path / name)
+        assert outcome.difference is None
+        assert outcome.num_answers > 20
+        kinds |= {type(record) for record in records_of(tmp_path / name)}
+        said = [r for r in records_of(tmp_path / name) if isinstance(r, FromDecode) and isinstance(r.message, Prefill)]
+        assert all(record.message.token_ids[:3] != [1, 2, 3] for record in said), "the prompt is not in it"
+    assert kinds >= HANDOVER_RECORDS
 
 
 def test_a_core_that_decides_otherwise_is_found_at_its_first_other_answer(

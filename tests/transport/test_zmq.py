@@ -29,7 +29,8 @@ from onward.proto.step import (
     Tokens,
     WorkerHello,
 )
-from onward.transport.zmq import EngineSocket, Wires, private_addresses
+from onward.transport.curve import private_addresses
+from onward.transport.zmq import EngineSocket, Wires
 
 PLAN = StepPlan(
     7,

@@ -1,5 +1,6 @@
 """Logprobs and logit rules through a real runner: right, and the same however the history was cut."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,9 +14,13 @@ from tests.worker.driver import Driver
 PROMPT = [5, 9, 11, 2, 60, 33, 8]
 
 
-def run(driver: Driver, sampling: Sampling, tokens: list[int], chunks: list[int], *, slot: int = 2) -> list:
+def run(
+    driver: Driver, sampling: Sampling, tokens: list[int], chunks: list[int], *, slot: int = 2,
+    score_from: int | None = None,
+) -> list:  # fmt: skip
     """The events of one request, whose prompt is PROMPT, computed in these chunks."""
     request = driver.assign(slot, tokens, room=20, sampling=sampling, num_prompt=len(PROMPT))
+    request = msgspec.structs.replace(request, score_from=score_from)
     events = driver.step(assign=[request])
     for chunk in chunks:
         events += driver.step(run=[Run(slot, request.epoch, chunk)])
@@ -81,3 +86,30 @@ def test_a_resumed_request_draws_the_same_tokens_and_logprobs_wherever_it_was_cu
         assert [event.token_ids[0] for event in rest] == tokens[cut:]
         assert [event.logprobs for event in rest] == [event.logprobs for event in whole[cut:]]
         assert rest[0].position == cut
+
+
+@pytest.mark.parametrize("chunks", [[17], [8, 9], [1] * 17, [7, 3, 7]])
+@pytest.mark.parametrize("score_from", [8, 9, 13, 16])
+def test_given_tokens_are_scored_again_as_they_were_when_they_were_drawn(chunks: list[int], score_from: int) -> None:
+    drawn = run(small_int8.driver(), SAMPLING, PROMPT, [7] + [1] * 10)
+    tokens = [event.token_ids[0] for event in drawn]
+    given = PROMPT + tokens[:10]
+    events = run(small_int8.driver(), SAMPLING, given, chunks, score_from=score_from)
+    scored = [one for event in events for one in event.prompt_logprobs or []]
+    assert scored == [event.logprobs[0] for event in drawn[score_from - len(PROMPT) : 10]]
+    assert (events[-1].token_ids, events[-1].logprobs) == (drawn[10].token_ids, drawn[10].logprobs)
+
+
+def test_scoring_asks_for_no_more_rows_than_it_reports() -> None:
+    """A step's rows of logits are few: those before the first scored token take none."""
+    driver = small_int8.driver(max_num_seqs=1, max_model_len=256, max_num_batched_tokens=200)
+    given = [(3 * i) % 97 for i in range(190)]
+    events = run(driver, Sampling(seed=0, temperature=0.0, logprobs=0), given, [190], slot=0, score_from=189)
+    assert len(events[0].prompt_logprobs) == 1
+
+
+def test_after_the_given_tokens_nothing_is_scored() -> None:
+    drawn = run(small_int8.driver(), SAMPLING, PROMPT, [7] + [1] * 5)
+    given = PROMPT + [event.token_ids[0] for event in drawn[:3]]
+    events = run(small_int8.driver(), SAMPLING, given, [10, 1, 1], score_from=8)
+    assert [event.prompt_logprobs is None for event in events] == [False, True, True]

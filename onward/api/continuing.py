@@ -1,0 +1,52 @@
+"""What a client is told so that it can have a given-up request (`pd_reschedule`) continued by another instance.
+
+Not streamed: each choice has `completion_token_ids`, all of its tokens, and each that was given up has the `error`;
+beside the choices stand the `seed` and `resume`. Streamed: a choice that was given up, or ends after another one was,
+has its ids on its last chunk; the stream's last chunk has `seed` and `resume` beside its choice.
+
+    "resume": {"seed": 7, "generated_token_ids": [[5, 6], [9]], "generated_finish_reasons": ["stop", null]}
+
+`resume` has the fields to put into the request, which is otherwise sent as it was: of every choice, also of those that a
+stream ended long before. The new answer begins where the text of the first one ended.
+"""
+
+from typing import Any
+
+from onward.api.answer import Answer, Choice, Piece
+from onward.api.failures import error_fields
+from onward.api.ledger import RESCHEDULE
+from onward.api.openai import GenerationRequest
+
+
+def of_choice(piece: Piece) -> dict[str, Any]:
+    """What stands in a choice beside the usual."""
+    fields: dict[str, Any] = {}
+    if piece.completion_token_ids is not None:
+        fields["completion_token_ids"] = piece.completion_token_ids
+    if piece.error is not None:
+        fields["error"] = error_fields(piece.error)
+    return fields
+
+
+def of_answer(request: GenerationRequest, seed: int, answer: Answer) -> dict[str, Any]:
+    """What stands beside the choices of an answer that has ended."""
+    if not answer.rescheduled:
+        return {}
+    token_ids = [choice.token_ids for choice in answer.choices]
+    resume: dict[str, Any] = {
+        "seed": seed,
+        "generated_token_ids": token_ids[0] if request.num_choices == 1 else token_ids,
+        "generated_finish_reasons": [_told_reason(choice) for choice in answer.choices],
+    }
+    if request.rescore_from is not None:
+        resume["rescore_from"] = [_unscored_from(choice) for choice in answer.choices]
+    return {"seed": seed, "resume": resume}
+
+
+def _told_reason(choice: Choice) -> str | None:
+    return None if choice.finish_reason == RESCHEDULE else choice.finish_reason
+
+
+def _unscored_from(choice: Choice) -> int:
+    """What was asked for and has come is not asked for again."""
+    return choice.position - (0 if choice.unscored is None else len(choice.unscored.token_ids))

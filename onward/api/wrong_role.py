@@ -1,0 +1,29 @@
+"""The answer of an instance that generates for nobody: it computes prompts, and decode instances ask it to."""
+
+import contextlib
+
+from starlette.types import Receive, Scope, Send
+
+from onward.api import http
+from onward.api.failures import info_of
+from onward.errors import InvalidRequest, OnwardError, TooLarge
+
+WRONG_ROLE = InvalidRequest(
+    "this instance has the role prefill: it computes prompts for decode instances, and sends no text to clients; "
+    "send the request to a decode or mixed instance instead",
+    code="wrong_role",
+)
+
+
+class WrongRole:
+    """An ASGI application. The body is read and not kept, so that the connection can be used again."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with contextlib.suppress(TooLarge):
+                await http.read_body(scope, receive, max_bytes=0)
+            await http.respond_error(send, info_of(WRONG_ROLE))
+        except http.Disconnected:
+            return
+        except OnwardError as error:
+            await http.respond_error(send, info_of(error))

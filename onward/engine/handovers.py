@@ -1,0 +1,133 @@
+"""The engine's dealings with other instances, of either kind, as the core sees them: one thing to feed and to drain.
+
+An instance may have its prompts computed by peers (`remote_prefill`), compute prompts for peers (`prefill_service`), do
+both, or, like most, neither.
+"""
+
+from dataclasses import dataclass, field
+
+from onward.config import EngineConfig
+from onward.engine.door import Limits
+from onward.engine.outbox import Outbox
+from onward.engine.pd_metrics import PdMetrics
+from onward.engine.prefill_service import PrefillService
+from onward.engine.remote_prefill import RemotePrefill
+from onward.engine.request import Request
+from onward.engine.scheduler import Scheduler
+from onward.engine.token_processor import TokenProcessor
+from onward.obs.metrics import Registry
+from onward.proto.handoff import ToDecode, ToPrefill
+from onward.proto.kv_transfer import KvCommand, KvReport, PushFailed, PushQuiet, Sent
+from onward.proto.step import WorkerHello
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """What other instances and our own data plane have to be told."""
+
+    to_prefill: list[tuple[str, ToPrefill]] = field(default_factory=list)
+    """By the address of the prefill instance."""
+    to_decode: list[tuple[str, ToDecode]] = field(default_factory=list)
+    """By the incarnation of the decode instance."""
+    to_data_plane: list[KvCommand] = field(default_factory=list)
+
+
+class Handovers:
+    def __init__(
+        self,
+        config: EngineConfig,
+        incarnation: str,
+        worker: WorkerHello,
+        scheduler: Scheduler,
+        tokens: TokenProcessor,
+        outbox: Outbox,
+        live: dict[str, Request],
+        limits: Limits,
+        registry: Registry,
+    ) -> None:
+        self._remote: RemotePrefill | None = None
+        self._service: PrefillService | None = None
+        if worker.layout is None:
+            return
+        metrics = PdMetrics(
+            registry,
+            decode_states=lambda: self._remote.states() if self._remote else {},
+            prefill_states=lambda: self._service.states() if self._service else {},
+            leases=lambda: self._remote.leases() if self._remote else {},
+        )
+        if config.prefill_peers:
+            self._remote = RemotePrefill(config, incarnation, worker, scheduler, tokens, metrics)
+        if config.role != "decode":
+            self._service = PrefillService(
+                config, incarnation, worker, scheduler, tokens, outbox, live, limits, metrics
+            )
+
+    @property
+    def num_out(self) -> int:
+        return self._remote.num_out if self._remote else 0
+
+    @property
+    def idle(self) -> bool:
+        return (self._remote is None or self._remote.idle) and (self._service is None or self._service.idle)
+
+    def dispatch(self, now_s: float) -> None:
+        if self._remote is not None:
+            self._remote.dispatch(now_s)
+
+    def from_prefill(self, peer: str, message: ToDecode, now_s: float) -> None:
+        assert self._remote is not None, "only those who have peers hear from them"
+        self._remote.receive(peer, message, now_s)
+
+    def from_decode(self, decode: str, message: ToPrefill, now_s: float) -> None:
+        assert self._service is not None, "only those who work for others are asked to"
+        self._service.receive(decode, message, now_s)
+
+    def reached(self, peer: str, ok: bool, now_s: float) -> None:
+        if self._remote is not None:
+            self._remote.reached(peer, ok, now_s)
+
+    def kv_report(self, report: KvReport, now_s: float) -> None:
+        if isinstance(report, (Sent, PushFailed, PushQuiet)):
+            assert self._service is not None, "nothing else pushes"
+            self._service.kv_report(report, now_s)
+        else:
+            assert self._remote is not None, "nothing else is written by peers"
+            self._remote.kv_report(report, now_s)
+
+    def tick(self, now_s: float) -> None:
+        if self._remote is not None:
+            self._remote.tick(now_s)
+        if self._service is not None:
+            self._service.tick(now_s)
+
+    def worker_lost(self, now_s: float) -> None:
+        """Before the pool is renewed: what is under way between instances ends with the memory it was about."""
+        if self._remote is not None:
+            self._remote.worker_lost(now_s)
+        if self._service is not None:
+            self._service.worker_lost(now_s)
+
+    def worker_up(self, worker: WorkerHello) -> None:
+        if self._remote is not None:
+            self._remote.worker_up(worker)
+
+    def why_renew(self, now_s: float) -> str | None:
+        reason = self._remote.why_renew(now_s) if self._remote else None
+        return reason or (self._service.why_renew(now_s) if self._service else None)
+
+    def drain(self) -> Outgoing:
+        outgoing = Outgoing()
+        if self._remote is not None:
+            outgoing.to_prefill, commands = self._remote.drain()
+            outgoing.to_data_plane += commands
+        if self._service is not None:
+            outgoing.to_decode, commands = self._service.drain()
+            outgoing.to_data_plane += commands
+        return outgoing
+
+    def close(self) -> None:
+        """Tells all peers that we leave."""
+        if self._remote is not None:
+            self._remote.close()
+        if self._service is not None:
+            self._service.close()

@@ -1,0 +1,44 @@
+"""What is counted about hand-overs between instances, on either side. Gauges are read from the state when asked for."""
+
+from collections.abc import Callable
+
+from onward.obs.metrics import LabelValues, Registry
+
+Tally = Callable[[], dict[str, int]]
+
+
+class PdMetrics:
+    def __init__(self, registry: Registry, *, decode_states: Tally, prefill_states: Tally, leases: Tally) -> None:
+        def handovers() -> dict[LabelValues, float]:
+            decode = {("decode", state): float(n) for state, n in decode_states().items()}
+            return decode | {("prefill", state): float(n) for state, n in prefill_states().items()}
+
+        registry.gauge(
+            "onward_pd_handovers", "Hand-overs under way, by our side of them.", ["side", "state"], handovers
+        )
+        registry.gauge(
+            "onward_pd_leases",
+            "Leases on our blocks, by state.",
+            ["state"],
+            lambda: {(s,): n for s, n in leases().items()},
+        )
+        counter = registry.counter
+        self.offers = counter("onward_pd_offers_total", "Offers to compute a prompt, by our side.", ["side"])
+        self.grants = counter("onward_pd_grants_total", "Leases that peers were granted.")
+        self.refusals = counter(
+            "onward_pd_refusals_total", "Hand-overs that were refused, by side and reason.", ["side", "reason"]
+        )
+        self.ended = counter(
+            "onward_pd_handovers_total", "Hand-overs that have ended, by side and outcome.", ["side", "outcome"]
+        )
+        self.fallbacks = counter(
+            "onward_pd_prefill_fallbacks_total", "Prompts that another peer, or we, computed instead.", ["to"]
+        )
+        self.bytes = counter("onward_pd_transfer_bytes_total", "KV bytes moved.", ["backend", "direction"])
+        self.seconds = counter(
+            "onward_pd_transfer_seconds_total", "Time that transfers took.", ["backend", "direction"]
+        )
+        self.stray = counter("onward_pd_stray_reports_total", "Reports of transfers that nobody waits for any more.")
+        self.latency = registry.histogram(
+            "onward_pd_handover_seconds", "From asking a peer to having the KV and the first token."
+        )

@@ -1,0 +1,59 @@
+"""The engine's sockets to other instances: one to each prefill peer, and one where decode instances ask us.
+
+Sending never waits: what a peer does not take counts as lost, and the protocol repeats it.
+"""
+
+import logging
+from collections.abc import Iterator
+
+import msgspec
+
+from onward import log
+from onward.engine.handovers import Outgoing
+from onward.proto.control import StartEngine
+from onward.proto.handoff import ToDecode, ToPrefill
+from onward.transport.zmq import Wires
+
+logger = logging.getLogger(__name__)
+
+
+class PeerLinks:
+    def __init__(self, wires: Wires, start: StartEngine) -> None:
+        self._prefill = {
+            address: wires.prefill_peer(address, start.cluster_key, start.incarnation)
+            for address in start.config.prefill_peers
+        }
+        self._decode = wires.decode_port(start.handoff_fd, start.cluster_key) if start.handoff_fd >= 0 else None
+
+    def send(self, outgoing: Outgoing) -> list[tuple[str, bool]]:
+        """Which prefill peers could be reached, and which could not."""
+        reached = [(address, self._prefill[address].send(message)) for address, message in outgoing.to_prefill]
+        if self._decode is not None:
+            for decode, message in outgoing.to_decode:
+                self._decode.send(decode, message)
+        return reached
+
+    def from_prefill(self, limit: int) -> Iterator[tuple[str, ToDecode]]:
+        for address, peer in self._prefill.items():
+            for _ in range(limit):
+                try:
+                    message = peer.receive()
+                except msgspec.DecodeError as fault:
+                    logger.warning(log.event("message dropped", peer=address, fault=str(fault)))
+                    continue
+                if message is None:
+                    break
+                yield address, message
+
+    def from_decode(self, limit: int) -> Iterator[tuple[str, ToPrefill]]:
+        if self._decode is None:
+            return
+        for _ in range(limit):
+            try:
+                received = self._decode.receive()
+            except msgspec.DecodeError as fault:
+                logger.warning(log.event("message dropped", fault=str(fault)))
+                continue
+            if received is None:
+                return
+            yield received

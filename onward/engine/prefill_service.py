@@ -1,0 +1,257 @@
+"""A prefill instance's work for decode instances: prompts come in, KV and a first token go out.
+
+    WorkCame -> queue -> there is room: offer -> Granted: compute and push -> token drawn and all sent: ready -> Finished
+
+The protocol is `pd.handoff.PrefillSide`; the prompt is a request like any other in the scheduler; this keeps a job for
+each. A job outlives its request: what a transfer reads stays *sending* until the peer has taken it or the transfer is
+known to be quiet. We decide nothing about the token: the peer's own stages do. No I/O: what is to be sent is in `drain`.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from onward.config import EngineConfig
+from onward.engine import door, policy
+from onward.engine.outbox import HandoverResult, Outbox
+from onward.engine.pd_metrics import PdMetrics
+from onward.engine.remote_prefill import CRASHED
+from onward.engine.request import FinishReason, Request, Status
+from onward.engine.scheduler import Scheduler
+from onward.engine.token_processor import TokenProcessor
+from onward.errors import OnwardError, PdError
+from onward.log import event as log_event
+from onward.pd.handoff import Dropped, Finished, Granted, HandoverKey, PrefillSide, Times, WorkCame
+from onward.pd.layout import difference
+from onward.proto.handoff import Grant, Ping, Pong, Prefill, ToDecode, ToPrefill
+from onward.proto.kv_transfer import KvCommand, KvReport, Push, PushFailed, PushQuiet, Sent, StopPush
+from onward.proto.request import ErrorInfo
+from onward.proto.step import WorkerHello
+
+log = logging.getLogger(__name__)
+
+STOP_S = 30.0
+"""A worker that cannot even stop a push within this time is given up."""
+
+
+@dataclass(slots=True)
+class Job:
+    key: HandoverKey
+    request: Request
+    lease_id: str | None = None
+    block_ids: list[int] | None = None
+    """Ours that the transfer reads; None before the grant."""
+    backend: str = ""
+    result: HandoverResult | None = None
+    sent: Sent | None = None
+
+
+class PrefillService:
+    def __init__(
+        self,
+        config: EngineConfig,
+        incarnation: str,
+        worker: WorkerHello,
+        scheduler: Scheduler,
+        tokens: TokenProcessor,
+        outbox: Outbox,
+        live: dict[str, Request],
+        limits: door.Limits,
+        metrics: PdMetrics,
+    ) -> None:
+        assert worker.layout is not None, "a prefill instance's worker has KV memory to send from"
+        self._config, self._scheduler, self._tokens, self._outbox = config, scheduler, tokens, outbox
+        self._live, self._limits, self._metrics, self._layout = live, limits, metrics, worker.layout
+        self._engine_incarnation = incarnation
+        self._num_renewals = 0
+        self._side = PrefillSide(
+            self.incarnation, Times(config.lease_s, config.offer_hold_s, config.handover_timeout_s)
+        )
+        self._jobs: dict[HandoverKey, Job] = {}
+        self._by_lease: dict[str, Job] = {}
+        self._stopping: dict[str, tuple[Job, float]] = {}
+        """Pushes that were told to stop, and since when."""
+        self._commands: list[KvCommand] = []
+        self._pongs: list[tuple[str, ToDecode]] = []
+
+    @property
+    def incarnation(self) -> str:
+        """Of our KV memory: it is what peers have to do with."""
+        return f"{self._engine_incarnation}.{self._num_renewals}"
+
+    @property
+    def idle(self) -> bool:
+        return not self._jobs and not self._stopping and not any(self._side.states().values())
+
+    def states(self) -> dict[str, int]:
+        sending = sum(job.block_ids is not None for job in self._jobs.values()) + len(self._stopping)
+        return self._side.states() | {"sending": sending}
+
+    def receive(self, decode: str, message: ToPrefill, now_s: float) -> None:
+        if isinstance(message, Ping):
+            self._pongs.append((decode, Pong(self.incarnation)))
+            return
+        self._side.receive(decode, message, now_s)
+        self._process_events(now_s)
+
+    def kv_report(self, report: KvReport, now_s: float) -> None:
+        job = self._by_lease.get(report.lease_id)
+        match report:
+            case Sent() if job is not None:
+                job.sent = report
+                self._metrics.bytes.inc(job.backend, "out", by=report.num_bytes)
+                self._metrics.seconds.inc(job.backend, "out", by=report.seconds)
+                self._ready_if_complete(job, now_s)
+            case PushFailed() if job is not None:
+                self._fail(job, PdError("pd_transfer_failed", report.message, stage="transfer"), now_s, quiet=True)
+            case Sent() | PushFailed() | PushQuiet():
+                self._on_quiet(report.lease_id)
+            case _:
+                self._metrics.stray.inc()
+
+    def tick(self, now_s: float) -> None:
+        self._take_results(now_s)
+        self._side.tick(now_s)
+        self._process_events(now_s)
+        offers, self._scheduler.offers.fresh = self._scheduler.offers.fresh, []
+        for request in offers:
+            if request.status is Status.OFFERED and request.handover is not None:
+                self._metrics.offers.inc("prefill")
+                self._side.offer(request.handover, len(request.block_ids), now_s)
+
+    def worker_lost(self, now_s: float) -> None:
+        """Our KV memory is gone: whatever peers were to get from it is over. Those who were being computed when the
+        worker died are told so: the prompt may have been the cause."""
+        self._take_results(now_s)
+        crashed = {r.handover for step in self._scheduler.steps_in_flight for r in step.requests}
+        error = PdError("pd_prefill_failed", "the worker died over this prompt", stage=CRASHED)
+        for job in [job for key, job in self._jobs.items() if key in crashed]:
+            self._fail(job, error, now_s, quiet=True)
+        self._num_renewals += 1
+        self._side.renew(self.incarnation, now_s)
+        self._process_events(now_s)
+        for job, _ in self._stopping.values():
+            self._free(job)
+        self._stopping.clear()
+        self._commands.clear()
+
+    def why_renew(self, now_s: float) -> str | None:
+        if any(now_s - since_s > STOP_S for _, since_s in self._stopping.values()):
+            return f"a transfer could not be stopped within {STOP_S:g} s"
+        return None
+
+    def drain(self) -> tuple[list[tuple[str, ToDecode]], list[KvCommand]]:
+        messages = self._side.drain() + self._pongs
+        commands, self._commands, self._pongs = self._commands, [], []
+        return messages, commands
+
+    def close(self) -> None:
+        self._side.close()
+
+    def _process_events(self, now_s: float) -> None:
+        for event in self._side.take_events():
+            if isinstance(event, WorkCame):
+                self._on_work(event.key, event.prefill, now_s)
+                continue
+            job = self._jobs.get(event.key)
+            if job is None:
+                continue  # what came before in this turn has ended it
+            match event:
+                case Granted():
+                    self._on_granted(job, event.grant, now_s)
+                case Finished():
+                    self._metrics.ended.inc("prefill", "taken")
+                    self._end(job, now_s, quiet=True)
+                case Dropped():
+                    self._on_dropped(job, event.error, now_s)
+
+    def _on_work(self, key: HandoverKey, prefill: Prefill, now_s: float) -> None:
+        try:
+            if reason := difference(self._layout, prefill.layout):
+                raise PdError("pd_layout_mismatch", f"these instances cannot exchange KV: {reason}", stage="prefill")
+            door.check_queue(len(self._scheduler.waiting), self._config.max_queue)
+            request = door.admit_prefill(prefill, key, self._limits, now_s)
+        except OnwardError as error:
+            self._metrics.refusals.inc("prefill", error.code)
+            self._side.refuse(key, door.error_info(error), now_s)
+            return
+        self._jobs[key] = Job(key, request)
+        self._live[request.request_id] = request
+        self._scheduler.enqueue(request)
+        if policy.must_run_alone(request):
+            self._scheduler.suspects.add(request)
+
+    def _on_granted(self, job: Job, grant: Grant, now_s: float) -> None:
+        request, size = job.request, self._limits.block_size
+        first_block, rest = divmod(grant.num_cached_tokens, size)
+        if rest or first_block + len(grant.block_ids) != len(request.block_ids):
+            self._fail(
+                job, PdError("pd_layout_mismatch", "the granted blocks do not fit the prompt", stage="offer"), now_s
+            )
+            return
+        job.lease_id, job.block_ids, job.backend = grant.lease_id, list(request.block_ids), grant.endpoint.backend
+        self._by_lease[grant.lease_id] = job
+        push = Push(grant.lease_id, grant.endpoint, first_block, grant.block_ids, grant.checksums)
+        self._scheduler.offers.start_push(request, push, now_s)
+
+    def _on_dropped(self, job: Job, error: ErrorInfo, now_s: float) -> None:
+        self._metrics.ended.inc("prefill", error.code)
+        log.info(log_event("hand-over dropped", id=job.request.request_id, code=error.code, error=error.message))
+        self._end(job, now_s, quiet=False)
+
+    def _take_results(self, now_s: float) -> None:
+        """What the token stages say of the prompts that we compute for others."""
+        for result in self._outbox.take_handover_results():
+            assert result.request.handover is not None
+            job = self._jobs.get(result.request.handover)
+            if job is None:
+                continue
+            if result.error is not None:
+                error = PdError("pd_prefill_failed", f"{result.error.message} ({result.error.code})", stage="prefill")
+                self._fail(job, error, now_s)
+            elif result.token_ids:
+                job.result = result
+                self._ready_if_complete(job, now_s)
+
+    def _ready_if_complete(self, job: Job, now_s: float) -> None:
+        """Both the token and the word that every block has been written: nothing will follow."""
+        if job.result is None or job.sent is None:
+            return
+        self._side.ready(
+            job.key,
+            job.result.token_ids,
+            job.request.num_cached_tokens or 0,
+            job.result.logprobs,
+            job.result.prompt_logprobs,
+            job.sent.checksums,
+            now_s,
+        )
+
+    def _fail(self, job: Job, error: OnwardError, now_s: float, *, quiet: bool = False) -> None:
+        self._metrics.ended.inc("prefill", error.code)
+        self._side.fail(job.key, door.error_info(error), now_s)
+        self._end(job, now_s, quiet=quiet)
+
+    def _end(self, job: Job, now_s: float, *, quiet: bool) -> None:
+        """Forgets the job. Its blocks stay in the transfer's hands until that is quiet."""
+        del self._jobs[job.key]
+        if job.request.status is not Status.FINISHED:
+            self._tokens.finish(job.request, FinishReason.ABORT, now_s)
+        if job.lease_id is None:
+            return
+        del self._by_lease[job.lease_id]
+        if quiet or job.sent is not None:
+            self._free(job)
+        else:
+            self._stopping[job.lease_id] = (job, now_s)
+            self._commands.append(StopPush(job.lease_id))
+
+    def _on_quiet(self, lease_id: str) -> None:
+        if stopping := self._stopping.pop(lease_id, None):
+            self._free(stopping[0])
+        else:
+            self._metrics.stray.inc()
+
+    def _free(self, job: Job) -> None:
+        if job.block_ids is not None:
+            self._scheduler.end_push(job.block_ids)
+            job.block_ids = None

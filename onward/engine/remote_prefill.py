@@ -1,0 +1,465 @@
+"""A decode instance's prompts, computed by prefill instances: whom to ask, what becomes of it, and what else to do.
+
+    WAITING ──ask a peer──> ASKED ──it offers, we have room──> GRANTED ──its KV is here──> RUNNING
+                              │ ^                                │
+               a failure: next peer, or compute it here <────────┘ (the lease is taken back)
+
+The protocol itself is `pd.handoff.DecodeSide`; blocks are the scheduler's; this joins the two, and keeps an errand for
+each request that is out. No I/O: what is to be sent is in `drain`.
+"""
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+
+from onward.config import EngineConfig
+from onward.engine import door, policy
+from onward.engine.pd_metrics import PdMetrics
+from onward.engine.request import Request, Status
+from onward.engine.scheduler import Scheduler
+from onward.engine.token_processor import TokenProcessor
+from onward.errors import CrashedWorker, PdError
+from onward.log import event as log_event
+from onward.pd.faults import SILENCE
+from onward.pd.handoff import Arrived, DecodeSide, Ended, Lease, OfferCame, Times
+from onward.proto.handoff import Gone, Ping, Pong, Prefill, Ready, ToDecode, ToPrefill
+from onward.proto.kv_transfer import (
+    Counted,
+    EndLease,
+    Endpoint,
+    Expect,
+    Expecting,
+    KvCommand,
+    KvReport,
+    LeaseQuiet,
+    Revoke,
+    WriterLost,
+)
+from onward.proto.request import ErrorInfo
+from onward.proto.step import Tokens, WorkerHello
+
+log = logging.getLogger(__name__)
+
+PING_INTERVAL_S = 0.5
+UNREACHABLE_S = 1.0
+"""A connection may take so long to come (back) before we stop waiting for it."""
+PEER_PAUSE_S = 2.0
+"""A peer that was silent is not asked for so long."""
+LOOK_AGAIN_S = 0.05
+"""How often to look whether those who could ask nobody can now."""
+QUIET_S = 1.0
+"""A revoked lease is usually quiet within milliseconds. After so long nobody waits for its blocks any more."""
+QUARANTINE_S = 30.0
+"""After so long the memory is given up as a whole, and with it the writer that cannot be reached."""
+MAX_QUARANTINED_SHARE = 0.25
+"""Of the pool; beyond it likewise."""
+
+CRASHED = "worker_crash"
+"""The stage of an error that says: a worker died over this prompt."""
+WITHDRAWN = ErrorInfo("pd_prefill_failed", "PD Error: the decode instance needs this prompt no longer", stage="decode")
+
+
+@dataclass(slots=True)
+class Errand:
+    """One request that is out to have its prompt computed."""
+
+    request: Request
+    begun_s: float
+    peer: str | None = None
+    handover: int | None = None
+    asked_s: float = 0.0
+    attempts: Counter[str] = field(default_factory=Counter)
+    waits_for_room: bool = False
+    """We have refused blocks for it ourselves: nobody is asked again before there are some."""
+    error: ErrorInfo | None = None
+
+
+@dataclass(slots=True)
+class Peer:
+    incarnation: str = ""
+    unreachable_since_s: float | None = None
+    paused_until_s: float = 0.0
+    is_missed: bool = False
+    """It was said in the log that it cannot be reached."""
+
+
+class RemotePrefill:
+    def __init__(
+        self,
+        config: EngineConfig,
+        incarnation: str,
+        worker: WorkerHello,
+        scheduler: Scheduler,
+        tokens: TokenProcessor,
+        metrics: PdMetrics,
+    ) -> None:
+        self._config, self._scheduler, self._tokens, self._metrics = config, scheduler, tokens, metrics
+        self._leases = scheduler.leases
+        assert worker.layout is not None, "a decode instance's worker has KV memory to share"
+        self._layout, self._vocab_size = worker.layout, worker.vocab_size
+        self._endpoint: Endpoint | None = worker.kv_endpoint
+        """None while there is no worker: then nobody is granted anything."""
+        self._side = DecodeSide(incarnation, Times(config.lease_s, config.offer_hold_s, config.handover_timeout_s))
+        self._peers = {address: Peer() for address in config.prefill_peers}
+        self._errands: dict[Request, Errand] = {}
+        self._by_handover: dict[int, Errand] = {}
+        self._by_lease: dict[str, Errand] = {}
+        self._revoked_s: dict[str, float] = {}
+        self._commands: list[KvCommand] = []
+        self._pings: list[tuple[str, ToPrefill]] = []
+        self._next_ping_s = 0.0
+        self._next_look_s = 0.0
+
+    @property
+    def num_out(self) -> int:
+        """Requests that wait, here or at a peer, for their prompt to be computed."""
+        return len(self._errands)
+
+    @property
+    def idle(self) -> bool:
+        return not self._errands and not self._leases.quarantined and not any(self._side.states().values())
+
+    def states(self) -> dict[str, int]:
+        return self._side.states()
+
+    def leases(self) -> dict[str, int]:
+        return {"granted": len(self._scheduler.seating.granted), "quarantined": len(self._leases.quarantined)}
+
+    def dispatch(self, now_s: float) -> None:
+        """Decides where the prompts of those that are new in the queue are computed."""
+        undecided, self._scheduler.undecided = self._scheduler.undecided, []
+        for request in undecided:
+            if request.status is not Status.WAITING or request.handover is not None:
+                continue
+            if policy.prefills_here(request, self._scheduler.seating.num_uncached(request), self._config):
+                request.prefills_here = True
+                continue
+            self._scheduler.hand_out(request)
+            if request.scheduled_s is None:
+                request.scheduled_s = now_s
+            errand = self._errands[request] = Errand(request, now_s)
+            self._ask_next(errand, now_s)
+
+    def receive(self, peer: str, message: ToDecode, now_s: float) -> None:
+        known = self._peers.get(peer)
+        if known is None:
+            return
+        self._is_reachable(peer, known)
+        if isinstance(message, Pong):
+            self._on_pong(peer, known, message, now_s)
+        else:
+            self._side.receive(peer, message, now_s)
+        self._process_events(now_s)
+
+    def reached(self, peer: str, ok: bool, now_s: float) -> None:
+        """Whether the last message to this peer could be sent. One that is away for long is not waited for."""
+        known = self._peers[peer]
+        if ok:
+            self._is_reachable(peer, known)
+        elif known.unreachable_since_s is None:
+            known.unreachable_since_s = now_s
+
+    def kv_report(self, report: KvReport, now_s: float) -> None:
+        match report:
+            case LeaseQuiet():
+                self._revoked_s.pop(report.lease_id, None)
+                self._leases.end_quarantine(report.lease_id)
+            case Expecting():
+                self._grant(report.lease_id, now_s)
+            case Counted() if report.lease_id in self._by_lease:
+                backend = self._endpoint.backend if self._endpoint else ""
+                self._metrics.bytes.inc(backend, "in", by=report.num_bytes)
+                self._metrics.seconds.inc(backend, "in", by=report.seconds)
+                self._side.counted(report.lease_id, report.checksums, now_s)
+            case WriterLost() if report.lease_id in self._by_lease:
+                self._side.writer_lost(report.lease_id, report.message, now_s)
+            case _:
+                self._metrics.stray.inc()
+        self._process_events(now_s)
+
+    def tick(self, now_s: float) -> None:
+        self._side.tick(now_s)
+        self._process_events(now_s)
+        self._let_go_of_abandoned(now_s)
+        self._give_up_on_the_unreachable(now_s)
+        self._look_again(now_s)
+        self._tell_data_plane(now_s)
+        if now_s >= self._next_ping_s:
+            self._next_ping_s = now_s + PING_INTERVAL_S
+            self._pings += [(peer, Ping()) for peer in self._peers]
+
+    def worker_lost(self, now_s: float) -> None:
+        """Our KV memory is gone, and all leases on it. Those who had one ask again."""
+        self._let_go_of_abandoned(now_s)
+        for errand in [e for e in self._errands.values() if e.request.status is Status.GRANTED]:
+            self._withdraw(errand, now_s)
+            self._leases.take_back(errand.request)
+            errand.request.move_to(Status.ASKED)
+            errand.waits_for_room = True
+        self._endpoint = None
+        self._by_lease.clear()
+        self._revoked_s.clear()
+        self._commands.clear()
+        self._leases.fresh.clear()
+
+    def worker_up(self, worker: WorkerHello) -> None:
+        self._endpoint = worker.kv_endpoint
+
+    def why_renew(self, now_s: float) -> str | None:
+        """A reason to give the KV memory up: too much of it is, or has for too long been, in nobody's hands."""
+        quarantined, pool = self._scheduler.pool.num_quarantined, self._scheduler.pool
+        if quarantined > pool.num_blocks * MAX_QUARANTINED_SHARE and self._leases.stuck:
+            return f"{quarantined} of {pool.num_blocks} KV blocks are quarantined"
+        oldest_s = min(self._revoked_s.values(), default=now_s)
+        if now_s - oldest_s > QUARANTINE_S:
+            return f"a peer that may write KV blocks has not answered for {QUARANTINE_S:g} s"
+        return None
+
+    def drain(self) -> tuple[list[tuple[str, ToPrefill]], list[KvCommand]]:
+        messages = self._side.drain() + self._pings
+        commands, self._commands, self._pings = self._commands, [], []
+        return messages, commands
+
+    def close(self) -> None:
+        self._side.close()
+
+    def _process_events(self, now_s: float) -> None:
+        for event in self._side.take_events():
+            errand = self._by_handover.get(event.handover)
+            if errand is None:
+                continue  # what came before in this turn has ended it
+            match event:
+                case OfferCame():
+                    self._on_offer(errand, event, now_s)
+                case Arrived():
+                    self._on_arrived(errand, event.ready, now_s)
+                case Ended():
+                    self._on_ended(errand, event.error, now_s)
+
+    def _on_offer(self, errand: Errand, event: OfferCame, now_s: float) -> None:
+        self._metrics.offers.inc("decode")
+        wanted = self._scheduler.pool.blocks_for(len(errand.request.token_ids))
+        if event.num_blocks != wanted:
+            message = f"{event.num_blocks} blocks were asked for where {wanted} are needed"
+            error = door.error_info(PdError("pd_layout_mismatch", message, stage="offer"))
+            self._side.refuse(event.handover, error, now_s)
+            self._on_ended(errand, error, now_s)
+            return
+        self._leases.want(errand.request, at_once=self._endpoint is not None)
+        self._tell_data_plane(now_s)
+
+    def _grant(self, lease_id: str, now_s: float) -> None:
+        """The data plane's door is open: now the peer may be told."""
+        errand = self._by_lease.get(lease_id)
+        if errand is None or errand.handover is None:
+            self._metrics.stray.inc()
+            return
+        lease, endpoint = errand.request.lease, self._endpoint
+        assert lease is not None and endpoint is not None, "a lease that is expected is on our own memory"
+        num_cached = lease.first_block * self._scheduler.pool.block_size
+        granted = Lease(lease_id, endpoint, num_cached, lease.block_ids, self._config.kv_checksums)
+        self._side.grant(errand.handover, granted, now_s)
+        self._metrics.grants.inc()
+
+    def _on_arrived(self, errand: Errand, ready: Ready, now_s: float) -> None:
+        request, lease = errand.request, errand.request.lease
+        if lease is None or not ready.token_ids or not self._in_vocabulary(ready.token_ids):
+            error = PdError("pd_transfer_failed", "what the prefill instance sent cannot be used", stage="transfer")
+            self._on_ended(errand, door.error_info(error), now_s)
+            return
+        self._forget(errand)
+        del self._errands[request]
+        self._commands.append(EndLease(lease.lease_id))
+        self._metrics.ended.inc("decode", "arrived")
+        self._metrics.latency.observe(now_s - errand.asked_s)
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = min(ready.num_cached_tokens, request.num_prompt)
+        self._leases.arrive(request, now_s)
+        assert request.slot is not None, "it has arrived in one"
+        drawn = Tokens(
+            request.slot,
+            request.slot_epoch,
+            request.num_generated,
+            request.num_computed,
+            ready.token_ids,
+            ready.logprobs,
+            ready.prompt_logprobs,
+        )
+        self._tokens.take_remote(request, drawn, now_s)
+
+    def _in_vocabulary(self, token_ids: list[int]) -> bool:
+        return min(token_ids) >= 0 and max(token_ids) < self._vocab_size
+
+    def _on_ended(self, errand: Errand, error: ErrorInfo, now_s: float) -> None:
+        """A hand-over has failed. The request has not."""
+        request = errand.request
+        log.info(
+            log_event("hand-over failed", id=request.request_id, peer=errand.peer, code=error.code, error=error.message)
+        )
+        self._metrics.ended.inc("decode", error.code)
+        self._forget(errand)
+        self._leases.forget_offer(request)
+        if request.status is Status.GRANTED:
+            self._leases.take_back(request)
+            request.move_to(Status.ASKED)
+        errand.error = error
+        if error.code == "pd_no_decode_blocks":
+            self._metrics.refusals.inc("decode", error.code)
+            errand.waits_for_room = True  # our own shortage, and no peer's fault
+            return
+        if error.stage == CRASHED and self._charge(errand, now_s):
+            return
+        if error.stage == SILENCE and errand.peer is not None:
+            self._peers[errand.peer].paused_until_s = now_s + PEER_PAUSE_S
+        self._ask_next(errand, now_s)
+
+    def _charge(self, errand: Errand, now_s: float) -> bool:
+        """A peer's worker died over this prompt. True if that was once too often."""
+        request = errand.request
+        request.crash_charges += 1
+        request.charged_position = request.num_generated
+        if request.crash_charges < policy.CHARGES_TO_FAIL:
+            return False
+        del self._errands[request]
+        message = f"workers died {request.crash_charges} times while running this request"
+        self._tokens.fail(request, door.error_info(CrashedWorker(message)), now_s)
+        return True
+
+    def _ask_next(self, errand: Errand, now_s: float) -> None:
+        under_way = Counter(e.peer for e in self._errands.values() if e.handover is not None)
+        views = [
+            policy.PeerView(address, under_way[address], errand.attempts[address], self._is_available(peer, now_s))
+            for address, peer in self._peers.items()
+        ]
+        may_fall_back = self._config.local_prefill
+        chosen = policy.choose_prefill_peer(views, may_fall_back=may_fall_back)
+        if chosen is not None:
+            if errand.attempts:
+                self._metrics.fallbacks.inc("peer")
+            self._ask(errand, chosen.address, now_s)
+        elif may_fall_back:
+            self._metrics.fallbacks.inc("local")
+            del self._errands[errand.request]
+            self._scheduler.take_home(errand.request)
+        elif now_s - errand.begun_s > self._config.handover_timeout_s or not policy.can_try_again(views):
+            self._fail(errand, now_s)
+
+    def _ask(self, errand: Errand, address: str, now_s: float) -> None:
+        request = errand.request
+        errand.peer, errand.handover, errand.asked_s = address, self._side.next_number(), now_s
+        errand.attempts[address] += 1
+        self._by_handover[errand.handover] = errand
+        prefill = Prefill(
+            handover=errand.handover,
+            layout=self._layout,
+            request_id=request.request_id,
+            token_ids=list(request.token_ids),
+            num_prompt=request.num_prompt,
+            sampling=request.sampling,
+            priority=request.priority,
+            arrival_s=request.arrival_s,
+            deadline_s=None if request.deadline_s is None else max(0.0, request.deadline_s - now_s),
+            cache_salt=request.cache_salt,
+            crash_charges=request.crash_charges,
+            score_from=request.score_from,
+        )
+        self._side.ask(address, prefill, now_s)
+
+    def _fail(self, errand: Errand, now_s: float) -> None:
+        """Nobody could compute it, and we may not. The layer above may know someone who can."""
+        self._metrics.fallbacks.inc("none")
+        del self._errands[errand.request]
+        cause = (
+            errand.error.message.removeprefix("PD Error: ") if errand.error else "no prefill instance can be reached"
+        )
+        code = "pd_preempted" if errand.request.num_generated else "pd_prefill_failed"
+        error = PdError(
+            code, f"no prefill instance could compute the prompt ({cause})", stage="prefill", retry_after_s=1.0
+        )
+        self._tokens.give_up(errand.request, door.error_info(error), now_s)
+
+    def _is_reachable(self, address: str, peer: Peer) -> None:
+        peer.unreachable_since_s = None
+        if peer.is_missed:
+            peer.is_missed = False
+            log.info(log_event("prefill peer is back", peer=address))
+
+    def _is_available(self, peer: Peer, now_s: float) -> bool:
+        since_s = peer.unreachable_since_s
+        return peer.paused_until_s <= now_s and (since_s is None or now_s - since_s < UNREACHABLE_S)
+
+    def _on_pong(self, address: str, peer: Peer, message: Pong, now_s: float) -> None:
+        """A peer that has started anew knows nothing of what its predecessor was asked."""
+        if peer.incarnation not in ("", message.incarnation):
+            self._side.receive(address, Gone(peer.incarnation), now_s)
+        peer.incarnation = message.incarnation
+
+    def _let_go_of_abandoned(self, now_s: float) -> None:
+        abandoned, self._leases.abandoned = self._leases.abandoned, []
+        for request in abandoned:
+            errand = self._errands.get(request)
+            if errand is None:
+                continue
+            self._withdraw(errand, now_s)
+            if request.status is Status.FINISHED:
+                del self._errands[request]
+            else:
+                errand.waits_for_room = True  # its blocks went to somebody who comes before it
+
+    def _withdraw(self, errand: Errand, now_s: float) -> None:
+        if errand.handover is not None:
+            self._side.cancel(errand.handover, WITHDRAWN, now_s)
+            self._metrics.ended.inc("decode", "withdrawn")
+        self._forget(errand)
+
+    def _forget(self, errand: Errand) -> None:
+        """The hand-over is over; the errand may go on with another one."""
+        if errand.handover is not None:
+            del self._by_handover[errand.handover]
+        if errand.request.lease is not None:
+            self._by_lease.pop(errand.request.lease.lease_id, None)
+        errand.handover = None
+
+    def _give_up_on_the_unreachable(self, now_s: float) -> None:
+        """What such a peer has only been asked for goes elsewhere. What it may write is under a lease, and ends with it."""
+        away = {address for address, peer in self._peers.items() if not self._is_available(peer, now_s)}
+        for address in away:
+            if not self._peers[address].is_missed:
+                self._peers[address].is_missed = True
+                hint = "is it running, and does it have the same cluster key?"
+                log.warning(log_event("prefill peer cannot be reached", peer=address, hint=hint))
+        if not away:
+            return
+        for errand in [e for e in self._errands.values() if e.handover is not None and e.peer in away]:
+            if errand.request.status is Status.ASKED and errand.handover is not None:
+                error = PdError("pd_prefill_failed", f"{errand.peer} cannot be reached", stage="prefill")
+                self._side.cancel(errand.handover, door.error_info(error), now_s)
+                self._on_ended(errand, door.error_info(error), now_s)
+
+    def _look_again(self, now_s: float) -> None:
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + LOOK_AGAIN_S
+        for errand in [e for e in self._errands.values() if e.handover is None]:
+            if errand.waits_for_room:
+                if not self._scheduler.seating.has_room(errand.request):
+                    continue
+                errand.waits_for_room = False
+                errand.attempts.clear()
+            self._ask_next(errand, now_s)
+
+    def _tell_data_plane(self, now_s: float) -> None:
+        leases, self._leases.fresh = self._leases.fresh, []
+        for request in leases:
+            if request.lease is not None and (errand := self._errands.get(request)) is not None:
+                self._by_lease[request.lease.lease_id] = errand
+                expect = Expect(request.lease.lease_id, request.lease.block_ids, self._config.kv_checksums)
+                self._commands.append(expect)
+        revoked, self._leases.revoked = self._leases.revoked, []
+        for lease_id in revoked:
+            self._by_lease.pop(lease_id, None)
+            self._revoked_s[lease_id] = now_s
+            self._commands.append(Revoke(lease_id))
+        for lease_id, revoked_s in self._revoked_s.items():
+            if now_s - revoked_s > QUIET_S:
+                self._leases.stuck.add(lease_id)

@@ -1,0 +1,346 @@
+"""D's side of all its hand-overs: asks, grants, verifies, and has the last word on each.
+
+A hand-over belongs to the address it was asked of, and from the first word about it to the incarnation that spoke.
+The memory into which KV is written is not known here: a lease is a name that the caller must revoke when told.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from onward.pd import faults
+from onward.pd.events import Arrived, DecodeEvent, Ended, Lease, OfferCame
+from onward.pd.memory import RecentMemory
+from onward.pd.times import Times
+from onward.proto.handoff import (
+    Cancel,
+    Gone,
+    Grant,
+    Heartbeat,
+    Offer,
+    Prefill,
+    Ready,
+    Refuse,
+    Taken,
+    ToDecode,
+    ToPrefill,
+)
+from onward.proto.request import ErrorInfo
+
+REMEMBERED = 4096
+"""Hand-overs that are over, and incarnations of peers: a late word about one of these is answered with knowledge."""
+
+NOT_HERE = faults.prefill_failed("the decode instance does not have this hand-over any more")
+
+
+class State(Enum):
+    ASKED = "asked"
+    OFFERED = "offered"
+    GRANTED = "granted"
+
+
+@dataclass(slots=True)
+class _Handover:
+    peer: str
+    prefill: Prefill
+    timeout_at_s: float
+    silent_at_s: float
+    """When P, if it says nothing until then, is taken for dead."""
+    repeat_at_s: float | None
+    """When `prefill` is sent again. None: P has it."""
+    state: State = State.ASKED
+    incarnation: str | None = None
+    """Of the P that spoke first. None: nobody has spoken yet."""
+    hold_until_s: float = 0.0
+    """When an offer that was neither granted nor refused is refused."""
+    grant: Grant | None = None
+    counted: list[int] | None = None
+    """The checksums of what lies in our memory. None: not all of it does."""
+    ready: Ready | None = None
+
+    @property
+    def lease_id(self) -> str | None:
+        return self.grant.lease_id if self.grant else None
+
+
+@dataclass(frozen=True, slots=True)
+class _LastWord:
+    """What P is told if it still speaks of a hand-over that is over."""
+
+    peer: str
+    taken_from: str | None
+    """The incarnation of P that is told Taken; everyone else is told Cancel."""
+    error: ErrorInfo
+
+
+class DecodeSide:
+    def __init__(self, incarnation: str, times: Times) -> None:
+        self.incarnation = incarnation
+        self._times = times
+        self._last_number = 0
+        self._live: dict[int, _Handover] = {}
+        self._by_lease: dict[str, int] = {}
+        self._over: RecentMemory[int, _LastWord] = RecentMemory(REMEMBERED)
+        self._is_gone: RecentMemory[tuple[str, str], bool] = RecentMemory(REMEMBERED)
+        """Which incarnations have spoken from which address, and which of them are no more."""
+        self._events: list[tuple[DecodeEvent, str | None]] = []
+        """Each with the lease that its hand-over had."""
+        self._outbox: list[tuple[str, ToPrefill]] = []
+
+    def next_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
+
+    def ask(self, peer: str, prefill: Prefill, now_s: float) -> None:
+        """`prefill` carries a number of ours that was not used before."""
+        assert 0 < prefill.handover <= self._last_number
+        assert prefill.handover not in self._live
+        self._live[prefill.handover] = _Handover(
+            peer,
+            prefill,
+            timeout_at_s=now_s + self._times.handover_timeout_s,
+            silent_at_s=now_s + self._times.silence_s,
+            repeat_at_s=now_s + self._times.repeat_s,
+        )
+        self._send(peer, prefill)
+
+    def grant(self, handover: int, lease: Lease, now_s: float) -> bool:
+        """Whether the offer still stands. If not, the lease was given to nobody and `Ended` says why."""
+        found = self._live.get(handover)
+        if found is None or found.state is not State.OFFERED:
+            return False
+        assert found.incarnation is not None
+        assert lease.lease_id not in self._by_lease
+        found.state = State.GRANTED
+        found.grant = Grant(
+            handover,
+            found.incarnation,
+            lease.lease_id,
+            lease.endpoint,
+            lease.num_cached_tokens,
+            lease.block_ids,
+            self._times.lease_s,
+            lease.checksums,
+        )
+        self._by_lease[lease.lease_id] = handover
+        self._hear(found, now_s)
+        self._send(found.peer, found.grant)
+        return True
+
+    def refuse(self, handover: int, error: ErrorInfo, now_s: float) -> None:
+        """No event follows."""
+        found = self._live.get(handover)
+        if found is None or found.state is not State.OFFERED:
+            return
+        self._forget(handover, error)
+        self._send(found.peer, Refuse(handover, error, found.incarnation or ""))
+
+    def counted(self, lease_id: str, checksums: list[int], now_s: float) -> None:
+        """Our data plane has every block of the lease."""
+        number = self._by_lease.get(lease_id)
+        if number is not None and self._live[number].counted is None:
+            self._live[number].counted = checksums
+            self._verify(number)
+
+    def writer_lost(self, lease_id: str, message: str, now_s: float) -> None:
+        """What has been counted is complete, and needs its writer no more."""
+        number = self._by_lease.get(lease_id)
+        if number is not None and self._live[number].counted is None:
+            self._fail(number, faults.transfer_failed(f"the prefill instance stopped writing: {message}"))
+
+    def cancel(self, handover: int, error: ErrorInfo, now_s: float) -> str | None:
+        """Our own decision: no event follows, not even one that was waiting. Returns the lease to revoke, if any."""
+        if handover in self._live:
+            return self._call_off(handover, error).lease_id
+        return self._withdraw_events(handover)
+
+    def receive(self, peer: str, message: ToDecode, now_s: float) -> None:
+        if isinstance(message, Gone):
+            self._bury(peer, message.incarnation)
+            return
+        if not self._meet(peer, message.incarnation):
+            return
+        match message:
+            case Offer():
+                self._receive_offer(peer, message, now_s)
+            case Ready():
+                self._receive_ready(peer, message, now_s)
+            case Heartbeat():
+                self._receive_heartbeat(peer, message, now_s)
+            case Refuse() | Cancel():
+                if self._find(peer, message.handover, message.incarnation, now_s):
+                    self._end(message.handover, message.error)
+
+    def tick(self, now_s: float) -> None:
+        for number, handover in list(self._live.items()):
+            if now_s >= handover.timeout_at_s:
+                self._fail(number, self._timeout_of(handover))
+            elif handover.state is State.OFFERED and now_s >= handover.hold_until_s:
+                self._refuse_held(number)
+            elif now_s >= handover.silent_at_s:
+                self._fail(number, self._silence_of(handover))
+            elif handover.repeat_at_s is not None and now_s >= handover.repeat_at_s:
+                handover.repeat_at_s = now_s + self._times.repeat_s
+                self._send(handover.peer, handover.prefill)
+
+    def take_events(self) -> list[DecodeEvent]:
+        events, self._events = self._events, []
+        return [event for event, _ in events]
+
+    def drain(self) -> list[tuple[str, ToPrefill]]:
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    def close(self) -> None:
+        for peer in dict.fromkeys(handover.peer for handover in self._live.values()):
+            self._send(peer, Gone(self.incarnation))
+        self._live.clear()
+        self._by_lease.clear()
+
+    def states(self) -> dict[str, int]:
+        counts = {state.value: 0 for state in State}
+        for handover in self._live.values():
+            counts[handover.state.value] += 1
+        return counts
+
+    def _receive_offer(self, peer: str, offer: Offer, now_s: float) -> None:
+        found = self._find(peer, offer.handover, offer.incarnation, now_s)
+        if found is None:
+            self._repeat_last_word(peer, offer.handover, offer.incarnation)
+        elif found.grant is not None:
+            self._send(peer, found.grant)
+        elif found.state is State.ASKED:
+            found.state = State.OFFERED
+            found.hold_until_s = now_s + self._times.offer_hold_s
+            self._events.append((OfferCame(offer.handover, offer.num_blocks), None))
+
+    def _receive_ready(self, peer: str, ready: Ready, now_s: float) -> None:
+        found = self._find(peer, ready.handover, ready.incarnation, now_s)
+        if found is None:
+            self._repeat_last_word(peer, ready.handover, ready.incarnation)
+        elif found.grant is None:
+            self._fail(ready.handover, faults.prefill_failed("the prefill instance was ready before it had a grant"))
+        elif found.ready is None:
+            found.ready = ready
+            self._verify(ready.handover)
+
+    def _receive_heartbeat(self, peer: str, heartbeat: Heartbeat, now_s: float) -> None:
+        wanted: list[int] = []
+        for number in heartbeat.handovers:
+            if self._find(peer, number, heartbeat.incarnation, now_s):
+                wanted.append(number)
+            elif self._was_taken(peer, number, heartbeat.incarnation):
+                self._send(peer, Taken(number))
+        self._send(peer, Heartbeat(heartbeat.number, wanted, heartbeat.incarnation))
+
+    def _find(self, peer: str, number: int, incarnation: str, now_s: float) -> _Handover | None:
+        """The hand-over that this incarnation of this peer works on. It has been heard of."""
+        found = self._live.get(number)
+        if found is None or found.peer != peer or found.incarnation not in (None, incarnation):
+            return None
+        found.incarnation = incarnation
+        found.repeat_at_s = None
+        self._hear(found, now_s)
+        return found
+
+    def _hear(self, handover: _Handover, now_s: float) -> None:
+        handover.silent_at_s = now_s + self._times.silence_s
+
+    def _meet(self, peer: str, incarnation: str) -> bool:
+        """Whether this incarnation may still be there. The first word of a new one ends what was with the others.
+
+        Of two incarnations that both have spoken nobody can tell which is the newer one, since words come late. So only
+        a first word counts; a hand-over that a dead one holds without having said so ends by its silence.
+        """
+        if (peer, incarnation) not in self._is_gone:
+            self._is_gone.remember((peer, incarnation), False)
+            for number in self._bound(peer):
+                if self._live[number].incarnation != incarnation:
+                    self._fail(number, faults.prefill_failed("the prefill instance was restarted"))
+        return not self._is_gone.get((peer, incarnation))
+
+    def _bury(self, peer: str, incarnation: str) -> None:
+        self._is_gone.remember((peer, incarnation), True)
+        for number in self._bound(peer):
+            if self._live[number].incarnation == incarnation:
+                self._fail(number, faults.prefill_failed("the prefill instance is gone"))
+
+    def _bound(self, peer: str) -> list[int]:
+        return [n for n, handover in self._live.items() if handover.peer == peer and handover.incarnation is not None]
+
+    def _verify(self, number: int) -> None:
+        """P has said that it is done, and we have counted: only both together are an arrival."""
+        handover = self._live[number]
+        ready, counted, grant = handover.ready, handover.counted, handover.grant
+        if ready is None or counted is None or grant is None:
+            return
+        if grant.checksums and ready.checksums != counted:
+            self._fail(number, faults.transfer_failed(_checksum_message(ready.checksums, counted)))
+            return
+        self._forget(number, NOT_HERE, taken_from=handover.incarnation)
+        self._send(handover.peer, Taken(number))
+        self._events.append((Arrived(number, ready), grant.lease_id))
+
+    def _refuse_held(self, number: int) -> None:
+        handover = self._live[number]
+        error = faults.no_decode_blocks("the decode instance has no free blocks")
+        self._send(handover.peer, Refuse(number, error, handover.incarnation or ""))
+        self._end(number, error)
+
+    def _fail(self, number: int, error: ErrorInfo) -> None:
+        handover = self._call_off(number, error)
+        self._events.append((Ended(number, error, handover.lease_id), handover.lease_id))
+
+    def _end(self, number: int, error: ErrorInfo) -> None:
+        """P knows it already."""
+        handover = self._forget(number, error)
+        self._events.append((Ended(number, error, handover.lease_id), handover.lease_id))
+
+    def _call_off(self, number: int, error: ErrorInfo) -> _Handover:
+        handover = self._forget(number, error)
+        self._send(handover.peer, Cancel(number, error, handover.incarnation or ""))
+        return handover
+
+    def _forget(self, number: int, error: ErrorInfo, *, taken_from: str | None = None) -> _Handover:
+        handover = self._live.pop(number)
+        if handover.lease_id is not None:
+            del self._by_lease[handover.lease_id]
+        self._over.remember(number, _LastWord(handover.peer, taken_from, error))
+        self._withdraw_events(number)
+        return handover
+
+    def _withdraw_events(self, number: int) -> str | None:
+        """Nobody is to act on what was waiting to be told. Returns the lease that it would have named."""
+        leases = [lease_id for event, lease_id in self._events if event.handover == number]
+        self._events = [item for item in self._events if item[0].handover != number]
+        return next((lease_id for lease_id in leases if lease_id is not None), None)
+
+    def _repeat_last_word(self, peer: str, number: int, incarnation: str) -> None:
+        if self._was_taken(peer, number, incarnation):
+            self._send(peer, Taken(number))
+            return
+        last = self._over.get(number)
+        error = last.error if last is not None and last.peer == peer else NOT_HERE
+        self._send(peer, Cancel(number, error, incarnation))
+
+    def _was_taken(self, peer: str, number: int, incarnation: str) -> bool:
+        last = self._over.get(number)
+        return last is not None and last.peer == peer and last.taken_from == incarnation
+
+    def _timeout_of(self, handover: _Handover) -> ErrorInfo:
+        limit = f"within {self._times.handover_timeout_s:g} s"
+        if handover.ready is not None:
+            return faults.transfer_failed(f"the KV did not arrive {limit}")
+        return faults.prefill_failed(f"the prefill instance did not finish {limit}")
+
+    def _silence_of(self, handover: _Handover) -> ErrorInfo:
+        return faults.silent(self._times.silence_s, granted=handover.grant is not None)
+
+    def _send(self, peer: str, message: ToPrefill) -> None:
+        self._outbox.append((peer, message))
+
+
+def _checksum_message(sent: list[int], counted: list[int]) -> str:
+    if len(sent) != len(counted):
+        return f"{len(sent)} blocks were sent and {len(counted)} have arrived"
+    differing = [place for place, (ours, theirs) in enumerate(zip(counted, sent, strict=True)) if ours != theirs]
+    return f"the checksums of {len(differing)} of {len(sent)} blocks differ, first that of block {differing[0]}"

@@ -1,0 +1,49 @@
+"""The durations of a hand-over. All follow from three knobs, so that they always fit each other.
+
+    P sends an offer or a heartbeat, and D answers it:
+
+    P   sent |---------- lease_s ----------| stops, and says so
+    D        . answered |---------- lease_s ----------|- margin_s -| gives up
+
+D answers after P has sent, and waits longer. So P has stopped when D gives up, as long as the rates of their clocks
+differ by less than `margin_s` in `lease_s`, and P looks at its clock more often than each `margin_s`.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    lease_s: float
+    offer_hold_s: float
+    """How long D may think about an offer."""
+    handover_timeout_s: float
+    """How long one hand-over may take in all, P's queue included."""
+
+    def __post_init__(self) -> None:
+        assert self.lease_s > 0
+        assert self.offer_hold_s >= 0
+        assert self.handover_timeout_s > 0
+
+    @property
+    def margin_s(self) -> float:
+        return self.lease_s / 5
+
+    @property
+    def silence_s(self) -> float:
+        """How long D waits for a word of P."""
+        return self.lease_s + self.margin_s
+
+    @property
+    def heartbeat_s(self) -> float:
+        return heartbeat_s(self.lease_s)
+
+    @property
+    def repeat_s(self) -> float:
+        """Between two copies of a message that has not been answered."""
+        return self.heartbeat_s / 2
+
+
+def heartbeat_s(lease_s: float) -> float:
+    """Several in each lease: a few may be lost."""
+    return min(1.0, lease_s / 5)

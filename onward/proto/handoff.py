@@ -1,0 +1,135 @@
+"""Between a decode instance (D) and a prefill instance (P). D owns the request; P works for it and decides nothing.
+
+    D -> P   Prefill     the request and its tokens so far
+    P -> D   Offer       when it can run the prompt now
+    D -> P   Grant       blocks under a lease          or Refuse
+    P -> D   Ready       tokens; all KV was written, nothing will follow. Repeated until Taken or Cancel
+    D -> P   Taken       P frees
+    either   Cancel, Heartbeat, Gone
+
+D numbers hand-overs; every message carries the number. D is known to P by its incarnation, which is also the identity of
+its socket; P's messages carry P's. Anything may be lost, doubled, delayed or reordered. Times are durations.
+"""
+
+import msgspec
+
+from onward.proto.kv_transfer import Endpoint, Layout
+from onward.proto.request import ErrorInfo
+from onward.proto.sampling import Sampling
+from onward.proto.step import TokenLogprobs
+
+
+class Prefill(msgspec.Struct, frozen=True, array_like=True, tag="prefill"):
+    """Compute the KV of this list and draw the token that follows. Repeated until P is heard of."""
+
+    handover: int
+    layout: Layout
+    request_id: str
+    """For logs; what identifies the work is the number."""
+    token_ids: list[int]
+    num_prompt: int
+    sampling: Sampling
+    priority: int = 0
+    arrival_s: float = 0.0
+    deadline_s: float | None = None
+    cache_salt: str = ""
+    crash_charges: int = 0
+    """Of workers that died under it without progress: P runs it alone from the second one on."""
+    score_from: int | None = None
+    """See `Assign.score_from`."""
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
+    """P can run it now, and asks for this many blocks: those of the whole list."""
+
+    handover: int
+    incarnation: str
+    """P's, as in everything that P sends."""
+    num_blocks: int
+
+
+class Grant(msgspec.Struct, frozen=True, array_like=True, tag="grant"):
+    """The answer to an Offer; the same one, however often it is asked for.
+
+    list    |-- num_cached_tokens: D has them, pinned until the end --|-- block_ids: to be written --|
+    """
+
+    handover: int
+    incarnation: str
+    """Of the P that it is for."""
+    lease_id: str
+    endpoint: Endpoint
+    num_cached_tokens: int
+    block_ids: list[int]
+    lease_s: float
+    """P counts from when it sent the offer, or the last heartbeat that was answered; D counts from its answer."""
+    checksums: bool
+
+
+class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
+    """No: from P to a Prefill, from D to an Offer. The hand-over is over, on both sides."""
+
+    handover: int
+    error: ErrorInfo
+    incarnation: str = ""
+    """P's: of the sender, or of the one that it is for. Empty: any."""
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """All is computed and written, and no write will follow."""
+
+    handover: int
+    incarnation: str
+    token_ids: list[int]
+    """From position len(generated) on."""
+    num_cached_tokens: int
+    """Of the list, how many P did not have to compute."""
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    draft_token_ids: list[int] = []
+    """Guesses for what follows. They take no position."""
+    checksums: list[int] = []
+    """Of each block that was written, where the grant asked for it."""
+
+
+class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
+    """D has verified it and goes on by itself. Repeated whenever P says Ready again."""
+
+    handover: int
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
+    """It is over, for this reason. Also the answer to anything about a hand-over that one does not have."""
+
+    handover: int
+    error: ErrorInfo
+    incarnation: str = ""
+    """P's: of the sender, or of the one that it is for. Empty: any."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
+    """P, each second and whenever a Prefill is repeated: I still have these. D answers with the same number and those
+    it still wants, which extends their leases; what is missing from the answer is over."""
+
+    number: int
+    handovers: list[int]
+    incarnation: str = ""
+    """P's: of the sender, or of the one that it is for. Empty: any."""
+
+
+class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
+    """That incarnation is no more, or its KV memory is not: all it had under way is over."""
+
+    incarnation: str
+
+
+class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
+    """D to P: is that still you? Asked twice a second while something is under way, and answered at once."""
+
+
+class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
+    incarnation: str
+
+
+ToPrefill = Prefill | Grant | Refuse | Taken | Cancel | Heartbeat | Gone | Ping
+ToDecode = Offer | Ready | Refuse | Cancel | Heartbeat | Gone | Pong

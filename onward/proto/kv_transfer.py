@@ -1,0 +1,136 @@
+"""KV memory between workers, as engine and worker speak of it.
+
+A lease lets one peer write into some of our blocks. The decode worker expects it, counts what arrives and can revoke it;
+the prefill worker pushes into it while it computes. Both report what has happened, never what they hope.
+
+    decode engine   -> its worker    Expect, EndLease, Revoke      <- Expecting, Counted, WriterLost, LeaseQuiet
+    prefill engine  -> its worker    `Assign.push`, StopPush       <- Sent, PushFailed, PushQuiet
+"""
+
+import msgspec
+
+
+class Layout(msgspec.Struct, frozen=True, array_like=True):
+    """What two workers must have in common before KV can pass between them."""
+
+    fingerprint: str
+    """Everything that decides the bits: weights, quantization, kernels, instruction set."""
+    dtype: str
+    """Of keys and values."""
+    block_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    tensor_parallel: int = 1
+
+    @property
+    def name(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+class Endpoint(msgspec.Struct, frozen=True, array_like=True):
+    """Where one decode worker incarnation takes KV in."""
+
+    backend: str
+    """`shm`, `tcp` or `nixl`."""
+    address: str
+    """`unix:@name` or `tcp:host:port`."""
+    incarnation: str
+    """Of the worker: a connection to another one is refused."""
+
+
+class Push(msgspec.Struct, frozen=True, array_like=True):
+    """Part of an assignment: while it is computed, its KV goes to a peer.
+
+    blocks of the request   |-- first_block: the peer has them --|-- block_ids: the peer's, in order --|
+    """
+
+    lease_id: str
+    endpoint: Endpoint
+    first_block: int
+    block_ids: list[int]
+    checksums: bool
+
+
+class Expect(msgspec.Struct, frozen=True, array_like=True, tag="expect"):
+    """A peer may write these blocks, all layers of each, once."""
+
+    lease_id: str
+    block_ids: list[int]
+    checksums: bool
+
+
+class EndLease(msgspec.Struct, frozen=True, array_like=True, tag="end_lease"):
+    """All has arrived and was taken. What else comes for this lease is refused. Not answered."""
+
+    lease_id: str
+
+
+class Revoke(msgspec.Struct, frozen=True, array_like=True, tag="revoke"):
+    """Let nothing more be written. Answered by `LeaseQuiet` when that is certain; also for a lease nobody knows."""
+
+    lease_id: str
+
+
+class StopPush(msgspec.Struct, frozen=True, array_like=True, tag="stop_push"):
+    """Read and write nothing more for this lease. Answered by `PushQuiet`, always."""
+
+    lease_id: str
+
+
+KvCommand = Expect | EndLease | Revoke | StopPush
+
+
+class Expecting(msgspec.Struct, frozen=True, array_like=True, tag="expecting"):
+    """Answers `Expect`: a peer that is told of the lease now finds the door open."""
+
+    lease_id: str
+
+
+class Counted(msgspec.Struct, frozen=True, array_like=True, tag="counted"):
+    """Every block of the lease lies in our memory, in all layers, and its writer has said that it is done."""
+
+    lease_id: str
+    checksums: list[int] = []
+    """Of each block as it lies here, where asked for."""
+    num_bytes: int = 0
+    seconds: float = 0.0
+    """From the first byte to the last."""
+
+
+class WriterLost(msgspec.Struct, frozen=True, array_like=True, tag="writer_lost"):
+    """The peer's connection ended, or it broke the rules, before all had come. The lease is not quiet by that alone."""
+
+    lease_id: str
+    message: str
+
+
+class LeaseQuiet(msgspec.Struct, frozen=True, array_like=True, tag="lease_quiet"):
+    """Nothing will be written under this lease any more."""
+
+    lease_id: str
+
+
+class Sent(msgspec.Struct, frozen=True, array_like=True, tag="sent"):
+    """Every block of the push lies in the peer's memory; neither side is touched any more."""
+
+    lease_id: str
+    checksums: list[int] = []
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+
+class PushFailed(msgspec.Struct, frozen=True, array_like=True, tag="push_failed"):
+    """The push cannot be completed; neither side is touched any more."""
+
+    lease_id: str
+    message: str
+
+
+class PushQuiet(msgspec.Struct, frozen=True, array_like=True, tag="push_quiet"):
+    """Answers `StopPush`."""
+
+    lease_id: str
+
+
+KvReport = Expecting | Counted | WriterLost | LeaseQuiet | Sent | PushFailed | PushQuiet

@@ -1,0 +1,239 @@
+"""Keeps the instances of a cluster on this machine alive, each an `onward serve` with children of its own.
+
+It knows command lines and lines of output, nothing of what instances do or say to each other. An instance that was ready
+once and dies is started again on the same ports; one that never gets ready ends the cluster.
+"""
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from onward import log
+from onward.clock import Clock
+from onward.errors import StartupError
+from onward.supervisor.restarts import RestartPolicy
+from onward.transport.control import die_with_parent
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.2
+KILL_AFTER_S = 10.0
+"""Beyond the drain: how long an instance that was told to stop may take."""
+READ_BYTES = 1 << 16
+MAX_LINE_BYTES = 1 << 16
+NUM_LAST_LINES = 20
+MAX_LAST_READS = 64
+
+
+@dataclass(slots=True, frozen=True)
+class InstancePlan:
+    name: str
+    """As its lines of output are marked."""
+    role: str
+    command: tuple[str, ...]
+    url: str
+    handoff_address: str | None
+    threads: int
+
+
+@dataclass(slots=True, eq=False)
+class Output:
+    """One of an instance's two streams, cut into lines."""
+
+    instance: "Instance"
+    is_stdout: bool
+    rest: bytes = b""
+
+    def lines(self, data: bytes) -> list[str]:
+        *whole, self.rest = (self.rest + data).split(b"\n")
+        if len(self.rest) > MAX_LINE_BYTES:
+            whole, self.rest = [*whole, self.rest], b""
+        return [line.decode(errors="replace").rstrip() for line in whole]
+
+    def last_line(self) -> list[str]:
+        return self.lines(b"\n") if self.rest else []
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    plan: InstancePlan
+    process: "subprocess.Popen[bytes] | None" = None
+    is_ready: bool = False
+    num_ready: int = 0
+    restart_at_s: float | None = None
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=NUM_LAST_LINES))
+
+
+class Cluster:
+    def __init__(
+        self,
+        plans: Sequence[InstancePlan],
+        clock: Clock,
+        *,
+        inherit_fds: tuple[int, ...],
+        greeting: str,
+        drain_s: float,
+        on_line: Callable[[str, str], None],
+        on_ready: Callable[["Cluster"], None],
+    ) -> None:
+        """An instance is ready when a line of its standard output begins with `greeting`. What else it prints there is
+        for someone who has started it alone; its standard error goes to `on_line(name, line)`."""
+        self.instances = [Instance(plan) for plan in plans]
+        self._clock, self._inherit_fds, self._greeting, self._drain_s = clock, inherit_fds, greeting, drain_s
+        self._on_line, self._on_ready = on_line, on_ready
+        self._selector = selectors.DefaultSelector()
+        self._was_ready = False
+        self._stop_requests = 0
+
+    def run(self) -> None:
+        """Until told to stop. Raises `StartupError` if an instance never gets ready."""
+        wakeup_read, wakeup_write = socket.socketpair()
+        with wakeup_read, wakeup_write:
+            self._catch_signals(wakeup_read, wakeup_write)
+            try:
+                for instance in self.instances:
+                    self._start(instance)
+                while not self._stop_requests:
+                    self._turn()
+                self._shut_down()
+            finally:
+                self._clean_up()
+
+    def _catch_signals(self, wakeup_read: socket.socket, wakeup_write: socket.socket) -> None:
+        for end in (wakeup_read, wakeup_write):
+            end.setblocking(False)
+        signal.set_wakeup_fd(wakeup_write.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        self._selector.register(wakeup_read, selectors.EVENT_READ, None)
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        self._stop_requests += 1
+
+    def _turn(self) -> None:
+        self._read()
+        now_s = self._clock.now_s()
+        for instance in self.instances:
+            if instance.process is not None and instance.process.poll() is not None:
+                self._after_death(instance, instance.process.returncode, now_s)
+            if instance.restart_at_s is not None and instance.restart_at_s <= now_s:
+                self._start(instance)
+
+    def _start(self, instance: Instance) -> None:
+        """In a group of its own: Ctrl-C in the terminal is for us to hear."""
+        ours = os.getpid()
+        instance.restart_at_s = None
+        instance.last_lines.clear()
+        instance.process = subprocess.Popen(
+            instance.plan.command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=self._inherit_fds,
+            process_group=0,
+            preexec_fn=lambda: die_with_parent(ours),  # no thread runs here, so it is safe
+        )
+        for stream in (instance.process.stdout, instance.process.stderr):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            output = Output(instance, stream is instance.process.stdout)
+            self._selector.register(stream, selectors.EVENT_READ, output)
+
+    def _after_death(self, instance: Instance, code: int, now_s: float) -> None:
+        assert instance.process is not None
+        self._drain(instance)
+        instance.process, instance.is_ready = None, False
+        cause = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        if not instance.num_ready:
+            why = instance.last_lines[-1] if instance.last_lines else cause
+            raise StartupError(f"{instance.plan.name} cannot start: {why.removeprefix('onward serve: ')}")
+        # Getting ready is the progress of an instance: a start takes long enough to keep a loop of deaths calm.
+        delay_s = instance.policy.delay_s(now_s, instance.num_ready)
+        logger.warning(log.event("instance died", instance=instance.plan.name, cause=cause, restart_in_s=delay_s))
+        instance.restart_at_s = now_s + delay_s
+
+    # What instances say.
+
+    def _read(self, timeout_s: float = POLL_S) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            if isinstance(key.data, Output):
+                self._read_stream(key.fd, key.data)
+            else:
+                assert isinstance(key.fileobj, socket.socket)
+                key.fileobj.recv(64)
+
+    def _read_stream(self, fd: int, output: Output) -> bool:
+        """Whether there was something."""
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._selector.unregister(fd)
+        for line in output.lines(data) if data else output.last_line():
+            self._take_line(output, line)
+        return bool(data)
+
+    def _take_line(self, output: Output, line: str) -> None:
+        instance = output.instance
+        if not output.is_stdout:
+            if line:
+                instance.last_lines.append(line)
+                self._on_line(instance.plan.name, line)
+        elif line.startswith(self._greeting) and not instance.is_ready:
+            instance.is_ready = True
+            instance.num_ready += 1
+            logger.info(log.event("instance ready", instance=instance.plan.name))
+            self._announce()
+
+    def _announce(self) -> None:
+        if not self._was_ready and all(instance.is_ready for instance in self.instances):
+            self._was_ready = True
+            self._on_ready(self)
+
+    def _drain(self, instance: Instance) -> None:
+        """A dead instance's last words. Its own children may hold the pipes a little longer; we do not wait for them."""
+        assert instance.process is not None
+        for stream in (instance.process.stdout, instance.process.stderr):
+            assert stream is not None
+            if (key := self._selector.get_map().get(stream.fileno())) is not None:
+                for _ in range(MAX_LAST_READS):
+                    if not self._read_stream(key.fd, key.data):
+                        break
+            if stream.fileno() in self._selector.get_map():
+                self._selector.unregister(stream)
+            stream.close()
+
+    # The end.
+
+    def _shut_down(self) -> None:
+        """Prefill instances last, while there are still streams that wait for them."""
+        deadline_s = self._clock.now_s() + self._drain_s + KILL_AFTER_S
+        requests = self._stop_requests
+        self._stop([i for i in self.instances if i.plan.role != "prefill"], deadline_s, requests)
+        self._stop([i for i in self.instances if i.plan.role == "prefill"], deadline_s, requests)
+
+    def _stop(self, instances: list[Instance], deadline_s: float, requests: int) -> None:
+        """Asks them to leave, and waits; a further signal ends the waiting."""
+        running = [i.process for i in instances if i.process is not None]
+        for process in running:
+            process.terminate()
+        while any(process.poll() is None for process in running):
+            if self._clock.now_s() >= deadline_s or self._stop_requests > requests:
+                return
+            self._read()
+
+    def _clean_up(self) -> None:
+        for instance in self.instances:
+            if instance.process is not None:
+                instance.process.kill()  # its own children die with it
+                instance.process.wait()
+                self._drain(instance)
+        self._selector.close()

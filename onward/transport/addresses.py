@@ -1,0 +1,50 @@
+"""Hand-over addresses, tcp://HOST:PORT or ipc://PATH: taken apart, put together, and which of them are this machine's."""
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from onward.errors import StartupError
+
+
+def tcp_address(host: str, port: int) -> str:
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_local(address: str) -> bool:
+    """Whether nobody outside this machine can be at the other end."""
+    if address.startswith("ipc://"):
+        return True
+    return is_loopback(host_and_port(address)[0])
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Of a tcp address. Raises `StartupError` that names what is no such thing."""
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = parts = None
+    if parts is None or parts.scheme != "tcp" or not host or not port or parts.path or "@" in parts.netloc:
+        raise StartupError(f"{address!r} is no address of a prefill instance; it looks like tcp://HOST:PORT")
+    return host, port
+
+
+def check_address(address: str) -> None:
+    if not address.startswith("ipc://") or address == "ipc://":
+        host_and_port(address)
+
+
+def require_key(address: str, cluster_key: str) -> None:
+    """Nothing goes in the clear over a network, and nobody there is believed without the cluster's key."""
+    if not cluster_key and not is_local(address):
+        raise StartupError(
+            f"{address} reaches beyond this machine, so the instances need a common secret: make one with "
+            "`onward keygen FILE`, copy it to every machine, and give it to each instance with --cluster-key-file FILE"
+        )

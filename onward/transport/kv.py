@@ -1,0 +1,95 @@
+"""Between an engine and its worker, beside the wire of steps: what they say of KV transfers. See `proto/kv_transfer`.
+
+In order and complete for as long as both live. Neither end ever blocks, so what the other does not take at once waits
+here, up to a bound that the engine's bound on leases keeps far away; beyond it `KvWireFull` is raised, which ends the
+process: a report or a command that were dropped would leave blocks in nobody's hands.
+"""
+
+from collections import deque
+from typing import Any
+
+import msgspec
+import zmq
+
+from onward.proto.kv_transfer import KvCommand, KvReport
+from onward.transport.curve import bind, connect
+
+KV_QUEUE_LENGTH = 16_384
+
+
+class KvWireFull(Exception):
+    """The other side does not read."""
+
+
+class _KvEnd:
+    """A zmq socket that has nobody at its other end yet refuses to send; what is sent before then must wait here."""
+
+    def __init__(self, context: zmq.Context[Any], incoming: Any) -> None:
+        self.pollable: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        self.pollable.setsockopt(zmq.LINGER, 0)
+        self.pollable.setsockopt(zmq.SNDHWM, KV_QUEUE_LENGTH)
+        self.pollable.setsockopt(zmq.RCVHWM, KV_QUEUE_LENGTH)
+        self._waiting: deque[bytes] = deque()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(incoming)
+
+    def send_or_keep(self, message: Any) -> None:
+        if len(self._waiting) >= KV_QUEUE_LENGTH:
+            raise KvWireFull(f"{KV_QUEUE_LENGTH} messages about KV transfers wait for the other side")
+        self._waiting.append(self._encoder.encode(message))
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self._waiting:
+                self.pollable.send(self._waiting[0], zmq.NOBLOCK)
+                self._waiting.popleft()
+        except zmq.Again:
+            return
+
+    def next(self) -> Any | None:
+        """What waits goes out first: each end is read at least once in each turn of its process."""
+        self.flush()
+        try:
+            return self._decoder.decode(self.pollable.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        self.pollable.close()
+
+
+class KvPort:
+    """The engine's end, for one worker incarnation. Listens before the worker is born."""
+
+    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+        self._end = _KvEnd(context, KvReport)
+        self.pollable = self._end.pollable
+        bind(self.pollable, address)
+
+    def send(self, command: KvCommand) -> None:
+        self._end.send_or_keep(command)
+
+    def receive(self) -> KvReport | None:
+        return self._end.next()
+
+    def close(self) -> None:
+        self._end.close()
+
+
+class KvSocket:
+    """The worker's end. Not for use by several threads at once."""
+
+    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+        self._end = _KvEnd(context, KvCommand)
+        self.pollable = self._end.pollable
+        connect(self.pollable, address)
+
+    def send(self, report: KvReport) -> None:
+        self._end.send_or_keep(report)
+
+    def receive(self) -> KvCommand | None:
+        return self._end.next()
+
+    def close(self) -> None:
+        self._end.close()

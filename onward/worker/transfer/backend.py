@@ -1,0 +1,60 @@
+"""What a way of moving KV bytes between two workers must be able to do. Leases, counting, checksums and acknowledgements
+are above it and the same for all; see `sink` and `source`.
+
+Each pair of workers has one authenticated connection (`link`). Over it the decode worker invites the prefill worker to
+reach its memory in the backend's own way, and both say what has happened.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+
+class TransferFailed(Exception):
+    """This connection can move no more bytes; the message says why."""
+
+
+class Copy(NamedTuple):
+    """Bytes of our KV memory, and where they go in the peer's."""
+
+    source_at: int
+    target_at: int
+    num_bytes: int
+
+
+class Invitation(NamedTuple):
+    """What a writer needs to reach our memory. File descriptors travel over local connections only."""
+
+    data: bytes = b""
+    fds: tuple[int, ...] = ()
+
+
+class Receiver(Protocol):
+    """The decode worker's part: lets writers reach its KV memory. `writer` numbers connections."""
+
+    def invite(self, writer: int) -> Invitation: ...
+
+    def expel(self, writer: int) -> None:
+        """Its connection has ended: undo the invitation. When this returns, nothing of that writer's can arrive."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Writer(Protocol):
+    """The prefill worker's part, one for each connection. Nothing here blocks, but for `abort`, which is bounded."""
+
+    def start(self, copies: Sequence[Copy]) -> None:
+        """Begins to move a batch. Raises `TransferFailed`."""
+        ...
+
+    def poll(self) -> int:
+        """How many of the batches that were started are complete by now: their bytes lie in the peer's memory.
+        Raises `TransferFailed`."""
+        ...
+
+    def abort(self) -> None:
+        """When this returns, no batch that was started reads our memory or writes the peer's any more. Raises
+        `TransferFailed` where only our side can be vouched for: then the connection must end, and with it the peer's."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,17 @@
+"""A number for the bytes of one block in all layers, the same on both sides if the bytes are. Not against forgery."""
+
+import xxhash
+
+from onward.worker.transfer.geometry import Geometry
+
+MASK = (1 << 64) - 1
+
+
+def page_checksum(memory: memoryview, geometry: Geometry, layer: int, block: int) -> int:
+    """Seeded by the layer, so that exchanged layers show. Those of a block's pages are added up, in any order."""
+    at = geometry.page_at(layer, block)
+    return xxhash.xxh3_64_intdigest(memory[at : at + geometry.page_bytes], seed=layer)
+
+
+def block_checksum(memory: memoryview, geometry: Geometry, block: int) -> int:
+    return sum(page_checksum(memory, geometry, layer, block) for layer in range(geometry.num_layers)) & MASK

@@ -1,0 +1,242 @@
+"""The thread of a worker process that moves KV: to peers, while the main thread computes it, and from peers.
+
+It alone touches the sockets, the leases and the pushes. The main thread hands it work through a queue and never waits for
+it; the engine speaks to it over a wire of its own. A fault here that is nobody's in particular ends the process: a worker
+that computes but cannot move would hold blocks for ever.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from onward import log
+from onward.proto.kv_transfer import (
+    EndLease,
+    Endpoint,
+    Expect,
+    KvCommand,
+    KvReport,
+    Layout,
+    LeaseQuiet,
+    Push,
+    Revoke,
+    StopPush,
+)
+from onward.transport.zmq import Wires
+from onward.worker.transfer.backends import EXPELLING, IN_BAND, open_receiver
+from onward.worker.transfer.geometry import Geometry
+from onward.worker.transfer.handshake import Secret
+from onward.worker.transfer.link import Door
+from onward.worker.transfer.poller import Poller
+from onward.worker.transfer.push_job import Fed
+from onward.worker.transfer.reception import Reception
+from onward.worker.transfer.sink import Sink
+from onward.worker.transfer.source import Source
+
+_TICK_MS = 200
+"""How often deadlines are looked at."""
+_FINE_MS = 1
+"""How often the layers of a running step are, and transfers that no socket tells of."""
+_EXIT_CODE = 70
+_LEAVE_S = 5.0
+_COMMANDS_PER_TURN = 256
+
+logger = logging.getLogger(__name__)
+
+
+class EngineWire(Protocol):
+    """The worker's end of what engine and worker say of KV."""
+
+    def send(self, report: KvReport) -> None: ...
+    def receive(self) -> KvCommand | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """A worker's pool, as the data plane sees it."""
+
+    pool: np.ndarray
+    """All of it, as bytes."""
+    fd: int | None
+    """What it is mapped from, if peers can map it too."""
+    geometry: Geometry
+    layout: Layout
+
+
+class _TakingIn:
+    """What a worker has that peers write into."""
+
+    def __init__(
+        self, backend: str, host: str, incarnation: str, cluster_key: str, memory: KvMemory,
+        poller: Poller, report: Callable[[KvReport], None],
+    ) -> None:  # fmt: skip
+        self._receiver = open_receiver(backend, memory.pool, memory.fd)
+        door = Door(backend, host, cluster_key)
+        self.endpoint = Endpoint(backend, door.address, incarnation)
+        self.sink = Sink(
+            memory.pool.data, memory.geometry, self._receiver, is_in_band=backend in IN_BAND, report=report
+        )
+        self.reception = Reception(
+            door,
+            poller,
+            self.sink,
+            self._receiver,
+            secret=Secret(cluster_key),
+            incarnation=incarnation,
+            layout=memory.layout,
+            num_blocks=memory.geometry.num_blocks,
+            can_expel=backend in EXPELLING,
+            now_s=time.monotonic,
+        )
+
+    def close(self) -> None:
+        self.reception.close()
+        self._receiver.close()
+
+
+class Plane:
+    """`backend` is how peers write into this worker, or None. `layers_done` counts the layers that the model has
+    finished since its beginning; it is called while it computes."""
+
+    def __init__(
+        self,
+        memory: KvMemory,
+        *,
+        backend: str | None,
+        host: str,
+        incarnation: str,
+        cluster_key: str,
+        layers_done: Callable[[], int],
+    ) -> None:
+        self._poller = Poller()
+        self._wake_us, self._wake_it = socket.socketpair()
+        for end in (self._wake_us, self._wake_it):
+            end.setblocking(False)
+        self._poller.watch(self._wake_us, self._drain_wakes)
+        self._inbox: deque[Push | Fed] = deque()
+        self._is_leaving = False
+        self._engine: EngineWire | None = None
+        self._thread: threading.Thread | None = None
+        self._source = Source(
+            memory.pool,
+            memory.geometry,
+            memory.layout,
+            self._poller,
+            secret=Secret(cluster_key),
+            has_key=bool(cluster_key),
+            layers_done=layers_done,
+            report=self._report,
+            now_s=time.monotonic,
+        )
+        self._taking_in: _TakingIn | None = None
+        if backend is not None:
+            self._taking_in = _TakingIn(backend, host, incarnation, cluster_key, memory, self._poller, self._report)
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """Where peers may write."""
+        return None if self._taking_in is None else self._taking_in.endpoint
+
+    @property
+    def num_connections(self) -> int:
+        taken_in = 0 if self._taking_in is None else self._taking_in.reception.num_connections
+        return self._source.num_connections + taken_in
+
+    def open_push(self, push: Push) -> None:
+        """From the main thread, as are `feed` and `wake`."""
+        self._inbox.append(push)
+
+    def feed(self, fed: Fed) -> None:
+        self._inbox.append(fed)
+
+    def wake(self) -> None:
+        try:
+            self._wake_it.send(b"!")
+        except OSError:
+            return  # so many wake-ups are waiting that it will wake up; or it has left
+
+    def start(self, wires: Wires, engine: EngineWire) -> None:
+        """From now on both belong to the plane's thread."""
+        wires.watch_fd(self._poller.fileno())
+        self._engine = engine
+        self._thread = threading.Thread(target=self._live, args=(wires, engine), name="kv-plane", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends all transfers and the thread, within a bound."""
+        self._is_leaving = True
+        self.wake()
+        if self._thread is not None:
+            self._thread.join(timeout=_LEAVE_S)
+        self._wake_it.close()
+
+    def _live(self, wires: Wires, engine: EngineWire) -> None:
+        try:
+            while not self._is_leaving:
+                wires.wait(self._wait_ms())
+                self._turn(engine)
+            self._leave()
+            wires.close()
+        except BaseException:
+            logger.critical(log.event("kv plane failed, the worker leaves"), exc_info=True)
+            os._exit(_EXIT_CODE)
+
+    def _leave(self) -> None:
+        self._source.close()
+        if self._taking_in is not None:
+            self._taking_in.close()
+        self._poller.close()
+        self._wake_us.close()
+
+    def _turn(self, engine: EngineWire) -> None:
+        # What sockets bring comes first: what has arrived is counted before anybody judges that it has not.
+        self._poller.dispatch()
+        while self._inbox:
+            match self._inbox.popleft():
+                case Push() as push:
+                    self._source.open(push)
+                case Fed() as fed:
+                    self._source.feed(fed)
+        for _ in range(_COMMANDS_PER_TURN):
+            command = engine.receive()
+            if command is None:
+                break
+            self._obey(command)
+        self._source.turn()
+        if self._taking_in is not None:
+            self._taking_in.reception.turn()
+
+    def _obey(self, command: KvCommand) -> None:
+        match command:
+            case StopPush(lease_id):
+                self._source.stop(lease_id)
+            case Expect() | EndLease() | Revoke() if self._taking_in is not None:
+                self._taking_in.sink.command(command)
+            case Revoke(lease_id):
+                self._report(LeaseQuiet(lease_id))
+            case _:
+                raise AssertionError("nobody leases blocks of a worker that takes nothing in")
+
+    def _wait_ms(self) -> int:
+        if self._inbox or self._source.can_start:
+            return 0
+        return _FINE_MS if self._source.must_be_polled else _TICK_MS
+
+    def _report(self, report: KvReport) -> None:
+        if self._engine is not None:
+            self._engine.send(report)
+
+    def _drain_wakes(self) -> None:
+        try:
+            while self._wake_us.recv(4096):
+                pass
+        except BlockingIOError:
+            return

@@ -1,0 +1,41 @@
+"""Waits for many sockets, as one file descriptor that another poll can wait for in turn."""
+
+import selectors
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Watched(Protocol):
+    def fileno(self) -> int: ...
+
+
+class Poller:
+    def __init__(self) -> None:
+        self._selector = selectors.EpollSelector()
+
+    def fileno(self) -> int:
+        return self._selector.fileno()
+
+    def watch(self, sock: Watched, act: Callable[[], None], *, for_writing: bool = False) -> None:
+        """`act` is called when it can be read, or written if that is wanted. Called again, it changes what is wanted."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if for_writing else 0)
+        key = self._selector.get_map().get(sock.fileno())
+        if key is None:
+            self._selector.register(sock.fileno(), events, act)
+        elif key.events != events:
+            self._selector.modify(sock.fileno(), events, act)
+
+    def forget(self, sock: Watched) -> None:
+        """Before it is closed."""
+        if sock.fileno() in self._selector.get_map():
+            self._selector.unregister(sock.fileno())
+
+    def dispatch(self) -> None:
+        """Acts for all that are ready now."""
+        for key, _ in self._selector.select(0):
+            # One that was closed, and perhaps replaced under the same number, by another's act does not act.
+            if self._selector.get_map().get(key.fd) is key:
+                key.data()
+
+    def close(self) -> None:
+        self._selector.close()

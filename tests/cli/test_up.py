@@ -1,0 +1,136 @@
+import argparse
+import sys
+
+import pytest
+
+from onward.cli import up
+from onward.cli.flags import from_args
+from onward.cli.main import run
+from onward.cli.serve import add_arguments as serve_arguments
+from onward.cli.serve import check
+from onward.cli.up import Counts, Ports, counts_of, passed_on, plan, threads_each
+from onward.config import ServeConfig
+from onward.errors import StartupError
+from onward.supervisor.cluster_key import read_key
+
+PORTS = Ports(http=(9001, 9002, 8000, 9003, 9004), handoff=(7001, 7002))
+
+
+def arguments(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    up.add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def config_of(command: tuple[str, ...]) -> ServeConfig:
+    """What `onward serve` makes of a planned command."""
+    assert command[:4] == (sys.executable, "-m", "onward.cli.main", "serve")
+    parser = argparse.ArgumentParser()
+    serve_arguments(parser)
+    return from_args(parser.parse_args(command[4:]), ServeConfig)
+
+
+def test_a_cluster_is_one_of_each_kind_unless_told_otherwise() -> None:
+    assert counts_of(None, None, None) == Counts(1, 1, 0)
+    assert counts_of(2, None, None) == Counts(2, 1, 0)
+    assert counts_of(None, 3, 1) == Counts(1, 3, 1)
+    assert counts_of(None, None, 2) == Counts(0, 0, 2)
+    assert counts_of(0, 1, None) == Counts(0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("counts", "named"),
+    [
+        ((0, 0, 0), "nobody would take requests"),
+        ((2, 0, None), "nobody would take requests"),
+        ((1, 0, 1), "--prefill"),
+        ((-1, 1, 0), "--prefill"),
+        ((1, 1, -1), "--mixed"),
+        ((30, 30, 30), "90 instances"),
+    ],
+)
+def test_a_cluster_that_cannot_work_is_refused(counts: tuple[int, int, int | None], named: str) -> None:
+    with pytest.raises(StartupError, match=named):
+        counts_of(*counts)
+
+
+def test_cores_are_divided_and_everyone_gets_one() -> None:
+    assert (threads_each(16, 3), threads_each(2, 2), threads_each(2, 5)) == (5, 1, 1)
+
+
+def test_every_instance_gets_its_role_its_ports_and_its_peers() -> None:
+    plans = plan(Counts(2, 2, 1), [], "127.0.0.1", 3, PORTS, "/dev/fd/9")
+    configs = [config_of(told.command) for told in plans]
+    assert [told.name for told in plans] == ["prefill-0", "prefill-1", "decode-0", "decode-1", "mixed-0"]
+    assert [config.role for config in configs] == ["prefill", "prefill", "decode", "decode", "mixed"]
+    assert [config.port for config in configs] == [9001, 9002, 8000, 9003, 9004]
+    assert [config.handoff_port for config in configs] == [7001, 7002, None, None, None]
+    peers = "tcp://127.0.0.1:7001,tcp://127.0.0.1:7002"
+    assert [config.prefill_peers for config in configs] == ["", "", peers, peers, ""]
+    assert {config.threads for config in configs} == {3}
+    assert {config.cluster_key_file for config in configs} == {"/dev/fd/9"}
+    assert [told.handoff_address for told in plans] == [*peers.split(","), None, None, None]
+    for config in configs:
+        check(config)
+
+
+def test_the_first_that_takes_requests_has_the_port_that_was_asked_for() -> None:
+    with up._reserved_ports(Counts(2, 1, 1), "127.0.0.1", 0) as ports:
+        plans = plan(Counts(2, 1, 1), [], "127.0.0.1", 1, ports, "k")
+        assert len({*ports.http, *ports.handoff}) == 6
+        assert plans[2].url == f"http://127.0.0.1:{ports.http[2]}"
+
+
+def test_a_taken_port_is_named(unused_port: int) -> None:
+    with (
+        up._bound("127.0.0.1", unused_port) as taken,
+        pytest.raises(StartupError, match=f"127.0.0.1:{unused_port}.*--port"),
+    ):
+        taken.listen()
+        with up._reserved_ports(Counts(0, 1, 0), "127.0.0.1", unused_port):
+            pass
+
+
+def test_prefill_instances_stay_on_loopback_whatever_the_host() -> None:
+    plans = plan(Counts(1, 1, 0), [], "0.0.0.0", 1, Ports((1, 2), (3,)), "k")
+    assert [config_of(told.command).host for told in plans] == ["127.0.0.1", "0.0.0.0"]
+
+
+def test_the_flags_of_serve_are_passed_on_to_every_instance() -> None:
+    args = arguments(
+        *("--model", "m", "--kv-backend", "tcp", "--no-local-prefill", "--output-caching", "--lease-s", "0.5"),
+        *(
+            "--cors-origin",
+            "a",
+            "--cors-origin",
+            "b",
+            "--port",
+            "8000",
+            "--threads",
+            "4",
+            "--host",
+            "h",
+            "--mixed",
+            "2",
+        ),
+    )
+    [told] = plan(Counts(0, 0, 1), passed_on(args), "127.0.0.1", 4, Ports((8000,), ()), "k")
+    config = config_of(told.command)
+    assert (config.model, config.kv_backend, config.local_prefill, config.output_caching) == ("m", "tcp", False, True)
+    assert (config.lease_s, config.cors_origin, config.threads, config.host) == (0.5, ("a", "b"), 4, "127.0.0.1")
+
+
+def test_flags_that_are_one_instances_own_are_not_taken() -> None:
+    for flag in ("--role", "--handoff-port", "--prefill-peers", "--cluster-key-file", "--record", "--step-log"):
+        with pytest.raises(SystemExit):
+            arguments(flag, "prefill")
+
+
+def test_a_cluster_of_nobody_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["up", "--prefill", "0", "--decode", "0"]) == 1
+    assert capsys.readouterr().err.startswith("onward up: nobody would take requests")
+
+
+def test_the_clusters_key_is_readable_through_its_descriptor_only_by_its_owner() -> None:
+    with up._key_in_memory() as fd:
+        assert len(read_key(f"/dev/fd/{fd}")) == 64

@@ -1,0 +1,259 @@
+"""Processes of a prefill and a decode instance are killed and stopped at every moment of a hand-over, under load.
+
+Every client gets exactly the tokens that an undisturbed mixed instance gives, and afterwards neither side holds anything.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.pd_instances import (
+    SMALL,
+    Pair,
+    ended,
+    handovers,
+    kill_instance,
+    num_steps,
+    open_things,
+    run_disturbed,
+    wait_for,
+    wait_until_at_rest,
+)
+from tests.e2e.server import Server
+from tests.e2e.streams import TOPICS, Stream, chat_body, run_streams
+
+NUM_SHORT = 8
+NUM_LONG = 4
+LEASE_S = "2"
+STALL_S = "4"
+TIMEOUT_S = "10"
+"""So long a prefill worker may hang before its engine's word that it is at work counts no more."""
+
+fresh = count(1)
+"""Salts that make a prompt new to every cache."""
+
+
+def long_chat(index: int) -> dict[str, Any]:
+    """A prompt of about 500 tokens: several steps, and many pages to push."""
+    words = " and ".join(f"{TOPICS[(index + i) % len(TOPICS)]} {i}" for i in range(130))
+    return chat_body(index, 10, messages=[{"role": "user", "content": f"{index}: {words}"}])
+
+
+BODIES = [chat_body(i, 24) for i in range(NUM_SHORT)] + [long_chat(i) for i in range(NUM_LONG)]
+
+
+def load() -> list[dict[str, Any]]:
+    salt = f"salt-{next(fresh)}"
+    return [body | {"cache_salt": salt} for body in BODIES]
+
+
+def results(streams: list[Stream]) -> list[tuple]:
+    return [stream.result() for stream in streams]
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[tuple]:
+    with Server(*SMALL) as mixed:
+        return results(run_streams(mixed.url, BODIES))
+
+
+@pytest.fixture(
+    scope="module", params=["shm", *(pytest.param(name, marks=pytest.mark.full) for name in ("tcp", "nixl"))]
+)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    decode = ("--local-prefill-tokens", "0", "--stall-timeout-s", STALL_S, "--kv-backend", request.param)
+    with Pair("--lease-s", LEASE_S, "--handover-timeout-s", TIMEOUT_S, decode=decode) as pair:
+        run_streams(pair.decode.url, load()[:2])
+        yield pair
+
+
+def asked(pair: Pair) -> None:
+    """The peer knows of prompts, and has not offered yet to compute all of them."""
+    wait_for(lambda: handovers(pair.decode, "decode", "asked"), "a prompt that was asked for")
+
+
+def granted(pair: Pair) -> None:
+    wait_for(lambda: handovers(pair.decode, "decode", "granted"), "a grant")
+
+
+def in_mid_transfer(pair: Pair) -> None:
+    """A step has been computed for a peer, and it still waits for the rest."""
+    before = num_steps(pair.prefill)
+    wait_for(
+        lambda: num_steps(pair.prefill) > before and handovers(pair.prefill, "prefill", "granted"), "a step and a grant"
+    )
+
+
+def after_ready(pair: Pair) -> None:
+    """The decode engine is stopped while a prefill goes on, so what it is told is sent and not read."""
+    granted(pair)
+    pair.pause([pair.decode.pid("engine")])
+    wait_for(lambda: handovers(pair.prefill, "prefill", "ready"), "a prefill that is ready")
+
+
+MOMENTS: dict[str, Callable[[Pair], None]] = {
+    "before the offer": asked,
+    "after the grant": granted,
+    "in mid-transfer": in_mid_transfer,
+    "after ready": after_ready,
+}
+
+
+def kill(server: Server, victim: str) -> None:
+    if victim == "instance":
+        kill_instance(server)
+    else:
+        os.kill(server.pid(victim), signal.SIGKILL)
+
+
+def assert_works(pair: Pair, undisturbed: list[tuple]) -> None:
+    """Nothing is left of the disturbance, and the two work together as before."""
+    pair.wait_until_at_rest()
+    before = ended(pair.decode, "arrived")
+    assert results(run_streams(pair.decode.url, load()[:2])) == undisturbed[:2]
+    wait_for(lambda: ended(pair.decode, "arrived") == before + 2, "two prompts computed by the peer")
+    pair.wait_until_at_rest()
+
+
+def kill_prefill(pair: Pair, moment: str, victim: str, undisturbed: list[tuple]) -> None:
+    def disturb() -> None:
+        MOMENTS[moment](pair)
+        kill(pair.prefill, victim)
+        pair.resume()
+        if victim == "instance":
+            pair.start_prefill()
+
+    assert results(run_disturbed(pair.decode.url, load(), disturb)) == undisturbed
+    assert_works(pair, undisturbed)
+
+
+@pytest.mark.parametrize(
+    "moment, victim",
+    [
+        ("in mid-transfer", "worker"),
+        ("in mid-transfer", "engine"),
+        ("before the offer", "instance"),
+        ("after ready", "instance"),
+    ],
+)
+def test_streams_go_on_when_the_prefill_instance_loses_a_process(
+    pair: Pair, undisturbed: list[tuple], moment: str, victim: str
+) -> None:
+    kill_prefill(pair, moment, victim, undisturbed)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("victim", ["worker", "engine", "instance"])
+@pytest.mark.parametrize("moment", [*MOMENTS])
+def test_streams_go_on_when_the_prefill_instance_loses_a_process_again_and_again(
+    pair: Pair, undisturbed: list[tuple], moment: str, victim: str
+) -> None:
+    for _ in range(5):
+        kill_prefill(pair, moment, victim, undisturbed)
+
+
+def stop_prefill(pair: Pair, roles: list[str], undisturbed: list[tuple]) -> None:
+    """It is back, with what it had begun, when the decode instance has long gone on."""
+
+    def disturb() -> None:
+        in_mid_transfer(pair)
+        pair.pause([pair.prefill.pid(role) for role in roles])
+
+    def come_back() -> None:
+        wait_for(lambda: pair.decode.metrics()['onward_requests{state="running"}'], "streams")
+        pair.resume()
+
+    assert results(run_disturbed(pair.decode.url, load(), disturb)) == undisturbed
+    assert results(run_disturbed(pair.decode.url, load(), come_back)) == undisturbed, "late writes harm nobody"
+    assert_works(pair, undisturbed)
+
+
+@pytest.mark.parametrize(
+    "roles",
+    [
+        ["worker"],
+        pytest.param(["engine"], marks=pytest.mark.full),
+        ["supervisor", "api", "engine", "worker"],
+    ],
+    ids="+".join,
+)
+def test_streams_go_on_when_the_prefill_instance_is_stopped_for_a_while(
+    pair: Pair, undisturbed: list[tuple], roles: list[str]
+) -> None:
+    stop_prefill(pair, roles, undisturbed)
+
+
+def kill_decode(pair: Pair, moment: str, victim: str, undisturbed: list[tuple]) -> None:
+    def disturb() -> None:
+        MOMENTS[moment](pair)
+        kill(pair.decode, victim)
+
+    assert results(run_disturbed(pair.decode.url, load(), disturb)) == undisturbed
+    assert_works(pair, undisturbed)
+
+
+@pytest.mark.parametrize("victim", ["worker", "engine"])
+def test_streams_go_on_when_the_decode_instance_loses_a_process(
+    pair: Pair, undisturbed: list[tuple], victim: str
+) -> None:
+    kill_decode(pair, "in mid-transfer", victim, undisturbed)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("victim", ["worker", "engine"])
+@pytest.mark.parametrize("moment", ["before the offer", "after the grant", "in mid-transfer"])
+def test_streams_go_on_when_the_decode_instance_loses_a_process_again_and_again(
+    pair: Pair, undisturbed: list[tuple], moment: str, victim: str
+) -> None:
+    for _ in range(5):
+        kill_decode(pair, moment, victim, undisturbed)
+
+
+def test_streams_go_on_when_the_decode_worker_is_stuck(pair: Pair, undisturbed: list[tuple]) -> None:
+    worker = pair.decode.pid("worker")
+
+    def disturb() -> None:
+        in_mid_transfer(pair)
+        pair.pause([worker])
+
+    assert results(run_disturbed(pair.decode.url, load(), disturb)) == undisturbed
+    assert pair.decode.pid("worker") != worker
+    assert_works(pair, undisturbed)
+
+
+def test_streams_go_on_when_the_decode_engine_was_stopped_for_longer_than_a_lease(
+    pair: Pair, undisturbed: list[tuple]
+) -> None:
+    def disturb() -> None:
+        in_mid_transfer(pair)
+        pair.pause([pair.decode.pid("engine")])
+        wait_until_at_rest(pair.prefill)
+        pair.resume()
+
+    assert results(run_disturbed(pair.decode.url, load(), disturb)) == undisturbed
+    assert_works(pair, undisturbed)
+
+
+def test_a_prefill_instance_frees_all_that_a_killed_decode_instance_wanted(
+    pair: Pair, undisturbed: list[tuple]
+) -> None:
+    def disturb() -> None:
+        in_mid_transfer(pair)
+        kill_instance(pair.decode)
+
+    worker = pair.prefill.pid("worker")
+    before = open_things(worker)
+    with pytest.raises(httpx.TransportError):
+        run_disturbed(pair.decode.url, load(), disturb)
+    wait_until_at_rest(pair.prefill)
+    wait_for(lambda: open_things(worker) <= before, "a worker that has let go of the dead peer's memory")
+    assert pair.prefill.pid("worker") == worker
+    pair.start_decode()
+    assert_works(pair, undisturbed)

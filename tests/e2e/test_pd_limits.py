@@ -1,0 +1,118 @@
+"""Prefill and decode apart, at their limits: no peer and no leave to do it alone, too few blocks, a writer gone silent."""
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.pd_instances import (
+    SMALL,
+    Pair,
+    ended,
+    handovers,
+    kill_instance,
+    num_steps,
+    run_disturbed,
+    wait_for,
+)
+from tests.e2e.server import Server
+from tests.e2e.streams import TOPICS, chat_body, run_streams
+
+NUM_BLOCKS = 24
+
+
+def long_chat(index: int, max_tokens: int, **more: Any) -> dict[str, Any]:
+    """A prompt of about 900 tokens."""
+    words = " and ".join(f"{TOPICS[(index + i) % len(TOPICS)]} {i}" for i in range(230))
+    return chat_body(index, max_tokens, messages=[{"role": "user", "content": f"{index}: {words}"}], **more)
+
+
+def test_without_a_peer_and_without_leave_to_prefill_a_request_is_told_to_come_back() -> None:
+    decode = ("--no-local-prefill", "--local-prefill-tokens", "0")
+    with Pair("--lease-s", "2", "--handover-timeout-s", "6", decode=decode) as pair:
+        body = long_chat(1, 8, cache_salt="first")
+        expected = pair.decode.post("/v1/chat/completions", body)[1]["choices"]
+
+        def disturb() -> None:
+            wait_for(lambda: handovers(pair.decode, "decode", "granted"), "a grant")
+            kill_instance(pair.prefill)
+
+        refused = [long_chat(1, 8, cache_salt="second") for _ in range(2)]
+        streams = run_disturbed(pair.decode.url, refused, disturb)
+        print([(s.error, s.finish_reasons, s.text) for s in streams])
+        status, answer = pair.decode.post("/v1/chat/completions", long_chat(1, 8, cache_salt="third"))
+        assert (status, answer["error"]["code"]) == (503, "pd_prefill_failed")
+        assert answer["error"]["retryable"] is True
+        assert pair.decode.get("/health")["status"] == "ok", "health is about oneself"
+        pair.start_prefill()
+        again = lambda: pair.decode.post("/v1/chat/completions", long_chat(1, 8, cache_salt="fourth"))  # noqa: E731
+        status, answer = wait_for(lambda: (got := again())[0] == 200 and got, "an answer")
+        assert answer["choices"] == expected
+        pair.wait_until_at_rest()
+
+
+@pytest.mark.parametrize(
+    "more", [(), pytest.param(("--no-local-prefill",), marks=pytest.mark.full)], ids=["at home", "at the peer"]
+)
+def test_preempted_streams_equal_those_of_a_big_pool(more: tuple[str, ...]) -> None:
+    bodies = [chat_body(i, 80) for i in range(16)]
+    with Server(*SMALL) as mixed:
+        expected = [stream.result() for stream in run_streams(mixed.url, bodies)]
+    decode = ("--local-prefill-tokens", "0", "--num-kv-blocks", str(NUM_BLOCKS), *more)
+    with Pair(decode=decode) as pair:
+        streams = run_streams(pair.decode.url, bodies)
+        assert [stream.result() for stream in streams] == expected
+        assert pair.decode.metrics()["onward_preemptions_total"] >= 5
+        assert ended(pair.decode, "arrived") >= len(bodies)
+        pair.wait_until_at_rest()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stopped", ["worker", "instance"])
+def test_blocks_that_a_silent_writer_may_still_write_are_given_up_in_the_end(stopped: str) -> None:
+    """The production bound is half a minute; then the decode worker is renewed, and its memory with it."""
+    body = long_chat(2, 12)
+    with Server(*SMALL) as mixed:
+        [expected] = run_streams(mixed.url, [body])
+    decode = ("--local-prefill-tokens", "0", "--kv-backend", "shm")
+    with Pair("--lease-s", "2", "--handover-timeout-s", "6", decode=decode) as pair:
+
+        def disturb() -> None:
+            before = num_steps(pair.prefill)
+            wait_for(lambda: num_steps(pair.prefill) > before, "a step")
+            pids = pair.prefill.pids() if stopped == "instance" else [pair.prefill.pid("worker")]
+            pair.pause(pids)
+
+        [stream] = run_disturbed(pair.decode.url, [body], disturb)
+        assert stream.result() == expected.result()
+        assert pair.decode.metrics()['onward_kv_blocks{state="quarantined"}'] > 0
+        assert pair.decode.get("/health")["status"] == "ok"
+        [stream] = run_streams(pair.decode.url, [body])
+        assert stream.result() == expected.result(), "there is room for others meanwhile"
+        wait_for(lambda: pair.decode.get("/info")["restarts"]["worker"], "a renewed worker", patience_s=60)
+        wait_for(lambda: pair.decode.metrics()['onward_kv_blocks{state="quarantined"}'] == 0, "no quarantine")
+        [stream] = run_streams(pair.decode.url, [body])
+        assert stream.result() == expected.result()
+        pair.resume()
+        pair.wait_until_at_rest()
+        [stream] = run_streams(pair.decode.url, [body | {"cache_salt": "last"}])
+        assert stream.result() == expected.result()
+        pair.wait_until_at_rest()
+
+
+@pytest.mark.full
+def test_a_pool_that_is_mostly_in_a_silent_writers_hands_is_renewed_at_once() -> None:
+    bodies = [long_chat(i, 8) for i in range(3)]
+    with Server(*SMALL) as mixed:
+        expected = [stream.result() for stream in run_streams(mixed.url, bodies)]
+    decode = ("--local-prefill-tokens", "0", "--kv-backend", "shm", "--num-kv-blocks", "200")
+    with Pair("--lease-s", "2", decode=decode) as pair:
+
+        def disturb() -> None:
+            wait_for(lambda: handovers(pair.decode, "decode", "granted"), "a grant")
+            pair.pause(pair.prefill.pids())
+
+        streams = run_disturbed(pair.decode.url, bodies, disturb)
+        assert [stream.result() for stream in streams] == expected
+        wait_for(lambda: pair.decode.get("/info")["restarts"]["worker"], "a renewed worker", patience_s=20)
+        pair.resume()
+        pair.wait_until_at_rest()

@@ -1,0 +1,331 @@
+"""Deliberate bugs in what passes between instances. See `tests/sabotage.py`, whose table these rows belong to."""
+
+from collections.abc import Callable
+
+from onward.engine.block_pool import BlockPool
+from onward.engine.leases import Leases
+from onward.engine.offers import Offers
+from onward.engine.prefill_service import PrefillService
+from onward.engine.remote_prefill import RemotePrefill
+from onward.engine.request import Request
+from onward.engine.seating import Seating
+from onward.pd import decode_side, prefill_side
+from onward.pd.decode_side import DecodeSide
+from onward.pd.prefill_side import PrefillSide
+from onward.proto.handoff import Cancel, Heartbeat, Refuse
+from onward.transport.peers import PrefillPeer
+from tests.sabotage_kinds import Sabotage, around
+
+KV = "tests/failures/test_kv_between_machines.py::"
+PROPERTIES = "tests/engine/test_handover_properties.py::"
+
+
+def _free_leased_blocks_at_once() -> None:
+    def quarantine(original: Callable, self: BlockPool, blocks: list[int]) -> None:
+        original(self, blocks)
+        self.end_quarantine(blocks)
+
+    around(BlockPool, "quarantine", quarantine)
+    around(BlockPool, "end_quarantine", lambda original, self, blocks: original(self, self._quarantined & set(blocks)))
+
+
+def _no_heartbeats() -> None:
+    def send(original: Callable, self: PrefillSide, decode: str, message: object) -> None:
+        if not isinstance(message, Heartbeat):
+            original(self, decode, message)
+
+    around(PrefillSide, "_send", send)
+
+
+def _decode_ends_without_a_word() -> None:
+    def send(original: Callable, self: DecodeSide, peer: str, message: object) -> None:
+        if not isinstance(message, (Cancel, Refuse)):
+            original(self, peer, message)
+
+    around(DecodeSide, "_send", send)
+
+
+def _a_failed_push_is_only_logged() -> None:
+    around(PrefillService, "_fail", lambda original, self, job, error, now_s, quiet=False: None)
+
+
+def _a_refusal_is_decided_and_not_sent() -> None:
+    def refuse_held(original: Callable, self: DecodeSide, number: int) -> None:
+        self._end(number, decode_side.faults.no_decode_blocks("full"))
+
+    around(DecodeSide, "_refuse_held", refuse_held)
+
+
+def _a_silent_peer_blocks_the_queue() -> None:
+    def may_offer(original: Callable, self: Offers, handover: object) -> bool:
+        return not self.offered and original(self, handover)
+
+    around(Offers, "may_offer", may_offer)
+
+
+def _offer_everything_at_once() -> None:
+    around(Offers, "may_offer", lambda original, self, handover: True)
+
+
+def _each_offer_is_a_new_one() -> None:
+    def receive_offer(original: Callable, self: DecodeSide, peer: str, offer: object, now_s: float) -> None:
+        found = self._live.get(offer.handover)  # type: ignore[attr-defined]
+        if found is not None:
+            found.state, found.grant = decode_side.State.ASKED, None
+            self._by_lease.clear()
+        original(self, peer, offer, now_s)
+
+    def on_offer(original: Callable, self: RemotePrefill, errand: object, event: object, now_s: float) -> None:
+        request: Request = errand.request  # type: ignore[attr-defined]
+        if request.lease is not None:
+            request.lease = None
+            self._scheduler.seating.granted.remove(request)
+            request.status = type(request.status).ASKED
+        original(self, errand, event, now_s)
+
+    around(DecodeSide, "_receive_offer", receive_offer)
+    around(RemotePrefill, "_on_offer", on_offer)
+
+
+def _a_granted_slot_has_an_epoch() -> None:
+    def grant(original: Callable, self: Leases, request: Request) -> bool:
+        given = original(self, request)
+        if given:
+            request.slot_epoch = 99
+            self._seating.by_epoch[99] = request
+        return given
+
+    around(Leases, "grant", grant)
+
+
+def _leases_are_not_counted() -> None:
+    def counts(original: Callable, self: BlockPool) -> dict[str, int]:
+        counted = original(self)
+        return counted | {"free": counted["free"] + counted["leased"], "leased": 0}
+
+    around(BlockPool, "counts", counts)
+
+
+def _any_incarnation_will_do() -> None:
+    around(DecodeSide, "_meet", lambda original, self, peer, incarnation: True)
+    around(RemotePrefill, "_on_pong", lambda original, self, *rest: None)
+
+    def find(original: Callable, self: DecodeSide, peer: str, number: int, incarnation: str, now_s: float) -> object:
+        found = self._live.get(number)
+        if found is not None:
+            found.incarnation, found.repeat_at_s = incarnation, None
+            self._hear(found, now_s)
+        return found
+
+    around(DecodeSide, "_find", find)
+
+    def tick(original: Callable, self: DecodeSide, now_s: float) -> None:
+        for handover in self._live.values():
+            handover.silent_at_s = now_s + 1000  # metadata of a dead peer, believed for an hour
+        original(self, now_s)
+
+    around(DecodeSide, "tick", tick)
+
+
+def _lease_half_of_it() -> None:
+    def grant(original: Callable, self: Leases, request: Request) -> bool:
+        seating = self._seating
+        before = Seating.find_room
+
+        def half(self: Seating, asked: Request) -> object:
+            room = before(self, asked)
+            return type(room)(room.names, room.hits, max(1, room.needed // 2), 0)
+
+        Seating.find_room = half  # type: ignore[method-assign]
+        try:
+            return seating.pool.num_available > 3 and original(self, request)
+        finally:
+            Seating.find_room = before  # type: ignore[method-assign]
+
+    around(Leases, "grant", grant)
+
+
+def _sends_are_kept_for_ever() -> None:
+    around(PrefillPeer, "send", lambda original, self, message: True)
+
+
+def _judge_then_drain() -> None:
+    def receive(original: Callable, self: RemotePrefill, peer: str, message: object, now_s: float) -> None:
+        self.tick(now_s)
+        original(self, peer, message, now_s)
+
+    around(RemotePrefill, "receive", receive)
+
+
+def _believe_ready() -> None:
+    def verify(original: Callable, self: DecodeSide, number: int) -> None:
+        handover = self._live[number]
+        if handover.ready is not None:
+            handover.counted = handover.ready.checksums
+        original(self, number)
+
+    around(DecodeSide, "_verify", verify)
+
+
+def _wait_for_each_transfer() -> None:
+    def take_results(original: Callable, self: PrefillService, now_s: float) -> None:
+        if len(self._jobs) < 2:
+            original(self, now_s)
+
+    around(PrefillService, "_take_results", take_results)
+
+
+def _count_when_sent() -> None:
+    def ready(original: Callable, self: PrefillService, job: object, now_s: float) -> None:
+        self._metrics.ended.inc("prefill", "taken")
+        original(self, job, now_s)
+
+    around(PrefillService, "_ready_if_complete", ready)
+
+
+def _say_it_once() -> None:
+    def tick(original: Callable, self: object, now_s: float) -> None:
+        for handover in [h for d in self._decodes.values() for h in d.handovers.values()]:  # type: ignore[attr-defined]
+            handover.repeat_at_s = now_s + 1000
+        original(self, now_s)
+
+    around(PrefillSide, "tick", tick)
+
+
+def _no_lease_ends_at_the_prefill_side() -> None:
+    around(PrefillSide, "_expire", lambda original, self, key, handover: None)
+    prefill_side.NOT_WANTED = prefill_side.NOT_HERE
+
+
+def _a_peer_s_death_is_our_stall() -> None:
+    around(RemotePrefill, "_is_available", lambda original, self, peer, now_s: True)
+    around(RemotePrefill, "kv_report", lambda original, self, report, now_s: None)
+
+
+def _row(name: str, breaks: str, apply: Callable[[], None], *tests: str) -> Sabotage:
+    return Sabotage(name, breaks, apply, [KV + test for test in tests])
+
+
+TABLE = [
+    _row(
+        "leased-freed-at-once",
+        "F20: an abort frees blocks that a peer may still write",
+        _free_leased_blocks_at_once,
+        "test_f20_blocks_that_a_late_write_may_reach_are_nobody_s_until_the_writer_is_quiet",
+    ),
+    _row(
+        "no-heartbeats",
+        "F21: a lease ends by time although its holder lives",
+        _no_heartbeats,
+        "test_f21_a_slow_prefill_keeps_its_lease_and_its_blocks_as_long_as_it_lives",
+    ),
+    _row(
+        "decode-ends-silently",
+        "F22: the decode side ends a hand-over and does not say so",
+        _decode_ends_without_a_word,
+        "test_f22_a_request_that_ends_at_the_decode_side_ends_at_the_prefill_side[asked]",
+        "test_f22_a_request_that_ends_at_the_decode_side_ends_at_the_prefill_side[offered]",
+    ),
+    _row(
+        "failed-push-only-logged",
+        "F23: a push that failed is told to nobody",
+        _a_failed_push_is_only_logged,
+        "test_f23_a_push_that_fails_is_told_and_the_prompt_is_computed_elsewhere",
+    ),
+    _row(
+        "refusal-not-sent",
+        "F24: blocks are refused, and the peer is not told",
+        _a_refusal_is_decided_and_not_sent,
+        "test_f24_a_refusal_of_blocks_reaches_the_prefill_side",
+    ),
+    _row(
+        "silent-peer-blocks",
+        "F25: one unanswered offer stops the queue",
+        _a_silent_peer_blocks_the_queue,
+        "test_f25_a_decode_instance_that_does_not_answer_holds_up_nobody_else",
+    ),
+    _row(
+        "offers-all-at-once",
+        "F25: memory is asked for long before it is needed",
+        _offer_everything_at_once,
+        "test_f25_a_decode_instance_that_does_not_answer_holds_up_nobody_else",
+    ),
+    _row(
+        "grant-each-offer",
+        "F26: each copy of an offer takes blocks",
+        _each_offer_is_a_new_one,
+        "test_f26_the_same_offer_twice_takes_blocks_once",
+    ),
+    _row(
+        "granted-is-running",
+        "F27: a granted slot listens to its worker",
+        _a_granted_slot_has_an_epoch,
+        "test_f27_what_a_worker_says_for_a_granted_slot_is_stale",
+    ),
+    _row(
+        "leases-not-counted",
+        "F28: leased blocks look free",
+        _leases_are_not_counted,
+        "test_f28_leased_blocks_are_counted_and_not_given_twice",
+    ),
+    _row(
+        "any-incarnation",
+        "F29: a restarted peer is taken for the old one",
+        _any_incarnation_will_do,
+        "test_f29_a_peer_with_a_new_incarnation_is_a_new_peer",
+    ),
+    _row(
+        "half-a-lease",
+        "F30: a load begins without all it needs",
+        _lease_half_of_it,
+        "test_f30_a_lease_holds_all_that_its_request_needs_to_arrive",
+    ),
+    _row(
+        "sends-kept",
+        "F31: what a dead peer does not take is kept",
+        _sends_are_kept_for_ever,
+        "test_f31_sending_to_a_peer_that_does_not_read_never_blocks",
+    ),
+    _row(
+        "judge-then-drain",
+        "F32: a deadline is enforced before what has arrived is read",
+        _judge_then_drain,
+        "test_f32_a_word_that_arrives_with_its_deadline_counts",
+    ),
+    _row(
+        "ready-believed",
+        "F33: a request runs on KV that was not counted",
+        _believe_ready,
+        "test_f33_nothing_runs_before_every_block_is_counted_and_equal",
+    ),
+    _row(
+        "wait-for-transfers",
+        "F34: tokens wait for another prompt's transfer",
+        _wait_for_each_transfer,
+        "test_f34_a_slow_transfer_holds_up_no_other_prompt",
+    ),
+    _row(
+        "counted-when-sent",
+        "F35: success is counted before the peer has taken it",
+        _count_when_sent,
+        "test_f35_success_is_counted_when_the_peer_has_taken_it",
+    ),
+    _row(
+        "said-once",
+        "F36: the last word is not repeated",
+        _say_it_once,
+        "test_f36_a_lost_message_costs_a_moment_and_holds_nothing[Ready]",
+    ),
+    _row(
+        "no-lease-at-the-end",
+        "F36: blocks wait for a word that never comes",
+        _no_lease_ends_at_the_prefill_side,
+        "test_f36_when_every_last_word_is_lost_the_lease_ends_it",
+    ),
+    _row(
+        "peer-s-death-is-ours",
+        "F37: a dead peer's work is waited for",
+        _a_peer_s_death_is_our_stall,
+        "test_f37_a_dead_prefill_peer_is_not_the_decode_instance_s_illness",
+    ),
+]

@@ -1,0 +1,132 @@
+"""A cluster's processes, with small scripts in the place of instances: started, read, restarted, ended."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from onward.clock import SystemClock
+from onward.errors import StartupError
+from onward.supervisor.cluster import Cluster, InstancePlan
+
+READY = "print('  Onward serves', flush=True)"
+WAIT = "import signal; signal.pause()"
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers() -> Iterator[None]:
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield
+    signal.set_wakeup_fd(-1)
+    for number, handler in before:
+        signal.signal(number, handler)
+
+
+def instance(name: str, script: str) -> InstancePlan:
+    return InstancePlan(name, name.split("-")[0], (sys.executable, "-c", script), "http://127.0.0.1:1", None, 1)
+
+
+def cluster_of(
+    *plans: InstancePlan,
+    on_line: Callable[[str, str], None] = lambda name, line: None,
+    on_ready: Callable[[Cluster], None],
+    drain_s: float = 0.0,
+) -> Cluster:
+    return Cluster(
+        plans,
+        SystemClock(),
+        inherit_fds=(),
+        greeting="  Onward ",
+        drain_s=drain_s,
+        on_line=on_line,
+        on_ready=on_ready,
+    )
+
+
+def stop(_: Cluster) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_it_is_ready_when_all_are_and_a_signal_ends_all() -> None:
+    pids: list[int] = []
+
+    def ready(cluster: Cluster) -> None:
+        pids.extend(i.process.pid for i in cluster.instances if i.process is not None)
+        stop(cluster)
+
+    plans = [instance("prefill-0", f"{READY}; {WAIT}"), instance("decode-0", f"{READY}; {WAIT}")]
+    cluster_of(*plans, on_ready=ready).run()
+    assert len(pids) == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_lines_of_the_log_name_their_instance_and_the_welcome_is_swallowed() -> None:
+    lines: list[tuple[str, str]] = []
+    script = f"import sys; sys.stderr.write('one\\n\\ntwo'); sys.stderr.flush(); {READY}; {WAIT}"
+    cluster_of(instance("mixed-0", script), on_line=lambda *said: lines.append(said), on_ready=stop).run()
+    assert lines == [("mixed-0", "one"), ("mixed-0", "two")]
+
+
+def test_an_instance_that_never_gets_ready_ends_the_cluster_with_its_own_words() -> None:
+    failing = instance("decode-0", "import sys; sys.exit('onward serve: no such model')")
+    with pytest.raises(StartupError, match=r"^decode-0 cannot start: no such model$"):
+        cluster_of(instance("prefill-0", WAIT), failing, on_ready=stop).run()
+
+
+def test_an_instance_that_dies_is_started_again_by_the_same_command() -> None:
+    plan = instance("decode-0", f"import sys; print('up', file=sys.stderr, flush=True); {READY}; {WAIT}")
+    lines: list[str] = []
+
+    def on_line(_name: str, line: str) -> None:
+        lines.append(line)
+        if len(lines) == 2:
+            stop(cluster)
+
+    def kill(made: Cluster) -> None:
+        process = made.instances[0].process
+        assert process is not None
+        process.kill()
+
+    cluster = cluster_of(plan, on_line=on_line, on_ready=kill)
+    cluster.run()
+    assert lines == ["up", "up"]
+
+
+def test_a_second_signal_does_not_wait_for_an_instance_that_will_not_leave() -> None:
+    say_no = "lambda *_: print('no', file=sys.stderr, flush=True)"
+    stubborn = f"import signal, sys; signal.signal(signal.SIGTERM, {say_no}); {READY}\nwhile True: signal.pause()"
+    cluster = cluster_of(
+        instance("decode-0", stubborn), on_line=lambda *_: stop(cluster), on_ready=stop, drain_s=1000.0
+    )
+    cluster.run()
+    assert cluster.instances[0].process is not None
+    assert cluster.instances[0].process.returncode == -signal.SIGKILL
+
+
+def test_instances_do_not_outlive_a_cluster_that_is_killed() -> None:
+    code = (
+        "from tests.supervisor.test_cluster import *\n"
+        f"plan = instance('mixed-0', {f'{READY}; {WAIT}'!r})\n"
+        "cluster_of(plan, on_ready=lambda c: print(c.instances[0].process.pid, flush=True)).run()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    ) as process:
+        assert process.stdout is not None
+        pidfd = os.pidfd_open(int(process.stdout.readline()))
+        process.kill()
+    try:
+        assert _ended(pidfd), "the instance is still there"
+    finally:
+        os.close(pidfd)
+
+
+def _ended(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], 20)[0])

@@ -1,0 +1,221 @@
+"""A receiver and writers that say what a good one never would, or stop in the middle of it."""
+
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onward.errors import StartupError
+from onward.proto.kv_transfer import Counted, Endpoint, LeaseQuiet, Revoke, WriterLost
+from onward.worker.transfer.channel import LinkLost
+from onward.worker.transfer.handshake import Secret
+from onward.worker.transfer.link import Door, WriterLink
+from onward.worker.transfer.messages import Accepted, Incoming, Join, Joined, Left, Stop, Written, Wrote
+from tests.worker.transfer.instance import LAYOUT, PAGE_BYTES, TIMEOUT_S, Instance
+
+Start = Callable[..., Instance]
+Visit = Callable[[Endpoint], "Visitor"]
+
+
+class Visitor:
+    """A writer's link, driven by hand."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.link = WriterLink(endpoint, LAYOUT, Secret(""), False)
+        self._heard: Iterator[Any] = iter(())
+
+    def enter(self) -> None:
+        while not self.link.is_connected:
+            self.link.connect()
+        while self.link.invitation is None:
+            self._wait()
+            assert list(self.link.messages()) == []
+
+    def say(self, message: Any, data: bytes = b"") -> None:
+        self.link.channel.send(message)
+        self.say_bytes(data)
+
+    def say_bytes(self, data: bytes) -> None:
+        self.link.channel.send_bytes([memoryview(data)] if data else [])
+        while self.link.channel.wants_to_write:
+            self.link.channel.flush()
+
+    def hear(self) -> Any:
+        while True:
+            for message in self._heard:
+                return message
+            self._wait()
+            self._heard = self.link.messages()
+
+    def _wait(self) -> None:
+        assert select.select([self.link.channel], [], [], TIMEOUT_S)[0], "the receiver says nothing"
+
+
+@pytest.fixture
+def visit() -> Iterator[Visit]:
+    visitors: list[Visitor] = []
+
+    def make(endpoint: Endpoint) -> Visitor:
+        visitors.append(Visitor(endpoint))
+        visitors[-1].enter()
+        return visitors[-1]
+
+    yield make
+    for visitor in visitors:
+        visitor.link.close()
+
+
+def joined(theirs: Instance, visit: Visit, blocks: list[int]) -> Visitor:
+    theirs.expect(blocks)
+    visitor = visit(theirs.endpoint)
+    visitor.say(Join("lease", blocks))
+    assert visitor.hear() == Joined("lease")
+    return visitor
+
+
+def test_bytes_of_a_lease_that_is_revoked_while_they_come_stay_outside(start: Start, visit: Visit) -> None:
+    theirs = start("tcp", seed=2)
+    visitor = joined(theirs, visit, [4])
+    at = theirs.geometry.page_at(0, 4)
+    visitor.say(Incoming("lease", [(at, PAGE_BYTES)]), b"x" * 100)
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while theirs.bytes[at + 99] != ord("x"):
+        assert time.monotonic() < deadline_s
+    theirs.tell(Revoke("lease"))
+    theirs.hear(LeaseQuiet)
+    before = theirs.bytes.copy()
+    assert before[at : at + 100].tobytes() == b"x" * 100
+    visitor.say_bytes(b"y" * (PAGE_BYTES - 100))
+    assert visitor.hear() == Stop("lease", "it was revoked")
+    visitor.say(Incoming("lease", [(at, PAGE_BYTES)]), b"z" * PAGE_BYTES)
+    assert visitor.hear() == Stop("lease", "it was revoked")
+    np.testing.assert_array_equal(theirs.bytes, before)
+    visitor.say(Left("lease"))
+    theirs.expect([4], "next")
+    visitor.say(Join("next", [4]))
+    assert visitor.hear() == Joined("next"), "the connection is still good for another lease"
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ((lambda g: (g.page_at(0, 5), PAGE_BYTES)), "block 5 is not part of the lease"),
+        ((lambda g: (g.page_at(0, 4) + 1, PAGE_BYTES)), "not whole pages"),
+        ((lambda g: (g.page_at(0, 4), PAGE_BYTES + 1)), "not whole pages"),
+        ((lambda g: (g.page_at(0, 4), 2 * PAGE_BYTES)), "block 5 is not part of the lease"),
+        ((lambda g: (g.num_bytes, PAGE_BYTES)), "not whole pages"),
+        ((lambda g: (0, g.num_bytes)), "more bytes than the lease is for"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+def test_pages_that_are_not_the_lease_s_are_refused(
+    start: Start, visit: Visit, backend: str, place: Any, why: str
+) -> None:
+    theirs = start(backend, seed=2)
+    before = theirs.bytes.copy()
+    visitor = joined(theirs, visit, [4])
+    at, count = place(theirs.geometry)
+    if backend == "tcp":
+        visitor.say(Incoming("lease", [(at, count)]), b"x" * count)
+    else:
+        visitor.say(Wrote("lease", [(at, count)]))
+    stop = visitor.hear()
+    assert isinstance(stop, Stop) and why in stop.message
+    assert why in theirs.hear(WriterLost).message
+    np.testing.assert_array_equal(theirs.bytes, before)
+
+
+def test_a_place_that_no_memory_has_ends_the_connection_without_a_page_written(start: Start, visit: Visit) -> None:
+    theirs = start("shm", seed=2)
+    visitor = joined(theirs, visit, [4])
+    visitor.say(Wrote("lease", [((1 << 64) - 1, PAGE_BYTES)]))
+    assert "not whole pages" in theirs.hear(WriterLost).message
+    theirs.expect([5], "second")
+    visitor.say(Join("second", [5]))
+    assert isinstance(visitor.hear(), Stop) and visitor.hear() == Joined("second")
+    page = (theirs.geometry.page_at(0, 5), PAGE_BYTES)
+    visitor.say(Wrote("second", [page, page]))
+    assert "named twice" in theirs.hear(WriterLost, "second").message
+
+
+def test_a_page_is_written_once(start: Start, visit: Visit) -> None:
+    theirs = start("tcp", seed=2)
+    visitor = joined(theirs, visit, [4])
+    place = (theirs.geometry.page_at(1, 4), PAGE_BYTES)
+    visitor.say(Incoming("lease", [place]), b"x" * PAGE_BYTES)
+    visitor.say(Incoming("lease", [place]), b"y" * PAGE_BYTES)
+    assert "was written before" in theirs.hear(WriterLost).message
+    assert theirs.block(4)[1].tobytes() == b"x" * PAGE_BYTES
+
+
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+def test_a_writer_that_is_done_too_early_is_lost(start: Start, visit: Visit, backend: str) -> None:
+    theirs = start(backend)
+    visitor = joined(theirs, visit, [4])
+    visitor.say(Written("lease"))
+    assert "0 of 3 pages" in theirs.hear(WriterLost).message
+    assert isinstance(visitor.hear(), Stop)
+    theirs.tell(Revoke("lease"))
+    visitor.say(Left("lease"))
+    theirs.hear(LeaseQuiet)
+
+
+def test_a_lease_has_one_writer(start: Start, visit: Visit) -> None:
+    theirs = start("shm")
+    first = joined(theirs, visit, [4])
+    second = visit(theirs.endpoint)
+    second.say(Join("lease", [4]))
+    assert second.hear() == Stop("lease", "it has, or had, another writer")
+    second.say(Left("lease"))
+    first.say(Wrote("lease", [(theirs.geometry.page_at(layer, 4), PAGE_BYTES) for layer in range(3)]))
+    first.say(Written("lease"))
+    assert first.hear() == Accepted("lease")
+    theirs.hear(Counted)
+    second.say(Join("lease", [4]))
+    assert isinstance(second.hear(), Stop)
+
+
+@pytest.mark.parametrize("nonsense", [b"\xff\xff\xff\xff", b"\0\0\0\0", b"\3\0\0\0abc"])
+def test_after_nonsense_a_shm_lease_is_quiet_only_when_its_writer_is_gone(
+    start: Start, visit: Visit, nonsense: bytes
+) -> None:
+    theirs = start("shm")
+    visitor = joined(theirs, visit, [4])
+    visitor.say_bytes(nonsense)
+    theirs.hear(WriterLost)
+    theirs.tell(Revoke("lease"))
+    with pytest.raises(LinkLost, match="closed the connection"):
+        while True:
+            visitor.hear()
+    theirs.expect([5], "other")
+    assert theirs.reports == []
+    visitor.link.close()
+    theirs.hear(LeaseQuiet)
+
+
+def test_strangers_that_say_nothing_are_shown_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onward.worker.transfer.reception.HANDSHAKE_S", 0.1)
+    theirs = start("tcp")
+    host, _, port = theirs.endpoint.address.removeprefix("tcp:").rpartition(":")
+    with socket.create_connection((host, int(port)), TIMEOUT_S) as stranger:
+        assert stranger.recv(1) == b""
+
+
+def test_there_are_only_so_many_connections(start: Start, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onward.worker.transfer.reception.MAX_CONNECTIONS", 2)
+    theirs = start("tcp")
+    visitors = [visit(theirs.endpoint) for _ in range(2)]
+    with pytest.raises(LinkLost):
+        visit(theirs.endpoint)
+    assert len(visitors) == theirs.plane.num_connections
+
+
+def test_without_a_cluster_key_nothing_listens_beyond_this_machine() -> None:
+    with pytest.raises(StartupError, match="cluster-key-file"):
+        Door("tcp", "192.0.2.1", "")
+    with pytest.raises(StartupError, match="reaches this machine"):
+        Door("tcp", "0.0.0.0", "ab" * 32)
