@@ -64,6 +64,9 @@ class ServeConfig:
     offer_hold_s: float = knob(0.5, "how long a peer's offer may wait for free blocks before it is refused")
     handover_timeout_s: float = knob(60.0, "how long one peer may take for one prefill, its queue included")
     cluster_key_file: str | None = knob(None, "the cluster's secret, made by `onward keygen`; needed beyond one host")
+    router: str = knob("", "URLs of routers to register with, separated by commas")
+    advertise_url: str | None = knob(None, "the URL that routers reach this instance at (default: http://HOST:PORT)")
+    detach_ttl_s: float = knob(60.0, "how long a stream whose client has gone can be continued by its id")
     threads: int | None = knob(None, "threads of the worker (default: the number of cores)")
     api_processes: int = knob(1, "processes that serve HTTP")
     cors_origin: tuple[str, ...] = knob((), "origin that browsers may call from (may be given several times)")
@@ -75,6 +78,34 @@ class ServeConfig:
     step_log: str | None = knob(None, "file that gets one JSON line for each step")
     record: str | None = knob(None, "file that gets all that the engine is given and answers, for `onward replay`")
     record_tokens: bool = knob(False, "record the true token ids; else each recording maps them through a secret table")
+
+
+RoutingPolicy = Literal["round_robin", "random", "least_loaded", "power_of_two", "prefix", "session"]
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """`onward router`."""
+
+    host: str = knob("127.0.0.1", "address to listen on")
+    port: int = knob(8080, "port to listen on (0: any free one)")
+    instances: str = knob("", "URLs of instances, separated by commas, where they do not register by themselves")
+    policy: RoutingPolicy = knob("least_loaded", "how an instance is chosen")
+    prefill_policy: RoutingPolicy | None = knob(None, "how a prefill instance is chosen (default: --policy)")
+    decode_policy: RoutingPolicy | None = knob(None, "how a decode instance is chosen (default: --policy)")
+    preempt_retry_count: int = knob(3, "attempts at a stream since its last delivered token")
+    preempt_retry_exclude_decode: bool = knob(False, "keep the last decode instance out of the next attempt")
+    retry_budget: float = knob(0.2, "attempts without progress, as a share of the requests of the last minute")
+    stall_timeout_s: float = knob(15.0, "a stream of which nothing moves for so long is carried on elsewhere")
+    restart_grace_s: float = knob(5.0, "how long an instance that restarts a process may take before its streams move")
+    max_queue: int = knob(1024, "requests that wait at most for an instance; more get a 429")
+    detach_ttl_s: float = knob(60.0, "how long a stream whose client has gone can be continued by its id")
+    request_timeout_s: float | None = knob(None, "a deadline for requests that bring none")
+    api_key: str | None = knob(None, "clients must send it as a bearer token")
+    cluster_key_file: str | None = knob(None, "the cluster's secret, made by `onward keygen`; needed beyond one host")
+    tell_resumes: bool = knob(False, "end streams that were carried on with a comment that says so")
+    max_body_bytes: int = knob(8 << 20, "largest request body")
+    log_level: str = knob("info", "debug, info, warning or error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +155,12 @@ class ApiConfig:
     default_deadline_s: float | None = None
     internal_adapter: bool = False
     role: Role = "mixed"
+    routers: tuple[str, ...] = ()
+    url: str = ""
+    """As routers reach this instance."""
+    handoff_address: str = ""
+    cluster_key: str = ""
+    detach_ttl_s: float = 60.0
     log_level: str = "info"
     instance: dict[str, Any] = field(default_factory=dict)
     """The instance's `ServeConfig`, as `/info` shows it."""

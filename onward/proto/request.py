@@ -49,7 +49,12 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     label: str = ""
     """The client's own name for the request, by which it may abort it."""
     score_from: int | None = None
-    """A position of the output: from there on, the logprobs of `generated_token_ids` are wanted again."""
+    """A position of the output: from there on, the logprobs of `generated_token_ids` are wanted again. -1: those of the
+    prompt too."""
+    prefill_peers: list[str] = []
+    """Hand-over addresses that may be asked for this one, best first. Empty: those that the engine knows."""
+    may_move: bool = False
+    """A router is in front: what cannot go on here goes on elsewhere, so nobody waits for blocks."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -132,6 +137,10 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     position: int
     """Next position the engine will send."""
+    computed: int = 0
+    """Tokens whose KV is there."""
+    queue: int = 0
+    """How many are served before it; 0 when it runs."""
 
 
 class Holding(msgspec.Struct, frozen=True, array_like=True, tag="holding"):

@@ -1,12 +1,14 @@
 """A prefill and a decode instance for tests, as real processes on one machine, and what both must look like at rest."""
 
+import contextlib
 import os
 import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -75,10 +77,8 @@ class Pair:
         """Whoever is still there."""
         pids, self._stopped = self._stopped, []
         for pid in pids:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-            except ProcessLookupError:
-                continue
 
     def wait_until_at_rest(self) -> None:
         """Both sides hold nothing for anybody, and no file is left."""
@@ -102,19 +102,24 @@ class Pair:
 
 def kill_instance(server: Server) -> None:
     """All of its processes at once."""
-    for pid in server.pids():
-        os.kill(pid, signal.SIGKILL)
+    kill_all(server.pids())
     server.stop(signal.SIGKILL)
 
 
+def kill_all(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def wait_for(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
-    """Looks until there is something. An instance that does not answer now may do so at the next look."""
+    """Looks until there is something. An instance without an answer, or without a process of a kind, may have one soon."""
     deadline_s = time.monotonic() + patience_s
     while time.monotonic() < deadline_s:
         try:
             if found := look():
                 return found
-        except OSError:
+        except (OSError, HTTPException, LookupError, ValueError):
             pass
         time.sleep(LOOK_S)
     raise AssertionError(f"never seen: {what}")
@@ -185,11 +190,3 @@ def run_disturbed(url: str, bodies: list[dict[str, Any]], disturb: Callable[[], 
         streams = run_streams(url, bodies)
         disturbing.result()
     return streams
-
-
-def salts(prefix: str) -> Iterator[str]:
-    """Each makes prompts new to all prefix caches, and changes nothing else about them."""
-    number = 0
-    while True:
-        number += 1
-        yield f"{prefix}-{number}"

@@ -21,6 +21,8 @@ class Stream:
     usage: dict[str, Any] | None = None
     done: bool = False
     error: dict[str, Any] | None = None
+    resume: dict[str, Any] | None = None
+    """What to put into the next request, where this one was given up."""
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.body.get("generated_token_ids", []))
@@ -54,6 +56,7 @@ class Stream:
         event = msgspec.json.decode(data)
         self.error = event.get("error", self.error)
         self.usage = event.get("usage") or self.usage
+        self.resume = event.get("resume", self.resume)
         for choice in event.get("choices", []):
             self.text += choice.get("delta", {}).get("content") or choice.get("text") or ""
             if choice["finish_reason"]:

@@ -4,8 +4,11 @@ Every client gets exactly the tokens that an undisturbed mixed instance gives, a
 """
 
 import os
+import random
 import signal
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -17,6 +20,7 @@ from tests.e2e.pd_instances import (
     Pair,
     ended,
     handovers,
+    kill_all,
     kill_instance,
     num_steps,
     open_things,
@@ -154,7 +158,7 @@ def test_streams_go_on_when_the_prefill_instance_loses_a_process(
 def test_streams_go_on_when_the_prefill_instance_loses_a_process_again_and_again(
     pair: Pair, undisturbed: list[tuple], moment: str, victim: str
 ) -> None:
-    for _ in range(5):
+    for _ in range(3):
         kill_prefill(pair, moment, victim, undisturbed)
 
 
@@ -212,7 +216,7 @@ def test_streams_go_on_when_the_decode_instance_loses_a_process(
 def test_streams_go_on_when_the_decode_instance_loses_a_process_again_and_again(
     pair: Pair, undisturbed: list[tuple], moment: str, victim: str
 ) -> None:
-    for _ in range(5):
+    for _ in range(3):
         kill_decode(pair, moment, victim, undisturbed)
 
 
@@ -257,3 +261,51 @@ def test_a_prefill_instance_frees_all_that_a_killed_decode_instance_wanted(
     assert pair.prefill.pid("worker") == worker
     pair.start_decode()
     assert_works(pair, undisturbed)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_streams_go_on_whatever_is_killed_or_stopped_at_whatever_moment(pair: Pair, undisturbed: list[tuple]) -> None:
+    chance = random.Random(next(fresh))
+    for number in range(12):
+        deeds = [choose_deed(chance) for _ in range(chance.choice((1, 1, 2)))]
+        print(f"round {number}: {deeds}")
+        streams = run_disturbed(pair.decode.url, load(), lambda deeds=deeds: do_all(pair, deeds))
+        assert results(streams) == undisturbed, deeds
+        assert_works(pair, undisturbed)
+
+
+@dataclass(frozen=True)
+class Deed:
+    after_s: float
+    side: str
+    victim: str
+    stopped_s: float | None
+    """None: killed."""
+
+
+def choose_deed(chance: random.Random) -> Deed:
+    side = chance.choice(("prefill", "prefill", "decode"))
+    victims = ("worker", "engine", "instance") if side == "prefill" else ("worker", "engine")
+    return Deed(
+        chance.uniform(0, 3), side, chance.choice(victims), chance.choice((None, None, chance.uniform(0.1, 4.0)))
+    )
+
+
+def do_all(pair: Pair, deeds: list[Deed]) -> None:
+    for deed in deeds:
+        do(pair, deed)
+
+
+def do(pair: Pair, deed: Deed) -> None:
+    time.sleep(deed.after_s)  # the moment is left to chance
+    server = pair.prefill if deed.side == "prefill" else pair.decode
+    pids = wait_for(server.pids if deed.victim == "instance" else lambda: [server.pid(deed.victim)], "its pids")
+    if deed.stopped_s is not None:
+        pair.pause(pids)
+        time.sleep(deed.stopped_s)
+        pair.resume()
+    else:
+        kill_all(pids)
+        if deed.victim == "instance":
+            pair.start_prefill()

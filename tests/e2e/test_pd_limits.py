@@ -26,27 +26,58 @@ def long_chat(index: int, max_tokens: int, **more: Any) -> dict[str, Any]:
     return chat_body(index, max_tokens, messages=[{"role": "user", "content": f"{index}: {words}"}], **more)
 
 
+def chat(server: Server, salt: str) -> tuple[int, dict[str, Any]]:
+    return server.post("/v1/chat/completions", long_chat(1, 8, cache_salt=salt))
+
+
 def test_without_a_peer_and_without_leave_to_prefill_a_request_is_told_to_come_back() -> None:
     decode = ("--no-local-prefill", "--local-prefill-tokens", "0")
-    with Pair("--lease-s", "2", "--handover-timeout-s", "6", decode=decode) as pair:
-        body = long_chat(1, 8, cache_salt="first")
-        expected = pair.decode.post("/v1/chat/completions", body)[1]["choices"]
+    with Pair("--lease-s", "2", "--handover-timeout-s", "4", decode=decode) as pair:
+        expected = chat(pair.decode, "first")[1]["choices"]
 
         def disturb() -> None:
             wait_for(lambda: handovers(pair.decode, "decode", "granted"), "a grant")
             kill_instance(pair.prefill)
 
-        refused = [long_chat(1, 8, cache_salt="second") for _ in range(2)]
-        streams = run_disturbed(pair.decode.url, refused, disturb)
-        print([(s.error, s.finish_reasons, s.text) for s in streams])
-        status, answer = pair.decode.post("/v1/chat/completions", long_chat(1, 8, cache_salt="third"))
-        assert (status, answer["error"]["code"]) == (503, "pd_prefill_failed")
-        assert answer["error"]["retryable"] is True
+        under_way = run_disturbed(pair.decode.url, [long_chat(1, 8, cache_salt="second")] * 2, disturb)
+        status, answer = chat(pair.decode, "third")
+        for error in [*(stream.error for stream in under_way), answer["error"]]:
+            assert error is not None
+            assert (error["code"], error["retryable"]) == ("pd_prefill_failed", True)
+        assert status == 503
         assert pair.decode.get("/health")["status"] == "ok", "health is about oneself"
         pair.start_prefill()
-        again = lambda: pair.decode.post("/v1/chat/completions", long_chat(1, 8, cache_salt="fourth"))  # noqa: E731
-        status, answer = wait_for(lambda: (got := again())[0] == 200 and got, "an answer")
-        assert answer["choices"] == expected
+        wait_for(lambda: chat(pair.decode, "fourth")[0] == 200, "an answer")
+        assert chat(pair.decode, "fifth")[1]["choices"] == expected
+        pair.wait_until_at_rest()
+
+
+@pytest.mark.full
+def test_streams_that_cannot_go_on_here_are_continued_from_what_they_were_told() -> None:
+    """The pool is too small for all, the peer that could compute the preempted ones again is dead."""
+    bodies = [chat_body(i, 80) for i in range(8)]
+    with Server(*SMALL) as mixed:
+        expected = [stream.result() for stream in run_streams(mixed.url, bodies)]
+    decode = ("--no-local-prefill", "--local-prefill-tokens", "0", "--num-kv-blocks", str(NUM_BLOCKS))
+    with Pair("--lease-s", "2", "--handover-timeout-s", "4", decode=decode) as pair:
+
+        def disturb() -> None:
+            wait_for(lambda: pair.decode.metrics()['onward_requests{state="running"}'] >= 4, "four streams")
+            kill_instance(pair.prefill)
+
+        told = run_disturbed(pair.decode.url, bodies, disturb)
+        given_up = [stream for stream in told if stream.finish_reasons == ["pd_reschedule"]]
+        assert given_up
+        assert all(stream.resume is not None for stream in given_up)
+        pair.start_prefill()
+        wait_for(lambda: pair.decode.post("/v1/chat/completions", chat_body(9, 1))[0] == 200, "an answer")
+        for stream, whole in zip(told, expected, strict=True):
+            parts = [stream]
+            while parts[-1].finish_reasons != ["length"]:
+                assert len(parts) < 10
+                parts += run_streams(pair.decode.url, [stream.body | (parts[-1].resume or {})])
+            text, token_ids, _, completion_tokens = parts[-1].result()
+            assert ("".join(part.text for part in parts[:-1]) + text, token_ids, ["length"], completion_tokens) == whole
         pair.wait_until_at_rest()
 
 

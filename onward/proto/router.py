@@ -1,0 +1,146 @@
+"""Between a router and the instances behind it: who is there, and one attempt at a client's request.
+
+The router owns the client's stream. It sends the request as the client wrote it, with the tokens that were delivered so
+far, and reads tokens and ends from the `id:` lines of the answer; what the tokens mean it need not know.
+
+    POST /internal/attempt      router -> instance   an Attempt, as msgpack; answered by a stream of events
+    POST /internal/register     instance -> router   a Registration, each second; answered by a RegisterAnswer
+    POST /internal/find         router -> instance   does anybody hold this stream's record? answered by a Record, or 404
+
+All of them carry the header `X-Onward-Proof` where there is a cluster key; see `transport.proof`.
+
+The events of an attempt's answer, in order:
+
+    : progress …                each second while nothing else is said; see `Progress`
+    event: facts                once, before the first token: data is a Facts, as JSON
+    id: CURSOR  data: CHUNK     as the client gets it, whole tokens each; an answer that is not streamed has no chunks
+    data: CHUNK                 without an id: openings (not for a resumed choice) and, where asked for, usage
+    event: answer               instead of chunks, for a client that does not stream: data is the whole body
+    event: error                it cannot go on: data is the error as JSON. `retryable` says whether another attempt may
+    data: [DONE]
+"""
+
+import msgspec
+
+from onward.proto.kv_transfer import Layout
+
+PROOF_HEADER = "x-onward-proof"
+ATTEMPT_PATH = "/internal/attempt"
+REGISTER_PATH = "/internal/register"
+FIND_PATH = "/internal/find"
+
+
+class GivenChoice(msgspec.Struct, frozen=True, array_like=True):
+    """One choice as far as the client has it."""
+
+    token_ids: list[int] = []
+    finish_reason: str | None = None
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is fixed before the first attempt, and what has happened since."""
+
+    schema_version: int
+    path: str
+    """Of the client's request."""
+    body: bytes
+    """As the client sent it."""
+    request_id: str
+    epoch: int
+    """Of this attempt: higher than any before. It stands in the cursors."""
+    seed: int
+    created_s: int
+    """Also the clock of chat templates."""
+    arrival_s: float
+    label: str = ""
+    deadline_s: float | None = None
+    """What is left, as a duration."""
+    choices: list[GivenChoice] = []
+    """Empty at the first attempt: the number of choices is the body's to say."""
+    num_cached_tokens: int | None = None
+    """Of the first admission, once known."""
+    prompt_token_ids: list[int] | None = None
+    """Where the router has made them."""
+    prefill_peers: list[str] = []
+    """Hand-over addresses that a decode instance may ask, best first. Empty: its own."""
+
+
+class Facts(msgspec.Struct, frozen=True):
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_choices: int
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True):
+    """`: progress ENGINE STEP COMPUTED QUEUE`. As long as one of these moves, the request is not stalled."""
+
+    engine: str
+    """Incarnation; `-` while the instance restarts one."""
+    step: int
+    computed: int
+    """Tokens of the request, over all choices, whose KV is there."""
+    queue: int
+    """How many are served before it; 0 when it runs."""
+
+
+class Load(msgspec.Struct, frozen=True):
+    running: int = 0
+    waiting: int = 0
+    max_running: int = 0
+    free_blocks: int = 0
+    """Free or merely cached."""
+    num_blocks: int = 0
+
+
+class KvEvents(msgspec.Struct, frozen=True):
+    """What has changed in an instance's prefix cache, for routers that send requests where their prompt is known."""
+
+    number: int
+    """Of the first event here; a gap means that the index of this instance starts anew."""
+    stored: list[bytes] = []
+    removed: list[bytes] = []
+    reset: bool = False
+    """Forget what was known before these."""
+
+
+class Registration(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance as it is now. Silence makes it suspect, then gone; a clean leaving says so."""
+
+    schema_version: int
+    instance: str
+    """Its incarnation."""
+    url: str
+    role: str
+    state: str
+    """`starting`, `ready`, `restarting` (a process of it), `draining` or `leaving`."""
+    model: str
+    fingerprint: str
+    """Of the numerics: equal ones continue each other's streams bit by bit."""
+    layout: Layout | None
+    handoff_address: str = ""
+    """Where decode instances ask it for prefills; empty: nowhere."""
+    max_tokens: int = 0
+    """The longest prompt plus output that it can hold."""
+    block_size: int = 0
+    engine: str = ""
+    step: int = 0
+    load: Load = Load()
+    kv_events: KvEvents | None = None
+    pids: dict[str, list[int]] = {}
+
+
+class RegisterAnswer(msgspec.Struct, frozen=True):
+    router: str
+    """Its incarnation: a new one knows nothing yet."""
+    again_after_s: float
+    error: str = ""
+    """Why it is not taken: another model, another layout."""
+    wants_kv_events: bool = False
+    next_kv_event: int = 0
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A stream whose client has gone, kept for a while so that it can come back."""
+
+    attempt: Attempt
+    """As it would be sent again, with all tokens that were made."""
