@@ -334,8 +334,13 @@ class EngineCore:
 
     def _tell_holding(self) -> None:
         held: dict[str, list[Held]] = {owner: [] for owner in self._seq}
+        places = {request: place for place, request in enumerate(self.scheduler.waiting, 1)}
         for request in self._live.values():
             if request.owner in held:
-                held[request.owner].append(Held(request.request_id, request.epoch, request.num_generated))
+                held[request.owner].append(self._held(request, places))
         for owner, items in held.items():
             self._outbox.summarize(owner, Holding(self.incarnation, self._seq[owner], self._step, items))
+
+    def _held(self, request: Request, places: dict[Request, int]) -> Held:
+        computed = request.num_computed + self._handovers.signs_of_life(request)
+        return Held(request.request_id, request.epoch, request.num_generated, computed, places.get(request, 0))

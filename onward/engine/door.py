@@ -55,8 +55,17 @@ def admit(submit: Submit, owner: str, limits: Limits, now_s: float) -> Request:
         crash_charges=submit.crash_charges,
         charged_position=len(submit.generated_token_ids),
         num_cached_tokens=submit.num_cached_tokens,
-        score_from=None if submit.score_from is None else num_prompt + submit.score_from,
+        score_from=_scored_from(submit),
+        prefill_peers=list(submit.prefill_peers),
+        may_move=submit.may_move,
     )
+
+
+def _scored_from(submit: Submit) -> int | None:
+    """As an index of the whole list. The first token of all follows nothing, so it has no score."""
+    if submit.score_from is None:
+        return None
+    return 1 if submit.score_from < 0 else len(submit.prompt_token_ids) + submit.score_from
 
 
 def admit_prefill(prefill: Prefill, key: HandoverKey, limits: Limits, now_s: float) -> Request:

@@ -25,6 +25,8 @@ from onward.proto.step import WorkerHello
 class Outgoing:
     """What other instances and our own data plane have to be told."""
 
+    prefill_peers: frozenset[str] = frozenset()
+    """Addresses of all prefill instances that we have to do with."""
     to_prefill: list[tuple[str, ToPrefill]] = field(default_factory=list)
     """By the address of the prefill instance."""
     to_decode: list[tuple[str, ToDecode]] = field(default_factory=list)
@@ -55,7 +57,8 @@ class Handovers:
             prefill_states=lambda: self._service.states() if self._service else {},
             leases=lambda: self._remote.leases() if self._remote else {},
         )
-        if config.prefill_peers:
+        if config.role != "prefill" and worker.kv_endpoint is not None:
+            scheduler.asks_peers = True
             self._remote = RemotePrefill(config, incarnation, worker, scheduler, tokens, metrics)
         if config.role != "decode":
             self._service = PrefillService(
@@ -69,6 +72,9 @@ class Handovers:
     @property
     def idle(self) -> bool:
         return (self._remote is None or self._remote.idle) and (self._service is None or self._service.idle)
+
+    def signs_of_life(self, request: Request) -> int:
+        return self._remote.signs_of_life(request) if self._remote else 0
 
     def dispatch(self, now_s: float) -> None:
         if self._remote is not None:
@@ -118,6 +124,7 @@ class Handovers:
     def drain(self) -> Outgoing:
         outgoing = Outgoing()
         if self._remote is not None:
+            outgoing.prefill_peers = self._remote.addresses
             outgoing.to_prefill, commands = self._remote.drain()
             outgoing.to_data_plane += commands
         if self._service is not None:

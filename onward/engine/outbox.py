@@ -52,8 +52,10 @@ class Outbox:
             self._handover_results.append(result)
             return
         rescored = None
-        if request.score_from is not None:
-            prompt_logprobs, rescored = None, prompt_logprobs
+        if request.score_from is not None and prompt_logprobs is not None:
+            # |- of the prompt: from score_from to num_prompt -|- of the given output: the rest -|
+            num_of_prompt = max(0, request.num_prompt - request.score_from)
+            prompt_logprobs, rescored = prompt_logprobs[:num_of_prompt] or None, prompt_logprobs[num_of_prompt:]
         self._deltas.setdefault(request.owner, []).append(
             TokenDelta(
                 request.request_id,

@@ -12,6 +12,7 @@ from onward import log
 from onward.engine.handovers import Outgoing
 from onward.proto.control import StartEngine
 from onward.proto.handoff import ToDecode, ToPrefill
+from onward.transport.peers import PrefillPeer
 from onward.transport.zmq import Wires
 
 logger = logging.getLogger(__name__)
@@ -19,22 +20,30 @@ logger = logging.getLogger(__name__)
 
 class PeerLinks:
     def __init__(self, wires: Wires, start: StartEngine) -> None:
-        self._prefill = {
-            address: wires.prefill_peer(address, start.cluster_key, start.incarnation)
-            for address in start.config.prefill_peers
-        }
+        self._wires, self._start = wires, start
+        self._known: frozenset[str] = frozenset()
+        self._prefill: dict[str, PrefillPeer] = {}
         self._decode = wires.decode_port(start.handoff_fd, start.cluster_key) if start.handoff_fd >= 0 else None
 
     def send(self, outgoing: Outgoing) -> list[tuple[str, bool]]:
         """Which prefill peers could be reached, and which could not."""
+        if outgoing.prefill_peers != self._known:
+            self._meet(outgoing.prefill_peers)
         reached = [(address, self._prefill[address].send(message)) for address, message in outgoing.to_prefill]
         if self._decode is not None:
             for decode, message in outgoing.to_decode:
                 self._decode.send(decode, message)
         return reached
 
+    def _meet(self, addresses: frozenset[str]) -> None:
+        for address in self._known - addresses:
+            self._wires.drop(self._prefill.pop(address))
+        for address in addresses - self._known:
+            self._prefill[address] = self._wires.prefill_peer(address, self._start.cluster_key, self._start.incarnation)
+        self._known = addresses
+
     def from_prefill(self, limit: int) -> Iterator[tuple[str, ToDecode]]:
-        for address, peer in self._prefill.items():
+        for address, peer in list(self._prefill.items()):
             for _ in range(limit):
                 try:
                     message = peer.receive()

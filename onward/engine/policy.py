@@ -41,6 +41,12 @@ def prefills_here(request: Request, num_uncached: int, config: EngineConfig) -> 
     return request.prefills_here or request.num_preemptions > 0 or num_uncached <= config.local_prefill_tokens
 
 
+def goes_elsewhere(request: Request) -> bool:
+    """Preempted where prompts may not be computed: it would need a peer's help to come back to an instance that is full.
+    Where somebody above can move it, it moves."""
+    return request.may_move and request.num_preemptions > 0
+
+
 @dataclass(frozen=True, slots=True)
 class PeerView:
     address: str

@@ -22,7 +22,7 @@ from onward.errors import CrashedWorker, PdError
 from onward.log import event as log_event
 from onward.pd.faults import SILENCE
 from onward.pd.handoff import Arrived, DecodeSide, Ended, Lease, OfferCame, Times
-from onward.proto.handoff import Gone, Ping, Pong, Prefill, Ready, ToDecode, ToPrefill
+from onward.proto.handoff import Gone, Heartbeat, Ping, Pong, Prefill, Ready, ToDecode, ToPrefill
 from onward.proto.kv_transfer import (
     Counted,
     EndLease,
@@ -45,6 +45,8 @@ UNREACHABLE_S = 1.0
 """A connection may take so long to come (back) before we stop waiting for it."""
 PEER_PAUSE_S = 2.0
 """A peer that was silent is not asked for so long."""
+FORGET_PEER_S = 60.0
+"""A peer that no request has named for so long is no longer kept up with."""
 LOOK_AGAIN_S = 0.05
 """How often to look whether those who could ask nobody can now."""
 QUIET_S = 1.0
@@ -69,6 +71,8 @@ class Errand:
     handover: int | None = None
     asked_s: float = 0.0
     attempts: Counter[str] = field(default_factory=Counter)
+    num_signs: int = 0
+    """How often its peer has said that it is still at work."""
     waits_for_room: bool = False
     """We have refused blocks for it ourselves: nobody is asked again before there are some."""
     error: ErrorInfo | None = None
@@ -79,6 +83,8 @@ class Peer:
     incarnation: str = ""
     unreachable_since_s: float | None = None
     paused_until_s: float = 0.0
+    named_s: float = 0.0
+    """When a request named it last."""
     is_missed: bool = False
     """It was said in the log that it cannot be reached."""
 
@@ -101,6 +107,8 @@ class RemotePrefill:
         """None while there is no worker: then nobody is granted anything."""
         self._side = DecodeSide(incarnation, Times(config.lease_s, config.offer_hold_s, config.handover_timeout_s))
         self._peers = {address: Peer() for address in config.prefill_peers}
+        self.addresses = frozenset(self._peers)
+        """Of all prefill instances that we have to do with, now."""
         self._errands: dict[Request, Errand] = {}
         self._by_handover: dict[int, Errand] = {}
         self._by_lease: dict[str, Errand] = {}
@@ -134,6 +142,9 @@ class RemotePrefill:
             if policy.prefills_here(request, self._scheduler.seating.num_uncached(request), self._config):
                 request.prefills_here = True
                 continue
+            if policy.goes_elsewhere(request):
+                self._give_up_preempted(request, now_s)
+                continue
             self._scheduler.hand_out(request)
             if request.scheduled_s is None:
                 request.scheduled_s = now_s
@@ -145,15 +156,24 @@ class RemotePrefill:
         if known is None:
             return
         self._is_reachable(peer, known)
+        if isinstance(message, Heartbeat):
+            self._note_signs(message)
         if isinstance(message, Pong):
             self._on_pong(peer, known, message, now_s)
         else:
             self._side.receive(peer, message, now_s)
         self._process_events(now_s)
 
+    def signs_of_life(self, request: Request) -> int:
+        """Grows as long as somebody works for this one, though nothing of it is here yet."""
+        errand = self._errands.get(request)
+        return errand.num_signs if errand else 0
+
     def reached(self, peer: str, ok: bool, now_s: float) -> None:
         """Whether the last message to this peer could be sent. One that is away for long is not waited for."""
-        known = self._peers[peer]
+        known = self._peers.get(peer)
+        if known is None:
+            return
         if ok:
             self._is_reachable(peer, known)
         elif known.unreachable_since_s is None:
@@ -186,6 +206,7 @@ class RemotePrefill:
         self._tell_data_plane(now_s)
         if now_s >= self._next_ping_s:
             self._next_ping_s = now_s + PING_INTERVAL_S
+            self._forget_unnamed_peers(now_s)
             self._pings += [(peer, Ping()) for peer in self._peers]
 
     def worker_lost(self, now_s: float) -> None:
@@ -305,13 +326,21 @@ class RemotePrefill:
         errand.error = error
         if error.code == "pd_no_decode_blocks":
             self._metrics.refusals.inc("decode", error.code)
-            errand.waits_for_room = True  # our own shortage, and no peer's fault
+            self._on_own_shortage(errand, error, now_s)
             return
         if error.stage == CRASHED and self._charge(errand, now_s):
             return
         if error.stage == SILENCE and errand.peer is not None:
             self._peers[errand.peer].paused_until_s = now_s + PEER_PAUSE_S
         self._ask_next(errand, now_s)
+
+    def _on_own_shortage(self, errand: Errand, error: ErrorInfo, now_s: float) -> None:
+        """No peer's fault: there is no room here. Whoever can go elsewhere does."""
+        if errand.request.may_move:
+            del self._errands[errand.request]
+            self._tokens.give_up(errand.request, error, now_s)
+        else:
+            errand.waits_for_room = True
 
     def _charge(self, errand: Errand, now_s: float) -> bool:
         """A peer's worker died over this prompt. True if that was once too often."""
@@ -326,11 +355,7 @@ class RemotePrefill:
         return True
 
     def _ask_next(self, errand: Errand, now_s: float) -> None:
-        under_way = Counter(e.peer for e in self._errands.values() if e.handover is not None)
-        views = [
-            policy.PeerView(address, under_way[address], errand.attempts[address], self._is_available(peer, now_s))
-            for address, peer in self._peers.items()
-        ]
+        views = self._views(errand, now_s)
         may_fall_back = self._config.local_prefill
         chosen = policy.choose_prefill_peer(views, may_fall_back=may_fall_back)
         if chosen is not None:
@@ -343,6 +368,32 @@ class RemotePrefill:
             self._scheduler.take_home(errand.request)
         elif now_s - errand.begun_s > self._config.handover_timeout_s or not policy.can_try_again(views):
             self._fail(errand, now_s)
+
+    def _views(self, errand: Errand, now_s: float) -> list[policy.PeerView]:
+        """The peers that this one may be sent to, as the choice sees them."""
+        under_way = Counter(e.peer for e in self._errands.values() if e.handover is not None)
+        named = errand.request.prefill_peers or self._config.prefill_peers
+        for address in named:
+            self._meet(address, now_s)
+        return [
+            policy.PeerView(address, under_way[address], errand.attempts[address], self._is_available(peer, now_s))
+            for address, peer in ((address, self._peers[address]) for address in named)
+        ]
+
+    def _meet(self, address: str, now_s: float) -> None:
+        """A peer that a request names is known from then on, for as long as it is named."""
+        if address not in self._peers:
+            self._peers[address] = Peer()
+            self.addresses = frozenset(self._peers)
+        self._peers[address].named_s = now_s
+
+    def _forget_unnamed_peers(self, now_s: float) -> None:
+        in_use = {errand.peer for errand in self._errands.values()} | set(self._config.prefill_peers)
+        old = [a for a, peer in self._peers.items() if a not in in_use and now_s - peer.named_s > FORGET_PEER_S]
+        for address in old:
+            del self._peers[address]
+        if old:
+            self.addresses = frozenset(self._peers)
 
     def _ask(self, errand: Errand, address: str, now_s: float) -> None:
         request = errand.request
@@ -365,6 +416,11 @@ class RemotePrefill:
         )
         self._side.ask(address, prefill, now_s)
 
+    def _give_up_preempted(self, request: Request, now_s: float) -> None:
+        message = f"the decode instance had to give the request up after {request.num_generated} tokens"
+        self._metrics.fallbacks.inc("none")
+        self._tokens.give_up(request, door.error_info(PdError("pd_preempted", message, stage="decode")), now_s)
+
     def _fail(self, errand: Errand, now_s: float) -> None:
         """Nobody could compute it, and we may not. The layer above may know someone who can."""
         self._metrics.fallbacks.inc("none")
@@ -377,6 +433,11 @@ class RemotePrefill:
             code, f"no prefill instance could compute the prompt ({cause})", stage="prefill", retry_after_s=1.0
         )
         self._tokens.give_up(errand.request, door.error_info(error), now_s)
+
+    def _note_signs(self, heartbeat: Heartbeat) -> None:
+        for number in heartbeat.handovers:
+            if errand := self._by_handover.get(number):
+                errand.num_signs += 1
 
     def _is_reachable(self, address: str, peer: Peer) -> None:
         peer.unreachable_since_s = None

@@ -118,6 +118,10 @@ class Request:
     """Where its KV goes, once the peer has granted blocks."""
     lease: Lease | None = None
     """While a peer computes our prompt."""
+    prefill_peers: list[str] = field(default_factory=list)
+    """Whom to ask for the prompt, best first; empty: whom the instance knows."""
+    may_move: bool = False
+    """Somebody above knows other instances: what cannot go on here need not wait."""
     prefills_here: bool = False
     """No peer is asked (again) for this one."""
     awaits_assignment: bool = False

@@ -39,6 +39,8 @@ class Scheduler:
         self.leases = Leases(self.seating, incarnation)
         self.offers = Offers(self.seating, config.max_num_batched_tokens)
         self.waiting = RequestQueue()
+        self.asks_peers = False
+        """Whether prompts may be computed elsewhere."""
         self.undecided: list[Request] = []
         """New in the queue: nobody has decided yet where their prompt is computed."""
         self.preempting: set[Request] = set()
@@ -94,7 +96,7 @@ class Scheduler:
 
     def enqueue(self, request: Request) -> None:
         self.waiting.add(request)
-        if self.config.prefill_peers:
+        if self.asks_peers and request.handover is None:
             self.undecided.append(request)
 
     def begin_commit(self, step: int) -> None:

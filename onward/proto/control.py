@@ -107,6 +107,10 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     grace_s: float
 
 
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """To the api processes: take no new requests, and hand over those that run."""
+
+
 ToChild = (
     StartEngine
     | StartWorker
@@ -118,6 +122,7 @@ ToChild = (
     | ApiGone
     | AskSnapshot
     | InstanceView
+    | Drain
     | Stop
 )
 
@@ -157,4 +162,8 @@ class AskInstance(msgspec.Struct, frozen=True, tag="ask_instance"):
     ask_id: int
 
 
-FromChild = Ready | Progress | StartFailed | RenewWorker | Snapshot | AskInstance
+class AskDrain(msgspec.Struct, frozen=True, tag="ask_drain"):
+    """From an api process: someone wants the whole instance drained."""
+
+
+FromChild = Ready | Progress | StartFailed | RenewWorker | Snapshot | AskInstance | AskDrain

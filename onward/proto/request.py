@@ -138,7 +138,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     position: int
     """Next position the engine will send."""
     computed: int = 0
-    """Tokens whose KV is there."""
+    """Tokens whose KV is there; while a peer computes it, how often the peer has said so. Moves as long as work does."""
     queue: int = 0
     """How many are served before it; 0 when it runs."""
 

@@ -5,7 +5,7 @@ far, and reads tokens and ends from the `id:` lines of the answer; what the toke
 
     POST /internal/attempt      router -> instance   an Attempt, as msgpack; answered by a stream of events
     POST /internal/register     instance -> router   a Registration, each second; answered by a RegisterAnswer
-    POST /internal/find         router -> instance   does anybody hold this stream's record? answered by a Record, or 404
+    POST /internal/find         router -> instance   a Find: who holds this stream's record? answered by a Record, or 404
 
 All of them carry the header `X-Onward-Proof` where there is a cluster key; see `transport.proof`.
 
@@ -13,7 +13,8 @@ The events of an attempt's answer, in order:
 
     : progress …                each second while nothing else is said; see `Progress`
     event: facts                once, before the first token: data is a Facts, as JSON
-    id: CURSOR  data: CHUNK     as the client gets it, whole tokens each; an answer that is not streamed has no chunks
+    id: CURSOR  data: CHUNK     as the client gets it, whole tokens each
+    id: CURSOR                  for the router alone: tokens of an answer that is not streamed, or that were skipped
     data: CHUNK                 without an id: openings (not for a resumed choice) and, where asked for, usage
     event: answer               instead of chunks, for a client that does not stream: data is the whole body
     event: error                it cannot go on: data is the error as JSON. `retryable` says whether another attempt may
@@ -22,6 +23,7 @@ The events of an attempt's answer, in order:
 
 import msgspec
 
+from onward.proto.cursor import ChoiceCursor
 from onward.proto.kv_transfer import Layout
 
 PROOF_HEADER = "x-onward-proof"
@@ -63,6 +65,11 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """Where the router has made them."""
     prefill_peers: list[str] = []
     """Hand-over addresses that a decode instance may ask, best first. Empty: its own."""
+    final: bool = False
+    """No attempt follows: a give-up is answered in the client's own form (`pd_reschedule`), not by an error event."""
+    skip_to: list[ChoiceCursor] = []
+    """What the client has of each choice although nobody has the tokens any more. They are made again from the seed and
+    told by `id:` lines alone, without openings; the chunks begin behind these places."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -137,6 +144,10 @@ class RegisterAnswer(msgspec.Struct, frozen=True):
     """Why it is not taken: another model, another layout."""
     wants_kv_events: bool = False
     next_kv_event: int = 0
+
+
+class Find(msgspec.Struct, frozen=True):
+    request_id: str
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

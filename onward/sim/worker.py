@@ -210,8 +210,9 @@ def _prompt_logprobs(slot: Slot, begin: int, end: int) -> list[TokenLogprobs] | 
     """Of the tokens that follow those computed in this step, where they are asked for: the prompt's, not again once
     there is output; or given ones of the output."""
     if slot.score_from is not None:
-        following = slot.token_ids[max(begin + 1, slot.score_from) : end + 1]
-        return [expected_logprobs(token, slot.sampling.logprobs or 0) for token in following] or None
+        first, last = max(begin + 1, slot.score_from), min(end + 1, len(slot.token_ids))
+        tops = [slot.sampling.prompt_logprobs or 0, slot.sampling.logprobs or 0]
+        return [expected_logprobs(slot.token_ids[i], tops[i >= slot.num_prompt]) for i in range(first, last)] or None
     top = slot.sampling.prompt_logprobs
     if top is None or len(slot.token_ids) > slot.num_prompt or begin >= slot.num_prompt - 1:
         return None

@@ -72,6 +72,14 @@ class Hub:
     def engine_stats(self) -> EngineStats | None:
         return next((s.engine for child, s in self.latest.items() if child.role is Role.ENGINE), None)
 
+    def nothing_is_handed_over(self, since_ask: int) -> bool:
+        """Whether the engine has said so in an answer to that question or a later one: no prompt is being computed, and
+        no block is being read by a peer."""
+        for child, snapshot in self.latest.items():
+            if child.role is Role.ENGINE and snapshot.engine is not None and snapshot.ask_id >= since_ask:
+                return not any(snapshot.engine.requests.values()) and not snapshot.engine.kv_blocks.get("sending", 0)
+        return False
+
 
 def _step(snapshot: Snapshot | None) -> int:
     return snapshot.engine.step if snapshot is not None and snapshot.engine is not None else 0

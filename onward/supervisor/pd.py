@@ -4,18 +4,14 @@ Says it once for all processes of the instance, from the knobs and the cluster's
 """
 
 import math
-import socket
 from dataclasses import dataclass
 from typing import Literal
 
 from onward.config import ServeConfig
 from onward.errors import StartupError
+from onward.supervisor.own_address import LOOPBACK, WILDCARDS, advertised_host, own_address_towards
+from onward.supervisor.routers import router_hosts
 from onward.transport.addresses import check_address, host_and_port, is_local, is_loopback, require_key, tcp_address
-
-LOOPBACK = "127.0.0.1"
-WILDCARDS = ("", "0.0.0.0", "::")
-ANYWHERE = "192.0.2.1"
-"""An address that belongs to nobody: the way to it is the way out of this machine."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -37,15 +33,16 @@ class PdPlan:
 
 def resolve(config: ServeConfig, cluster_key: str, handoff_port: int | None) -> PdPlan:
     """`handoff_port` is the one that was opened, where one was."""
-    peers = peers_of(config)
+    peers, routers = peers_of(config), router_hosts(config)
     backend = kv_backend(config, peers, cluster_key)
+    handoff_host = advertised_host(config.host, routers)
     return PdPlan(
         peers,
         backend,
-        kv_host(config.host, peers, cluster_key),
+        kv_host(config.host, peers, cluster_key, routers),
         kv_checksums(config, backend),
         cluster_key,
-        tcp_address(advertised_host(config.host), handoff_port) if handoff_port is not None else None,
+        tcp_address(handoff_host, handoff_port) if handoff_port is not None else None,
     )
 
 
@@ -67,14 +64,22 @@ def receives_kv(config: ServeConfig) -> bool:
 
 
 def kv_backend(config: ServeConfig, peers: tuple[str, ...], cluster_key: str) -> Literal["shm", "tcp", "nixl"] | None:
-    """`auto` is shared memory where all peers are on this machine. Peers that are named later can only be elsewhere if
-    there is a key."""
+    """`auto` is shared memory where all peers are on this machine."""
     if not receives_kv(config):
         return None
     if config.kv_backend != "auto":
         return config.kv_backend
-    here = all(is_local(peer) for peer in peers) if peers else not cluster_key
+    here = all(is_local(peer) for peer in peers) and _named_later_are_here(config, peers, cluster_key)
     return "shm" if here else "tcp"
+
+
+def _named_later_are_here(config: ServeConfig, peers: tuple[str, ...], cluster_key: str) -> bool:
+    """Peers that nobody has named yet can only be elsewhere if there is a key. A router on this machine may know
+    instances on others; one that lets others reach it must reckon with them."""
+    routers = router_hosts(config)
+    if routers:
+        return all(is_loopback(host) for host in routers) and (not cluster_key or is_loopback(config.host))
+    return bool(peers) or not cluster_key
 
 
 def kv_checksums(config: ServeConfig, backend: str | None) -> bool:
@@ -82,33 +87,19 @@ def kv_checksums(config: ServeConfig, backend: str | None) -> bool:
     return backend == "tcp" if config.kv_checksums == "auto" else config.kv_checksums == "on"
 
 
-def kv_host(host: str, peers: tuple[str, ...], cluster_key: str) -> str:
+def kv_host(host: str, peers: tuple[str, ...], cluster_key: str, routers: tuple[str, ...] = ()) -> str:
     """Where peers write KV to. An instance may serve HTTP on loopback, or on all addresses, and have peers on other
-    machines: they need the address that it has on the way to them. Without a key nobody outside is let in."""
+    machines: they need the address that it has on the way to them, or to the router that will name them. Without a key
+    nobody outside is let in."""
     if not cluster_key:
         return LOOPBACK
     if host not in WILDCARDS and not is_loopback(host):
         return host
-    elsewhere = [peer for peer in peers if not is_local(peer)]
+    elsewhere = [host_and_port(peer)[0] for peer in peers if not is_local(peer)]
+    elsewhere += [router for router in routers if not is_loopback(router)]
     if elsewhere:
-        return own_address_towards(host_and_port(elsewhere[0])[0])
-    return own_address_towards(ANYWHERE) if host in WILDCARDS else LOOPBACK
-
-
-def advertised_host(host: str) -> str:
-    """What others may call a host that one listens on."""
-    return own_address_towards(ANYWHERE) if host in WILDCARDS else host
-
-
-def own_address_towards(host: str) -> str:
-    """This machine's address on the way to that one. Nothing is sent: the kernel only looks up the way."""
-    try:
-        family, kind, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)
-            return probe.getsockname()[0]
-    except OSError:
-        return LOOPBACK
+        return own_address_towards(elsewhere[0])
+    return advertised_host(host)
 
 
 def check_pd(config: ServeConfig) -> None:
@@ -116,8 +107,11 @@ def check_pd(config: ServeConfig) -> None:
     peers, key_file = peers_of(config), config.cluster_key_file or ""
     if peers and config.role == "prefill":
         raise StartupError("--prefill-peers is for decode instances; one with --role prefill computes prompts itself")
-    if config.role == "decode" and not peers and not config.local_prefill:
-        raise StartupError("--role decode with --no-local-prefill needs --prefill-peers: nobody would compute prompts")
+    if config.role == "decode" and not peers and not config.router and not config.local_prefill:
+        raise StartupError(
+            "--role decode with --no-local-prefill needs --prefill-peers or a --router that names them: "
+            "nobody would compute prompts"
+        )
     for peer in peers:
         check_address(peer)
         require_key(peer, key_file)
@@ -142,6 +136,6 @@ def _check_handoff(config: ServeConfig, port: int) -> None:
 
 def warnings_about(config: ServeConfig) -> list[str]:
     """What works, but perhaps not as it was meant."""
-    if config.role == "decode" and not peers_of(config):
-        return ["no --prefill-peers are named: this decode instance computes all prompts itself"]
+    if config.role == "decode" and not peers_of(config) and not config.router:
+        return ["no --prefill-peers and no --router are named: this decode instance computes all prompts itself"]
     return []

@@ -18,8 +18,10 @@ from onward.config import ApiConfig, EngineConfig, ServeConfig, WorkerConfig, se
 from onward.errors import StartupError
 from onward.proto.control import (
     ApiGone,
+    AskDrain,
     AskInstance,
     AskSnapshot,
+    Drain,
     EngineGone,
     EngineUp,
     FromChild,
@@ -44,6 +46,7 @@ from onward.supervisor.children import Child, ChildState, Role, new_incarnation,
 from onward.supervisor.hub import Hub
 from onward.supervisor.pd import PdPlan
 from onward.supervisor.restarts import RestartPolicy
+from onward.supervisor.routers import RouterPlan
 from onward.transport.control import ChannelClosed
 from onward.transport.curve import private_addresses
 
@@ -64,12 +67,13 @@ class Supervisor:
         clock: Clock,
         *,
         pd: PdPlan,
+        routers: RouterPlan,
         handoff: socket.socket | None,
         on_progress: Callable[[str], None],
         on_ready: Callable[[], None],
     ) -> None:
         self._config, self._model, self._listening, self._clock = config, model, listening, clock
-        self._pd, self._handoff = pd, handoff
+        self._pd, self._routers, self._handoff = pd, routers, handoff
         self._on_progress, self._on_ready = on_progress, on_ready
         self._incarnation = new_incarnation("instance")
         self._selector = selectors.DefaultSelector()
@@ -83,6 +87,7 @@ class Supervisor:
         """As api processes connect to it."""
         self._num_kv_blocks = config.num_kv_blocks
         self._was_ready = False
+        self._is_draining = False
         self._stop_requests = 0
         self._next_snapshot_s = 0.0
 
@@ -182,10 +187,20 @@ class Supervisor:
         api = self._start(Role.API, index, (fd,))
         instance = {name: getattr(self._config, name) for name in ServeConfig.__slots__}
         instance["handoff_address"] = self._pd.handoff_address
-        config = select(self._config, ApiConfig, instance=instance)
+        config = select(
+            self._config,
+            ApiConfig,
+            routers=self._routers.routers,
+            url=self._routers.own_url,
+            handoff_address=self._pd.handoff_address or "",
+            cluster_key=self._pd.cluster_key,
+            instance=instance,
+        )
         api.send(StartApi(api.incarnation, index, config, self._model, fd))
         if self._announced is not None:
             api.send(self._announced)
+        if self._is_draining:
+            api.send(Drain())
 
     # Messages.
 
@@ -216,6 +231,15 @@ class Supervisor:
                 self._hub.take(child, message, self._clock.now_s())
             case AskInstance():
                 self._open_question(child, message)
+            case AskDrain():
+                self._drain()
+
+    def _drain(self) -> None:
+        """All api processes take no more requests, those to come as well. There is no way back but a restart."""
+        if not self._is_draining:
+            logger.info(log.event("draining"))
+        self._is_draining = True
+        self._tell(Role.API, Drain())
 
     def _renew_worker(self, message: RenewWorker) -> None:
         """From here on it is a death like any other. One that has happened already needs no second."""
@@ -350,7 +374,7 @@ class Supervisor:
     def _of(self, role: Role) -> list[Child]:
         return [child for child in self._children if child.role is role]
 
-    def _tell(self, role: Role, message: ApiGone | EngineGone | EngineUp | Stop | WorkerGone) -> None:
+    def _tell(self, role: Role, message: ApiGone | Drain | EngineGone | EngineUp | Stop | WorkerGone) -> None:
         for child in self._of(role):
             child.send(message)
 
@@ -359,14 +383,32 @@ class Supervisor:
     def _shut_down(self, wakeup: socket.socket) -> None:
         """The apis first, while there is still an engine for their streams; a second signal ends the waiting."""
         self._stop_role(Role.API, self._config.drain_s, wakeup)
+        self._let_peers_take_their_kv(wakeup)
         self._stop_role(Role.ENGINE, 0.0, wakeup)
         self._stop_role(Role.WORKER, 0.0, wakeup)
 
     def _stop_role(self, role: Role, grace_s: float, wakeup: socket.socket) -> None:
         self._tell(role, Stop(grace_s))
-        deadline_s = self._clock.now_s() + grace_s + KILL_AFTER_S
+        self._wait_until(lambda: not self._of(role), grace_s + KILL_AFTER_S, wakeup)
+
+    def _let_peers_take_their_kv(self, wakeup: socket.socket) -> None:
+        """Decode instances that we have promised a prompt get it. Only what the engine says from now on counts."""
+        if self._handoff is None:
+            return
+        first_ask = self._hub.next_number()
+
+        def is_over() -> bool:
+            for engine in self._of(Role.ENGINE):
+                engine.send(AskSnapshot(self._hub.next_number()))
+            return not self._of(Role.ENGINE) or self._hub.nothing_is_handed_over(since_ask=first_ask)
+
+        self._wait_until(is_over, self._config.drain_s, wakeup)
+
+    def _wait_until(self, is_over: Callable[[], bool], timeout_s: float, wakeup: socket.socket) -> None:
+        """Buries who dies meanwhile, and restarts nobody."""
+        deadline_s = self._clock.now_s() + timeout_s
         signals_before = self._stop_requests
-        while self._of(role) and self._clock.now_s() < deadline_s and self._stop_requests == signals_before:
+        while not is_over() and self._clock.now_s() < deadline_s and self._stop_requests == signals_before:
             for key, _ in self._selector.select(POLL_S):
                 if key.fileobj is wakeup:
                     wakeup.recv(64)
@@ -374,6 +416,8 @@ class Supervisor:
                     self._read(key.data)
             for child in [c for c in self._children if c.process.poll() is not None]:
                 self._bury(child)
+                if child.role is Role.API:
+                    self._tell(Role.ENGINE, ApiGone(child.incarnation))
             self._answer_questions(self._clock.now_s())
 
     def _clean_up(self) -> None:

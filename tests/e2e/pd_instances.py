@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from tests.e2e.server import Server
 from tests.e2e.streams import Stream, run_streams
@@ -133,6 +133,10 @@ def ended(server: Server, outcome: str, side: str = "decode") -> float:
     return server.metrics().get(f'onward_pd_handovers_total{{outcome="{outcome}",side="{side}"}}', 0.0)
 
 
+def backend_of(pair: Pair) -> str:
+    return pair.decode.get("/info")["configuration"]["kv_backend"]
+
+
 def num_steps(server: Server) -> float:
     return total(server, "onward_steps_total")
 
@@ -177,10 +181,15 @@ def wait_until_at_rest(server: Server) -> None:
         raise AssertionError(f"still held: {seen[-1]}\n{server.log()}") from None
 
 
-def open_things(pid: int) -> tuple[int, int]:
-    """Of a process: file descriptors, and mappings of memory that has no name in the file system."""
+class OpenThings(NamedTuple):
+    num_fds: int
+    num_mappings: int
+    """Of memory that has no name in the file system."""
+
+
+def open_things(pid: int) -> OpenThings:
     maps = Path(f"/proc/{pid}/maps").read_text()
-    return len(list(Path(f"/proc/{pid}/fd").iterdir())), maps.count("/memfd:")
+    return OpenThings(len(list(Path(f"/proc/{pid}/fd").iterdir())), maps.count("/memfd:"))
 
 
 def run_disturbed(url: str, bodies: list[dict[str, Any]], disturb: Callable[[], None]) -> list[Stream]:

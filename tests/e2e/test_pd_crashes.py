@@ -3,6 +3,7 @@
 Every client gets exactly the tokens that an undisturbed mixed instance gives, and afterwards neither side holds anything.
 """
 
+import asyncio
 import os
 import random
 import signal
@@ -18,6 +19,7 @@ import pytest
 from tests.e2e.pd_instances import (
     SMALL,
     Pair,
+    backend_of,
     ended,
     handovers,
     kill_all,
@@ -257,8 +259,96 @@ def test_a_prefill_instance_frees_all_that_a_killed_decode_instance_wanted(
     with pytest.raises(httpx.TransportError):
         run_disturbed(pair.decode.url, load(), disturb)
     wait_until_at_rest(pair.prefill)
-    wait_for(lambda: open_things(worker) <= before, "a worker that has let go of the dead peer's memory")
+    wait_for(lambda: open_things(worker).num_fds < before.num_fds, "a closed connection")
+    if backend_of(pair) == "shm":
+        assert open_things(worker).num_mappings < before.num_mappings, "the dead peer's memory is let go of"
     assert pair.prefill.pid("worker") == worker
+    pair.start_decode()
+    assert_works(pair, undisturbed)
+
+
+def leave(url: str, bodies: list[dict[str, Any]], when: Callable[[], None]) -> None:
+    """All clients go away at that moment."""
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+            asking = [
+                asyncio.create_task(client.post("/v1/chat/completions", json=body | {"stream": True}))
+                for body in bodies
+            ]
+            await asyncio.to_thread(when)
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("before the offer", marks=pytest.mark.full),
+        pytest.param("after the grant", marks=pytest.mark.full),
+        "in mid-transfer",
+    ],
+)
+def test_clients_that_go_away_during_a_hand_over_leave_nothing_on_either_side(
+    pair: Pair, undisturbed: list[tuple], moment: str
+) -> None:
+    leave(pair.decode.url, load(), lambda: MOMENTS[moment](pair))
+    assert_works(pair, undisturbed)
+
+
+@pytest.mark.full
+def test_deadlines_that_pass_during_a_hand_over_leave_nothing_on_either_side(
+    pair: Pair, undisturbed: list[tuple]
+) -> None:
+    bodies = [body | {"deadline_ms": 100 + 150 * index} for index, body in enumerate(load())]
+    streams = run_streams(pair.decode.url, bodies)
+    errors = [stream.error["code"] for stream in streams if stream.error is not None]
+    assert errors
+    assert set(errors) == {"deadline_exceeded"}
+    assert_works(pair, undisturbed)
+
+
+@pytest.mark.full
+def test_an_api_process_that_is_killed_takes_its_hand_overs_with_it(pair: Pair, undisturbed: list[tuple]) -> None:
+    def disturb() -> None:
+        in_mid_transfer(pair)
+        kill(pair.decode, "api")
+
+    with pytest.raises(httpx.TransportError):
+        run_disturbed(pair.decode.url, load(), disturb)
+    assert_works(pair, undisturbed)
+
+
+@pytest.mark.full
+def test_streams_go_on_when_the_prefill_instance_is_told_to_leave(pair: Pair, undisturbed: list[tuple]) -> None:
+    def disturb() -> None:
+        in_mid_transfer(pair)
+        assert pair.prefill.stop() == 0
+        assert pair.prefill.leftovers() == []
+
+    assert results(run_disturbed(pair.decode.url, load(), disturb)) == undisturbed
+    wait_until_at_rest(pair.decode)
+    pair.start_prefill()
+    assert_works(pair, undisturbed)
+
+
+@pytest.mark.full
+def test_streams_may_finish_after_the_decode_instance_was_told_to_leave(pair: Pair, undisturbed: list[tuple]) -> None:
+    def disturb() -> None:
+        in_mid_transfer(pair)
+        assert pair.decode.stop() == 0
+        assert pair.decode.leftovers() == []
+
+    streams = run_disturbed(pair.decode.url, load(), disturb)
+    for stream, whole in zip(streams, undisturbed, strict=True):
+        if stream.error is None:
+            assert stream.result() == whole
+        else:
+            assert stream.token_ids == whole[1][: len(stream.token_ids)]
+    wait_until_at_rest(pair.prefill)
     pair.start_decode()
     assert_works(pair, undisturbed)
 

@@ -12,7 +12,17 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.pd_instances import SMALL, Pair, ended, open_things, total, wait_for, wait_until_at_rest
+from tests.e2e.pd_instances import (
+    SMALL,
+    OpenThings,
+    Pair,
+    backend_of,
+    ended,
+    open_things,
+    total,
+    wait_for,
+    wait_until_at_rest,
+)
 from tests.e2e.server import Server
 from tests.e2e.streams import chat_body, run_streams
 
@@ -94,10 +104,6 @@ def assert_moved_by(pair: Pair, backend: str) -> None:
     assert [*bytes_in] == [f'onward_pd_transfer_bytes_total{{backend="{backend}",direction="in"}}']
     assert [*bytes_in.values()] == [*bytes_out.values()]
     assert sum(bytes_in.values()) > 0
-
-
-def backend_of(pair: Pair) -> str:
-    return pair.decode.get("/info")["configuration"]["kv_backend"]
 
 
 def test_outputs_equal_those_of_a_mixed_instance(mixed: Server, pair: Pair) -> None:
@@ -192,7 +198,7 @@ def test_streams_equal_those_of_a_mixed_instance(mixed: Server, pair: Pair) -> N
 
 @pytest.mark.full
 def test_many_hand_overs_leave_no_file_descriptor_or_mapping_behind(pair: Pair) -> None:
-    def open_everywhere() -> list[tuple[int, int]]:
+    def open_everywhere() -> list[OpenThings]:
         pair.wait_until_at_rest()
         return [open_things(server.pid(role)) for server in pair.both for role in ("engine", "worker")]
 
@@ -216,12 +222,12 @@ def test_a_prefill_instance_explains_itself_to_clients(pair: Pair) -> None:
     assert pair.prefill.get("/health")["status"] == "ok"
 
 
-def answers_by_itself(server: Server, mixed: Server) -> None:
+def answers_by_itself(server: Server, mixed: Server, num_arrived: int = 0) -> None:
     """A decode instance whose peer is of no use computes prompts itself and is well."""
     bodies = salted([body(40, 1, **GREEDY), body(LONG, 2, **SEEDED)])
     assert [told(answer) for answer in ask(server, bodies)] == [told(answer) for answer in ask(mixed, bodies)]
-    assert ended(server, "arrived") == 0
-    assert server.metrics()['onward_pd_prefill_fallbacks_total{to="local"}'] == len(bodies)
+    assert ended(server, "arrived") == num_arrived
+    assert server.metrics()['onward_pd_prefill_fallbacks_total{to="local"}'] == len(bodies) - num_arrived
     assert server.get("/health")["status"] == "ok"
     wait_until_at_rest(server)
 
@@ -259,4 +265,31 @@ def test_instances_of_different_layouts_say_so_and_each_does_its_own_work(mixed:
         assert pair.prefill.metrics()['onward_pd_refusals_total{reason="pd_layout_mismatch",side="prefill"}'] == 2
         assert ended(pair.decode, "pd_layout_mismatch") == 2
         assert "block_size" in pair.decode.log(), "the difference is named"
+        pair.wait_until_at_rest()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_outputs_are_the_same_with_every_check_and_over_the_other_wire(mixed: Server, backend: str) -> None:
+    decode = ("--local-prefill-tokens", "0", "--kv-backend", backend, "--kv-checksums", "on")
+    with Pair("--transport", "zmq", decode=decode) as pair:
+        bodies = salted([body(length, length, **SEEDED, logprobs=1) for length in (1, 16, 17, 300, LONG)])
+        ask_both(mixed, pair, bodies)
+        ask_both(mixed, pair, bodies)
+        pair.wait_until_at_rest()
+        assert_moved_by(pair, backend)
+
+
+@pytest.mark.full
+def test_a_prefill_instance_with_few_blocks_serves_one_after_the_other(mixed: Server) -> None:
+    with Pair(prefill=("--num-kv-blocks", "48")) as pair:
+        ask_both(mixed, pair, salted([body(500 + index, index, **SEEDED) for index in range(6)]))
+        pair.wait_until_at_rest()
+        assert_moved_by(pair, "shm")
+
+
+@pytest.mark.full
+def test_a_prompt_that_is_too_long_for_the_prefill_instance_is_computed_by_the_decode_instance(mixed: Server) -> None:
+    with Pair(prefill=("--num-kv-blocks", "20")) as pair:
+        answers_by_itself(pair.decode, mixed, num_arrived=1)
         pair.wait_until_at_rest()

@@ -1,5 +1,8 @@
 """Prompts that a peer computes: two real engines, and what the client of the decode instance sees."""
 
+from onward.proto.handoff import Prefill
+from onward.proto.request import TokenDelta
+from onward.sim.worker import expected_logprobs
 from tests.engine.pd_cluster import Cluster
 
 
@@ -14,3 +17,92 @@ def test_a_prompt_computed_by_a_peer_gives_the_same_tokens() -> None:
     assert cluster.decode.core.metrics.tokens.value("generated") == 36
     cluster.settle(seconds=1.0)
     cluster.check_idle()
+
+
+def test_a_prompt_that_a_peer_has_in_its_cache_is_not_computed_again_and_one_that_we_have_is_not_sent() -> None:
+    cluster = Cluster()
+    prompt = list(range(1, 23))
+    first = cluster.submit("first", prompt)
+    cluster.settle()
+    sent_before = cluster.decode.core._handovers._remote._metrics.bytes.value("hash", "in")
+    again = cluster.submit("again", [*prompt, 40, 41, 42])
+    cluster.settle()
+    assert (first.cached, again.cached) == (0, 20), "as P has found it: five blocks of four"
+    moved = cluster.decode.core._handovers._remote._metrics.bytes.value("hash", "in") - sent_before
+    assert moved == 2 * 4 * 8, "only the blocks that D did not have"
+    cluster.decode.check_all_exact()
+
+
+def test_a_short_prompt_is_computed_where_it_is() -> None:
+    cluster = Cluster(local_prefill_tokens=4)
+    cluster.submit("short", [1, 2, 3])
+    cluster.settle()
+    assert not [message for message in cluster.seen if isinstance(message, Prefill)]
+    cluster.decode.check_all_exact()
+
+
+def test_the_next_peer_is_asked_when_one_fails() -> None:
+    cluster = Cluster(num_prefill=2)
+    cluster.peers["p0"].doomed.update({f"r@d.{n}" for n in range(9)})
+    client = cluster.submit("r", list(range(1, 23)))
+    cluster.settle()
+    asked = [message.handover for message in cluster.seen if isinstance(message, Prefill)]
+    assert len(set(asked)) == 2
+    assert client.tokens == cluster.decode.expected(client)
+    assert cluster.decode.core._handovers._remote._metrics.fallbacks.value("peer") == 1
+
+
+def test_without_any_peer_that_works_the_prompt_is_computed_here_or_refused_with_an_error() -> None:
+    for local_prefill in (True, False):
+        cluster = Cluster(local_prefill=local_prefill, handover_timeout_s=5.0)
+        cluster.prefill.kill()
+        client = cluster.submit("r", list(range(1, 23)))
+        cluster.settle(seconds=8.0)
+        if local_prefill:
+            assert client.tokens == cluster.decode.expected(client)
+        else:
+            assert (client.finish_reason, client.error_code) == ("error", "pd_prefill_failed")
+        cluster.check_idle()
+
+
+def test_a_request_may_name_its_own_peers() -> None:
+    cluster = Cluster(num_prefill=2, prefill_peers=())
+    client = cluster.submit("r", list(range(1, 23)), prefill_peers=["p1"])
+    cluster.settle(seconds=1.0)
+    assert cluster.peers["p1"].core.metrics.steps.value("false") + cluster.peers["p1"].core.metrics.steps.value("true")
+    assert client.tokens == cluster.decode.expected(client)
+    assert cluster.decode.core.drain_handovers().prefill_peers == {"p1"}
+    cluster.settle(seconds=62.0)
+    assert not cluster.decode.core.drain_handovers().prefill_peers, "one that nobody names any more is forgotten"
+
+
+def test_what_cannot_be_computed_again_here_goes_elsewhere_with_its_tokens() -> None:
+    """Preempted where prompts may not be computed: with somebody above who can move it, it is given up at once."""
+    cluster = Cluster(num_blocks=12, local_prefill=False)
+    clients = [cluster.submit(f"r{i}", [i + 1] * 14, max_tokens=24, may_move=True) for i in range(3)]
+    cluster.settle(seconds=2.0)
+    given_up = [client for client in clients if client.finish_reason == "pd_reschedule"]
+    assert given_up
+    assert {client.error_code for client in given_up} <= {"pd_preempted", "pd_no_decode_blocks"}
+    for client in clients:
+        assert client.tokens == cluster.decode.expected(client)[: len(client.tokens)]
+        assert client.finish_reason in ("length", "pd_reschedule") or not client.tokens
+    cluster.check_idle()
+
+
+def test_logprobs_of_given_tokens_are_scored_again_by_the_peer_and_here_alike() -> None:
+    for local_prefill_tokens in (0, 1000):
+        cluster = Cluster(local_prefill_tokens=local_prefill_tokens)
+        told: list[TokenDelta] = []
+        take = cluster.decode._take
+        cluster.decode._take = lambda delta, take=take, told=told: (told.append(delta), take(delta))  # type: ignore[method-assign]
+        prompt, given = list(range(1, 20)), [7, 8, 9, 10]
+        cluster.submit("r", prompt, generated=given, max_tokens=8, logprobs=2, score_from=1)
+        cluster.submit("p", prompt, generated=given, max_tokens=8, logprobs=2, prompt_logprobs=1, score_from=-1)
+        cluster.settle()
+        first = {one: next(d for d in told if d.request_id == one and d.token_ids) for one in ("r", "p")}
+        assert first["r"].rescored == [expected_logprobs(token, 2) for token in given[1:]]
+        assert first["r"].prompt_logprobs is None
+        assert first["p"].prompt_logprobs == [expected_logprobs(token, 1) for token in prompt[1:]]
+        assert first["p"].rescored == [expected_logprobs(token, 2) for token in given]
+        assert all(delta.rescored is None for delta in told if delta not in first.values())

@@ -1,0 +1,90 @@
+"""What an instance has to do with routers: which it registers with, and what they call it.
+
+Says it once for all processes of the instance. Opens nothing and talks to nobody.
+"""
+
+import math
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from onward.config import ServeConfig
+from onward.errors import StartupError
+from onward.supervisor.own_address import WILDCARDS, advertised_host
+from onward.transport.addresses import is_loopback
+
+MAX_ROUTERS = 16
+
+
+@dataclass(slots=True, frozen=True)
+class RouterPlan:
+    routers: tuple[str, ...] = ()
+    own_url: str = ""
+    """As routers reach this instance."""
+
+
+def resolve_routers(config: ServeConfig, port: int) -> RouterPlan:
+    """`port` is the one that was opened for HTTP."""
+    named = config.advertise_url.rstrip("/") if config.advertise_url else None
+    return RouterPlan(
+        routers_of(config), named or http_url(advertised_host(config.host, router_hosts(config)), port)
+    )
+
+
+def http_url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def routers_of(config: ServeConfig) -> tuple[str, ...]:
+    return urls_in(config.router)
+
+
+def router_hosts(config: ServeConfig) -> tuple[str, ...]:
+    return tuple(host_of(url, "--router") for url in routers_of(config))
+
+
+def urls_in(text: str) -> tuple[str, ...]:
+    """Separated by commas, in the order given, each once."""
+    named = (word.strip().rstrip("/") for word in text.split(","))
+    return tuple(dict.fromkeys(word for word in named if word))
+
+
+def host_of(url: str, flag: str) -> str:
+    """Raises `StartupError` that names what is no address of a server."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        parts = host = port = None
+    extra = parts is None or parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc
+    if parts is None or parts.scheme not in ("http", "https") or not host or not port or extra:
+        raise StartupError(f"{flag}: {url!r} is no address of a server; it looks like http://HOST:PORT")
+    return host
+
+
+def check_routers(config: ServeConfig) -> None:
+    """Combinations that cannot work, before anything is loaded."""
+    if len(routers_of(config)) > MAX_ROUTERS:
+        raise StartupError(f"--router names more than {MAX_ROUTERS} routers")
+    for router in routers_of(config):
+        _check_router(config, router)
+    if config.advertise_url is not None:
+        host = host_of(config.advertise_url, "--advertise-url")
+        if host in WILDCARDS:
+            raise StartupError(f"--advertise-url {config.advertise_url} reaches nobody; name an address of this machine")
+    if not 0 <= config.detach_ttl_s < math.inf:
+        raise StartupError("--detach-ttl-s must be a number of seconds, and not negative")
+
+
+def _check_router(config: ServeConfig, router: str) -> None:
+    if is_loopback(host_of(router, "--router")):
+        return
+    if not config.cluster_key_file:
+        raise StartupError(
+            f"--router {router} is on another machine, so router and instances need a common secret: make one with "
+            "`onward keygen FILE`, copy it to every machine, and give it to each with --cluster-key-file FILE"
+        )
+    if is_loopback(config.host) and config.advertise_url is None:
+        raise StartupError(
+            f"--router {router} is on another machine and could not reach this one at --host {config.host}: "
+            "listen on --host 0.0.0.0, or say with --advertise-url what reaches this instance"
+        )
