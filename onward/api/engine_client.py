@@ -18,10 +18,12 @@ from onward.clock import Clock
 from onward.errors import Conflict, Overloaded, Unavailable
 from onward.proto.control import EngineGone, EngineUp
 from onward.proto.request import AbortAnswer, ErrorInfo, FromEngine, ToEngine
+from onward.proto.router import Progress
 from onward.proto.step import WorkerHello
 
 MAX_OPEN_REQUESTS = 4096
 TICK_S = 0.25
+TICKS_PER_NUDGE = 4
 ABORT_ANSWER_S = 5.0
 """How long the engine may take to say what it has aborted."""
 STOPPING = ErrorInfo("unavailable", "the server is stopping", 503, True)
@@ -45,29 +47,44 @@ class Mailbox:
         self.label = label
         self._unaccepted = set(request_ids)
         self._new: list[Delivery] = []
+        self._is_quiet = self._is_nudged = False
         self._wake = asyncio.Event()
 
     def put(self, delivery: Delivery) -> None:
         self._unaccepted.discard(delivery.request_id)
         if delivery.token_ids or delivery.finish_reason is not None or delivery.rescored is not None:
             self._new.append(delivery)
+        self._is_quiet = False
         self._wake.set()
+
+    def nudge(self) -> None:
+        """Wakes whoever waits, if nothing has come since this was last called."""
+        if self._is_quiet:
+            self._is_nudged = True
+            self._wake.set()
+        self._is_quiet = True
+
+    def left_over(self) -> list[Delivery]:
+        """What nobody has taken."""
+        new, self._new = self._new, []
+        return new
 
     @property
     def has_news(self) -> bool:
         return bool(self._new)
 
     async def accepted(self) -> None:
-        """Returns when the engine has taken every choice, or given it up. Raises if it refuses one."""
-        while self._unaccepted and not self._failures():
+        """Returns when the engine has taken every choice, or given it up, or at a nudge. Raises if it refuses one."""
+        while self._unaccepted and not self._failures() and not self._is_nudged:
             await self._woken()
         if failures := self._failures():
             raise RequestFailed(failures[0])
 
     async def take(self) -> list[Delivery]:
-        """Everything that has come since the last call; waits if that is nothing."""
-        while not self._new:
+        """Everything that has come since the last call; waits if that is nothing. Nothing at a nudge."""
+        while not self._new and not self._is_nudged:
             await self._woken()
+        self._is_nudged = False
         new, self._new = self._new, []
         return new
 
@@ -91,7 +108,8 @@ class EngineClient:
         self._on_fault = on_fault
         self._wire: Wire | None = None
         self._mailboxes: dict[str, Mailbox] = {}
-        self._labels: set[str] = set()
+        self._labels: dict[str, Mailbox] = {}
+        self._nudged: set[Mailbox] = set()
         self._ask_ids = itertools.count(1)
         self._asked: dict[int, asyncio.Future[AbortAnswer]] = {}
         self._first_engine = asyncio.Event()
@@ -128,14 +146,19 @@ class EngineClient:
         assert self.worker is not None, "an engine announces its worker"
         return self.worker
 
-    def open(self, orders: list[Order]) -> Mailbox:
+    def open(self, orders: list[Order], *, is_new: bool = True, with_nudges: bool = False) -> Mailbox:
+        """`is_new`: not an earlier request that goes on, so nothing else may have its label. `with_nudges`: whoever
+        waits for it wants to be woken each second."""
         if self._stopping:
             raise RequestFailed(STOPPING)
         if len(self._mailboxes) + len(orders) > MAX_OPEN_REQUESTS:
             raise Overloaded(
                 f"this server has {MAX_OPEN_REQUESTS} open requests already; try again later", retry_after_s=1
             )
-        mailbox = self._labelled(Mailbox([order.request_id for order in orders], orders[0].label))
+        mailbox = Mailbox([order.request_id for order in orders], orders[0].label)
+        self._take_label(mailbox, is_new)
+        if with_nudges:
+            self._nudged.add(mailbox)
         now_s = self._clock.now_s()
         for order in orders:
             self._mailboxes[order.request_id] = mailbox
@@ -149,8 +172,9 @@ class EngineClient:
 
     def abort(self, mailbox: Mailbox) -> None:
         """Idempotent; also tidies up after a request that has ended by itself."""
-        self._labels.discard(mailbox.label)
-        mailbox.label = ""
+        if self._labels.get(mailbox.label) is mailbox:
+            del self._labels[mailbox.label]
+        self._nudged.discard(mailbox)
         for request_id in mailbox.request_ids:
             self._mailboxes.pop(request_id, None)
             self._perform(self._ledger.abort(request_id))
@@ -171,6 +195,13 @@ class EngineClient:
         finally:
             del self._asked[ask_id]
 
+    def fail(self, mailbox: Mailbox, error: ErrorInfo) -> None:
+        """Ends what is unfinished of a request. Its stream says so, after the tokens so far."""
+        self._perform(self._ledger.fail(mailbox.request_ids, error))
+
+    def progress(self, mailbox: Mailbox) -> Progress:
+        return self._ledger.progress(mailbox.request_ids)
+
     def fail_all(self) -> None:
         """The grace is over: every stream ends now, and says so."""
         self._stopping = True
@@ -182,14 +213,13 @@ class EngineClient:
         self._ticking.cancel()
         await asyncio.wait(tasks)
 
-    def _labelled(self, mailbox: Mailbox) -> Mailbox:
-        if mailbox.label in self._labels:
+    def _take_label(self, mailbox: Mailbox, is_new: bool) -> None:
+        if is_new and mailbox.label in self._labels:
             raise Conflict(
                 f"X-Request-Id: {mailbox.label!r} is the label of a request that is still running", param="X-Request-Id"
             )
         if mailbox.label:
-            self._labels.add(mailbox.label)
-        return mailbox
+            self._labels[mailbox.label] = mailbox
 
     async def _wait_for_engine(self, deadline_at_s: float | None) -> None:
         left_s = MAX_WAIT_S
@@ -223,9 +253,12 @@ class EngineClient:
             answer.set_result(message)
 
     async def _tick_for_ever(self) -> None:
-        while True:
+        for tick in itertools.count(1):
             await asyncio.sleep(TICK_S)
             self._perform(self._ledger.tick(self._clock.now_s()))
+            if tick % TICKS_PER_NUDGE == 0:
+                for mailbox in self._nudged:
+                    mailbox.nudge()
 
     def _disconnect(self) -> None:
         if self._reading is not None:

@@ -25,6 +25,7 @@ from onward.proto.request import (
     ToEngine,
     TokenDelta,
 )
+from onward.proto.router import Progress
 from onward.proto.sampling import Sampling
 from onward.proto.step import TokenLogprobs
 
@@ -35,6 +36,9 @@ MAX_FRUITLESS_RESUBMISSIONS = 16
 MAX_UNREAD_HOLDINGS = 3
 """So many comparisons in a row that an engine makes without having read a submission mean that it never came. Only the
 last message of all can be lost in this way; a later one that is read shows the loss at once."""
+EPOCHS_PER_ATTEMPT = 1 << 20
+MAX_ATTEMPT = 1 << 40
+"""So that an epoch is a number of 64 bits."""
 DEADLINE_MARGIN_S = 2.0
 """The engine ends a request at its deadline; if its word is lost, we do, this much later."""
 
@@ -43,6 +47,9 @@ NOT_REPAIRABLE = ErrorInfo("engine_lost_request", "the engine lost this request 
 ABORTED = ErrorInfo("aborted", "the request was aborted", 409)
 TOO_LATE = ErrorInfo("deadline_exceeded", "the request's deadline has passed", 504)
 GIVEN_UP = ErrorInfo("pd_preempted", "PD Error: this instance gave the request up", 503, True, stage="decode")
+
+NO_PROGRESS = Progress("-", 0, 0, 0)
+"""While there is no engine."""
 
 RESCHEDULE = "pd_reschedule"
 """The finish reason of an output that may be continued elsewhere."""
@@ -62,7 +69,19 @@ class Order:
     cache_salt: str = ""
     label: str = ""
     score_from: int | None = None
-    """From this position of the output on, the logprobs of `generated_token_ids` are wanted too."""
+    """From this position of the output on, the logprobs of `generated_token_ids` are wanted too; -1: all of them, and
+    the prompt's."""
+    attempt: int = 1
+    """Numbered by whoever is above us: a higher one takes the place of this one, also if it comes to another process."""
+    num_cached_tokens: int | None = None
+    """Of the first admission, if there was one before."""
+    prefill_peers: list[str] = field(default_factory=list)
+    may_move: bool = False
+
+    @property
+    def epoch_before(self) -> int:
+        """Epochs of one attempt are higher than all of the one before."""
+        return (self.attempt - 1) * EPOCHS_PER_ATTEMPT
 
     @property
     def name(self) -> str:
@@ -124,11 +143,17 @@ class Promise:
     """Since when no engine is known to hold it."""
     retry_at_s: float | None = None
 
+    @property
+    def was_submitted(self) -> bool:
+        return self.epoch > self.order.epoch_before
+
 
 class Ledger:
     def __init__(self, registry: Registry) -> None:
         self.engine: str | None = None
         self._promises: dict[str, Promise] = {}
+        self._held: dict[str, Held] = {}
+        self._step = 0
         self._seq = 0
         self._stale_events = stale_events(registry)
         self._resubmissions = resubmissions(registry)
@@ -138,7 +163,14 @@ class Ledger:
 
     def submit(self, order: Order, now_s: float) -> Actions:
         assert order.request_id not in self._promises, "request ids are never used twice"
-        promise = Promise(order, list(order.generated_token_ids), score_from=order.score_from, waiting_since_s=now_s)
+        promise = Promise(
+            order,
+            list(order.generated_token_ids),
+            epoch=order.epoch_before,
+            num_cached_tokens=order.num_cached_tokens,
+            score_from=order.score_from,
+            waiting_since_s=now_s,
+        )
         self._promises[order.request_id] = promise
         return Actions(send=self._attempt(promise, now_s))
 
@@ -150,9 +182,17 @@ class Ledger:
         return Actions(send=[Abort(self._next_seq(), request_id, promise.epoch, "stop", num_tokens)])
 
     def abort(self, request_id: str) -> Actions:
-        """The client is gone, or another choice of the request has failed."""
+        """The client is gone, or another choice of the request has failed. It may come back as another attempt."""
         promise = self._promises.pop(request_id, None)
-        return Actions(send=self._aborts([request_id]) if promise and promise.epoch else [])
+        return Actions(send=self._aborts({request_id: promise.epoch}) if promise and promise.was_submitted else [])
+
+    def fail(self, request_ids: Iterable[str], error: ErrorInfo) -> Actions:
+        """Somebody here has decided that these end now, with this error."""
+        actions = Actions()
+        for request_id in request_ids:
+            if promise := self._promises.get(request_id):
+                self._fail(promise, error, actions)
+        return actions
 
     def abort_by_name(self, ask_id: int, names: list[str], everything: bool) -> Actions:
         """Asks the engine, which knows everybody's requests. Our own end at once, also if no engine has them now."""
@@ -176,8 +216,9 @@ class Ledger:
         if incarnation == self.engine:
             return actions
         self.engine = incarnation
+        self._held = {}
         for promise in self._promises.values():
-            if promise.epoch:
+            if promise.was_submitted:
                 self._resubmissions.inc("engine_restart")
             actions.send += self._attempt(promise, now_s)
         return actions
@@ -186,6 +227,7 @@ class Ledger:
         if incarnation != self.engine:
             return
         self.engine = None
+        self._held = {}
         for promise in self._promises.values():
             self._lose_engine(promise, now_s)
 
@@ -219,10 +261,15 @@ class Ledger:
         return actions
 
     def fail_all(self, error: ErrorInfo) -> Actions:
-        actions = Actions()
-        for promise in list(self._promises.values()):
-            self._fail(promise, error, actions)
-        return actions
+        return self.fail(list(self._promises), error)
+
+    def progress(self, request_ids: Iterable[str]) -> Progress:
+        """As the engine has last said it. As long as something of it moves, these are not stalled."""
+        if self.engine is None:
+            return NO_PROGRESS
+        held = [self._held[request_id] for request_id in request_ids if request_id in self._held]
+        queue = min((one.queue for one in held), default=0)
+        return Progress(self.engine, self._step, sum(one.computed for one in held), queue)
 
     def _take(self, delta: TokenDelta, now_s: float, actions: Actions) -> None:
         #   tokens we have    |-----------------|
@@ -275,8 +322,10 @@ class Ledger:
         if holding.engine_incarnation != self.engine:
             self._stale_events.inc("incarnation")
             return
-        held = {one.request_id: one for one in holding.held}
-        actions.send += self._aborts(request_id for request_id in held if request_id not in self._promises)
+        held = self._held = {one.request_id: one for one in holding.held}
+        self._step = holding.step
+        unknown = {one.request_id: one.epoch for one in holding.held if one.request_id not in self._promises}
+        actions.send += self._aborts(unknown)
         for promise in list(self._promises.values()):
             if promise.submitted_seq is None:
                 continue
@@ -354,20 +403,23 @@ class Ledger:
                 num_cached_tokens=promise.num_cached_tokens,
                 label=order.label,
                 score_from=promise.score_from,
+                prefill_peers=order.prefill_peers,
+                may_move=order.may_move,
             )
         ]
 
     def _fail(self, promise: Promise, error: ErrorInfo, actions: Actions) -> None:
         request_id = promise.order.request_id
         del self._promises[request_id]
-        if promise.epoch:
-            actions.send += self._aborts([request_id])
+        if promise.was_submitted:
+            actions.send += self._aborts({request_id: promise.epoch})
         actions.deliver.append(Delivery(request_id, [], promise.num_cached_tokens, finish_reason="error", error=error))
 
-    def _aborts(self, request_ids: Iterable[str]) -> list[ToEngine]:
+    def _aborts(self, epochs: dict[str, int]) -> list[ToEngine]:
+        """Each up to its epoch and no further: the next attempt may be under way."""
         if self.engine is None:
             return []
-        return [Abort(self._next_seq(), request_id) for request_id in request_ids]
+        return [Abort(self._next_seq(), request_id, epoch) for request_id, epoch in epochs.items()]
 
     def _next_seq(self) -> int:
         self._seq += 1

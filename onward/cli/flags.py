@@ -7,7 +7,7 @@ import typing
 from typing import Any
 
 
-def add_flags(parser: argparse.ArgumentParser, config: type[Any], skip: tuple[str, ...] = ()) -> None:
+def add_flags(parser: argparse._ActionsContainer, config: type[Any], skip: tuple[str, ...] = ()) -> None:
     hints = typing.get_type_hints(config)
     for knob in dataclasses.fields(config):
         if knob.name in skip:
@@ -15,7 +15,9 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Any], skip: tuple[st
         default = knob.default if knob.default is not dataclasses.MISSING else None
         help_text = knob.metadata["help"].replace("%", "%%")
         shown = f"{help_text} [{default}]" if default is not None else help_text
-        parser.add_argument("--" + knob.name.replace("_", "-"), default=None, help=shown, **_kind_of(hints[knob.name]))
+        parser.add_argument(
+            "--" + knob.name.replace("_", "-"), default=None, help=shown, **_kind_of(hints[knob.name], knob.name)
+        )
 
 
 def from_args(args: argparse.Namespace, config: type[Any]) -> Any:
@@ -24,7 +26,7 @@ def from_args(args: argparse.Namespace, config: type[Any]) -> Any:
     return config(**{k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if v is not None})
 
 
-def _kind_of(hint: Any) -> dict[str, Any]:
+def _kind_of(hint: Any, name: str) -> dict[str, Any]:
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -33,5 +35,7 @@ def _kind_of(hint: Any) -> dict[str, Any]:
     if origin is tuple:
         return {"action": "append", "metavar": "VALUE"}
     if origin in (types.UnionType, typing.Union):
-        return _kind_of(next(a for a in arguments if a is not type(None)))
-    return {"type": hint, "metavar": {int: "N", float: "SECONDS"}.get(hint, "VALUE")}
+        return _kind_of(next(a for a in arguments if a is not type(None)), name)
+    if name.endswith("_s"):
+        return {"type": hint, "metavar": "SECONDS"}
+    return {"type": hint, "metavar": "N" if hint in (int, float) else "VALUE"}

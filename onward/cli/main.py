@@ -9,7 +9,10 @@ from onward.version import __version__
 
 COMMANDS = {
     "serve": "serve a model over HTTP",
-    "up": "start a whole cluster on this machine: prefill and decode instances",
+    "router": "put one address in front of many instances, and carry their streams on",
+    "up": "start a whole cluster on this machine: a router, prefill and decode instances",
+    "status": "show the instances behind a router, or one instance",
+    "drain": "let an instance take no more requests, and wait until it has none",
     "chat": "talk to a server in the terminal",
     "bench": "load a server with streams and measure it",
     "replay": "run a recording of the engine again and compare its answers",

@@ -21,6 +21,7 @@ from onward.models import store
 from onward.proto.model import PreparedModel
 from onward.supervisor.cluster_key import read_key
 from onward.supervisor.pd import PdPlan, check_pd, handoff_port_to_open, resolve, warnings_about
+from onward.supervisor.routers import RouterPlan, check_routers, http_url, resolve_routers
 from onward.supervisor.supervisor import Supervisor
 
 BACKLOG = 2048
@@ -41,12 +42,18 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _leave_quietly)
     with listen(config.host, config.port, "--port") as listening, _handoff_socket(config) as handoff:
         pd = resolve(config, cluster_key, handoff.getsockname()[1] if handoff is not None else None)
-        serve(config, listening, handoff, pd)
+        serve(config, listening, handoff, pd, resolve_routers(config, listening.getsockname()[1]))
     logging.getLogger(__name__).info("stopped")
     return 0
 
 
-def serve(config: ServeConfig, listening: socket.socket, handoff: socket.socket | None, pd: PdPlan) -> None:
+def serve(
+    config: ServeConfig,
+    listening: socket.socket,
+    handoff: socket.socket | None,
+    pd: PdPlan,
+    routers: RouterPlan,
+) -> None:
     for warning in warnings_about(config):
         logging.getLogger(__name__).warning(warning)
     with StartProgress(Console(stderr=True)) as progress:
@@ -54,7 +61,7 @@ def serve(config: ServeConfig, listening: socket.socket, handoff: socket.socket 
 
         def on_ready() -> None:
             progress.stop()
-            welcome(Console(highlight=False), config, model.name, http_url(listening), pd)
+            welcome(Console(highlight=False), config, model.name, url_of(listening), pd, routers)
 
         supervisor = Supervisor(
             config,
@@ -62,6 +69,7 @@ def serve(config: ServeConfig, listening: socket.socket, handoff: socket.socket 
             listening,
             SystemClock(),
             pd=pd,
+            routers=routers,
             handoff=handoff,
             on_progress=progress.say,
             on_ready=on_ready,
@@ -94,7 +102,14 @@ def check(config: ServeConfig) -> None:
             f"--max-num-batched-tokens ({config.max_num_batched_tokens}) must be at least --max-num-seqs "
             f"({config.max_num_seqs}): every running request needs a token per step"
         )
+    check_port(config.port)
+    check_routers(config)
     check_pd(config)
+
+
+def check_port(port: int) -> None:
+    if not 0 <= port <= 65535:
+        raise StartupError(f"--port {port} is not within 0 to 65535")
 
 
 def _handoff_socket(config: ServeConfig) -> AbstractContextManager[socket.socket | None]:
@@ -117,9 +132,8 @@ def listen(host: str, port: int, flag: str) -> socket.socket:
     return sock
 
 
-def http_url(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def url_of(listening: socket.socket) -> str:
+    return http_url(*listening.getsockname()[:2])
 
 
 def _leave_quietly(_number: int, _frame: object) -> None:

@@ -1,6 +1,7 @@
 """`onward up`: a whole cluster on this machine in one command, for trying and testing.
 
-Makes command lines for `onward serve` and hands them to `supervisor.cluster`; the instances know nothing of it.
+Makes command lines for `onward serve` and `onward router` and hands them to `supervisor.cluster`; those know nothing of it.
+With a router in front only the router is reached from outside, and it is the router that names prefill peers.
 """
 
 import argparse
@@ -18,13 +19,15 @@ from rich.text import Text
 from onward import log
 from onward.cli.flags import add_flags, from_args
 from onward.cli.progress import StartProgress
+from onward.cli.router import check as check_router
 from onward.cli.serve import check, prepare_model
 from onward.cli.welcome import GREETING, curl
 from onward.clock import SystemClock
-from onward.config import ServeConfig
+from onward.config import RouterConfig, ServeConfig
 from onward.errors import StartupError
 from onward.supervisor.cluster import Cluster, InstancePlan
 from onward.supervisor.cluster_key import new_key
+from onward.supervisor.routers import http_url
 from onward.transport.addresses import tcp_address
 
 LOOPBACK = "127.0.0.1"
@@ -35,11 +38,26 @@ OURS_TO_SAY = (
     "handoff_port",
     "prefill_peers",
     "cluster_key_file",
+    "router",
+    "advertise_url",
     "record",
     "record_tokens",
     "step_log",
 )
 """Knobs that differ from instance to instance, and those that name a file that only one instance could write."""
+ROUTERS_OWN = (
+    "policy",
+    "prefill_policy",
+    "decode_policy",
+    "preempt_retry_count",
+    "preempt_retry_exclude_decode",
+    "retry_budget",
+    "restart_grace_s",
+    "request_timeout_s",
+    "api_key",
+    "tell_resumes",
+)
+ROUTERS_AND_INSTANCES = ("detach_ttl_s", "max_body_bytes", "log_level")
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,9 +77,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decode", type=int, metavar="D", help="decode instances [1, or 0 if only --mixed is given]")
     parser.add_argument("--mixed", type=int, metavar="M", help="instances that do both, each by itself [0]")
     parser.add_argument(
-        "--port", type=int, default=8000, metavar="N", help="port of the first that takes requests [8000]"
+        "--router",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        dest="with_router",
+        help="put a router in front; it takes the requests and carries streams on [on]",
+    )
+    parser.add_argument(
+        "--port", type=int, default=8000, metavar="N", help="port of the router, or else of the first instance [8000]"
     )
     add_flags(parser, ServeConfig, skip=OURS_TO_SAY)
+    group = parser.add_argument_group("options of the router")
+    add_flags(group, RouterConfig, skip=tuple(f.name for f in fields(RouterConfig) if f.name not in ROUTERS_OWN))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,13 +98,20 @@ def run(args: argparse.Namespace) -> int:
         config = replace(config, model=args.model_argument)
     counts = counts_of(args.prefill, args.decode, args.mixed)
     check(replace(config, port=args.port))
+    check_router_flags(args)
     log.set_up("cluster", config.log_level)
     with StartProgress(Console(stderr=True)) as progress:
         model_name = prepare_model(config, progress).name
-    with _reserved_ports(counts, config.host, args.port) as ports, _key_in_memory() as key_fd:
+    with (
+        _reserved_ports(counts, config.host, args.port, with_router=args.with_router) as ports,
+        _key_in_memory() as key_fd,
+    ):
         cores = len(os.sched_getaffinity(0))
         threads = config.threads or threads_each(cores, counts.total)
-        plans = plan(counts, passed_on(args), config.host, threads, ports, f"/dev/fd/{key_fd}")
+        key_file = f"/dev/fd/{key_fd}"
+        plans = plan(counts, passed_on(args), config.host, threads, ports, key_file)
+        if ports.router is not None:
+            plans.insert(0, plan_router(router_flags(args), config.host, ports.router, key_file))
         print(f"{counts.total} instances with --threads {threads} each, on {cores} cores", file=sys.stderr)
         cluster = Cluster(
             plans,
@@ -86,10 +120,19 @@ def run(args: argparse.Namespace) -> int:
             greeting=GREETING,
             drain_s=config.drain_s,
             on_line=lambda name, line: print(f"{name:<9} | {line}", file=sys.stderr, flush=True),
-            on_ready=lambda cluster: show(Console(highlight=False), cluster, model_name),
+            on_ready=lambda cluster: show(
+                Console(highlight=False), cluster, model_name, needs_key=args.api_key is not None
+            ),
         )
         cluster.run()
     return 0
+
+
+def check_router_flags(args: argparse.Namespace) -> None:
+    said = {name: getattr(args, name) for name in ROUTERS_OWN if getattr(args, name) is not None}
+    if said and not args.with_router:
+        raise StartupError(f"--{next(iter(said)).replace('_', '-')} is for a router, and --no-router leaves it out")
+    check_router(RouterConfig(**said))
 
 
 def counts_of(prefill: int | None, decode: int | None, mixed: int | None) -> Counts:
@@ -122,6 +165,7 @@ class Ports:
 
     http: tuple[int, ...]
     handoff: tuple[int, ...]
+    router: int | None = None
 
 
 def plan(counts: Counts, flags: list[str], host: str, threads: int, ports: Ports, key_file: str) -> list[InstancePlan]:
@@ -132,47 +176,77 @@ def plan(counts: Counts, flags: list[str], host: str, threads: int, ports: Ports
     plans = []
     for index, (name, http_port) in enumerate(zip(names, ports.http, strict=True)):
         role = name.split("-")[0]
-        own_host = LOOPBACK if role == "prefill" else host
+        own_host = LOOPBACK if role == "prefill" or ports.router is not None else host
         own = ["--role", role, "--host", own_host, "--port", str(http_port), "--threads", str(threads)]
         own += ["--cluster-key-file", key_file]
         if role == "prefill":
             own += ["--handoff-port", str(ports.handoff[index])]
-        if role == "decode" and peers:
+        if ports.router is not None:
+            own += _behind_router(host, ports.router, http_url(own_host, http_port), flags)
+        elif role == "decode" and peers:
             own += ["--prefill-peers", ",".join(peers)]
-        url = tcp_address(own_host, http_port).replace("tcp://", "http://")
         handoff_address = peers[index] if role == "prefill" else None
         command = (sys.executable, "-m", "onward.cli.main", "serve", *flags, *own)
-        plans.append(InstancePlan(name, role, command, url, handoff_address, threads))
+        plans.append(InstancePlan(name, role, command, http_url(own_host, http_port), handoff_address, threads))
     return plans
+
+
+def _behind_router(host: str, router_port: int, own_url: str, flags: list[str]) -> list[str]:
+    """The router may listen on an address that looks like another machine's; everyone is on this one all the same."""
+    own = ["--router", http_url(_reached_from_here(host), router_port), "--advertise-url", own_url]
+    return own if "--kv-backend" in flags else [*own, "--kv-backend", "shm"]
+
+
+def _reached_from_here(host: str) -> str:
+    return {"": LOOPBACK, "0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
+
+
+def plan_router(flags: list[str], host: str, port: int, key_file: str) -> InstancePlan:
+    own = ["--host", host, "--port", str(port), "--cluster-key-file", key_file]
+    command = (sys.executable, "-m", "onward.cli.main", "router", *flags, *own)
+    return InstancePlan("router", "router", command, http_url(host, port), None, None)
 
 
 def passed_on(args: argparse.Namespace) -> list[str]:
     """The flags of `onward serve` that were given to us, for every instance."""
+    skipped = (*OURS_TO_SAY, "host", "threads")
+    return _flags_of(args, tuple(knob.name for knob in fields(ServeConfig) if knob.name not in skipped))
+
+
+def router_flags(args: argparse.Namespace) -> list[str]:
+    return _flags_of(args, (*ROUTERS_OWN, *ROUTERS_AND_INSTANCES))
+
+
+def _flags_of(args: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
     flags: list[str] = []
-    for knob in fields(ServeConfig):
-        value = getattr(args, knob.name, None)
-        if value is None or knob.name in (*OURS_TO_SAY, "host", "threads"):
-            continue
-        flag = knob.name.replace("_", "-")
+    for name in names:
+        value, flag = getattr(args, name, None), name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
+        elif value is not None:
             for one in value if isinstance(value, list) else [value]:
                 flags += [f"--{flag}", str(one)]
     return flags
 
 
 @contextlib.contextmanager
-def _reserved_ports(counts: Counts, host: str, port: int) -> Iterator[Ports]:
-    """Ports that stay the cluster's for its life, also while an instance is restarted: a socket that is bound but does not
+def _reserved_ports(counts: Counts, host: str, port: int, *, with_router: bool) -> Iterator[Ports]:
+    """Ports that stay the cluster's for its life, also while one of it is restarted: a socket that is bound but does not
     listen keeps others away, and lets our children in, which say SO_REUSEADDR as well."""
     with contextlib.ExitStack() as held:
-        http = [held.enter_context(_bound(LOOPBACK, 0)) for _ in range(counts.prefill)]
-        http.append(held.enter_context(_bound(host, port)))
-        http += [held.enter_context(_bound(host, 0)) for _ in range(counts.decode + counts.mixed - 1)]
-        handoff = [held.enter_context(_bound(LOOPBACK, 0)) for _ in range(counts.prefill)]
-        numbers = [tuple(sock.getsockname()[1] for sock in sockets) for sockets in (http, handoff)]
-        yield Ports(*numbers)
+
+        def hold(host: str, port: int = 0) -> int:
+            return held.enter_context(_bound(host, port)).getsockname()[1]
+
+        front = hold(host, port)
+        http = [hold(LOOPBACK) for _ in range(counts.prefill)]
+        handoff = tuple(hold(LOOPBACK) for _ in range(counts.prefill))
+        if with_router:
+            http += [hold(LOOPBACK) for _ in range(counts.decode + counts.mixed)]
+            yield Ports(tuple(http), handoff, front)
+        else:
+            http += [front, *(hold(host) for _ in range(counts.decode + counts.mixed - 1))]
+            yield Ports(tuple(http), handoff)
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -198,16 +272,16 @@ def _key_in_memory() -> Iterator[int]:
         os.close(fd)
 
 
-def show(console: Console, cluster: Cluster, model_name: str) -> None:
+def show(console: Console, cluster: Cluster, model_name: str, *, needs_key: bool) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for title in ("instance", "url", "hand-over address", "threads", "pid"):
+    for title in ("process", "url", "hand-over address", "threads", "pid"):
         table.add_column(title, no_wrap=True, style="bold cyan" if title == "url" else None)
     for instance in cluster.instances:
         assert instance.process is not None, "all are ready"
         told = instance.plan
-        handoff_address = told.handoff_address or ""
-        table.add_row(told.name, told.url, handoff_address, str(told.threads), str(instance.process.pid))
+        threads = str(told.threads) if told.threads is not None else ""
+        table.add_row(told.name, told.url, told.handoff_address or "", threads, str(instance.process.pid))
     console.print(Text.assemble("\n  Onward serves ", (model_name, "bold"), " with a cluster\n"))
     console.print(table)
-    first = next(instance.plan.url for instance in cluster.instances if instance.plan.role != "prefill")
-    console.print("\n" + curl(model_name, first), soft_wrap=True, markup=False)
+    front = next(instance.plan.url for instance in cluster.instances if instance.plan.role != "prefill")
+    console.print("\n" + curl(model_name, front, needs_key=needs_key), soft_wrap=True, markup=False)

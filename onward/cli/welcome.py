@@ -1,23 +1,25 @@
-"""What `onward serve` prints when it is ready: where it is, and what to type next. `onward up` waits for it."""
+"""What `onward serve` and `onward router` print when they are ready: where they are, and what to type next. `onward up`
+waits for it."""
 
 from rich.console import Console
 from rich.text import Text
 
-from onward.config import DEFAULT_MODEL, ServeConfig
+from onward.config import DEFAULT_MODEL, RouterConfig, ServeConfig
 from onward.supervisor.pd import PdPlan
+from onward.supervisor.routers import RouterPlan
 
 GREETING = "  Onward "
 """How the first line begins, on standard output and only once the instance is ready."""
 
 
-def welcome(console: Console, config: ServeConfig, model_name: str, url: str, pd: PdPlan) -> None:
-    for line in _lines(config, model_name, url, pd):
+def welcome(console: Console, config: ServeConfig, model_name: str, url: str, pd: PdPlan, routers: RouterPlan) -> None:
+    for line in _lines(config, model_name, url, pd, routers):
         console.print(line, soft_wrap=True, markup=False)
 
 
-def _lines(config: ServeConfig, model_name: str, url: str, pd: PdPlan) -> list[str | Text]:
+def _lines(config: ServeConfig, model_name: str, url: str, pd: PdPlan, routers: RouterPlan) -> list[str | Text]:
     if config.role == "prefill":
-        return _prefill_lines(config, model_name, url, pd)
+        return [*_prefill_lines(config, model_name, url, pd), *_router_lines(routers)]
     lines: list[str | Text] = [
         Text.assemble("\n", GREETING, "serves ", (model_name, "bold"), " at ", (url, "bold cyan"), "\n")
     ]
@@ -25,7 +27,13 @@ def _lines(config: ServeConfig, model_name: str, url: str, pd: PdPlan) -> list[s
         lines.append(f"  Prompts are computed by {', '.join(pd.peers)}\n")
     if pd.handoff_address is not None:
         lines.append(f"  It also prefills for decode instances at {pd.handoff_address}\n")
-    return [*lines, curl(model_name, url)]
+    return [*lines, *_router_lines(routers), curl(model_name, url)]
+
+
+def _router_lines(routers: RouterPlan) -> list[str | Text]:
+    if not routers.routers:
+        return []
+    return [f"  It registers as {routers.own_url} with {', '.join(routers.routers)}\n"]
 
 
 def _prefill_lines(config: ServeConfig, model_name: str, url: str, pd: PdPlan) -> list[str | Text]:
@@ -46,8 +54,30 @@ def _prefill_lines(config: ServeConfig, model_name: str, url: str, pd: PdPlan) -
     ]
 
 
-def curl(model_name: str, url: str) -> str:
+def welcome_router(console: Console, config: RouterConfig, url: str) -> None:
+    """The first line is for `onward up` as well. A router has no model of its own to show a request for."""
+    policies = [config.policy]
+    policies += [f"{role} by {own}" for role, own in _own_policies(config) if own is not None]
+    key = f" --cluster-key-file {config.cluster_key_file}" if config.cluster_key_file else ""
+    console.print(
+        Text.assemble("\n", GREETING, "routes at ", (url, "bold cyan"), f" by {', '.join(policies)}\n"), soft_wrap=True
+    )
+    start = f"  Start instances with: onward serve --router {url} --port 0{key}"
+    for line in (start, "  (for split roles one with --role prefill, one with --role decode)\n", *_look(url)):
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def _own_policies(config: RouterConfig) -> list[tuple[str, str | None]]:
+    return [("prefill", config.prefill_policy), ("decode", config.decode_policy)]
+
+
+def _look(url: str) -> list[str]:
+    return [f"  Look at them with: onward status {url}\n"]
+
+
+def curl(model_name: str, url: str, *, needs_key: bool = False) -> str:
     # A small model left to chance talks without end, so the first request that people try is kept short and calm.
     message = '{"role": "user", "content": "What is the capital of France?"}'
     body = f'{{"model": "{model_name}", "messages": [{message}], "temperature": 0.2, "max_tokens": 100}}'
-    return f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n       -d '{body}'\n"
+    key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
+    return f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\\n       -d '{body}'\n"

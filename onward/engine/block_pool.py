@@ -14,13 +14,14 @@ The pool lives and dies with the memory it describes: a new worker gets a new po
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from onward.engine.kv_event_log import KvEventLog
 from onward.proto.block_hash import BlockHash
 
 
 class BlockPool:
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, log: KvEventLog | None = None) -> None:
         assert num_blocks > 0, "a pool has blocks"
         assert block_size > 0, "a block has tokens"
         self.num_blocks = num_blocks
@@ -30,6 +31,7 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._by_name: dict[BlockHash, int] = {}
+        self._log = log
         self._fenced: dict[int, int] = {}
         self._leased: set[int] = set()
         self._sending: Counter[int] = Counter()
@@ -47,6 +49,11 @@ class BlockPool:
     @property
     def num_quarantined(self) -> int:
         return len(self._quarantined)
+
+    @property
+    def names(self) -> Collection[BlockHash]:
+        """Of all blocks that can be found."""
+        return self._by_name.keys()
 
     def counts(self) -> dict[str, int]:
         """Blocks by state; each block is in one. What a transfer reads is *sending*, whoever else holds it."""
@@ -104,6 +111,8 @@ class BlockPool:
         if name not in self._by_name and self._name[block] is None:
             self._by_name[name] = block
             self._name[block] = name
+            if self._log is not None:
+                self._log.note(True, name)
 
     def release(self, blocks: Sequence[int], fence_step: int | None) -> None:
         """Gives up one share of each block. Until the result of `fence_step` is in, nobody may reuse them."""
@@ -187,3 +196,5 @@ class BlockPool:
         assert name is not None, "a cached block has a name"
         del self._by_name[name]
         self._name[block] = None
+        if self._log is not None:
+            self._log.note(False, name)

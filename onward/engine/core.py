@@ -14,6 +14,7 @@ from onward.engine import door, policy
 from onward.engine.block_pool import BlockPool
 from onward.engine.engine_metrics import EngineMetrics
 from onward.engine.handovers import Handovers, Outgoing
+from onward.engine.kv_event_log import KvEventLog
 from onward.engine.log_line import Counts, SchedulerLog
 from onward.engine.outbox import Outbox
 from onward.engine.request import FinishReason, Request, Status
@@ -30,11 +31,13 @@ from onward.proto.request import (
     AbortAnswer,
     AbortByName,
     Accepted,
+    AskKvEvents,
     Charged,
     Deltas,
     FromEngine,
     Held,
     Holding,
+    KvEventsAnswer,
     Submit,
     ToEngine,
     TokenDelta,
@@ -60,7 +63,8 @@ class EngineCore:
         self._limits = door.Limits(worker.max_model_len, worker.num_blocks, worker.block_size)
         self._live: dict[str, Request] = {}
         self._outbox = Outbox()
-        self.scheduler = Scheduler(config, BlockPool(worker.num_blocks, worker.block_size), incarnation)
+        self._kv_events = KvEventLog()
+        self.scheduler = Scheduler(config, self._new_pool(), incarnation)
         self.metrics = EngineMetrics(
             self.registry, live=lambda: self._live.values(), kv_blocks=lambda: self.scheduler.pool.counts()
         )
@@ -94,6 +98,9 @@ class EngineCore:
                 self._abort(owner, message, now_s)
             case AbortByName():
                 self._abort_by_name(owner, message, now_s)
+            case AskKvEvents():
+                events = self._kv_events.since(message.next_number, self.scheduler.pool.names)
+                self._outbox.send(owner, KvEventsAnswer(message.ask_id, events))
 
     def from_prefill(self, peer: str, message: ToDecode, now_s: float) -> None:
         """A prefill instance, known by its address, has something to say."""
@@ -143,7 +150,8 @@ class EngineCore:
         for request in [*self.scheduler.running, *self.scheduler.preempting]:
             self.metrics.resubmissions.inc("worker_restart")
             log.info(log_event("request restarts", id=request.request_id, output=request.num_generated))
-        in_flight = self.scheduler.renew(BlockPool(self._limits.num_blocks, self._limits.block_size))
+        self._kv_events.renew()
+        in_flight = self.scheduler.renew(self._new_pool())
         for request in in_flight:
             self._charge(request, now_s)
 
@@ -212,6 +220,9 @@ class EngineCore:
         slots = self.scheduler.slots
         assert slots.num_free == self.config.max_num_seqs, f"{slots.num_fenced} slots are fenced at idle"
         assert not self.scheduler.suspects, "a suspect is left at idle"
+
+    def _new_pool(self) -> BlockPool:
+        return BlockPool(self._limits.num_blocks, self._limits.block_size, self._kv_events)
 
     def _counts(self) -> Counts:
         scheduler, tokens = self.scheduler, self.metrics.tokens

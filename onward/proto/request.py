@@ -6,6 +6,7 @@ index in the whole output. Anything may be lost here: `Holding`, once a second, 
 
 import msgspec
 
+from onward.proto.kv_events import KvEvents
 from onward.proto.sampling import Sampling
 from onward.proto.step import TokenLogprobs
 
@@ -78,7 +79,15 @@ class AbortByName(msgspec.Struct, frozen=True, array_like=True, tag="abort_by_na
     everything: bool = False
 
 
-ToEngine = Submit | Abort | AbortByName
+class AskKvEvents(msgspec.Struct, frozen=True, array_like=True, tag="ask_kv_events"):
+    """What has changed in the prefix cache since the change of this number; -1: all that it knows."""
+
+    seq: int
+    ask_id: int
+    next_number: int
+
+
+ToEngine = Submit | Abort | AbortByName | AskKvEvents
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
@@ -152,4 +161,9 @@ class Holding(msgspec.Struct, frozen=True, array_like=True, tag="holding"):
     held: list[Held]
 
 
-FromEngine = Accepted | Deltas | Charged | Holding | AbortAnswer
+class KvEventsAnswer(msgspec.Struct, frozen=True, array_like=True, tag="kv_events"):
+    ask_id: int
+    events: KvEvents
+
+
+FromEngine = Accepted | Deltas | Charged | Holding | AbortAnswer | KvEventsAnswer

@@ -3,10 +3,12 @@
 The router owns the client's stream. It sends the request as the client wrote it, with the tokens that were delivered so
 far, and reads tokens and ends from the `id:` lines of the answer; what the tokens mean it need not know.
 
-    POST /internal/attempt      router -> instance   an Attempt, as msgpack; answered by a stream of events
+    POST /internal/attempt      router -> instance   an Attempt; answered by a stream of events
     POST /internal/register     instance -> router   a Registration, each second; answered by a RegisterAnswer
-    POST /internal/find         router -> instance   a Find: who holds this stream's record? answered by a Record, or 404
+    POST /internal/probe        router -> instance   what it would answer to a Registration; answered by a Registration
+    POST /internal/find         router -> instance   a Find: who has this stream's record? answered by a Record, or 404
 
+Bodies are msgpack both ways but for an attempt's answer. The probe is for instances that do not register by themselves.
 All of them carry the header `X-Onward-Proof` where there is a cluster key; see `transport.proof`.
 
 The events of an attempt's answer, in order:
@@ -24,11 +26,13 @@ The events of an attempt's answer, in order:
 import msgspec
 
 from onward.proto.cursor import ChoiceCursor
+from onward.proto.kv_events import KvEvents
 from onward.proto.kv_transfer import Layout
 
 PROOF_HEADER = "x-onward-proof"
 ATTEMPT_PATH = "/internal/attempt"
 REGISTER_PATH = "/internal/register"
+PROBE_PATH = "/internal/probe"
 FIND_PATH = "/internal/find"
 
 
@@ -97,17 +101,6 @@ class Load(msgspec.Struct, frozen=True):
     free_blocks: int = 0
     """Free or merely cached."""
     num_blocks: int = 0
-
-
-class KvEvents(msgspec.Struct, frozen=True):
-    """What has changed in an instance's prefix cache, for routers that send requests where their prompt is known."""
-
-    number: int
-    """Of the first event here; a gap means that the index of this instance starts anew."""
-    stored: list[bytes] = []
-    removed: list[bytes] = []
-    reset: bool = False
-    """Forget what was known before these."""
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
-"""Keeps the instances of a cluster on this machine alive, each an `onward serve` with children of its own.
+"""Keeps a cluster on this machine alive: instances, each an `onward serve` with children of its own, and their router.
 
-It knows command lines and lines of output, nothing of what instances do or say to each other. An instance that was ready
-once and dies is started again on the same ports; one that never gets ready ends the cluster.
+It knows command lines and lines of output, nothing of what they do or say to each other. Whoever was ready once and dies
+is started again on the same ports; one that never gets ready ends the cluster.
 """
 
 import logging
@@ -24,7 +24,10 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
 KILL_AFTER_S = 10.0
-"""Beyond the drain: how long an instance that was told to stop may take."""
+"""Beyond the drain: how long whoever was told to stop may take."""
+STOP_ORDER = (("router",), ("decode", "mixed"), ("prefill",))
+"""The router first, so that no request comes to someone who leaves; prefill instances last, while there are still streams
+that wait for them."""
 READ_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 16
 NUM_LAST_LINES = 20
@@ -39,7 +42,8 @@ class InstancePlan:
     command: tuple[str, ...]
     url: str
     handoff_address: str | None
-    threads: int
+    threads: int | None
+    """None for a router, which computes nothing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -153,7 +157,8 @@ class Cluster:
         cause = f"exit code {code}" if code >= 0 else f"signal {-code}"
         if not instance.num_ready:
             why = instance.last_lines[-1] if instance.last_lines else cause
-            raise StartupError(f"{instance.plan.name} cannot start: {why.removeprefix('onward serve: ')}")
+            why = why.removeprefix("onward serve: ").removeprefix("onward router: ")
+            raise StartupError(f"{instance.plan.name} cannot start: {why}")
         # Getting ready is the progress of an instance: a start takes long enough to keep a loop of deaths calm.
         delay_s = instance.policy.delay_s(now_s, instance.num_ready)
         logger.warning(log.event("instance died", instance=instance.plan.name, cause=cause, restart_in_s=delay_s))
@@ -214,19 +219,22 @@ class Cluster:
     # The end.
 
     def _shut_down(self) -> None:
-        """Prefill instances last, while there are still streams that wait for them."""
-        deadline_s = self._clock.now_s() + self._drain_s + KILL_AFTER_S
+        """A further signal ends all waiting."""
         requests = self._stop_requests
-        self._stop([i for i in self.instances if i.plan.role != "prefill"], deadline_s, requests)
-        self._stop([i for i in self.instances if i.plan.role == "prefill"], deadline_s, requests)
+        for roles in STOP_ORDER:
+            if self._stop_requests == requests:
+                self._stop([i for i in self.instances if i.plan.role in roles], requests)
 
-    def _stop(self, instances: list[Instance], deadline_s: float, requests: int) -> None:
-        """Asks them to leave, and waits; a further signal ends the waiting."""
+    def _stop(self, instances: list[Instance], requests: int) -> None:
+        """Asks them to leave and waits; those that do not are ended before others are asked."""
+        deadline_s = self._clock.now_s() + self._drain_s + KILL_AFTER_S
         running = [i.process for i in instances if i.process is not None]
         for process in running:
             process.terminate()
-        while any(process.poll() is None for process in running):
-            if self._clock.now_s() >= deadline_s or self._stop_requests > requests:
+        while any(process.poll() is None for process in running) and self._stop_requests == requests:
+            if self._clock.now_s() >= deadline_s:
+                for process in running:
+                    process.kill()
                 return
             self._read()
 

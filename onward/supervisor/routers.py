@@ -25,9 +25,7 @@ class RouterPlan:
 def resolve_routers(config: ServeConfig, port: int) -> RouterPlan:
     """`port` is the one that was opened for HTTP."""
     named = config.advertise_url.rstrip("/") if config.advertise_url else None
-    return RouterPlan(
-        routers_of(config), named or http_url(advertised_host(config.host, router_hosts(config)), port)
-    )
+    return RouterPlan(routers_of(config), named or http_url(advertised_host(config.host, router_hosts(config)), port))
 
 
 def http_url(host: str, port: int) -> str:
@@ -70,7 +68,9 @@ def check_routers(config: ServeConfig) -> None:
     if config.advertise_url is not None:
         host = host_of(config.advertise_url, "--advertise-url")
         if host in WILDCARDS:
-            raise StartupError(f"--advertise-url {config.advertise_url} reaches nobody; name an address of this machine")
+            raise StartupError(
+                f"--advertise-url {config.advertise_url} reaches nobody; name an address of this machine"
+            )
     if not 0 <= config.detach_ttl_s < math.inf:
         raise StartupError("--detach-ttl-s must be a number of seconds, and not negative")
 

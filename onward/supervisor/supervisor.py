@@ -395,12 +395,15 @@ class Supervisor:
         """Decode instances that we have promised a prompt get it. Only what the engine says from now on counts."""
         if self._handoff is None:
             return
-        first_ask = self._hub.next_number()
+        first_ask, self._next_snapshot_s = self._hub.next_number(), 0.0
 
         def is_over() -> bool:
-            for engine in self._of(Role.ENGINE):
-                engine.send(AskSnapshot(self._hub.next_number()))
-            return not self._of(Role.ENGINE) or self._hub.nothing_is_handed_over(since_ask=first_ask)
+            engines = self._of(Role.ENGINE)
+            if (now_s := self._clock.now_s()) >= self._next_snapshot_s:
+                self._next_snapshot_s = now_s + POLL_S
+                for engine in engines:
+                    engine.send(AskSnapshot(self._hub.next_number()))
+            return not engines or self._hub.nothing_is_handed_over(since_ask=first_ask)
 
         self._wait_until(is_over, self._config.drain_s, wakeup)
 

@@ -1,17 +1,18 @@
 import argparse
+import socket
 import sys
 
 import pytest
 
-from onward.cli import up
+from onward.cli import router, serve, up
 from onward.cli.flags import from_args
 from onward.cli.main import run
-from onward.cli.serve import add_arguments as serve_arguments
-from onward.cli.serve import check
-from onward.cli.up import Counts, Ports, counts_of, passed_on, plan, threads_each
-from onward.config import ServeConfig
+from onward.cli.up import Counts, Ports, check_router_flags, counts_of, passed_on, plan, plan_router, threads_each
+from onward.config import RouterConfig, ServeConfig
 from onward.errors import StartupError
 from onward.supervisor.cluster_key import read_key
+from onward.supervisor.pd import resolve
+from onward.supervisor.routers import resolve_routers
 
 PORTS = Ports(http=(9001, 9002, 8000, 9003, 9004), handoff=(7001, 7002))
 
@@ -26,8 +27,15 @@ def config_of(command: tuple[str, ...]) -> ServeConfig:
     """What `onward serve` makes of a planned command."""
     assert command[:4] == (sys.executable, "-m", "onward.cli.main", "serve")
     parser = argparse.ArgumentParser()
-    serve_arguments(parser)
+    serve.add_arguments(parser)
     return from_args(parser.parse_args(command[4:]), ServeConfig)
+
+
+def router_config_of(command: tuple[str, ...]) -> RouterConfig:
+    assert command[:4] == (sys.executable, "-m", "onward.cli.main", "router")
+    parser = argparse.ArgumentParser()
+    router.add_arguments(parser)
+    return from_args(parser.parse_args(command[4:]), RouterConfig)
 
 
 def test_a_cluster_is_one_of_each_kind_unless_told_otherwise() -> None:
@@ -71,14 +79,73 @@ def test_every_instance_gets_its_role_its_ports_and_its_peers() -> None:
     assert {config.cluster_key_file for config in configs} == {"/dev/fd/9"}
     assert [told.handoff_address for told in plans] == [*peers.split(","), None, None, None]
     for config in configs:
-        check(config)
+        serve.check(config)
 
 
-def test_the_first_that_takes_requests_has_the_port_that_was_asked_for() -> None:
-    with up._reserved_ports(Counts(2, 1, 1), "127.0.0.1", 0) as ports:
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::", "192.0.2.1"])
+def test_behind_a_router_all_stay_on_loopback_register_with_it_and_share_memory(host: str) -> None:
+    ports = Ports((9001, 9002, 9003), (7001,), 8000)
+    plans = plan(Counts(1, 1, 1), [], host, 1, ports, "k")
+    configs = [config_of(told.command) for told in plans]
+    assert {config.host for config in configs} == {"127.0.0.1"}
+    assert {config.prefill_peers for config in configs} == {""}, "the router names them"
+    reached = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    for config in configs:
+        serve.check(config)
+        told = resolve_routers(config, config.port)
+        assert (told.routers, told.own_url) == ((f"http://{reached}:8000",), f"http://127.0.0.1:{config.port}")
+    assert resolve(configs[0], "ab" * 32, 7001).handoff_address == "tcp://127.0.0.1:7001"
+    assert resolve(configs[1], "ab" * 32, None).kv_backend == "shm"
+
+
+def test_the_router_gets_the_front_port_its_own_flags_and_those_it_shares() -> None:
+    args = arguments(
+        *("--policy", "prefix", "--preempt-retry-count", "0", "--tell-resumes", "--api-key", "k", "--max-queue", "7"),
+        *("--detach-ttl-s", "9", "--stall-timeout-s", "70"),
+    )
+    told = plan_router(up.router_flags(args), "127.0.0.1", 8000, "key")
+    config = router_config_of(told.command)
+    assert (told.url, told.threads) == ("http://127.0.0.1:8000", None)
+    assert (config.host, config.port, config.cluster_key_file) == ("127.0.0.1", 8000, "key")
+    assert (config.policy, config.preempt_retry_count, config.tell_resumes, config.api_key) == ("prefix", 0, True, "k")
+    assert config.detach_ttl_s == 9
+    assert config.stall_timeout_s == RouterConfig().stall_timeout_s, "what an instance calls so is another thing"
+    [instance] = plan(Counts(0, 0, 1), passed_on(args), "127.0.0.1", 1, Ports((9001,), (), 8000), "key")
+    assert (config_of(instance.command).detach_ttl_s, config_of(instance.command).max_queue) == (9, 7)
+
+
+def test_flags_of_a_router_that_is_left_out_or_cannot_work_are_named() -> None:
+    assert arguments().with_router
+    check_router_flags(arguments("--policy", "session"))
+    check_router_flags(arguments("--no-router"))
+    with pytest.raises(StartupError, match=r"--policy.*--no-router"):
+        check_router_flags(arguments("--policy", "session", "--no-router"))
+    with pytest.raises(StartupError, match="--preempt-retry-count"):
+        check_router_flags(arguments("--preempt-retry-count", "-1"))
+
+
+def test_who_takes_requests_has_the_port_that_was_asked_for(unused_port: int) -> None:
+    with up._reserved_ports(Counts(2, 1, 1), "127.0.0.1", unused_port, with_router=False) as ports:
         plans = plan(Counts(2, 1, 1), [], "127.0.0.1", 1, ports, "k")
         assert len({*ports.http, *ports.handoff}) == 6
-        assert plans[2].url == f"http://127.0.0.1:{ports.http[2]}"
+        assert plans[2].url == f"http://127.0.0.1:{unused_port}"
+    with up._reserved_ports(Counts(2, 1, 1), "127.0.0.1", unused_port, with_router=True) as ports:
+        assert len({*ports.http, *ports.handoff}) == 6
+        assert ports.router == unused_port
+        assert unused_port not in ports.http
+
+
+def test_a_reserved_port_is_open_to_one_child_after_another_and_to_nobody_who_is_careless(unused_port: int) -> None:
+    with up._reserved_ports(Counts(0, 1, 0), "127.0.0.1", unused_port, with_router=True):
+        for _ in range(3):
+            with (
+                serve.listen("127.0.0.1", unused_port, "--port") as child,
+                socket.create_connection(child.getsockname()) as client,
+                child.accept()[0],  # closed before the client's end: the port keeps a trace of it
+            ):
+                assert client
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(("127.0.0.1", unused_port))
 
 
 def test_a_taken_port_is_named(unused_port: int) -> None:
@@ -87,11 +154,11 @@ def test_a_taken_port_is_named(unused_port: int) -> None:
         pytest.raises(StartupError, match=f"127.0.0.1:{unused_port}.*--port"),
     ):
         taken.listen()
-        with up._reserved_ports(Counts(0, 1, 0), "127.0.0.1", unused_port):
+        with up._reserved_ports(Counts(0, 1, 0), "127.0.0.1", unused_port, with_router=True):
             pass
 
 
-def test_prefill_instances_stay_on_loopback_whatever_the_host() -> None:
+def test_without_a_router_prefill_instances_stay_on_loopback_whatever_the_host() -> None:
     plans = plan(Counts(1, 1, 0), [], "0.0.0.0", 1, Ports((1, 2), (3,)), "k")
     assert [config_of(told.command).host for told in plans] == ["127.0.0.1", "0.0.0.0"]
 
@@ -121,7 +188,7 @@ def test_the_flags_of_serve_are_passed_on_to_every_instance() -> None:
 
 
 def test_flags_that_are_one_instances_own_are_not_taken() -> None:
-    for flag in ("--role", "--handoff-port", "--prefill-peers", "--cluster-key-file", "--record", "--step-log"):
+    for flag in ("--role", "--handoff-port", "--prefill-peers", "--cluster-key-file", "--record", "--advertise-url"):
         with pytest.raises(SystemExit):
             arguments(flag, "prefill")
 

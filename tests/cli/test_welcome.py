@@ -2,16 +2,18 @@ import io
 
 from rich.console import Console
 
-from onward.cli.welcome import GREETING, welcome
-from onward.config import ServeConfig
+from onward.cli.welcome import GREETING, curl, welcome, welcome_router
+from onward.config import RouterConfig, ServeConfig
 from onward.supervisor.pd import resolve
+from onward.supervisor.routers import resolve_routers
 
 URL = "http://127.0.0.1:8000"
 
 
 def said(config: ServeConfig, handoff_port: int | None = None) -> str:
     out = io.StringIO()
-    welcome(Console(file=out, highlight=False, width=20), config, "small", URL, resolve(config, "", handoff_port))
+    console = Console(file=out, highlight=False, width=20)
+    welcome(console, config, "small", URL, resolve(config, "", handoff_port), resolve_routers(config, 8000))
     assert out.getvalue().splitlines()[1].startswith(GREETING), "`onward up` looks for it"
     return out.getvalue()
 
@@ -40,3 +42,23 @@ def test_a_decode_instance_names_its_peers() -> None:
 
 def test_a_mixed_instance_with_a_hand_over_port_names_it() -> None:
     assert "tcp://127.0.0.1:7000" in said(ServeConfig(handoff_port=7000), 7000)
+
+
+def test_an_instance_with_routers_names_them_and_itself() -> None:
+    text = said(ServeConfig(router="http://127.0.0.1:8080,http://127.0.0.1:8081"))
+    assert f"registers as {URL} with http://127.0.0.1:8080, http://127.0.0.1:8081" in text
+    assert "registers" in said(ServeConfig(role="prefill", router="http://127.0.0.1:8080"), 7000)
+    assert "registers" not in said(ServeConfig())
+
+
+def test_a_router_says_how_instances_join_it() -> None:
+    out = io.StringIO()
+    config = RouterConfig(cluster_key_file="k", decode_policy="prefix")
+    welcome_router(Console(file=out, highlight=False, width=20), config, URL)
+    assert out.getvalue().splitlines()[1] == f"{GREETING}routes at {URL} by least_loaded, decode by prefix"
+    assert f"onward serve --router {URL} --port 0 --cluster-key-file k" in out.getvalue()
+
+
+def test_the_request_to_try_has_a_place_for_a_key_where_one_is_needed() -> None:
+    assert "Bearer" in curl("small", URL, needs_key=True)
+    assert "Bearer" not in curl("small", URL)

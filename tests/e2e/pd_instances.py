@@ -68,6 +68,14 @@ class Pair:
         self.decode.__exit__(None, None, None)
         self.decode = Server(*self._decode_flags)
 
+    def heal(self) -> None:
+        """After a test that failed half way: the next one finds both alive."""
+        self.resume()
+        if not self.prefill.is_running:
+            self.start_prefill()
+        if not self.decode.is_running:
+            self.start_decode()
+
     def pause(self, pids: list[int]) -> None:
         self._stopped += pids
         for pid in pids:

@@ -52,6 +52,10 @@ class Server:
             watchdog.cancel()
         raise AssertionError(f"the server did not start:\n{self.log()}")
 
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
     def log(self) -> str:
         return self._log.read_text()
 

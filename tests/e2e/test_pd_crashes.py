@@ -71,11 +71,17 @@ def undisturbed() -> list[tuple]:
 @pytest.fixture(
     scope="module", params=["shm", *(pytest.param(name, marks=pytest.mark.full) for name in ("tcp", "nixl"))]
 )
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+def shared_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     decode = ("--local-prefill-tokens", "0", "--stall-timeout-s", STALL_S, "--kv-backend", request.param)
     with Pair("--lease-s", LEASE_S, "--handover-timeout-s", TIMEOUT_S, decode=decode) as pair:
         run_streams(pair.decode.url, load()[:2])
         yield pair
+
+
+@pytest.fixture
+def pair(shared_pair: Pair) -> Iterator[Pair]:
+    yield shared_pair
+    shared_pair.heal()
 
 
 def asked(pair: Pair) -> None:
@@ -254,13 +260,13 @@ def test_a_prefill_instance_frees_all_that_a_killed_decode_instance_wanted(
         in_mid_transfer(pair)
         kill_instance(pair.decode)
 
-    worker = pair.prefill.pid("worker")
+    worker, backend = pair.prefill.pid("worker"), backend_of(pair)
     before = open_things(worker)
     with pytest.raises(httpx.TransportError):
         run_disturbed(pair.decode.url, load(), disturb)
     wait_until_at_rest(pair.prefill)
     wait_for(lambda: open_things(worker).num_fds < before.num_fds, "a closed connection")
-    if backend_of(pair) == "shm":
+    if backend == "shm":
         assert open_things(worker).num_mappings < before.num_mappings, "the dead peer's memory is let go of"
     assert pair.prefill.pid("worker") == worker
     pair.start_decode()

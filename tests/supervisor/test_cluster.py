@@ -12,7 +12,7 @@ import pytest
 
 from onward.clock import SystemClock
 from onward.errors import StartupError
-from onward.supervisor.cluster import Cluster, InstancePlan
+from onward.supervisor.cluster import KILL_AFTER_S, Cluster, InstancePlan
 
 READY = "print('  Onward serves', flush=True)"
 WAIT = "import signal; signal.pause()"
@@ -108,6 +108,37 @@ def test_a_second_signal_does_not_wait_for_an_instance_that_will_not_leave() -> 
     cluster.run()
     assert cluster.instances[0].process is not None
     assert cluster.instances[0].process.returncode == -signal.SIGKILL
+
+
+def test_the_router_leaves_first_and_prefill_instances_last() -> None:
+    """Each says so when it is asked to leave, and takes its time: nobody is asked before the others are gone."""
+    lines: list[str] = []
+    leave = "lambda *_: (print('asked', file=sys.stderr, flush=True), time.sleep(0.2), sys.exit('left'))"
+    script = f"import signal, sys, time; signal.signal(signal.SIGTERM, {leave}); {READY}; {WAIT}"
+    names = ("prefill-0", "decode-0", "router")
+    cluster_of(
+        *(instance(name, script) for name in names),
+        on_line=lambda name, line: lines.append(f"{name} {line}"),
+        on_ready=stop,
+        drain_s=20.0,
+    ).run()
+    assert lines == [f"{name} {did}" for name in reversed(names) for did in ("asked", "left")]
+
+
+def test_one_that_will_not_leave_is_ended_and_the_others_still_leave_in_peace() -> None:
+    lines: list[str] = []
+    stubborn = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY}\nwhile True: signal.pause()"
+    leave = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit('left')); {READY}; {WAIT}"
+    cluster = cluster_of(
+        instance("router", stubborn),
+        instance("mixed-0", leave),
+        on_line=lambda name, line: lines.append(f"{name} {line}"),
+        on_ready=stop,
+        drain_s=0.2 - KILL_AFTER_S,
+    )
+    cluster.run()
+    assert lines == ["mixed-0 left"]
+    assert [i.process.returncode for i in cluster.instances if i.process is not None] == [-signal.SIGKILL, 1]
 
 
 def test_instances_do_not_outlive_a_cluster_that_is_killed() -> None:

@@ -2,16 +2,8 @@ import pytest
 
 from onward.config import ServeConfig
 from onward.errors import StartupError
-from onward.supervisor.pd import (
-    PdPlan,
-    advertised_host,
-    check_pd,
-    handoff_port_to_open,
-    kv_host,
-    own_address_towards,
-    resolve,
-    warnings_about,
-)
+from onward.supervisor.own_address import advertised_host, own_address_towards
+from onward.supervisor.pd import PdPlan, check_pd, handoff_port_to_open, kv_host, resolve, warnings_about
 
 KEY = "ab" * 32
 HERE, THERE = "tcp://127.0.0.1:7000", "tcp://192.0.2.7:7000"
@@ -87,7 +79,32 @@ def test_kv_is_taken_in_where_peers_can_reach_it() -> None:
     assert kv_host("127.0.0.1", (HERE,), KEY) == "127.0.0.1"
     assert kv_host("127.0.0.1", (HERE, THERE), KEY) == outward
     assert kv_host("0.0.0.0", (THERE,), KEY) == outward
+    assert kv_host("127.0.0.1", (), KEY, ("192.0.2.7",)) == outward, "the router will name peers over there"
+    assert kv_host("127.0.0.1", (), KEY, ("127.0.0.1",)) == "127.0.0.1"
     assert advertised_host("0.0.0.0") not in ("0.0.0.0", "")
+
+
+@pytest.mark.parametrize(
+    ("router", "host", "peers", "key", "backend"),
+    [
+        ("http://127.0.0.1:8080", "127.0.0.1", "", "", "shm"),
+        ("http://127.0.0.1:8080", "127.0.0.1", "", KEY, "shm"),
+        ("http://127.0.0.1:8080", "0.0.0.0", "", KEY, "tcp"),  # whoever others may reach, they may
+        ("http://127.0.0.1:8080,http://192.0.2.7:8080", "0.0.0.0", "", KEY, "tcp"),
+        ("http://192.0.2.7:8080", "0.0.0.0", HERE, KEY, "tcp"),
+        ("http://127.0.0.1:8080", "127.0.0.1", THERE, KEY, "tcp"),
+    ],
+)
+def test_a_decode_instance_with_a_router_needs_no_peers_to_say_how_kv_comes_to_it(
+    router: str, host: str, peers: str, key: str, backend: str
+) -> None:
+    config = ServeConfig(
+        role="decode", host=host, router=router, prefill_peers=peers, cluster_key_file="k" if key else None
+    )
+    check_pd(config)
+    plan = resolve(config, key, None)
+    assert plan.is_on
+    assert plan.kv_backend == backend
 
 
 @pytest.mark.parametrize(
@@ -128,6 +145,7 @@ def test_what_cannot_work_is_named(config: ServeConfig, named: str) -> None:
         ),
         ServeConfig(role="decode", prefill_peers=THERE, cluster_key_file="key"),
         ServeConfig(role="mixed", prefill_peers=HERE),
+        ServeConfig(role="decode", router="http://127.0.0.1:8080", local_prefill=False),
     ],
 )
 def test_what_can_work_is_let_through(config: ServeConfig) -> None:
@@ -137,4 +155,5 @@ def test_what_can_work_is_let_through(config: ServeConfig) -> None:
 def test_a_decode_instance_without_peers_is_warned_about() -> None:
     assert "--prefill-peers" in warnings_about(ServeConfig(role="decode"))[0]
     assert not warnings_about(ServeConfig(role="decode", prefill_peers=HERE))
+    assert not warnings_about(ServeConfig(role="decode", router="http://127.0.0.1:8080"))
     assert not warnings_about(ServeConfig())

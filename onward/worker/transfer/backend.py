@@ -41,7 +41,8 @@ class Receiver(Protocol):
 
 
 class Writer(Protocol):
-    """The prefill worker's part, one for each connection. Nothing here blocks, but for `abort`, which is bounded."""
+    """The prefill worker's part, one for each connection. Nothing here blocks. What was started cannot be called
+    back: who stops a push waits until its batches are complete, or ends the connection."""
 
     def start(self, copies: Sequence[Copy]) -> None:
         """Begins to move a batch. Raises `TransferFailed`."""
@@ -50,11 +51,6 @@ class Writer(Protocol):
     def poll(self) -> int:
         """How many of the batches that were started are complete by now: their bytes lie in the peer's memory.
         Raises `TransferFailed`."""
-        ...
-
-    def abort(self) -> None:
-        """When this returns, no batch that was started reads our memory or writes the peer's any more. Raises
-        `TransferFailed` where only our side can be vouched for: then the connection must end, and with it the peer's."""
         ...
 
     def close(self) -> None: ...

@@ -20,8 +20,9 @@ _NOBODY = 0
 _NEEDS_NIXL = "--kv-backend nixl needs the nixl package: pip install 'onward[nixl]'"
 
 
-def open_receiver(backend: str, memory: np.ndarray, memory_fd: int | None) -> Receiver:
-    """`memory` is the whole pool, as bytes; `memory_fd` is what it is mapped from, for `shm`."""
+def open_receiver(backend: str, memory: np.ndarray, memory_fd: int | None, host: str) -> Receiver:
+    """`memory` is the whole pool, as bytes; `memory_fd` is what it is mapped from, for `shm`; `host` is where peers
+    reach us."""
     match backend:
         case "shm":
             assert memory_fd is not None, "a worker that takes KV in through shm has a pool that can be shared"
@@ -29,7 +30,7 @@ def open_receiver(backend: str, memory: np.ndarray, memory_fd: int | None) -> Re
         case "tcp":
             return TcpReceiver()
         case "nixl":
-            return _open_nixl_receiver(memory)
+            return _open_nixl_receiver(memory, host)
         case _:
             raise StartupError(f"--kv-backend {backend} is none of shm, tcp and nixl")
 
@@ -57,12 +58,12 @@ def open_writer(backend: str, memory: np.ndarray, invitation: Invitation, channe
             raise TransferFailed(f"the peer's backend {backend!r} is none of shm, tcp and nixl")
 
 
-def _open_nixl_receiver(memory: np.ndarray) -> Receiver:
+def _open_nixl_receiver(memory: np.ndarray, host: str) -> Receiver:
     if not _has_nixl():
         raise StartupError(_NEEDS_NIXL)
     from onward.worker.transfer.nixl import NixlReceiver
 
-    receiver = NixlReceiver(memory)
+    receiver = NixlReceiver(memory, host)
     try:
         receiver.invite(_NOBODY)  # what cannot work shall show now, not with the first peer
     except TransferFailed as fault:

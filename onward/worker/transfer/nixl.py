@@ -5,7 +5,8 @@ only for transports where bytes land through the receiver's own sockets or queue
 shared memory, CMA or CUDA IPC a writer reaches the pages by itself, whatever we destroy: those are refused.
 
 A batch is complete when UCX has flushed it, which is when the peer (its NIC, for RDMA) has said that the bytes are in
-its memory. Releasing a nixl handle in flight stops nothing, so `abort` waits for the flush.
+its memory. Releasing a nixl handle in flight stops nothing: who wants a writer to be quiet waits for its batches, or
+expels it.
 
 UCX has no authentication of its own: who reaches an agent's TCP port can write anywhere in its process. So agents for
 peers on this host listen on the loopback device only; beyond it, this backend is for a network of the cluster's own.
@@ -31,8 +32,6 @@ from onward.worker.transfer.backend import Copy, Invitation, TransferFailed
 # UCX reports at once that a peer has died, as its connections are reset. These bounds are for one that falls silent.
 STALL_S = 10.0
 SLOWEST_BYTES_PER_S = 10e6
-DRAIN_S = 2.0
-POLL_S = 0.0005
 
 # The agent's thread wakes up for bytes; it also looks so often without being woken. With nixl's own default, 0, it
 # spins and takes a core for itself.
@@ -123,17 +122,6 @@ class NixlWriter:
         if self._in_flight and time.monotonic() > self._due_s:
             self._fail("the peer does not take the bytes")
         return self._num_complete
-
-    def abort(self) -> None:
-        """Waits until the bytes in flight have landed. Raises `TransferFailed` if they do not within `DRAIN_S`: then
-        only the peer can end them, by expelling us."""
-        give_up_s = time.monotonic() + DRAIN_S
-        self.poll()
-        while self._in_flight:
-            if time.monotonic() > give_up_s:
-                self._fail("the peer does not take the bytes in flight, and they cannot be called back")
-            time.sleep(POLL_S)
-            self.poll()
 
     def close(self) -> None:
         if self._failure is None:

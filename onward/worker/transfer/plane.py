@@ -78,7 +78,7 @@ class _TakingIn:
         self, backend: str, host: str, incarnation: str, cluster_key: str, memory: KvMemory,
         poller: Poller, report: Callable[[KvReport], None],
     ) -> None:  # fmt: skip
-        self._receiver = open_receiver(backend, memory.pool, memory.fd)
+        self._receiver = open_receiver(backend, memory.pool, memory.fd, host)
         door = Door(backend, host, cluster_key)
         self.endpoint = Endpoint(backend, door.address, incarnation)
         self.sink = Sink(

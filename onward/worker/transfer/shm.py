@@ -64,9 +64,6 @@ class ShmWriter:
     def poll(self) -> int:
         return self._num_complete
 
-    def abort(self) -> None:
-        """Nothing is ever under way."""
-
     def close(self) -> None:
         self._target = np.empty(0, np.uint8)
         self._mapping.close()

@@ -42,9 +42,5 @@ class TcpWriter:
             self._num_complete += 1
         return self._num_complete
 
-    def abort(self) -> None:
-        """Half a batch cannot be called back without its connection."""
-        self._channel.close()
-
     def close(self) -> None:
         pass

@@ -1,3 +1,4 @@
+import gc
 import itertools
 import os
 import signal
@@ -46,9 +47,9 @@ def wait_for(writer: NixlWriter, num_batches: int) -> None:
 
 
 def write_until_it_fails(writer: NixlWriter, copies: list[Copy]) -> None:
-    while True:
+    for number in itertools.count(writer.poll() + 1):
         writer.start(copies)
-        writer.abort()
+        wait_for(writer, number)
 
 
 class Peer:
@@ -166,25 +167,6 @@ def test_a_batch_that_is_complete_lies_in_the_other_process_at_that_moment(recei
     writer.close()
 
 
-def test_after_an_abort_the_bytes_of_the_peer_do_not_change_and_ours_are_not_read() -> None:
-    source, target = random_memory(8 * MIB), np.zeros(8 * MIB, np.uint8)
-    copies = scattered_copies(8 * MIB, 6528)
-    expected = copied(source, target, copies)
-    with pair(source, target) as (receiver, writer):
-        for _ in range(3):
-            writer.start(copies)
-        writer.abort()
-        assert writer.poll() == 3
-        source[:] = 0
-        assert np.array_equal(target, expected)
-        other = NixlWriter(source, receiver.invite(2).data)
-        other.start([Copy(0, 0, 1)])
-        wait_for(other, 1)
-        expected[0] = 0
-        assert np.array_equal(target, expected)
-        other.close()
-
-
 def test_an_expelled_writer_that_writes_on_changes_nothing_and_learns_of_it(writing_peer: Peer) -> None:
     memory = np.zeros(16 * MIB, np.uint8)
     receiver = NixlReceiver(memory)
@@ -245,18 +227,6 @@ def test_a_receiver_that_hangs_fails_the_writer_at_its_deadline(
         start_a_batch_that_hangs(writer, receiving_peer)
         with pytest.raises(TransferFailed, match="does not take the bytes"):
             wait_for(writer, 2)
-
-
-def test_an_abort_that_cannot_call_its_bytes_back_says_so(
-    receiving_peer: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nixl_backend, "DRAIN_S", 0.1)
-    with connected(receiving_peer) as writer:
-        start_a_batch_that_hangs(writer, receiving_peer)
-        with pytest.raises(TransferFailed, match="cannot be called back"):
-            writer.abort()
-        with pytest.raises(TransferFailed):
-            writer.poll()
 
 
 @contextmanager
@@ -328,12 +298,13 @@ def test_nothing_is_left_behind_and_nothing_is_printed(capfd: pytest.CaptureFixt
         receiver.expel(1)
         with pytest.raises(TransferFailed):
             write_until_it_fails(writer, copies)
-    assert left_behind() == before
+    assert not left_behind() - before
     assert capfd.readouterr() == ("", "")
 
 
-def left_behind() -> tuple[int, int, list[str]]:
-    """Threads, open files and shared memory."""
-    processes = Path("/proc/self")
-    shared = sorted(path.name for path in Path("/dev/shm").glob("ucx*"))
-    return len(list((processes / "task").iterdir())), len(list((processes / "fd").iterdir())), shared
+def left_behind() -> set[str]:
+    """Threads, open files and shared memory. Those of others in this process may end meanwhile, but none begins."""
+    gc.collect()
+    threads = {f"thread {path.name}" for path in Path("/proc/self/task").iterdir()}
+    files = {f"file {path.name}" for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+    return threads | files | {path.name for path in Path("/dev/shm").glob("ucx*")}

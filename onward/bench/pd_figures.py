@@ -1,0 +1,92 @@
+"""What rounds of `pd_load` come to: times between tokens, times to first tokens, and pairs of rounds that are compared.
+
+A machine's speed moves from minute to minute, so a pair's two rounds follow each other, and what counts is the median of
+the pairs' ratios. Pure arithmetic.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from onward.bench.load import Record
+from onward.bench.pd_load import Observed
+from onward.bench.report import percentile
+
+QUANTILES = (*range(1, 100), 99.5, 99.9, 100)
+
+
+class Spread(msgspec.Struct, frozen=True):
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+class Round(msgspec.Struct, frozen=True):
+    """One side, once. Times in seconds."""
+
+    side: str
+    quiet_gaps_s: list[float]
+    """Between a running stream's tokens, while no long prompt was there."""
+    gaps_s: list[float]
+    """While long prompts came."""
+    ttft_s: list[float]
+    """Of the long prompts."""
+    stream_tokens_per_s: float
+    """All streams together, while long prompts came."""
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Pair(msgspec.Struct, frozen=True):
+    split: Round
+    """Prefill and decode on two instances."""
+    mixed: Round
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return Spread(*(percentile(values, percent) for percent in (50, 90, 99, 100)))
+
+
+def gaps_s(records: Iterable[Record], from_s: float, to_s: float) -> list[float]:
+    """Times between events that began within the span, also those that outlast it: the longest waits do."""
+    return [b - a for record in records for a, b in pairwise(record.text_s) if from_s <= a < to_s]
+
+
+def round_of(side: str, observed: Observed) -> Round:
+    loaded = gaps_s(observed.streams, observed.loaded_from_s, observed.ended_s)
+    usages = [record.usage for record in observed.prompts if record.usage is not None]
+    return Round(
+        side,
+        gaps_s(observed.streams, observed.quiet_from_s, observed.loaded_from_s),
+        loaded,
+        [record.text_s[0] - record.started_s for record in observed.prompts if record.text_s],
+        len(loaded) / (observed.ended_s - observed.loaded_from_s),
+        sum(usage.prompt_tokens for usage in usages),
+        sum(usage.cached_tokens for usage in usages),
+    )
+
+
+def median_ratio(pairs: Sequence[Pair], figure: Callable[[Round], float]) -> float:
+    """Split to mixed: below 1, the split side waits less."""
+    return statistics.median(figure(pair.split) / figure(pair.mixed) for pair in pairs)
+
+
+def quantiles_ms(values: Sequence[float]) -> dict[str, float]:
+    """A distribution in few numbers, with its tail."""
+    ordered = sorted(values)
+    return {str(percent): round(percentile(ordered, percent) * 1000, 3) for percent in QUANTILES}
+
+
+def serve_flags(role: str, threads: int, common: Sequence[str], handoff_port: int | None = None) -> list[str]:
+    """Of one instance. All have the same flags but for their part in the hand-over and their share of the cores."""
+    flags = ["--role", role, "--threads", str(threads), *common]
+    match role:
+        case "prefill":
+            return [*flags, "--handoff-port", str(handoff_port)]
+        case "decode":
+            return [*flags, "--prefill-peers", f"tcp://127.0.0.1:{handoff_port}"]
+        case _:
+            return flags

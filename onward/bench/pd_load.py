@@ -1,0 +1,104 @@
+"""Streams that decode all the time, and long prompts that come between: what `make bench-pd` loads a server with.
+
+    streams   ──first tokens──|── quiet ──|──────── loaded ────────|── until the last prompt has its answer ──> cut off
+    prompts                               ^       ^       ^       ^
+
+It writes down what came when. What that means is said in `pd_figures`.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from onward.bench import load
+from onward.bench.load import Job, Record, Target
+from onward.bench.prompts import words
+from onward.errors import ServerError
+
+SETTLED_EVENTS = 8
+"""What each stream has written before anything is counted."""
+START_TIMEOUT_S = 60.0
+_LOOK_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    num_streams: int
+    stream_tokens: int
+    """More than a stream can write in a round; it is cut off."""
+    stream_words: int
+    prompt_words: int
+    prompt_output_tokens: int
+    interval_s: float
+    """From one long prompt to the next."""
+    quiet_s: float
+    loaded_s: float
+
+    def arrivals_s(self) -> list[float]:
+        """When long prompts come, after the quiet part. The last has a whole interval before the end."""
+        return [number * self.interval_s for number in range(int(self.loaded_s / self.interval_s + 1e-9))]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    streams: list[Record]
+    prompts: list[Record]
+    quiet_from_s: float
+    loaded_from_s: float
+    ended_s: float
+
+
+async def observe(target: Target, asked: Load, seed: str) -> Observed:
+    """One round. Raises `ServerError` if a stream or a prompt fails, or a stream ends by itself."""
+    async with load.new_session(target) as session:
+        streams = [Record(time.perf_counter()) for _ in range(asked.num_streams)]
+        running = [
+            asyncio.create_task(load.ask(session, target, _stream_job(asked, f"{seed} stream {n}"), record))
+            for n, record in enumerate(streams)
+        ]
+        try:
+            await _settled(streams)
+            quiet_from_s = time.perf_counter()
+            await asyncio.sleep(asked.quiet_s)
+            loaded_from_s = time.perf_counter()
+            asking = [
+                asyncio.create_task(_ask_at(session, target, loaded_from_s + at_s, _prompt_job(asked, f"{seed} {n}")))
+                for n, at_s in enumerate(asked.arrivals_s())
+            ]
+            await asyncio.sleep(asked.loaded_s)
+            prompts = await asyncio.gather(*asking)
+            _check(streams, prompts)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+    return Observed(streams, prompts, quiet_from_s, loaded_from_s, loaded_from_s + asked.loaded_s)
+
+
+async def _settled(streams: list[Record]) -> None:
+    deadline_s = time.perf_counter() + START_TIMEOUT_S
+    while any(len(record.text_s) < SETTLED_EVENTS for record in streams):
+        _check(streams, [])
+        if time.perf_counter() > deadline_s:
+            raise ServerError(f"the streams have not begun within {START_TIMEOUT_S:.0f} s")
+        await asyncio.sleep(_LOOK_S)
+
+
+def _check(streams: list[Record], prompts: list[Record]) -> None:
+    if failed := [record.error for record in (*streams, *prompts) if record.error is not None]:
+        raise ServerError(f"{len(failed)} requests failed, the first: {failed[0]}")
+    if any(record.ended_s for record in streams):
+        raise ServerError("a stream ended before the round did; give them more --stream-tokens")
+
+
+async def _ask_at(session: load.aiohttp.ClientSession, target: Target, at_s: float, job: Job) -> Record:
+    await asyncio.sleep(max(0.0, at_s - time.perf_counter()))
+    return await load.ask(session, target, job)
+
+
+def _stream_job(asked: Load, seed: str) -> Job:
+    return Job(words(asked.stream_words, seed), asked.stream_tokens)
+
+
+def _prompt_job(asked: Load, seed: str) -> Job:
+    return Job(words(asked.prompt_words, f"{seed} prompt"), asked.prompt_output_tokens)

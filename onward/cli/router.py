@@ -1,0 +1,100 @@
+"""`onward router`: one address in front of many instances. Checks, listens, then `router.main` serves in this process."""
+
+import argparse
+import logging
+import math
+import signal
+import socket
+import sys
+
+from rich.console import Console
+
+from onward import log
+from onward.cli.flags import add_flags, from_args
+from onward.cli.serve import check_port, listen
+from onward.cli.welcome import welcome_router
+from onward.config import RouterConfig
+from onward.errors import StartupError
+from onward.supervisor.cluster_key import read_key
+from onward.supervisor.own_address import advertised_host
+from onward.supervisor.routers import host_of, http_url, urls_in
+from onward.transport.addresses import is_loopback
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, RouterConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    config: RouterConfig = from_args(args, RouterConfig)
+    check(config)
+    cluster_key = read_key(config.cluster_key_file)
+    log.set_up("router", config.log_level)
+    for warning in warnings_about(config):
+        logging.getLogger(__name__).warning(warning)
+    signal.signal(signal.SIGTERM, _leave_quietly)
+    with listen(config.host, config.port, "--port") as listening:
+        _serve(config, cluster_key, listening)
+    logging.getLogger(__name__).info("stopped")
+    return 0
+
+
+def _serve(config: RouterConfig, cluster_key: str, listening: socket.socket) -> None:
+    from onward.router import main
+
+    url = http_url(advertised_host(config.host), listening.getsockname()[1])
+    welcome_router(Console(highlight=False), config, url)
+    main.run(config, cluster_key, listening)
+
+
+def check(config: RouterConfig) -> None:
+    """What can be seen to be wrong before anything is opened."""
+    check_port(config.port)
+    for name in ("max_queue", "max_body_bytes"):
+        if getattr(config, name) < 1:
+            raise StartupError(f"--{_flag(name)} must be at least 1")
+    if config.preempt_retry_count < 0:
+        raise StartupError("--preempt-retry-count must not be negative; 0 means that no stream is carried on")
+    for name in ("retry_budget", "restart_grace_s", "detach_ttl_s"):
+        if not 0 <= getattr(config, name) < math.inf:
+            raise StartupError(f"--{_flag(name)} must be a number, and not negative")
+    for name in ("stall_timeout_s", "request_timeout_s"):
+        if (value := getattr(config, name)) is not None and not 0 < value < math.inf:
+            raise StartupError(f"--{_flag(name)} must be a positive number of seconds")
+    if config.log_level.lower() not in LOG_LEVELS:
+        raise StartupError(f"--log-level {config.log_level!r} is none of {', '.join(LOG_LEVELS)}")
+    if config.api_key is not None and (not config.api_key.isascii() or not config.api_key.isprintable()):
+        raise StartupError("--api-key must be printable ASCII: it travels in a header")
+    if config.api_key is not None and not config.api_key.strip():
+        raise StartupError("--api-key must not be empty; leave it out where clients need none")
+    _check_reach(config)
+
+
+def _check_reach(config: RouterConfig) -> None:
+    """Whoever can reach beyond this machine needs the cluster's secret."""
+    secret = (
+        "so router and instances need a common secret: make one with `onward keygen FILE`, copy it to every machine, "
+        "and give it to each with --cluster-key-file FILE"
+    )
+    for url in urls_in(config.instances):
+        if not is_loopback(host_of(url, "--instances")) and not config.cluster_key_file:
+            raise StartupError(f"--instances: {url} is on another machine, {secret}")
+    if not is_loopback(config.host) and not config.cluster_key_file:
+        raise StartupError(f"--host {config.host} lets instances of other machines register, {secret}")
+
+
+def warnings_about(config: RouterConfig) -> list[str]:
+    """What works, but perhaps not as it was meant."""
+    if not is_loopback(config.host) and config.api_key is None:
+        return [f"--host {config.host} without --api-key: whoever reaches it may use the models"]
+    return []
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _leave_quietly(_number: int, _frame: object) -> None:
+    sys.exit(0)

@@ -1,0 +1,142 @@
+"""`onward status URL`: who is behind a router and how they are, or one instance by itself. `--json` is for scripts:
+
+{"instances": [{id, role, state, url, incarnation, load, blocks, streams, pids}], "resumes": [...]}
+"""
+
+import argparse
+import sys
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from onward.cli import admin_calls
+from onward.cli.admin_calls import Server
+from onward.errors import NotFound, ServerError
+
+STATUS_PATH = "/internal/status"
+MAX_RESUMES_SHOWN = 10
+STYLES = {"ready": "green", "suspect": "yellow", "draining": "yellow", "restarting": "yellow", "gone": "red"}
+
+
+class InstanceStatus(msgspec.Struct, frozen=True):
+    id: str
+    role: str
+    state: str
+    url: str
+    incarnation: str
+    load: Any = None
+    blocks: Any = None
+    streams: int = 0
+    pids: dict[str, list[int]] = {}
+
+
+class Status(msgspec.Struct, frozen=True):
+    instances: list[InstanceStatus]
+    resumes: list[dict[str, Any]] = []
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    admin_calls.add_arguments(parser, "a router or an instance")
+    parser.add_argument("--json", action="store_true", help="print it as it was answered")
+
+
+def run(args: argparse.Namespace) -> int:
+    server = admin_calls.server_of(args)
+    document = fetch(server)
+    if args.json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
+        return 0
+    try:
+        status = msgspec.convert(document, Status)
+    except msgspec.ValidationError as fault:
+        raise ServerError(f"{server.url} speaks another version: {fault}") from None
+    show(Console(highlight=False), status)
+    return 0
+
+
+def fetch(server: Server) -> Any:
+    try:
+        return server.get(STATUS_PATH)
+    except NotFound:
+        pass
+    try:
+        return document_of(server.url, server.get("/info"))
+    except NotFound:
+        raise NotFound(f"{server.url} is neither a router nor an instance") from None
+
+
+def document_of(url: str, info: Any) -> dict[str, Any]:
+    """An instance by itself, in the form that a router describes it in."""
+    try:
+        engine, requests = info["engine"], info["requests"]
+        state = info.get("state") or ("ready" if engine and engine["worker_ready"] else "restarting")
+        running = requests.get("running", 0)
+        row = {
+            "id": info["incarnation"],
+            "role": info["role"],
+            "state": state,
+            "url": url,
+            "incarnation": info["incarnation"],
+            "load": {"running": running, "waiting": sum(requests.values()) - running},
+            "blocks": info["kv_blocks"],
+            "streams": info.get("streams", sum(requests.values())),
+            "pids": info["pids"],
+        }
+    except (KeyError, TypeError, AttributeError):
+        raise ServerError(f"{url}/info does not describe an instance; is it a server of ours?") from None
+    return {"instances": [row], "resumes": []}
+
+
+def show(console: Console, status: Status) -> None:
+    if not status.instances:
+        console.print("no instance has registered")
+    else:
+        console.print(_instances(status.instances))
+    if status.resumes:
+        console.print("\nlast resumes", style="bold")
+        console.print(_resumes(status.resumes[-MAX_RESUMES_SHOWN:]))
+
+
+def _instances(instances: list[InstanceStatus]) -> Table:
+    table = _table("instance", "role", "state", "url", "load", "blocks", "streams", "pids")
+    for one in instances:
+        table.add_row(
+            Text(one.id),
+            Text(one.role),
+            Text(one.state, STYLES.get(one.state, "")),
+            Text(one.url),
+            Text(said(one.load)),
+            Text(said(one.blocks)),
+            str(one.streams),
+            Text(said({role: " ".join(map(str, pids)) for role, pids in one.pids.items() if pids}, names_first=True)),
+        )
+    return table
+
+
+def _resumes(resumes: list[dict[str, Any]]) -> Table:
+    """Their columns are the router's to name."""
+    columns = list(dict.fromkeys(name for resume in resumes for name in resume))
+    table = _table(*(name.removesuffix("_s") for name in columns))
+    for resume in resumes:
+        table.add_row(*(Text(said(resume.get(name))) for name in columns))
+    return table
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table
+
+
+def said(value: Any, *, names_first: bool = False) -> str:
+    """`{"running": 2, "waiting": 0}` -> `2 running`: what is zero says nothing, unless all is."""
+    if isinstance(value, dict):
+        parts = {name: said(part) for name, part in value.items() if part} or dict.fromkeys(list(value)[:1], "0")
+        return ", ".join(f"{name} {part}" if names_first else f"{part} {name}" for name, part in parts.items())
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return "" if value is None else str(value)

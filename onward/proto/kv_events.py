@@ -1,0 +1,18 @@
+"""What changes in an instance's prefix cache, for those who send requests where their prompt is known already."""
+
+import msgspec
+
+
+class KvEvents(msgspec.Struct, frozen=True):
+    """In order. Names of blocks, as `proto.block_hash` makes them."""
+
+    number: int
+    """Of the first event here. One that was expected earlier and is not here is lost: ask for all there is, from -1."""
+    changes: list[tuple[bool, bytes]] = []
+    """(True, name): the cache knows this block now. (False, name): not any more."""
+    reset: bool = False
+    """Forget what was known before these: they are all there is."""
+
+    @property
+    def next_number(self) -> int:
+        return self.number + len(self.changes)

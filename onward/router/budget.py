@@ -1,0 +1,75 @@
+"""How much the router may try again, so that an outage does not become a storm. Knows neither streams nor instances.
+
+Two cases, since they deserve different answers. An attempt after one that brought nothing is counted against a share of
+the requests of the last minute, and may be refused. The first resume after progress is never refused, since it is owed
+to the client; many at once are only spread out.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+WINDOW_S = 60.0
+FLOOR = 10
+"""Attempts that are free in each window: a share of few requests would be none."""
+
+PACED_PER_S = 50.0
+PACE_BURST = 16
+"""Resumes that start at once; those of one small instance do not wait at all."""
+MAX_PACE_S = 2.0
+
+
+@dataclass(slots=True)
+class _Second:
+    number: int
+    count: int
+
+
+class _LastMinute:
+    """How often something has happened, counted by seconds, so that its size does not depend on the traffic."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[_Second] = deque()
+        self._total = 0
+
+    def add(self, now_s: float) -> None:
+        if not self._seconds or self._seconds[-1].number < int(now_s):
+            self._seconds.append(_Second(int(now_s), 0))
+        self._seconds[-1].count += 1
+        self._total += 1
+
+    def count(self, now_s: float) -> int:
+        while self._seconds and self._seconds[0].number <= now_s - WINDOW_S:
+            self._total -= self._seconds.popleft().count
+        return self._total
+
+
+class RetryBudget:
+    def __init__(self, share: float, *, floor: int = FLOOR) -> None:
+        self._share = share
+        self._floor = floor
+        self._requests = _LastMinute()
+        self._attempts = _LastMinute()
+        self._next_slot_s: float | None = None
+
+    def request(self, now_s: float) -> None:
+        """A client's request has come."""
+        self._requests.count(now_s)
+        self._requests.add(now_s)
+
+    def may_retry(self, now_s: float) -> bool:
+        """Whether another attempt without progress may begin. If so, it is counted."""
+        allowed = max(self._floor, self._share * self._requests.count(now_s))
+        if self._attempts.count(now_s) + 1 > allowed:
+            return False
+        self._attempts.add(now_s)
+        return True
+
+    def pace(self, now_s: float) -> float:
+        """How long the first resume after progress should wait: the more of them at once, the longer, up to a bound."""
+        interval_s = 1 / PACED_PER_S
+        slot_s = max(now_s, self._next_slot_s if self._next_slot_s is not None else now_s)
+        wait_s = max(0.0, slot_s - now_s - (PACE_BURST - 1) * interval_s)
+        if wait_s >= MAX_PACE_S:
+            return MAX_PACE_S
+        self._next_slot_s = slot_s + interval_s
+        return wait_s

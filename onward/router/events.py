@@ -1,0 +1,141 @@
+"""The events of an instance's answer, cut out of its bytes and told apart, at a cost that every token can bear.
+
+Only whole events come out. Of those for the client the `id:` line is read and nothing else; JSON is read only in the few
+events that are for the router itself. Lines end as instances end them: with a single line feed.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from onward.proto.cursor import Cursor, parse_cursor
+from onward.proto.request import ErrorInfo
+from onward.proto.router import Facts, Progress
+from onward.router.failures import info_from_body
+
+BLANK_LINE = b"\n\n"
+DONE = b"data: [DONE]"
+MAX_EVENT_BYTES = 64 << 20
+"""The whole answer to a client that does not stream is one event."""
+
+
+class MalformedEvent(Exception):
+    """The instance does not keep to the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Tokens, or the end of a choice."""
+
+    raw: bytes
+    cursor: Cursor
+    is_for_client: bool
+    """Else it has no data: the router alone learns the tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A chunk without a place: an opening, or the usage."""
+
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    info: ErrorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    pass
+
+
+Event = Advance | Plain | WholeAnswer | Failure | Done | Facts | Progress
+
+
+class EventSplitter:
+    """Bytes in, whole events out, each without the blank line that ended it."""
+
+    def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._max_event_bytes = max_event_bytes
+        self._held: list[bytes] = []
+        self._num_held = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        if self._held:
+            if not self._ends_event(chunk):
+                self._hold(chunk)
+                return []
+            chunk = b"".join([*self._held, chunk])
+            self._held.clear()
+            self._num_held = 0
+        events = chunk.split(BLANK_LINE)
+        if rest := events.pop():
+            self._hold(rest)
+        return events
+
+    def _ends_event(self, chunk: bytes) -> bool:
+        return BLANK_LINE in chunk or (chunk.startswith(b"\n") and self._held[-1].endswith(b"\n"))
+
+    def _hold(self, part: bytes) -> None:
+        # Parts are joined once, when the event is whole: a large one comes in many.
+        self._held.append(part)
+        self._num_held += len(part)
+        if self._num_held > self._max_event_bytes:
+            raise MalformedEvent(f"an event is larger than {self._max_event_bytes} bytes")
+
+
+def read_event(event: bytes) -> Event | None:
+    """What an event says. None: nothing that anybody acts on."""
+    if event.startswith(b"id: "):
+        end = event.find(b"\n")
+        line = event[4:end] if end >= 0 else event[4:]
+        return Advance(event, _cursor(line), end >= 0 and event.find(b"data: ", end) >= 0)
+    if event.startswith(b"data: "):
+        return Done() if event == DONE else Plain(event)
+    if event.startswith(b":"):
+        comment, _, rest = event.partition(b"\n")
+        return read_event(rest) if rest else _progress(comment)
+    return _named_event(event)
+
+
+def _cursor(line: bytes) -> Cursor:
+    try:
+        return parse_cursor(line.decode("ascii"))
+    except ValueError as fault:
+        raise MalformedEvent(str(fault)) from None
+
+
+def _progress(comment: bytes) -> Progress | None:
+    words = comment[1:].split()
+    if len(words) != 5 or words[0] != b"progress":
+        return None
+    try:
+        return Progress(words[1].decode(), int(words[2]), int(words[3]), int(words[4]))
+    except ValueError:
+        return None
+
+
+def _named_event(event: bytes) -> Event | None:
+    name, _, rest = event.partition(b"\n")
+    data = rest.removeprefix(b"data: ")
+    match name:
+        case b"event: facts":
+            return _facts(data)
+        case b"event: answer":
+            return WholeAnswer(data)
+        case b"event: error":
+            return Failure(info_from_body(data, None))
+    return None
+
+
+def _facts(data: bytes) -> Facts:
+    try:
+        return msgspec.json.decode(data, type=Facts)
+    except msgspec.MsgspecError as fault:
+        raise MalformedEvent(f"the facts are not as agreed: {fault}") from None

@@ -1,0 +1,108 @@
+"""Errors as clients see them, and as instances tell them: OpenAI's form in both directions."""
+
+import math
+from typing import Any
+
+import msgspec
+
+from onward.errors import OnwardError
+from onward.proto.request import ErrorInfo
+
+_STATUS_OF_CODE = {
+    "aborted": 409,
+    "deadline_exceeded": 504,
+    "overloaded": 429,
+    "unavailable": 503,
+    "crashed_worker": 500,
+}
+
+
+class RequestFailed(Exception):
+    """The end of a client's request, as data. `body`: the instance's own words, where they are passed on."""
+
+    def __init__(self, info: ErrorInfo, body: bytes | None = None) -> None:
+        super().__init__(info.message)
+        self.info = info
+        self.body = body
+
+
+class _ToldError(msgspec.Struct, frozen=True):
+    message: str = "the instance failed without saying why"
+    type: str | None = None
+    param: str | None = None
+    code: str | None = None
+    retryable: bool | None = None
+    stage: str | None = None
+    retry_after_s: float | None = None
+    status: int | None = None
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    error: _ToldError
+
+
+_decoder = msgspec.json.Decoder(_ErrorBody)
+
+
+def info_of(error: OnwardError) -> ErrorInfo:
+    return ErrorInfo(
+        error.code, error.message, error.status, error.retryable, error.param, error.retry_after_s, error.stage
+    )
+
+
+def info_from_body(body: bytes, status: int | None) -> ErrorInfo:
+    """What an instance, or something between, said. `status`: of its response; None for an event in a stream."""
+    try:
+        told = _decoder.decode(body).error
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        told = _ToldError(retryable=status is None or status >= 500, status=status)
+    settled = status or told.status or _status(told)
+    return ErrorInfo(
+        code=told.code or "upstream_error",
+        message=told.message,
+        status=settled,
+        retryable=settled >= 500 if told.retryable is None else told.retryable,
+        param=told.param,
+        retry_after_s=told.retry_after_s,
+        stage=told.stage,
+    )
+
+
+def _status(told: _ToldError) -> int:
+    if told.code in _STATUS_OF_CODE:
+        return _STATUS_OF_CODE[told.code]
+    if told.type == "invalid_request_error":
+        return 400
+    return 503 if told.retryable else 500
+
+
+def error_body(info: ErrorInfo) -> bytes:
+    """`{"error": {...}}`, as the openai package reads it."""
+    fields: dict[str, Any] = {
+        "message": info.message,
+        "type": _type(info),
+        "param": info.param,
+        "code": info.code,
+        "retryable": info.retryable,
+    }
+    if info.stage is not None:
+        fields["stage"] = info.stage
+    if info.retry_after_s is not None:
+        fields["retry_after_s"] = info.retry_after_s
+    return msgspec.json.encode({"error": fields})
+
+
+def _type(info: ErrorInfo) -> str:
+    if info.status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if info.status < 500 else "server_error"
+
+
+def error_headers(info: ErrorInfo) -> dict[str, str]:
+    if info.retry_after_s is None:
+        return {}
+    return {"retry-after": str(max(1, math.ceil(info.retry_after_s)))}
+
+
+def error_event(info: ErrorInfo) -> bytes:
+    return b"event: error\ndata: %b\n\n" % error_body(info)

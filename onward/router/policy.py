@@ -1,0 +1,255 @@
+"""Which instance takes a request, and which ones compute its prompt: facts in, decision out. Read this to know who wins.
+
+First the rules that no policy may break: `may_take` says who can have it at all, and `reluctance` in which order of
+necessity; only the least reluctant ones are put before the policy. A policy is a pure function over these. What round
+robin must remember is kept by the `Chooser`.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onward.config import RoutingPolicy
+from onward.proto.block_hash import BlockHash
+from onward.router.prefix_index import PrefixIndex
+from onward.router.replicas import Replica, State
+
+Chance = Callable[[int], int]
+"""A number below n."""
+
+MAX_PREFILL_PEERS = 3
+
+PREFIX_WORTH = 0.5
+"""How much more load, as a share of what runs at once, a prompt that is wholly cached is worth. See `prefix`."""
+
+CHOOSABLE = (State.READY, State.RESTARTING, State.SUSPECT)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteFacts:
+    """What is known of a request."""
+
+    num_prompt_tokens: int | None = None
+    max_output: int | None = None
+    session: str = ""
+    prompt_hashes: list[BlockHash] = field(default_factory=list)
+    """Of its full blocks, chained; empty where nobody has made them."""
+    avoid: frozenset[str] = frozenset()
+    """Instances to keep out if there is another."""
+    exclude: frozenset[str] = frozenset()
+    """Instances to keep out always."""
+    fingerprint: str | None = None
+    """Numerics that its tokens so far were made with: equal ones go on bit by bit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    instance: Replica
+    prefill: list[Replica]
+    """Who may compute the prompt, best first. Empty: the instance itself."""
+
+
+def can_hold(replica: Replica, facts: RouteFacts) -> bool:
+    """What is not known passes: the instance will say."""
+    if not replica.max_tokens or facts.num_prompt_tokens is None:
+        return True
+    return facts.num_prompt_tokens + (facts.max_output or 1) <= replica.max_tokens
+
+
+def may_take(replica: Replica, facts: RouteFacts) -> bool:
+    return (
+        replica.role in ("mixed", "decode")
+        and replica.state in CHOOSABLE
+        and replica.instance not in facts.exclude
+        and can_hold(replica, facts)
+    )
+
+
+def may_prefill(replica: Replica, facts: RouteFacts) -> bool:
+    """It needs room for the prompt only."""
+    return (
+        replica.role in ("mixed", "prefill")
+        and bool(replica.handoff_address)
+        and replica.state in CHOOSABLE
+        and replica.instance not in facts.exclude
+        and (not replica.max_tokens or (facts.num_prompt_tokens or 0) <= replica.max_tokens)
+    )
+
+
+def passes_kv(prefill: Replica, decode: Replica) -> bool:
+    """The rest of their layouts was compared when they registered."""
+    return (prefill.fingerprint, prefill.block_size) == (decode.fingerprint, decode.block_size)
+
+
+def is_doubtful(replica: Replica, now_s: float) -> bool:
+    return replica.state is State.SUSPECT or now_s < replica.broken_until_s
+
+
+def reluctance(replica: Replica, facts: RouteFacts, now_s: float) -> tuple[bool, bool, bool, bool]:
+    """Less is better, and the first difference decides: whether it lives, whether it has failed this request, whether
+    the stream would stay exact, whether it can begin at once."""
+    return (
+        is_doubtful(replica, now_s),
+        replica.instance in facts.avoid,
+        facts.fingerprint is not None and replica.fingerprint != facts.fingerprint,
+        replica.state is State.RESTARTING,
+    )
+
+
+def load_of(replica: Replica) -> float:
+    """Requests there, relative to what runs at once. Streams of this router count as booked before the instance reports
+    them and twice after: that is the same for all instances, and no stream is overlooked in between."""
+    load = replica.load
+    return (load.running + load.waiting + replica.booked) / max(1, load.max_running)
+
+
+def _least_first(replica: Replica) -> tuple[float, float, str]:
+    load = replica.load
+    return load_of(replica), -load.free_blocks / max(1, load.num_blocks), replica.instance
+
+
+def round_robin(candidates: Sequence[Replica], last_turns: Mapping[str, int]) -> Replica:
+    """Whose last turn is longest ago. A mere counter would be unfair where candidates differ between requests."""
+    return min(candidates, key=lambda replica: (last_turns.get(replica.instance, -1), replica.instance))
+
+
+def random(candidates: Sequence[Replica], chance: Chance) -> Replica:
+    return candidates[chance(len(candidates))]
+
+
+def least_loaded(candidates: Sequence[Replica]) -> Replica:
+    """The least requests for its size, then the most free blocks."""
+    return min(candidates, key=_least_first)
+
+
+def power_of_two(candidates: Sequence[Replica], chance: Chance) -> Replica:
+    """The less loaded of two: several routers with the same old figures do not all run to the same instance."""
+    if len(candidates) == 1:
+        return candidates[0]
+    first = chance(len(candidates))
+    second = (first + 1 + chance(len(candidates) - 1)) % len(candidates)
+    return least_loaded([candidates[first], candidates[second]])
+
+
+def prefix(candidates: Sequence[Replica], hashes: Sequence[BlockHash], index: PrefixIndex | None) -> Replica:
+    """The longest cached prefix, balanced against load.
+
+    Each is rated by its load, less `PREFIX_WORTH` times the share of the prompt that it has cached; the lowest wins. So
+    whoever wins is never more than `PREFIX_WORTH` (of what runs at once) busier than the least loaded one, a longer
+    match is worth as much more load as it is longer, and where nobody knows the prompt the load decides.
+    """
+    if index is None or not hashes:
+        return least_loaded(candidates)
+
+    def rating(replica: Replica) -> float:
+        share = index.matched_blocks(replica.instance, hashes) / len(hashes)
+        return load_of(replica) - PREFIX_WORTH * share
+
+    return min(candidates, key=lambda replica: (rating(replica), _least_first(replica)))
+
+
+def session(candidates: Sequence[Replica], key: str) -> Replica:
+    """Rendezvous hashing: each session ranks all URLs in its own order and takes the first that is there. So only the
+    sessions of a lost instance move, and they come back with it, although its incarnation is a new one."""
+    if not key:
+        return least_loaded(candidates)
+
+    def rank(replica: Replica) -> bytes:
+        return hashlib.blake2b(f"{replica.url}\n{key}".encode(), digest_size=16).digest()
+
+    return max(candidates, key=rank)
+
+
+class _Picker:
+    """One policy, and the turns that it has given."""
+
+    def __init__(self, policy: RoutingPolicy, chance: Chance, index: PrefixIndex | None) -> None:
+        self._policy: RoutingPolicy = policy
+        self._chance = chance
+        self._index = index
+        self._turn = 0
+        self._last_turns: dict[str, int] = {}
+
+    def pick(self, candidates: Sequence[Replica], facts: RouteFacts) -> Replica:
+        match self._policy:
+            case "round_robin":
+                return self._give_turn(round_robin(candidates, self._last_turns))
+            case "random":
+                return random(candidates, self._chance)
+            case "least_loaded":
+                return least_loaded(candidates)
+            case "power_of_two":
+                return power_of_two(candidates, self._chance)
+            case "prefix":
+                return prefix(candidates, facts.prompt_hashes, self._index)
+            case "session":
+                return session(candidates, facts.session)
+
+    def keep(self, instances: frozenset[str]) -> None:
+        """Forgets those that are gone."""
+        if not self._last_turns.keys() <= instances:
+            self._last_turns = {name: turn for name, turn in self._last_turns.items() if name in instances}
+
+    def _give_turn(self, replica: Replica) -> Replica:
+        self._turn += 1
+        self._last_turns[replica.instance] = self._turn
+        return replica
+
+
+class Chooser:
+    def __init__(
+        self,
+        policy: RoutingPolicy,
+        prefill_policy: RoutingPolicy | None,
+        decode_policy: RoutingPolicy | None,
+        chance: Chance,
+        index: PrefixIndex | None,
+    ) -> None:
+        self._mixed = _Picker(policy, chance, index)
+        self._prefill = _Picker(prefill_policy or policy, chance, index)
+        self._decode = _Picker(decode_policy or policy, chance, index)
+
+    def choose(self, facts: RouteFacts, replicas: Sequence[Replica], now_s: float) -> Pair | None:
+        """None: nobody can take it now."""
+        known = frozenset(replica.instance for replica in replicas)
+        for picker in (self._mixed, self._prefill, self._decode):
+            picker.keep(known)
+        takers = [replica for replica in replicas if may_take(replica, facts)]
+        if not takers:
+            return None
+        helpers = [replica for replica in replicas if may_prefill(replica, facts)]
+        candidates = _least_reluctant(takers, helpers, facts, now_s)
+        picker = self._decode if any(replica.role == "decode" for replica in candidates) else self._mixed
+        chosen = picker.pick(candidates, facts)
+        return Pair(chosen, self._choose_prefill(chosen, helpers, facts, now_s))
+
+    def _choose_prefill(
+        self, chosen: Replica, helpers: Sequence[Replica], facts: RouteFacts, now_s: float
+    ) -> list[Replica]:
+        """The policy's choice, then the least loaded of the rest. Doubtful ones only where all are: the instance asks
+        them in this order, and waits for each."""
+        if chosen.role != "decode":
+            return []
+        peers = [replica for replica in helpers if passes_kv(replica, chosen)]
+        peers = [replica for replica in peers if not is_doubtful(replica, now_s)] or peers
+        if not peers:
+            return []
+        best = min(reluctance(replica, facts, now_s) for replica in peers)
+        first = self._prefill.pick([r for r in peers if reluctance(r, facts, now_s) == best], facts)
+        rest = [replica for replica in peers if replica is not first]
+        rest.sort(key=lambda replica: (reluctance(replica, facts, now_s), _least_first(replica)))
+        return [first, *rest][:MAX_PREFILL_PEERS]
+
+
+def _least_reluctant(
+    takers: Sequence[Replica], helpers: Sequence[Replica], facts: RouteFacts, now_s: float
+) -> list[Replica]:
+    """Decode instances with nobody to compute prompts for them come after mixed ones, which are made for both."""
+
+    def key(replica: Replica) -> tuple[tuple[bool, ...], bool]:
+        alone = replica.role == "decode" and not any(passes_kv(helper, replica) for helper in helpers)
+        return reluctance(replica, facts, now_s), alone
+
+    keys = [key(replica) for replica in takers]
+    best = min(keys)
+    return [replica for replica, its_key in zip(takers, keys, strict=True) if its_key == best]

@@ -1,0 +1,338 @@
+"""The instances behind the router: who is there, in which state, and how busy.
+
+An instance is known by its incarnation. It announces itself each second, or, if it is in the static list, is asked each
+second; both end in the same lease. What the router sees for itself (lost connections, stalls) is kept beside it.
+
+    registered ── silent 3 s ──> suspect ── silent 8 s ──> gone, forgotten
+        └───────── says `leaving`, or its URL has a new incarnation ──────^
+
+Who is chosen is decided in `policy`. Takes the time and messages; knows neither sockets nor clocks.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+import msgspec
+
+from onward.pd import layout
+from onward.proto import SCHEMA_VERSION
+from onward.proto.router import Load, RegisterAnswer, Registration
+from onward.router.prefix_index import PrefixIndex
+
+AGAIN_AFTER_S = 1.0
+SUSPECT_AFTER_S = 3.0
+GONE_AFTER_S = 8.0
+
+PROBE_EVERY_S = 1.0
+PROBE_LOST_AFTER_S = 5.0
+"""A probe that nobody reports on is not waited for any longer."""
+
+FAILURES_TO_OPEN = 3
+FIRST_PAUSE_S = 1.0
+MAX_PAUSE_S = 10.0
+
+MAX_INSTANCES = 1024
+ROLES = ("mixed", "prefill", "decode")
+LEAVING = "leaving"
+
+
+class State(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    SUSPECT = "suspect"
+    GONE = "gone"
+
+
+REPORTED_STATES = tuple(state.value for state in (State.STARTING, State.READY, State.RESTARTING, State.DRAINING))
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """An instance as it is now, for choosing among them."""
+
+    instance: str
+    url: str
+    role: str
+    state: State
+    fingerprint: str
+    handoff_address: str
+    max_tokens: int
+    block_size: int
+    load: Load
+    booked: int
+    """Streams that this router has on it, or prefills that it was named for."""
+    broken_until_s: float
+    """Not chosen before, unless there is nobody else."""
+
+
+@dataclass(slots=True)
+class Breaker:
+    """Keeps requests away from an instance that has failed some in a row.
+
+    closed ── 3 failures ──> open ── pause ──> half-open: one request per pause ── success ──> closed
+                              ^───── twice the pause, up to a bound ──────┘ failure
+    """
+
+    failures: int = 0
+    pause_s: float = 0.0
+    open_until_s: float = 0.0
+    on_trial: bool = False
+
+    def failed(self, now_s: float) -> None:
+        self.failures += 1
+        # When an instance dies all of its streams fail together; that is one fault, and lengthens no pause.
+        told_before = now_s < self.open_until_s and not self.on_trial
+        if self.failures < FAILURES_TO_OPEN or told_before:
+            return
+        self.on_trial = False
+        self.pause_s = min(2 * self.pause_s, MAX_PAUSE_S) if self.pause_s else FIRST_PAUSE_S
+        self.open_until_s = now_s + self.pause_s
+
+    def try_out(self, now_s: float) -> None:
+        """Somebody is sent there. While it is on trial, nobody else."""
+        if self.pause_s:
+            self.on_trial = True
+            self.open_until_s = now_s + self.pause_s
+
+    def close(self) -> None:
+        self.failures = 0
+        self.pause_s = 0.0
+        self.open_until_s = 0.0
+        self.on_trial = False
+
+
+class Booking:
+    """A place on an instance. Whoever has it gives it back once; giving it back again, or late, does nothing."""
+
+    __slots__ = ("_all", "instance")
+
+    def __init__(self, instance: str, all_of_it: "set[Booking]") -> None:
+        self.instance = instance
+        self._all = all_of_it
+        all_of_it.add(self)
+
+    def release(self) -> None:
+        self._all.discard(self)
+
+
+@dataclass(slots=True)
+class _Member:
+    registration: Registration
+    seen_s: float
+    suspected: bool = False
+    """By this router, since the last sign of life."""
+    breaker: Breaker = field(default_factory=Breaker)
+    bookings: set[Booking] = field(default_factory=set)
+
+    @property
+    def url(self) -> str:
+        return self.registration.url
+
+    def state(self, now_s: float) -> State:
+        silent_s = now_s - self.seen_s
+        if silent_s >= GONE_AFTER_S:
+            return State.GONE
+        reported = State(self.registration.state)
+        if reported in (State.STARTING, State.DRAINING):
+            return reported  # not chosen in any case; suspects are, if there is nobody else
+        if silent_s >= SUSPECT_AFTER_S or (self.suspected and reported is State.READY):
+            return State.SUSPECT
+        return reported
+
+    def view(self, now_s: float) -> Replica:
+        told = self.registration
+        return Replica(
+            instance=told.instance,
+            url=told.url,
+            role=told.role,
+            state=self.state(now_s),
+            fingerprint=told.fingerprint,
+            handoff_address=told.handoff_address,
+            max_tokens=told.max_tokens,
+            block_size=told.block_size,
+            load=told.load,
+            booked=len(self.bookings),
+            broken_until_s=self.breaker.open_until_s,
+        )
+
+
+@dataclass(slots=True)
+class _Probe:
+    begun_s: float = -math.inf
+    under_way: bool = False
+
+    def due(self, now_s: float) -> bool:
+        return now_s - self.begun_s >= (PROBE_LOST_AFTER_S if self.under_way else PROBE_EVERY_S)
+
+
+class Replicas:
+    def __init__(self, incarnation: str, *, wants_kv_events: bool) -> None:
+        self._incarnation = incarnation
+        self.index: PrefixIndex | None = PrefixIndex() if wants_kv_events else None
+        self._members: dict[str, _Member] = {}
+        self._probes: dict[str, _Probe] = {}
+        self._gone: list[str] = []
+        self._replaced: deque[str] = deque(maxlen=MAX_INSTANCES)
+        """Incarnations whose URL another one has taken: their late messages must not take it back."""
+        self._now_s = -math.inf
+
+    def register(self, registration: Registration, now_s: float) -> RegisterAnswer:
+        self._now_s = now_s
+        registration = msgspec.structs.replace(registration, url=registration.url.rstrip("/"))
+        if registration.state == LEAVING:
+            self._remove(registration.instance)
+            return self._answer()
+        error = self._objection(registration)
+        if error is not None:
+            self._remove(registration.instance)
+            return self._answer(error=error)
+        self._take(registration, now_s)
+        return self._answer(next_kv_event=self._take_kv_events(registration))
+
+    def add_static(self, url: str) -> None:
+        self._probes.setdefault(url.rstrip("/"), _Probe())
+
+    def due_probes(self, now_s: float) -> list[str]:
+        """URLs to ask now, each on its own: one that does not answer keeps nobody else waiting."""
+        due = [url for url, probe in self._probes.items() if probe.due(now_s)]
+        for url in due:
+            self._probes[url] = _Probe(begun_s=now_s, under_way=True)
+        return due
+
+    def probed(self, url: str, registration: Registration | None, now_s: float) -> str | None:
+        """What a probe has brought; no answer is silence, and judged like it. Returns why the instance is not taken."""
+        url = url.rstrip("/")
+        if url in self._probes:
+            self._probes[url].under_way = False
+        if registration is None:
+            return None
+        # The person who wrote the list knows which way leads there.
+        return self.register(msgspec.structs.replace(registration, url=url), now_s).error or None
+
+    def next_kv_event(self, url: str) -> int:
+        """What to ask a static instance for."""
+        member = self._at(url.rstrip("/"))
+        return self.index.expected(member.registration.instance) if self.index and member else 0
+
+    def tick(self, now_s: float) -> list[str]:
+        """Instances that are gone since the last call: their streams must move."""
+        self._now_s = now_s
+        for instance, member in list(self._members.items()):
+            if member.state(now_s) is State.GONE:
+                self._remove(instance)
+        gone, self._gone = self._gone, []
+        return gone
+
+    def all(self, now_s: float) -> list[Replica]:
+        self._now_s = now_s
+        return [member.view(now_s) for member in self._members.values()]
+
+    def get(self, instance: str) -> Replica | None:
+        member = self._members.get(instance)
+        return member.view(self._now_s) if member else None
+
+    def failed(self, instance: str, now_s: float) -> None:
+        """A connection to it was refused or lost, or a stream of it stalled."""
+        self._now_s = now_s
+        if member := self._members.get(instance):
+            member.suspected = True
+            member.breaker.failed(now_s)
+
+    def succeeded(self, instance: str, now_s: float) -> None:
+        """It has produced something."""
+        self._now_s = now_s
+        if member := self._members.get(instance):
+            member.suspected = False
+            member.breaker.close()
+
+    def book(self, instance: str) -> Booking:
+        """Bookings of an instance that is gone count for nobody, and can still be released."""
+        member = self._members.get(instance)
+        if member is None:
+            return Booking(instance, set())
+        member.breaker.try_out(self._now_s)
+        return Booking(instance, member.bookings)
+
+    def _take(self, registration: Registration, now_s: float) -> None:
+        at_url = self._at(registration.url)
+        if at_url is not None and at_url.registration.instance != registration.instance:
+            self._replaced.append(at_url.registration.instance)
+            self._remove(at_url.registration.instance)
+        member = self._members.setdefault(registration.instance, _Member(registration, now_s))
+        member.registration = registration
+        member.seen_s = now_s
+        member.suspected = False
+
+    def _take_kv_events(self, registration: Registration) -> int:
+        if self.index is None:
+            return 0
+        if registration.kv_events is None:
+            return self.index.expected(registration.instance)
+        return self.index.apply(registration.instance, registration.kv_events)
+
+    def _answer(self, *, error: str = "", next_kv_event: int = 0) -> RegisterAnswer:
+        wants = self.index is not None
+        return RegisterAnswer(self._incarnation, AGAIN_AFTER_S, error, wants, next_kv_event)
+
+    def _remove(self, instance: str) -> None:
+        """Its bookings go with it: they are held by the member, and a release finds nothing to take away."""
+        if self._members.pop(instance, None) is None:
+            return
+        self._gone.append(instance)
+        if self.index is not None:
+            self.index.forget(instance)
+
+    def _at(self, url: str) -> _Member | None:
+        return next((member for member in self._members.values() if member.url == url), None)
+
+    def _objection(self, new: Registration) -> str | None:
+        """Why it cannot be taken, if so. Those who are there decide; whom it replaces has no say."""
+        if error := _malformed(new):
+            return error
+        at_url = self._at(new.url)
+        if new.instance in self._replaced and at_url is not None and at_url.registration.instance != new.instance:
+            return f"another instance has registered at {new.url} since"
+        others = [
+            member.registration
+            for instance, member in self._members.items()
+            if instance != new.instance and member.url != new.url
+        ]
+        if len(others) >= MAX_INSTANCES:
+            return f"there are {MAX_INSTANCES} instances already"
+        return _mismatch(new, others)
+
+
+def _malformed(new: Registration) -> str | None:
+    if new.schema_version != SCHEMA_VERSION:
+        return f"schema_version is {SCHEMA_VERSION} here and {new.schema_version} there"
+    if not new.instance:
+        return "instance is empty"
+    if not new.url.startswith(("http://", "https://")):
+        return f"url is {new.url!r}, which is no http URL"
+    if new.role not in ROLES:
+        return f"role is {new.role!r}, not one of {', '.join(ROLES)}"
+    if new.state not in REPORTED_STATES:
+        return f"state is {new.state!r}, not one of {', '.join((*REPORTED_STATES, LEAVING))}"
+    return None
+
+
+def _mismatch(new: Registration, others: list[Registration]) -> str | None:
+    """All serve one model. Those that pass KV to each other have one layout; a mixed instance without a hand-over
+    address passes none, and may compute in its own way: streams that move there go on, if not bit by bit."""
+    for other in others:
+        if other.model != new.model:
+            return f"model is {other.model!r} here and {new.model!r} there"
+    if not _passes_kv(new) or new.layout is None:
+        return None
+    for other in others:
+        if _passes_kv(other) and other.layout is not None:
+            return layout.difference(other.layout, new.layout)
+    return None
+
+
+def _passes_kv(registration: Registration) -> bool:
+    return registration.role != "mixed" or bool(registration.handoff_address)

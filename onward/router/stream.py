@@ -1,0 +1,383 @@
+"""One client's stream, across all the attempts at it: what the client has, and what became of the attempt under way.
+
+An attempt is begun, its events are heard, and it ends by completing the stream or by failing. Whatever `hear` returns
+must be written to the client before anything else happens to the stream: the tokens count as delivered from then on.
+Whether and where another attempt is made is for `core`. Takes events and the time; knows neither sockets nor instances.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from onward.proto import SCHEMA_VERSION
+from onward.proto.cursor import ChoiceCursor, Cursor
+from onward.proto.request import ErrorInfo
+from onward.proto.router import Attempt, Facts, GivenChoice, Progress
+from onward.router.events import BLANK_LINE, Advance, Done, Event, Failure, Plain, WholeAnswer
+
+RESCHEDULE = "pd_reschedule"
+RESTARTING_ENGINE = "-"
+MAX_HELD_OPENINGS = 128
+BYTES_PER_TOKEN = 36
+"""Of an id in a list, for estimates."""
+
+
+class Cause(Enum):
+    """Why an attempt ended before the stream did."""
+
+    REFUSED = "refused"
+    """Nobody was there, or was not taking anybody. No attempt was made."""
+    OVERLOADED = "overloaded"
+    REJECTED = "rejected"
+    """By a 4xx: this instance will never take it."""
+    DRAIN = "drain"
+    LOST = "lost"
+    STALL = "stall"
+    RESTART = "restart"
+    GONE = "gone"
+    ERROR = "error"
+    PROTOCOL = "protocol"
+    DEADLINE = "deadline"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    cause: Cause
+    info: ErrorInfo
+    body: bytes | None = None
+    """Of an HTTP response, as it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Fixed before the first attempt, and the same for all of them."""
+
+    request_id: str
+    seed: int
+    created_s: int
+    arrival_s: float
+    """Wall clock."""
+    path: str
+    body: bytes
+    streams: bool
+    wants_usage: bool = False
+    label: str = ""
+    deadline_at_s: float | None = None
+    """This process's clock."""
+    given: tuple[GivenChoice, ...] = ()
+    """What the client brought along from an earlier answer."""
+    skip_to: tuple[ChoiceCursor, ...] = ()
+    prompt_token_ids: list[int] | None = None
+    cache_salt: str = ""
+    max_output: int | None = None
+    session: str = ""
+
+
+@dataclass(slots=True)
+class Choice:
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+class Stream:
+    def __init__(self, origin: Origin, retry_limit: int, *, epoch: int = 0, choices: list[Choice] | None = None) -> None:
+        self.origin = origin
+        self.epoch = epoch
+        self.choices: list[Choice] = choices or []
+        """Empty until the first place is known; from then on the client has had the openings too."""
+        self.num_cached_tokens: int | None = None
+        self.num_prompt_tokens: int | None = None
+        self.fingerprint: str | None = None
+        """Numerics that its tokens were made with."""
+        self.failures = 0
+        """Attempts that failed since the last delivered token."""
+        self.num_resumes = 0
+        self.last_attempt_is_due = False
+        """Nothing follows the next attempt, whatever was counted."""
+        self.accepted_once = False
+        self.advanced = False
+        """By the attempt under way, or the last one."""
+        self.is_complete = False
+        self.answer: bytes | None = None
+        """For a client that does not stream."""
+        self.failed: Failed | None = None
+        """How the attempt under way has ended, if it has."""
+        self.instance: str | None = None
+        """Which has the attempt under way, or had the last one."""
+        self.is_under_way = False
+        self.is_sending = False
+        """To the client, who may be slow: no fault of the instance."""
+        self.moved_s = 0.0
+        self.delivered_s: float | None = None
+        self.num_stale = 0
+        self._retry_limit = retry_limit
+        self._usage_told = False
+        self._openings: list[bytes] = []
+        self._progress: Progress | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.origin.request_id
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether the next attempt resumes something that the client, or the router for it, has."""
+        return bool(self.choices)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether an attempt that fails now, without progress, is the last one."""
+        return self.last_attempt_is_due or self.failures >= self._retry_limit
+
+    @property
+    def reports_restart(self) -> bool:
+        return self._progress is not None and self._progress.engine == RESTARTING_ENGINE
+
+    @property
+    def all_finished(self) -> bool:
+        return bool(self.choices) and all(choice.finish_reason is not None for choice in self.choices)
+
+    def begin(self, instance: str, now_s: float) -> None:
+        assert not self.is_under_way, "one attempt at a time"
+        self.epoch += 1
+        self.instance = instance
+        self.is_under_way = True
+        self.advanced = False
+        self.failed = None
+        self.moved_s = now_s
+        self._openings.clear()
+        self._progress = None
+
+    def attempt(self, now_s: float, prefill_peers: list[str]) -> Attempt:
+        origin = self.origin
+        return Attempt(
+            schema_version=SCHEMA_VERSION,
+            path=origin.path,
+            body=origin.body,
+            request_id=origin.request_id,
+            epoch=self.epoch,
+            seed=origin.seed,
+            created_s=origin.created_s,
+            arrival_s=origin.arrival_s,
+            label=origin.label,
+            deadline_s=None if origin.deadline_at_s is None else max(0.0, origin.deadline_at_s - now_s),
+            choices=[GivenChoice(list(choice.token_ids), choice.finish_reason) for choice in self.choices],
+            num_cached_tokens=self.num_cached_tokens,
+            prompt_token_ids=origin.prompt_token_ids,
+            prefill_peers=prefill_peers,
+            final=self.is_final,
+            skip_to=list(origin.skip_to),
+        )
+
+    def accepted(self, now_s: float) -> None:
+        """The instance has begun to answer."""
+        self.accepted_once = True
+        self.moved_s = now_s
+
+    def hear(self, event: Event, now_s: float) -> bytes | None:
+        """What of the event is for the client, without its closing blank line."""
+        assert self.is_under_way and self.failed is None and not self.is_complete, "nobody listens any more"
+        match event:
+            case Advance():
+                return self._take(event, now_s)
+            case Progress():
+                self._note_progress(event, now_s)
+            case Plain():
+                self.moved_s = now_s
+                return self._take_plain(event)
+            case Facts():
+                self.moved_s = now_s
+                self._note_facts(event)
+            case WholeAnswer():
+                self.answer, self.is_complete = event.body, True
+            case Failure():
+                self.failed = Failed(Cause.ERROR, event.info)
+            case Done():
+                self.close()
+        return None
+
+    def close(self) -> None:
+        """The instance has ended its answer. That is the end of the stream only if nothing is missing."""
+        if self.owes_only_the_end:
+            self.is_complete = True
+        else:
+            self.failed = Failed(Cause.LOST, _lost("the instance ended the stream before it was complete"))
+
+    @property
+    def owes_only_the_end(self) -> bool:
+        """All that is missing is `[DONE]`, and anybody can write that."""
+        return self.origin.streams and self.all_finished and (self._usage_told or not self.origin.wants_usage)
+
+    def lose(self, why: str) -> None:
+        """The connection broke."""
+        if self.owes_only_the_end:
+            self.is_complete = True
+        else:
+            self.failed = Failed(Cause.LOST, _lost(why))
+
+    def cut(self, cause: Cause, why: str) -> None:
+        """From outside: the attempt is ended although its connection stands."""
+        self.failed = Failed(cause, _lost(why))
+
+    def end_attempt(self) -> Failed | None:
+        """Nothing more of it will be heard. Returns how it failed, if it did, and counts that."""
+        self.is_under_way = False
+        failed = self.failed
+        if failed is not None and failed.cause in _COUNTED:
+            self.failures += 1
+        return failed
+
+    def _take(self, event: Advance, now_s: float) -> bytes | None:
+        cursor = event.cursor
+        if cursor.epoch != self.epoch or cursor.request_id != self.request_id:
+            self.num_stale += 1
+            return None
+        choices = self.choices or self._first_choices(len(cursor.choices))
+        problem = _misfit(choices, cursor)
+        if problem is not None:
+            return self._misfit(problem)
+        if self._gives_up(choices, cursor):
+            self.failed = Failed(Cause.ERROR, _GAVE_UP)
+            return None
+        _apply(choices, cursor)
+        self.choices = choices
+        self.moved_s = self.delivered_s = now_s
+        self.advanced = True
+        self.failures = 0
+        if not (event.is_for_client and self.origin.streams):
+            return None
+        return self._with_openings(event.raw)
+
+    def _misfit(self, problem: str) -> None:
+        if problem == _DUPLICATE:
+            self.num_stale += 1
+        else:
+            info = ErrorInfo("upstream_protocol", f"the instance's cursor does not fit: {problem}", 502, True)
+            self.failed = Failed(Cause.PROTOCOL, info)
+
+    def _first_choices(self, num_choices: int) -> list[Choice]:
+        given = self.origin.given or [GivenChoice()] * num_choices
+        return [Choice(list(one.token_ids), one.finish_reason) for one in given]
+
+    def _gives_up(self, choices: list[Choice], cursor: Cursor) -> bool:
+        """The instance gives a choice up in the client's form although more attempts may follow."""
+        if self.is_final:
+            return False
+        return any(
+            new.finish_reason == RESCHEDULE and old.finish_reason is None
+            for old, new in zip(choices, cursor.choices, strict=True)
+        )
+
+    def _take_plain(self, event: Plain) -> bytes | None:
+        if not self.origin.streams:
+            return None
+        if self.choices:
+            return self._take_usage(event)
+        # Openings wait for the first token, so that the client has all of them or none.
+        if len(self._openings) < MAX_HELD_OPENINGS:
+            self._openings.append(event.raw)
+        return None
+
+    def _take_usage(self, event: Plain) -> bytes | None:
+        if self._usage_told:
+            self.num_stale += 1
+            return None
+        self._usage_told = self.all_finished
+        return event.raw
+
+    def _with_openings(self, raw: bytes) -> bytes:
+        if not self._openings:
+            return raw
+        joined = BLANK_LINE.join([*self._openings, raw])
+        self._openings.clear()
+        return joined
+
+    def _note_progress(self, progress: Progress, now_s: float) -> None:
+        if progress != self._progress:
+            self.moved_s = now_s
+            self._progress = progress
+
+    def _note_facts(self, facts: Facts) -> None:
+        self.num_prompt_tokens = facts.num_prompt_tokens
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = facts.num_cached_tokens
+
+    def size_bytes(self) -> int:
+        num_tokens = sum(len(choice.token_ids) for choice in self.choices)
+        num_tokens += len(self.origin.prompt_token_ids or ())
+        return len(self.origin.body) + BYTES_PER_TOKEN * num_tokens
+
+
+_COUNTED = frozenset({Cause.LOST, Cause.STALL, Cause.RESTART, Cause.GONE, Cause.ERROR, Cause.PROTOCOL})
+_GAVE_UP = ErrorInfo("pd_preempted", "PD Error: the instance gave the request up", 503, True, stage="decode")
+_DUPLICATE = "duplicate"
+
+
+def _lost(why: str) -> ErrorInfo:
+    return ErrorInfo("upstream_lost", why, 503, True, retry_after_s=1.0)
+
+
+def _misfit(choices: list[Choice], cursor: Cursor) -> str | None:
+    """What is wrong with an event's place, if something is: it must continue each list by its new tokens exactly."""
+    if len(cursor.choices) != len(choices):
+        return f"{len(cursor.choices)} choices instead of {len(choices)}"
+    news = False
+    for index, (choice, told) in enumerate(zip(choices, cursor.choices, strict=True)):
+        num_known, num_new = len(choice.token_ids), len(cursor.new_tokens.get(index, ()))
+        if told.position > num_known + num_new:
+            return f"choice {index} goes from {num_known} to {told.position} with {num_new} tokens"
+        finishes = told.finish_reason is not None and choice.finish_reason is None
+        if num_new and choice.finish_reason is not None and told.position > num_known:
+            return f"choice {index} goes on after its end"
+        if told.position == num_known + num_new:
+            news = news or num_new > 0 or finishes
+        elif told.position > num_known:
+            return f"choice {index} repeats a part of its tokens"
+    return None if news else _DUPLICATE
+
+
+def _apply(choices: list[Choice], cursor: Cursor) -> None:
+    for index, token_ids in cursor.new_tokens.items():
+        choices[index].token_ids.extend(token_ids)
+    for choice, told in zip(choices, cursor.choices, strict=True):
+        if choice.finish_reason is None and told.finish_reason is not None:
+            choice.finish_reason = told.finish_reason
+
+
+def continued(stream: Stream, place: Cursor, retry_limit: int, deadline_at_s: float | None) -> Stream | None:
+    """The same stream from a place that its client names: tokens beyond it are made again. None: it was never there."""
+    if len(place.choices) != len(stream.choices) or place.seed != stream.origin.seed:
+        return None
+    choices: list[Choice] = []
+    for known, told in zip(stream.choices, place.choices, strict=True):
+        if told.position > len(known.token_ids):
+            return None
+        choices.append(Choice(known.token_ids[: told.position], told.finish_reason))
+    return _rebuilt(stream, choices, max(stream.epoch, place.epoch), retry_limit, deadline_at_s)
+
+
+def _rebuilt(
+    stream: Stream, choices: list[Choice], epoch: int, retry_limit: int, deadline_at_s: float | None
+) -> Stream:
+    old = stream.origin
+    origin = Origin(
+        request_id=old.request_id,
+        seed=old.seed,
+        created_s=old.created_s,
+        arrival_s=old.arrival_s,
+        path=old.path,
+        body=old.body,
+        streams=True,
+        wants_usage=old.wants_usage,
+        label=old.label,
+        deadline_at_s=deadline_at_s,
+        given=old.given,
+        prompt_token_ids=old.prompt_token_ids,
+        cache_salt=old.cache_salt,
+        max_output=old.max_output,
+        session=old.session,
+    )
+    again = Stream(origin, retry_limit, epoch=epoch, choices=choices)
+    again.num_cached_tokens = stream.num_cached_tokens
+    again.num_prompt_tokens = stream.num_prompt_tokens
+    again.fingerprint = stream.fingerprint
+    return again

@@ -1,0 +1,39 @@
+"""Instances as they register and as they are chosen from, with everything that does not matter filled in."""
+
+import msgspec
+
+from onward.proto import SCHEMA_VERSION
+from onward.proto.kv_transfer import Layout
+from onward.proto.router import Load, Registration
+from onward.router.replicas import Replica, State
+
+LAYOUT = Layout("weights-and-kernels", "float16", 16, 30, 3, 64)
+A_REPLICA = Replica(
+    instance="a",
+    url="http://a",
+    role="mixed",
+    state=State.READY,
+    fingerprint=LAYOUT.fingerprint,
+    handoff_address="",
+    max_tokens=1000,
+    block_size=16,
+    load=Load(max_running=10, num_blocks=100, free_blocks=100),
+    booked=0,
+    broken_until_s=0.0,
+)
+A_REGISTRATION = Registration(
+    schema_version=SCHEMA_VERSION,
+    instance="a",
+    url="http://a",
+    role="mixed",
+    state="ready",
+    model="a-model",
+    fingerprint=LAYOUT.fingerprint,
+    layout=LAYOUT,
+    max_tokens=1000,
+    block_size=16,
+)
+
+
+def registration(instance: str, **changes: object) -> Registration:
+    return msgspec.structs.replace(A_REGISTRATION, **{"instance": instance, "url": f"http://{instance}", **changes})

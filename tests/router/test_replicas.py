@@ -1,0 +1,380 @@
+"""Who is there: leases, suspicion, probes, refusals, breakers and bookings."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onward.proto.router import KvEvents, Load
+from onward.router.replicas import (
+    FAILURES_TO_OPEN,
+    FIRST_PAUSE_S,
+    GONE_AFTER_S,
+    MAX_INSTANCES,
+    MAX_PAUSE_S,
+    PROBE_EVERY_S,
+    PROBE_LOST_AFTER_S,
+    SUSPECT_AFTER_S,
+    Booking,
+    Replica,
+    Replicas,
+    State,
+)
+from tests.router.members import LAYOUT, registration
+
+
+def of(*instances: str) -> Replicas:
+    replicas = Replicas("a-router", wants_kv_events=False)
+    for instance in instances:
+        assert not replicas.register(registration(instance), 0.0).error
+    return replicas
+
+
+def seen(replicas: Replicas, instance: str, now_s: float) -> Replica:
+    return next(replica for replica in replicas.all(now_s) if replica.instance == instance)
+
+
+class TestRegistering:
+    def test_an_instance_is_told_who_it_speaks_to_and_when_to_come_again(self) -> None:
+        answer = Replicas("a-router", wants_kv_events=False).register(registration("a"), 0.0)
+        assert (answer.router, answer.again_after_s, answer.error, answer.wants_kv_events) == ("a-router", 1.0, "", False)
+
+    def test_it_is_shown_as_it_last_described_itself(self) -> None:
+        replicas = of("a")
+        replicas.register(registration("a", state="restarting", load=Load(running=3), max_tokens=77), 1.0)
+        replica = seen(replicas, "a", 1.0)
+        assert (replica.state, replica.load.running, replica.max_tokens) == (State.RESTARTING, 3, 77)
+
+    def test_a_new_incarnation_at_the_same_url_replaces_the_old_one(self) -> None:
+        replicas = of("a")
+        replicas.register(registration("b", url="http://a/"), 1.0)
+        assert [replica.instance for replica in replicas.all(1.0)] == ["b"]
+        assert replicas.tick(1.0) == ["a"]
+
+    def test_a_late_message_of_a_replaced_incarnation_does_not_take_its_url_back(self) -> None:
+        replicas = of("a")
+        replicas.register(registration("b", url="http://a"), 1.0)
+        assert "http://a" in replicas.register(registration("a"), 1.1).error
+        assert [replica.instance for replica in replicas.all(1.1)] == ["b"]
+
+    def test_a_replaced_incarnation_may_come_back_once_the_other_has_left(self) -> None:
+        replicas = of("a")
+        replicas.register(registration("b", url="http://a"), 1.0)
+        replicas.register(registration("b", url="http://a", state="leaving"), 2.0)
+        for now_s in (3.0, 4.0):
+            assert not replicas.register(registration("a"), now_s).error
+
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"schema_version": 999}, "schema_version"),
+            ({"url": "a:8000"}, "url"),
+            ({"instance": ""}, "instance"),
+            ({"role": "cook"}, "role"),
+            ({"state": "fine"}, "state"),
+        ],
+    )
+    def test_a_registration_that_makes_no_sense_is_refused_and_the_field_named(
+        self, changes: dict[str, object], named: str
+    ) -> None:
+        replicas = of()
+        assert replicas.register(registration("a", **changes), 0.0).error.startswith(f"{named} is ")
+        assert replicas.all(0.0) == []
+
+    def test_another_model_is_refused_until_none_of_the_first_is_left(self) -> None:
+        replicas = of("a")
+        other = registration("b", model="another")
+        assert replicas.register(other, 1.0).error == "model is 'a-model' here and 'another' there"
+        replicas.register(registration("a", state="leaving"), 2.0)
+        assert not replicas.register(other, 2.0).error
+
+    def test_an_upgrade_of_the_only_instance_may_change_the_model(self) -> None:
+        replicas = of("a")
+        assert not replicas.register(registration("b", url="http://a", model="another"), 1.0).error
+
+    @pytest.mark.parametrize("first", [{"role": "decode"}, {"role": "prefill"}, {"handoff_address": "tcp://x:1"}])
+    def test_another_layout_is_refused_among_those_that_pass_kv(self, first: dict[str, object]) -> None:
+        replicas = of()
+        replicas.register(registration("a", **first), 0.0)
+        other = registration("b", role="decode", layout=msgspec.structs.replace(LAYOUT, block_size=32))
+        assert replicas.register(other, 0.0).error == "block_size is 16 here and 32 there"
+
+    def test_a_mixed_instance_that_passes_no_kv_may_compute_in_its_own_way(self) -> None:
+        replicas = of("a")
+        other = registration("b", layout=msgspec.structs.replace(LAYOUT, dtype="float32"))
+        assert not replicas.register(other, 0.0).error
+
+    def test_a_layout_that_is_only_known_once_it_has_started_is_compared_then(self) -> None:
+        replicas = of()
+        replicas.register(registration("a", role="prefill"), 0.0)
+        assert not replicas.register(registration("b", role="decode", state="starting", layout=None), 0.0).error
+        ready = registration("b", role="decode", layout=msgspec.structs.replace(LAYOUT, dtype="float32"))
+        assert replicas.register(ready, 1.0).error.startswith("dtype is ")
+        assert replicas.get("b") is None
+        assert replicas.tick(1.0) == ["b"]
+
+    def test_there_is_a_bound_on_instances(self) -> None:
+        replicas = of(*(f"a{number}" for number in range(MAX_INSTANCES)))
+        assert replicas.register(registration("one-more"), 0.0).error
+        assert not replicas.register(registration("a7"), 0.0).error
+
+
+class TestLeases:
+    def test_silence_makes_an_instance_suspect_and_then_gone(self) -> None:
+        replicas = of("a")
+        assert seen(replicas, "a", SUSPECT_AFTER_S - 0.1).state is State.READY
+        assert seen(replicas, "a", SUSPECT_AFTER_S).state is State.SUSPECT
+        assert replicas.tick(GONE_AFTER_S - 0.1) == []
+        assert seen(replicas, "a", GONE_AFTER_S).state is State.GONE
+        assert replicas.tick(GONE_AFTER_S) == ["a"]
+        assert replicas.get("a") is None
+        assert replicas.tick(GONE_AFTER_S) == []
+
+    def test_a_suspect_that_speaks_again_is_none(self) -> None:
+        replicas = of("a")
+        replicas.tick(SUSPECT_AFTER_S)
+        replicas.register(registration("a"), SUSPECT_AFTER_S + 1)
+        assert seen(replicas, "a", SUSPECT_AFTER_S + 1).state is State.READY
+
+    @pytest.mark.parametrize("state", ["starting", "draining"])
+    def test_one_that_must_not_be_chosen_does_not_become_choosable_by_falling_silent(self, state: str) -> None:
+        replicas = of()
+        replicas.register(registration("a", state=state), 0.0)
+        assert seen(replicas, "a", SUSPECT_AFTER_S).state is State(state)
+
+    def test_one_that_says_it_leaves_is_gone_at_once(self) -> None:
+        replicas = of("a", "b")
+        assert not replicas.register(registration("a", state="leaving"), 1.0).error
+        assert [replica.instance for replica in replicas.all(1.0)] == ["b"]
+        assert replicas.tick(1.0) == ["a"]
+
+    def test_the_leaving_of_a_stranger_is_nobodys_loss(self) -> None:
+        replicas = of("a")
+        replicas.register(registration("b", state="leaving"), 1.0)
+        assert replicas.tick(1.0) == []
+
+
+class TestProbes:
+    def test_a_static_instance_is_there_after_its_first_answer(self) -> None:
+        replicas = of()
+        replicas.add_static("http://static:1/")
+        assert replicas.all(0.0) == []
+        assert replicas.due_probes(0.0) == ["http://static:1"]
+        assert replicas.probed("http://static:1/", registration("a"), 0.2) is None
+        assert seen(replicas, "a", 0.2).url == "http://static:1"
+
+    def test_each_is_asked_again_a_second_after_it_was(self) -> None:
+        replicas = of()
+        replicas.add_static("http://a")
+        replicas.due_probes(0.0)
+        replicas.probed("http://a", None, 0.3)
+        assert replicas.due_probes(PROBE_EVERY_S - 0.1) == []
+        assert replicas.due_probes(PROBE_EVERY_S) == ["http://a"]
+
+    def test_f49_one_failed_probe_is_not_death(self) -> None:
+        replicas = of()
+        replicas.add_static("http://a")
+        replicas.due_probes(0.0)
+        replicas.probed("http://a", registration("a"), 0.0)
+        replicas.due_probes(1.0)
+        replicas.probed("http://a", None, 1.5)
+        assert seen(replicas, "a", 1.5).state is State.READY
+        assert replicas.tick(1.5) == []
+        replicas.due_probes(2.0)
+        replicas.probed("http://a", registration("a"), 2.0)
+        assert seen(replicas, "a", 2.0 + SUSPECT_AFTER_S - 0.1).state is State.READY
+
+    def test_f49_one_hung_probe_does_not_delay_the_others(self) -> None:
+        replicas = of()
+        for name in ("hung", "b", "c"):
+            replicas.add_static(f"http://{name}")
+        assert replicas.due_probes(0.0) == ["http://hung", "http://b", "http://c"]
+        for second in range(1, int(PROBE_LOST_AFTER_S)):
+            for name in ("b", "c"):
+                replicas.probed(f"http://{name}", registration(name), second - 0.5)
+            assert replicas.due_probes(float(second)) == ["http://b", "http://c"]
+            assert {replica.state for replica in replicas.all(float(second))} == {State.READY}
+
+    def test_a_probe_that_nobody_reports_on_is_asked_again_in_the_end(self) -> None:
+        replicas = of()
+        replicas.add_static("http://a")
+        replicas.due_probes(0.0)
+        assert replicas.due_probes(PROBE_LOST_AFTER_S - 0.1) == []
+        assert replicas.due_probes(PROBE_LOST_AFTER_S) == ["http://a"]
+
+    def test_probes_without_answers_end_in_the_same_silence_and_go_on(self) -> None:
+        replicas = of()
+        replicas.add_static("http://a")
+        replicas.probed("http://a", registration("a"), 0.0)
+        assert seen(replicas, "a", SUSPECT_AFTER_S).state is State.SUSPECT
+        assert replicas.tick(GONE_AFTER_S) == ["a"]
+        assert replicas.due_probes(GONE_AFTER_S) == ["http://a"]
+
+    def test_a_static_instance_that_does_not_fit_is_named_with_the_difference(self) -> None:
+        replicas = of("a")
+        replicas.add_static("http://b")
+        error = replicas.probed("http://b", registration("b", model="another"), 0.0)
+        assert error == "model is 'a-model' here and 'another' there"
+
+
+class TestBreaker:
+    def failing(self, times: int, now_s: float = 0.0) -> Replicas:
+        replicas = of("a")
+        for _ in range(times):
+            replicas.failed("a", now_s)
+        return replicas
+
+    def test_it_opens_after_some_failures_in_a_row(self) -> None:
+        assert seen(self.failing(FAILURES_TO_OPEN - 1), "a", 0.0).broken_until_s <= 0.0
+        assert seen(self.failing(FAILURES_TO_OPEN), "a", 0.0).broken_until_s == FIRST_PAUSE_S
+
+    def test_a_success_in_between_starts_the_count_anew(self) -> None:
+        replicas = self.failing(FAILURES_TO_OPEN - 1)
+        replicas.succeeded("a", 0.0)
+        replicas.failed("a", 0.0)
+        assert seen(replicas, "a", 0.0).broken_until_s <= 0.0
+
+    def test_all_streams_of_an_instance_failing_together_are_one_fault(self) -> None:
+        assert seen(self.failing(64), "a", 0.0).broken_until_s == FIRST_PAUSE_S
+
+    def test_half_open_it_lets_one_through_until_that_one_has_succeeded(self) -> None:
+        replicas = self.failing(FAILURES_TO_OPEN)
+        now_s = FIRST_PAUSE_S
+        assert seen(replicas, "a", now_s).broken_until_s <= now_s
+        replicas.book("a")
+        assert seen(replicas, "a", now_s).broken_until_s > now_s
+        replicas.succeeded("a", now_s)
+        assert seen(replicas, "a", now_s).broken_until_s <= now_s
+
+    def test_each_failed_trial_doubles_the_pause_up_to_a_bound(self) -> None:
+        replicas = self.failing(FAILURES_TO_OPEN)
+        pauses, now_s = [], 0.0
+        for _ in range(6):
+            now_s = seen(replicas, "a", now_s).broken_until_s
+            replicas.register(registration("a"), now_s)
+            replicas.book("a").release()
+            replicas.failed("a", now_s)
+            pauses.append(seen(replicas, "a", now_s).broken_until_s - now_s)
+        assert pauses == [2.0, 4.0, 8.0, MAX_PAUSE_S, MAX_PAUSE_S, MAX_PAUSE_S]
+
+    def test_once_closed_it_opens_for_the_short_pause_again(self) -> None:
+        replicas = self.failing(FAILURES_TO_OPEN)
+        replicas.book("a")
+        replicas.failed("a", FIRST_PAUSE_S)
+        replicas.succeeded("a", 3.0)
+        for _ in range(FAILURES_TO_OPEN):
+            replicas.failed("a", 4.0)
+        assert seen(replicas, "a", 4.0).broken_until_s == 4.0 + FIRST_PAUSE_S
+
+    def test_a_new_incarnation_starts_with_a_closed_one(self) -> None:
+        replicas = self.failing(FAILURES_TO_OPEN)
+        replicas.register(registration("b", url="http://a"), 0.5)
+        assert seen(replicas, "b", 0.5).broken_until_s <= 0.5
+
+    def test_a_lost_connection_makes_suspect_until_the_next_sign_of_life(self) -> None:
+        replicas = self.failing(1)
+        assert seen(replicas, "a", 0.0).state is State.SUSPECT
+        replicas.register(registration("a"), 0.5)
+        assert seen(replicas, "a", 0.5).state is State.READY
+
+    def test_a_failure_during_a_restart_that_was_announced_does_not_hide_the_restart(self) -> None:
+        replicas = of()
+        replicas.register(registration("a", state="restarting"), 0.0)
+        replicas.failed("a", 0.0)
+        assert seen(replicas, "a", 0.0).state is State.RESTARTING
+
+    def test_registering_alone_does_not_close_it(self) -> None:
+        """A health answer that lies: it registers each second, and produces nothing."""
+        replicas = self.failing(FAILURES_TO_OPEN)
+        replicas.register(registration("a"), 0.5)
+        assert seen(replicas, "a", 0.5).broken_until_s == FIRST_PAUSE_S
+
+    def test_news_of_an_instance_that_is_gone_are_no_fault(self) -> None:
+        replicas = of()
+        replicas.failed("a", 0.0)
+        replicas.succeeded("a", 0.0)
+        assert replicas.all(0.0) == []
+
+
+class TestBookings:
+    def test_f51_a_booking_whose_dispatch_failed_is_given_back_however_often_it_is_released(self) -> None:
+        replicas = of("a")
+        first, second = replicas.book("a"), replicas.book("a")
+        assert seen(replicas, "a", 0.0).booked == 2
+        for _ in range(3):
+            first.release()
+        assert seen(replicas, "a", 0.0).booked == 1
+        second.release()
+        assert seen(replicas, "a", 0.0).booked == 0
+
+    def test_f51_bookings_end_with_their_incarnation(self) -> None:
+        replicas = of("a")
+        old = replicas.book("a")
+        replicas.register(registration("a", state="leaving"), 1.0)
+        replicas.register(registration("a"), 2.0)
+        assert seen(replicas, "a", 2.0).booked == 0
+        replicas.book("a")
+        old.release()
+        assert seen(replicas, "a", 2.0).booked == 1
+
+    def test_f51_a_booking_of_nobody_counts_for_nobody(self) -> None:
+        replicas = of("a")
+        replicas.book("b").release()
+        assert seen(replicas, "a", 0.0).booked == 0
+
+    @given(st.lists(st.tuples(st.sampled_from(["book", "release", "leave", "join", "silence"]), st.integers(0, 9))))
+    def test_f51_bookings_are_those_taken_since_it_came_and_not_given_back_whatever_the_order(
+        self, moves: list[tuple[str, int]]
+    ) -> None:
+        replicas, now_s = of("a"), 0.0
+        taken: list[Booking] = []
+        open_ones: set[int] = set()
+        for move, number in moves:
+            now_s += 0.5
+            match move:
+                case "book":
+                    if replicas.get("a"):
+                        open_ones.add(len(taken))
+                    taken.append(replicas.book("a"))
+                case "release" if taken:
+                    taken[number % len(taken)].release()
+                    open_ones.discard(number % len(taken))
+                case "leave":
+                    replicas.register(registration("a", state="leaving"), now_s)
+                    open_ones.clear()
+                case "silence":
+                    now_s += GONE_AFTER_S
+                    replicas.tick(now_s)
+                    open_ones.clear()
+                case _:
+                    replicas.register(registration("a"), now_s)
+            replica = replicas.get("a")
+            assert (replica.booked if replica else 0) == len(open_ones)
+
+
+class TestKvEvents:
+    def test_what_an_instance_has_cached_is_known_until_it_is_gone(self) -> None:
+        replicas = Replicas("a-router", wants_kv_events=True)
+        answer = replicas.register(registration("a", kv_events=KvEvents(0, stored=[b"x", b"y"])), 0.0)
+        assert (answer.wants_kv_events, answer.next_kv_event) == (True, 2)
+        assert replicas.index is not None
+        assert replicas.index.matched_blocks("a", [b"x", b"y", b"z"]) == 2
+        replicas.tick(GONE_AFTER_S)
+        assert len(replicas.index) == 0
+
+    def test_a_gap_is_answered_by_asking_for_everything(self) -> None:
+        replicas = Replicas("a-router", wants_kv_events=True)
+        replicas.register(registration("a", kv_events=KvEvents(0, stored=[b"x"])), 0.0)
+        assert replicas.register(registration("a", kv_events=KvEvents(5, stored=[b"y"])), 1.0).next_kv_event == 0
+
+    def test_a_registration_without_events_is_told_where_to_go_on(self) -> None:
+        replicas = Replicas("a-router", wants_kv_events=True)
+        replicas.add_static("http://a")
+        replicas.register(registration("a", kv_events=KvEvents(0, stored=[b"x"])), 0.0)
+        assert replicas.register(registration("a"), 1.0).next_kv_event == 1
+        assert replicas.next_kv_event("http://a") == 1
+
+    def test_nothing_is_kept_where_nobody_wants_it(self) -> None:
+        replicas = of()
+        answer = replicas.register(registration("a", kv_events=KvEvents(0, stored=[b"x"])), 0.0)
+        assert (answer.wants_kv_events, answer.next_kv_event, replicas.index) == (False, 0, None)

@@ -1,0 +1,47 @@
+"""A supervisor whose children are idle processes: a test speaks in their place."""
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+from onward.clock import SystemClock
+from onward.config import ServeConfig
+from onward.proto.model import PreparedModel
+from onward.supervisor.children import Child, ChildState, Role
+from onward.supervisor.pd import PdPlan
+from onward.supervisor.routers import RouterPlan
+from onward.supervisor.supervisor import Supervisor
+from onward.transport.control import ControlChannel, control_pair
+
+
+@contextmanager
+def supervisor_of(config: ServeConfig, *, with_handoff: bool = False) -> Iterator[Supervisor]:
+    with socket.socket() as listening, socket.socket() as handoff:
+        made = Supervisor(
+            config,
+            cast(PreparedModel, None),
+            listening,
+            SystemClock(),
+            pd=PdPlan(),
+            routers=RouterPlan(),
+            handoff=handoff if with_handoff else None,
+            on_progress=print,
+            on_ready=lambda: None,
+        )
+        try:
+            yield made
+        finally:
+            made._clean_up()
+
+
+def child_of(supervisor: Supervisor, role: Role, incarnation: str) -> tuple[Child, ControlChannel]:
+    """And its end of the channel, for the test to close."""
+    channel, theirs = control_pair()
+    process = subprocess.Popen(["sleep", "60"])
+    child = Child(role, 0, incarnation, process, channel, os.pidfd_open(process.pid), 0.0, ChildState.READY)
+    supervisor._children.add(child)
+    supervisor._selector.register(channel.fileno(), 1, child)
+    return child, ControlChannel(theirs)

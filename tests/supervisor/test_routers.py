@@ -1,0 +1,73 @@
+import pytest
+
+from onward.config import ServeConfig
+from onward.errors import StartupError
+from onward.supervisor.own_address import own_address_towards
+from onward.supervisor.routers import RouterPlan, check_routers, resolve_routers
+
+HERE, THERE = "http://127.0.0.1:8080", "http://192.0.2.7:8080"
+
+
+def test_an_instance_without_routers_registers_with_nobody() -> None:
+    assert resolve_routers(ServeConfig(), 8000).routers == ()
+
+
+def test_routers_keep_their_order_and_come_once() -> None:
+    config = ServeConfig(router=f" {THERE}/ ,{HERE},, {THERE}")
+    assert resolve_routers(config, 8000).routers == (THERE, HERE)
+
+
+def test_the_url_has_the_port_that_was_opened() -> None:
+    config = ServeConfig(router=HERE, port=0)
+    assert resolve_routers(config, 4711) == RouterPlan((HERE,), "http://127.0.0.1:4711")
+    assert resolve_routers(ServeConfig(router=HERE, host="::1"), 1).own_url == "http://[::1]:1"
+
+
+def test_whoever_listens_everywhere_is_called_by_the_address_on_the_way_to_the_router() -> None:
+    config = ServeConfig(router=f"{HERE},{THERE}", host="0.0.0.0")
+    assert resolve_routers(config, 1).own_url == f"http://{own_address_towards('192.0.2.7')}:1"
+
+
+def test_a_url_that_was_named_is_meant() -> None:
+    config = ServeConfig(router=THERE, host="0.0.0.0", advertise_url="https://gpu7:443/")
+    assert resolve_routers(config, 1).own_url == "https://gpu7:443"
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (ServeConfig(router="127.0.0.1:8080"), "--router.*'127.0.0.1:8080'"),
+        (ServeConfig(router=f"{HERE},tcp://127.0.0.1:1"), "--router.*'tcp://127.0.0.1:1'"),
+        (ServeConfig(router="http://127.0.0.1"), "--router"),
+        (ServeConfig(router="http://127.0.0.1:0"), "--router"),
+        (ServeConfig(router="http://127.0.0.1:x"), "--router"),
+        (ServeConfig(router="http://127.0.0.1:80/v1"), "--router"),
+        (ServeConfig(router="http://a:b@127.0.0.1:80"), "--router"),
+        (ServeConfig(router=THERE), f"{THERE}.*--cluster-key-file"),
+        (ServeConfig(router=f"{HERE},{THERE}", host="0.0.0.0"), f"{THERE}.*--cluster-key-file"),
+        (ServeConfig(router=THERE, cluster_key_file="k"), "--host 127.0.0.1.*--advertise-url"),
+        (ServeConfig(router=",".join(f"{HERE}{i}" for i in range(17))), "16 routers"),
+        (ServeConfig(router=HERE, advertise_url="gpu7"), "--advertise-url"),
+        (ServeConfig(router=HERE, advertise_url="http://0.0.0.0:8000"), "--advertise-url"),
+        (ServeConfig(detach_ttl_s=-1), "--detach-ttl-s"),
+        (ServeConfig(detach_ttl_s=float("nan")), "--detach-ttl-s"),
+    ],
+)
+def test_what_cannot_work_is_named(config: ServeConfig, named: str) -> None:
+    with pytest.raises(StartupError, match=named):
+        check_routers(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ServeConfig(),
+        ServeConfig(router=HERE, port=0),
+        ServeConfig(router="http://localhost:1,http://[::1]:1"),
+        ServeConfig(router=THERE, host="0.0.0.0", cluster_key_file="k"),
+        ServeConfig(router=THERE, cluster_key_file="k", advertise_url="http://tunnel:80"),
+        ServeConfig(detach_ttl_s=0),
+    ],
+)
+def test_what_can_work_is_let_through(config: ServeConfig) -> None:
+    check_routers(config)
