@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 # More flags: make serve ARGS='--port 9000', make bench-cpu ARGS='--pairs 5'
 ARGS ?=
 
-.PHONY: serve install test test-full lint sabotage bench-cpu bench-stage clean
+.PHONY: serve install test test-full lint sabotage bench-cpu bench-pd bench-stage clean
 
 serve: install
 	$(BIN)/onward serve $(ARGS)
@@ -34,6 +34,11 @@ sabotage: $(VENV)/.installed-test
 
 bench-cpu: install
 	$(BIN)/python scripts/bench_cpu.py $(ARGS)
+
+# With the test extra: it brings nixl, one of the ways that are measured.
+bench-pd: $(VENV)/.installed-test
+	$(BIN)/onward warm
+	$(BIN)/python scripts/bench_pd.py $(ARGS)
 
 bench-stage: $(VENV)/.installed
 	$(BIN)/python -m onward.bench.stage $(ARGS)

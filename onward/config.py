@@ -60,6 +60,7 @@ class ServeConfig:
     )
     kv_backend: KvBackend = knob("auto", "how KV comes to a decode instance; auto: shm from local peers, else tcp")
     kv_checksums: KvChecksums = knob("auto", "whether each KV block is checked after a transfer; auto: over tcp")
+    kv_port: int = knob(0, "port where prefill instances write KV over tcp (0: any free one)")
     lease_s: float = knob(5.0, "how long a peer that has fallen silent keeps the blocks it was granted")
     offer_hold_s: float = knob(0.5, "how long a peer's offer may wait for free blocks before it is refused")
     handover_timeout_s: float = knob(60.0, "how long one peer may take for one prefill, its queue included")
@@ -144,6 +145,7 @@ class WorkerConfig:
     """How peers write KV into this worker; never `auto`. None: no peer does."""
     kv_host: str = "127.0.0.1"
     """Where they reach it, for backends that need a network."""
+    kv_port: int = 0
     log_level: str = "info"
 
 

@@ -1,4 +1,4 @@
-"""The two sides of `bench_cpu.py`, each a process of its own that sleeps while the other is measured."""
+"""The sides of `bench_cpu.py` and `bench_pd.py`, each a process of its own that sleeps while another is measured."""
 
 import http.client
 import json
@@ -121,7 +121,7 @@ class OnwardServer(Side):
     """`onward serve` on a free port."""
 
     def __init__(self, arguments: list[str], log: Path) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = log
         command = [sys.executable, "-c", SERVE, "serve", "--port", str(self.port), *arguments]
@@ -161,7 +161,7 @@ def peer_python(folder: Path) -> Path:
     return python
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]

@@ -5,7 +5,8 @@
 A name is a response's id, with or without what stands before its 32 hexadecimal digits, or the `X-Request-Id` that the
 request was sent with; it is compared whole. The answer repeats the names as they came; with `all` it has the ids. An
 aborted request is told so: a stream by an error event with the code `aborted` before its `[DONE]`, any other by a 409
-with that code. Asking again is harmless, and finds the names unknown.
+with that code. The record of a stream whose client has gone is dropped. Asking again is harmless, and finds the names
+unknown.
 """
 
 import re
@@ -19,6 +20,7 @@ from onward.api import http
 from onward.api.body import decode, wrong
 from onward.api.engine_client import EngineClient
 from onward.api.envelope import MAX_LABEL_LENGTH
+from onward.api.streams import Streams
 from onward.errors import ClientError
 
 MAX_IDS = 1024
@@ -34,8 +36,9 @@ _decoder = msgspec.json.Decoder(AbortRequest)
 
 
 class Aborting:
-    def __init__(self, client: EngineClient, max_body_bytes: int) -> None:
+    def __init__(self, client: EngineClient, streams: Streams, max_body_bytes: int) -> None:
         self._client = client
+        self._streams = streams
         self._max_body_bytes = max_body_bytes
 
     def routes(self) -> list[Route]:
@@ -48,9 +51,12 @@ class Aborting:
             raise ClientError("the client has gone") from None
         ids = decode_abort(body)
         if ids is None:
-            return _answer(sorted(await self._client.abort_by_name([], everything=True)), [])
+            dropped = self._streams.drop([], everything=True)
+            return _answer(sorted(dropped | await self._client.abort_by_name([], everything=True)), [])
         names = {given: _names(given) for given in ids}
-        known = await self._client.abort_by_name([name for each in names.values() for name in each]) if names else set()
+        every_name = [name for each in names.values() for name in each]
+        known = self._streams.drop(every_name)
+        known |= await self._client.abort_by_name(every_name) if names else set()
         aborted = [given for given, each in names.items() if not known.isdisjoint(each)]
         return _answer(aborted, [given for given in names if given not in aborted])
 

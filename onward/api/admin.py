@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from onward.api.engine_client import EngineClient
+from onward.api.streams import Streams
 from onward.config import ApiConfig
 from onward.errors import NotFound, Unavailable
 from onward.obs.metrics import render
@@ -26,14 +27,23 @@ class Instance(Protocol):
     """What `SupervisorLink` does."""
 
     async def instance(self) -> InstanceView: ...
+    def ask_drain(self) -> None: ...
 
 
 class Admin:
-    def __init__(self, config: ApiConfig, model: PreparedModel, client: EngineClient, supervisor: Instance) -> None:
+    def __init__(
+        self,
+        config: ApiConfig,
+        model: PreparedModel,
+        client: EngineClient,
+        supervisor: Instance,
+        streams: Streams,
+    ) -> None:
         self._config = config
         self._model = model
         self._client = client
         self._supervisor = supervisor
+        self._streams = streams
 
     def routes(self) -> list[Route]:
         endpoints: dict[str, Callable[[Request], Awaitable[Response]]] = {
@@ -45,7 +55,8 @@ class Admin:
             "/metrics": self.metrics,
             "/info": self.info,
         }
-        return [Route(path, endpoint, methods=["GET"]) for path, endpoint in endpoints.items()]
+        routes = [Route(path, endpoint, methods=["GET"]) for path, endpoint in endpoints.items()]
+        return [*routes, Route("/drain", self.drain, methods=["POST"])]
 
     async def models(self, _: Request) -> Response:
         return _json({"object": "list", "data": [self._model_card()]})
@@ -61,10 +72,18 @@ class Admin:
         return _json(self._model_card())
 
     async def health(self, _: Request) -> Response:
+        if self._streams.is_draining:
+            return _json({"status": "draining", "reason": "this instance is being drained"}, status=503)
         problem = await self._problem()
         if problem is not None:
             return _json({"status": "unavailable", "reason": problem}, status=503)
         return _json({"status": "ok"})
+
+    async def drain(self, _: Request) -> Response:
+        """Of the whole instance, and for good. Asking again changes nothing."""
+        self._supervisor.ask_drain()
+        self._streams.drain()
+        return _json({"status": "draining"})
 
     async def live(self, _: Request) -> Response:
         return _json({"status": "ok"})

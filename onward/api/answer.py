@@ -12,10 +12,14 @@ from typing import Protocol, TypeVar
 from onward.api.ledger import RESCHEDULE, Delivery
 from onward.api.limits import first_end
 from onward.api.logprobs import PromptLogprobs, TextOffsets
+from onward.proto.cursor import ChoiceCursor
 from onward.proto.request import ErrorInfo
 from onward.proto.sampling import Sampling
 from onward.proto.step import TokenLogprobs
 
+MADE_DIFFERENTLY = ErrorInfo(
+    "stream_unknown", "the stream is not held by anyone, and what was made again is not what was sent before", 409
+)
 MAX_EVENT_TOKENS = 1024
 """A slow connection's tokens share events, but no event's cursor grows without bound."""
 
@@ -68,6 +72,8 @@ class Piece:
     """At the end of a choice, where the answer can be continued elsewhere: all of the choice's tokens."""
     error: ErrorInfo | None = None
     """Why the choice was given up."""
+    skipped: bool = False
+    """The client has this already: it was made again only because nobody else had kept its tokens."""
 
     @property
     def scored_token_ids(self) -> list[int]:
@@ -84,7 +90,7 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         finish_reason=last.finish_reason,
         logprobs=_chained(piece.logprobs for piece in pieces),
         text_offsets=_chained(piece.text_offsets for piece in pieces),
-        prompt_logprobs=first.prompt_logprobs,
+        prompt_logprobs=next((one.prompt_logprobs for one in pieces if one.prompt_logprobs is not None), None),
         ended_by_token=last.ended_by_token,
         rescored_token_ids=[token_id for piece in pieces for token_id in piece.rescored_token_ids],
         completion_token_ids=last.completion_token_ids,
@@ -93,11 +99,29 @@ def joined(pieces: Sequence[Piece]) -> Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """Where a choice goes on from, and how much of that the client is told."""
+
+    token_ids: Sequence[int] = ()
+    told_reason: str | None = None
+    """How the choice has ended, where an earlier answer has told it."""
+    repeats_end: bool = True
+    """Whether that end is told again: a new answer has one end for each choice, the same one gone on with has it."""
+    tells_from: int | None = None
+    """The position from which on this answer tells the choice's text and tokens. None: only what is new."""
+    rescore_from: int | None = None
+    skip_to: ChoiceCursor | None = None
+    """As far as the client has it although its tokens are not among `token_ids`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Unscored:
-    """Given tokens whose logprobs are asked for again and have not come, and where they begin in the text."""
+    """Given tokens whose logprobs are asked for again and have not come."""
 
     token_ids: list[int]
+    """Those that this answer tells by their logprobs alone."""
     text_offsets: list[int]
+    """Where each of all of them begins in the text."""
 
 
 @dataclass(slots=True)
@@ -114,29 +138,48 @@ class Choice:
     num_cached_tokens: int | None = None
     """None until the engine has said it."""
     unscored: Unscored | None = None
+    skip_to: ChoiceCursor | None = None
+    """None once the client is told what comes."""
+    owes_prompt: bool = field(init=False)
+    """The prompt's logprobs were asked for and have not come."""
+
+    def __post_init__(self) -> None:
+        self.owes_prompt = self.sampling.prompt_logprobs is not None
 
     @property
     def position(self) -> int:
         return len(self.token_ids)
 
-    def replay(
-        self, token_ids: Sequence[int], told_reason: str | None = None, rescore_from: int | None = None
-    ) -> Piece | None:
-        """Goes to where an earlier answer stopped, without repeating its text. A piece if that was the end.
+    def replay(self, start: Start) -> Piece | None:
+        """Goes to where an earlier answer stopped. A piece if there is something to tell about it."""
+        told, text = self._push_again(start)
+        offsets = self._place(self.token_ids)
+        self.skip_to = start.skip_to
+        is_untold = start.tells_from == 0 or not (start.token_ids or start.skip_to)
+        self.owes_prompt = self.owes_prompt and is_untold
+        if start.rescore_from is not None and offsets is not None:
+            first_told = self.position - len(told)
+            self.unscored = Unscored(self.token_ids[start.rescore_from : first_told], offsets[start.rescore_from :])
+        if start.told_reason is not None:
+            self.finish_reason = start.told_reason
+            rest = "" if start.tells_from is None else self.text.finish(start.told_reason)
+        else:
+            ended = first_end(self.token_ids, self.sampling)
+            rest = self._end("stop" if self.text.stopped else ended and ended[1])
+        has_news = start.told_reason is None or start.repeats_end
+        if start.tells_from is None and not (self.finish_reason is not None and has_news):
+            return None
+        # What was delivered up to here is the text of these tokens; beside it only what the end lets go of is new.
+        ended_by_token = self.finish_reason == "stop" and not self.text.stopped and bool(told)
+        return Piece(self.index, told, text + rest, self.finish_reason, ended_by_token=ended_by_token)
 
-        With `told_reason` the earlier answer has told the end too, so that nothing is new about it."""
-        ended = first_end(token_ids, self.sampling)
-        length, reason = ended or (len(token_ids), None)
-        taken, _ = self._push(list(token_ids[:length]))
-        offsets = self._place(taken)
-        if rescore_from is not None and offsets is not None:
-            self.unscored = Unscored(taken[rescore_from:], offsets[rescore_from:])
-        if told_reason is not None:
-            self.finish_reason = told_reason
-            return Piece(self.index, [], "", told_reason)
-        rest = self._end("stop" if self.text.stopped else reason)
-        # What was delivered up to here is the text of these tokens; only what the end lets go of is new.
-        return None if self.finish_reason is None else Piece(self.index, [], rest, self.finish_reason)
+    def _push_again(self, start: Start) -> tuple[list[int], str]:
+        """The tokens that this answer tells, and their text. Nothing behind the first end counts."""
+        ended = first_end(start.token_ids, self.sampling)
+        token_ids = list(start.token_ids if ended is None else start.token_ids[: ended[0]])
+        first_told = len(token_ids) if start.tells_from is None else start.tells_from
+        self._push(token_ids[:first_told])
+        return ([], "") if self.text.stopped else self._push(token_ids[first_told:])
 
     def take(self, delivery: Delivery, prompt_logprobs: PromptLogprobs | None = None) -> Piece:
         taken, text = self._push(delivery.token_ids)
@@ -153,11 +196,11 @@ class Choice:
             ended_by_token=self.finish_reason == "stop" and not self.text.stopped and bool(taken),
             error=delivery.error if self.finish_reason == RESCHEDULE else None,
         )
-        return piece if delivery.rescored is None else self._with_scores(piece, delivery.rescored)
+        earlier, rescored = self.unscored, delivery.rescored
+        return piece if earlier is None or rescored is None else self._with_scores(piece, earlier, rescored)
 
-    def _with_scores(self, piece: Piece, rescored: list[TokenLogprobs]) -> Piece:
-        assert self.unscored is not None, "they come once, and only if asked for"
-        earlier, self.unscored = self.unscored, None
+    def _with_scores(self, piece: Piece, earlier: Unscored, rescored: list[TokenLogprobs]) -> Piece:
+        self.unscored = None
         return replace(
             piece,
             rescored_token_ids=earlier.token_ids,
@@ -184,6 +227,17 @@ class Choice:
     def _end(self, reason: str | None) -> str:
         self.finish_reason = reason
         return "" if reason is None else self.text.finish(reason)
+
+    def compare_skipped(self, cause: ErrorInfo | None) -> ErrorInfo | None:
+        """Whether the client is told what comes next; an error if what was made again is not what it has."""
+        skipped = self.skip_to
+        assert skipped is not None
+        if self.position < skipped.position:
+            return None if self.finish_reason is None else cause or MADE_DIFFERENTLY
+        if self.finish_reason != skipped.finish_reason:
+            return cause or MADE_DIFFERENTLY
+        self.skip_to = None
+        return None
 
 
 @dataclass(slots=True)
@@ -234,17 +288,26 @@ class Answer:
                 continue
             if delivery.num_cached_tokens is not None:
                 choice.num_cached_tokens = delivery.num_cached_tokens
-            if delivery.token_ids or not delivery.failed:
-                piece = choice.take(delivery, self._of_prompt(choice, delivery))
-                progress.pieces.append(self.with_ids(piece))
-            if choice.finish_reason is not None and delivery.finish_reason is None:
-                progress.stopped.append(choice)
-            elif delivery.failed and choice.finish_reason is None:
-                progress.error = delivery.error
+            for part in _split_at(choice, delivery):
+                if progress.error is None:
+                    self._take_part(choice, part, progress)
+            if progress.error is not None:
                 break
-            elif choice.finish_reason == RESCHEDULE and self.finished and not self.usage().completion_tokens:
+            if choice.finish_reason == RESCHEDULE and self.finished and not self.usage().completion_tokens:
                 return Progress(error=delivery.error)
         return progress
+
+    def _take_part(self, choice: Choice, part: Delivery, progress: Progress) -> None:
+        is_skipped = choice.skip_to is not None
+        if part.token_ids or not part.failed:
+            piece = choice.take(part, None if is_skipped else self._of_prompt(choice, part))
+            progress.pieces.append(replace(piece, skipped=True) if is_skipped else self.with_ids(piece))
+        if choice.finish_reason is not None and part.finish_reason is None:
+            progress.stopped.append(choice)
+        elif part.failed and choice.finish_reason is None:
+            progress.error = part.error
+        if is_skipped and progress.error is None:
+            progress.error = choice.compare_skipped(part.error)
 
     def with_ids(self, piece: Piece) -> Piece:
         """With all of its choice's tokens, if it ends in an answer that is to be continued."""
@@ -259,10 +322,28 @@ class Answer:
         return Usage(len(self._prompt_token_ids), completion, next(known, 0))
 
     def _of_prompt(self, choice: Choice, delivery: Delivery) -> PromptLogprobs | None:
-        told, later_token_ids = delivery.prompt_logprobs, self._prompt_token_ids[1:]
-        if told is None and not later_token_ids and choice.sampling.prompt_logprobs is not None and not choice.position:
+        later_token_ids, told = self._prompt_token_ids[1:], delivery.prompt_logprobs
+        if not later_token_ids and delivery.token_ids:
             told = []  # asked for, and there are none
-        return None if told is None else list(zip(later_token_ids, told, strict=True))
+        if told is None or not choice.owes_prompt:
+            return None
+        choice.owes_prompt = False
+        return list(zip(later_token_ids, told, strict=True))
+
+
+def _split_at(choice: Choice, delivery: Delivery) -> list[Delivery]:
+    """Into what the client has already and what is new, where that is not one of them only."""
+    skipped, token_ids = choice.skip_to, delivery.token_ids
+    if skipped is None or skipped.finish_reason is not None or choice.position + len(token_ids) < skipped.position:
+        return [delivery]
+    num = skipped.position - choice.position
+    known = replace(delivery, token_ids=token_ids[:num], finish_reason=None, error=None)
+    if delivery.logprobs is None:
+        new = replace(delivery, token_ids=token_ids[num:], rescored=None)
+    else:
+        known = replace(known, logprobs=delivery.logprobs[:num])
+        new = replace(delivery, token_ids=token_ids[num:], rescored=None, logprobs=delivery.logprobs[num:])
+    return [known, new] if new.token_ids or new.finish_reason is not None else [known]
 
 
 def _merged(deliveries: list[Delivery]) -> list[Delivery]:

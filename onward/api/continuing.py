@@ -49,4 +49,4 @@ def _told_reason(choice: Choice) -> str | None:
 
 def _unscored_from(choice: Choice) -> int:
     """What was asked for and has come is not asked for again."""
-    return choice.position - (0 if choice.unscored is None else len(choice.unscored.token_ids))
+    return choice.position - (0 if choice.unscored is None else len(choice.unscored.text_offsets))

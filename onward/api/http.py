@@ -84,3 +84,8 @@ async def respond(send: Send, status: int, body: bytes, headers: Mapping[str, st
 
 def respond_error(send: Send, error: ErrorInfo) -> Awaitable[None]:
     return respond(send, error.status, error_body(error), {**JSON_HEADERS, **error_headers(error)})
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The first one of this lower-case name. Bytes that are no text stay visible as such."""
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)

@@ -19,9 +19,11 @@ from onward import log
 from onward.api.admin import Admin
 from onward.api.app import build_app
 from onward.api.engine_client import EngineClient
-from onward.api.generation import Backend
+from onward.api.jobs import Backend
 from onward.api.ledger import Ledger
 from onward.api.prompts import Prompts
+from onward.api.registering import Description, Registering
+from onward.api.streams import Streams
 from onward.api.supervisor_link import SupervisorLink
 from onward.clock import SystemClock
 from onward.errors import OnwardError
@@ -32,6 +34,7 @@ from onward.transport.zmq import EngineSocket
 
 NUM_TEXT_THREADS = 2
 KEEP_ALIVE_S = 75
+EXPIRE_EVERY_S = 5.0
 LAST_WORDS_S = 1.0
 """After the grace, for the last events of streams that had to be ended."""
 
@@ -77,21 +80,38 @@ class ApiProcess:
                 "onward_unknown_fields_total", "Request fields that nobody knows, ignored"
             ),
         )
-        admin = Admin(start.config, start.model, self._client, self._link)
-        self._server = _http_server(build_app(backend, admin, self._registry), lambda: self._send(Ready()))
+        self._streams = Streams(self._client, clock, start.config.detach_ttl_s)
+        admin = Admin(start.config, start.model, self._client, self._link, self._streams)
+        description = Description(start.config, start.model, self._client, self._link, self._streams, clock)
+        app = build_app(backend, admin, self._streams, description, self._registry)
+        self._server = _http_server(app, self._on_started)
+        # Of several processes one speaks for all.
+        self._registering = Registering(start.config, description, clock) if start.index == 0 else None
 
     async def run(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._channel.fileno(), self._on_control)
         try:
+            self._forget_old_records()
             await self._server.serve([listening])
+            if self._registering is not None:
+                await self._registering.close()
         finally:
             loop.remove_reader(self._channel.fileno())
             await self._client.close()
 
+    def _on_started(self) -> None:
+        self._send(Ready())
+        if self._registering is not None:
+            self._registering.start()
+
+    def _forget_old_records(self) -> None:
+        self._streams.expire()
+        asyncio.get_running_loop().call_later(EXPIRE_EVERY_S, self._forget_old_records)
+
     def _on_control(self) -> None:
         try:
-            self._link.drain(self._client, self._stop)
+            self._link.read(self._client, self._streams.drain, self._stop)
         except ChannelClosed:
             _logger.warning("the supervisor is gone")
             _leave_at_once()
@@ -100,8 +120,12 @@ class ApiProcess:
             _leave_at_once()
 
     def _stop(self, grace_s: float) -> None:
-        """No new connections; running streams have the grace, and are then told."""
+        """No new connections. What a router sent goes on elsewhere; clients' own streams have the grace, and are then
+        told."""
         _logger.info(log.event("stopping", grace_s=grace_s))
+        self._streams.drain()
+        if self._registering is not None:
+            self._registering.leave()
         self._server.config.timeout_graceful_shutdown = int(grace_s + LAST_WORDS_S + 1)
         self._server.should_exit = True
         asyncio.get_running_loop().call_later(grace_s, self._client.fail_all)

@@ -224,7 +224,7 @@ def decode_tokens(body: bytes, bounds: Bounds) -> tuple[TokenRequest, int]:
     _check_number("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     if not request.prompt_token_ids:
         raise wrong("prompt_token_ids", "must not be empty")
-    _check_token_ids("prompt_token_ids", request.prompt_token_ids, bounds)
+    check_token_ids("prompt_token_ids", request.prompt_token_ids, bounds)
     return request, num_unknown
 
 
@@ -311,7 +311,7 @@ def _check_stops(request: GenerationRequest, bounds: Bounds) -> None:
     ids = request.stop_token_ids or []
     if len(ids) > MAX_STOP_TOKEN_IDS:
         raise wrong("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids, got {len(ids)}")
-    _check_token_ids("stop_token_ids", ids, bounds)
+    check_token_ids("stop_token_ids", ids, bounds)
 
 
 def _check_generated(request: GenerationRequest, bounds: Bounds) -> None:
@@ -319,14 +319,14 @@ def _check_generated(request: GenerationRequest, bounds: Bounds) -> None:
     if given is None:
         return
     if request.num_choices == 1:
-        _check_token_ids(path, given, bounds)
+        check_token_ids(path, given, bounds)
         return
     if len(given) != request.num_choices:
         raise wrong(path, f"must be one list per choice ({request.num_choices}), got {len(given)}")
     for index, one in enumerate(given):
         if isinstance(one, int):
             raise wrong(f"{path}[{index}]", "must be a list of token ids, as n is more than 1")
-        _check_token_ids(f"{path}[{index}]", one, bounds)
+        check_token_ids(f"{path}[{index}]", one, bounds)
 
 
 def _check_finish_reasons(request: GenerationRequest) -> None:
@@ -362,10 +362,10 @@ def _check_prompt_token_ids(prompt: list[Any], bounds: Bounds) -> None:
     for index, one in enumerate(prompt):
         if isinstance(one, (str, list)):
             raise wrong(f"prompt[{index}]", "lists of prompts are not supported; send one prompt per request")
-    _check_token_ids("prompt", prompt, bounds)
+    check_token_ids("prompt", prompt, bounds)
 
 
-def _check_token_ids(path: str, ids: list[Any], bounds: Bounds) -> None:
+def check_token_ids(path: str, ids: list[Any], bounds: Bounds) -> None:
     for index, one in enumerate(ids):
         if not isinstance(one, int) or isinstance(one, bool):
             raise wrong(f"{path}[{index}]", f"must be a token id, got {_short(one)}")

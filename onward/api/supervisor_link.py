@@ -7,8 +7,10 @@ from typing import Protocol
 
 from onward.errors import Unavailable
 from onward.proto.control import (
+    AskDrain,
     AskInstance,
     AskSnapshot,
+    Drain,
     EngineGone,
     EngineUp,
     FromChild,
@@ -41,7 +43,7 @@ class SupervisorLink:
         self._ask_ids = itertools.count(1)
         self._asked: dict[int, asyncio.Future[InstanceView]] = {}
 
-    def drain(self, listener: Listener, stop: Callable[[float], None]) -> None:
+    def read(self, listener: Listener, drain: Callable[[], None], stop: Callable[[float], None]) -> None:
         """Acts on every message that is there. The channel raises when the supervisor has died."""
         while (message := self._channel.receive()) is not None:
             match message:
@@ -53,10 +55,17 @@ class SupervisorLink:
                     self._channel.send(Snapshot(message.ask_id, self._snapshot()))
                 case InstanceView():
                     self._answered(message)
+                case Drain():
+                    drain()
                 case Stop():
                     stop(message.grace_s)
                 case _:
                     raise AssertionError(f"not a message for an api process: {type(message).__name__}")
+
+    def ask_drain(self) -> None:
+        """For the whole instance: the supervisor tells every api process."""
+        if not self._channel.send(AskDrain()):
+            raise Unavailable("the supervisor does not read", retry_after_s=1.0)
 
     async def instance(self) -> InstanceView:
         """The whole instance, as of now."""

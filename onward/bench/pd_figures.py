@@ -14,6 +14,7 @@ from onward.bench.load import Record
 from onward.bench.pd_load import Observed
 from onward.bench.report import percentile
 
+TOGETHER_S = 0.0002
 QUANTILES = (*range(1, 100), 99.5, 99.9, 100)
 
 
@@ -48,6 +49,12 @@ class Pair(msgspec.Struct, frozen=True):
 
 def spread(values: Sequence[float]) -> Spread:
     return Spread(*(percentile(values, percent) for percent in (50, 90, 99, 100)))
+
+
+def share_together(values: Sequence[float]) -> float:
+    """Tokens that came in one read with the one before: late by a step, with a wait of nothing. Where these are many, the
+    reader or the api was kept from running, and the median says little."""
+    return sum(value < TOGETHER_S for value in values) / len(values)
 
 
 def gaps_s(records: Iterable[Record], from_s: float, to_s: float) -> list[float]:

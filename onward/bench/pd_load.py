@@ -1,6 +1,6 @@
 """Streams that decode all the time, and long prompts that come between: what `make bench-pd` loads a server with.
 
-    streams   ──first tokens──|── quiet ──|──────── loaded ────────|── until the last prompt has its answer ──> cut off
+    streams   ──first tokens──|── quiet ──|──────── loaded ────────|── until all is answered ──> cut off
     prompts                               ^       ^       ^       ^
 
 It writes down what came when. What that means is said in `pd_figures`.
@@ -8,7 +8,10 @@ It writes down what came when. What that means is said in `pd_figures`.
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import aiohttp
 
 from onward.bench import load
 from onward.bench.load import Job, Record, Target
@@ -17,7 +20,7 @@ from onward.errors import ServerError
 
 SETTLED_EVENTS = 8
 """What each stream has written before anything is counted."""
-START_TIMEOUT_S = 60.0
+PROGRESS_TIMEOUT_S = 60.0
 _LOOK_S = 0.01
 
 
@@ -57,10 +60,11 @@ async def observe(target: Target, asked: Load, seed: str) -> Observed:
             for n, record in enumerate(streams)
         ]
         try:
-            await _settled(streams)
+            await _every(streams, lambda record: len(record.text_s) >= SETTLED_EVENTS)
             quiet_from_s = time.perf_counter()
             await asyncio.sleep(asked.quiet_s)
             loaded_from_s = time.perf_counter()
+            ended_s = loaded_from_s + asked.loaded_s
             asking = [
                 asyncio.create_task(_ask_at(session, target, loaded_from_s + at_s, _prompt_job(asked, f"{seed} {n}")))
                 for n, at_s in enumerate(asked.arrivals_s())
@@ -68,19 +72,21 @@ async def observe(target: Target, asked: Load, seed: str) -> Observed:
             await asyncio.sleep(asked.loaded_s)
             prompts = await asyncio.gather(*asking)
             _check(streams, prompts)
+            # A wait that began within the round is known when it is over.
+            await _every(streams, lambda record: record.text_s[-1] >= ended_s)
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-    return Observed(streams, prompts, quiet_from_s, loaded_from_s, loaded_from_s + asked.loaded_s)
+    return Observed(streams, prompts, quiet_from_s, loaded_from_s, ended_s)
 
 
-async def _settled(streams: list[Record]) -> None:
-    deadline_s = time.perf_counter() + START_TIMEOUT_S
-    while any(len(record.text_s) < SETTLED_EVENTS for record in streams):
+async def _every(streams: list[Record], has_come_so_far: Callable[[Record], bool]) -> None:
+    deadline_s = time.perf_counter() + PROGRESS_TIMEOUT_S
+    while not all(map(has_come_so_far, streams)):
         _check(streams, [])
         if time.perf_counter() > deadline_s:
-            raise ServerError(f"the streams have not begun within {START_TIMEOUT_S:.0f} s")
+            raise ServerError(f"the streams have not gone on within {PROGRESS_TIMEOUT_S:.0f} s")
         await asyncio.sleep(_LOOK_S)
 
 
@@ -88,10 +94,10 @@ def _check(streams: list[Record], prompts: list[Record]) -> None:
     if failed := [record.error for record in (*streams, *prompts) if record.error is not None]:
         raise ServerError(f"{len(failed)} requests failed, the first: {failed[0]}")
     if any(record.ended_s for record in streams):
-        raise ServerError("a stream ended before the round did; give them more --stream-tokens")
+        raise ServerError("a stream ended before the round did; let the round be shorter")
 
 
-async def _ask_at(session: load.aiohttp.ClientSession, target: Target, at_s: float, job: Job) -> Record:
+async def _ask_at(session: aiohttp.ClientSession, target: Target, at_s: float, job: Job) -> Record:
     await asyncio.sleep(max(0.0, at_s - time.perf_counter()))
     return await load.ask(session, target, job)
 

@@ -5,10 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from onward.bench.report import percentile
+
 WIDTH, HEIGHT = 720, 420
-_LEFT, _RIGHT, _TOP, _BOTTOM = 78, 24, 62, 58
+_LEFT, _RIGHT, _TOP, _BOTTOM = 78, 24, 84, 58
 _SHARES = (1.0, 0.1, 0.01, 0.001)
 _STEPS = (1, 2, 5)
+_PERCENT_AT_LEFT = 2
+"""The shortest waits, of tokens that were read together, would take most of the width. They lie on the left edge."""
+_NOT_ZERO = 1e-6
+_LEAST_MOVE = 1.0
+"""Points that are closer to the one before, in pixels, are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +38,11 @@ def tail(values: Sequence[float], lowest_share: float = _SHARES[-1]) -> list[tup
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten, from the last that is not above `low` to the first that is not below `high`."""
+    """1, 2 and 5 times powers of ten, from the last that is not above `low` to the first above `high`."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     marks = [step * 10.0**power for power in range(first, last + 1) for step in _STEPS]
     start = max(mark for mark in marks if mark <= low)
-    end = min(mark for mark in marks if mark >= high)
+    end = min(mark for mark in marks if mark > high)
     return [mark for mark in marks if start <= mark <= end]
 
 
@@ -44,7 +51,7 @@ class _Axes:
         self._low, self._high = math.log10(marks[0]), math.log10(marks[-1])
 
     def x(self, ms: float) -> float:
-        across = (math.log10(ms) - self._low) / (self._high - self._low)
+        across = (max(math.log10(max(ms, _NOT_ZERO)), self._low) - self._low) / (self._high - self._low)
         return round(_LEFT + across * (WIDTH - _LEFT - _RIGHT), 1)
 
     def y(self, share: float) -> float:
@@ -53,9 +60,10 @@ class _Axes:
 
 
 def draw(title: str, curves: Sequence[Curve]) -> str:
-    lines = {curve: tail([max(ms, 0.01) for ms in curve.values_ms]) for curve in curves}
-    values = [ms for line in lines.values() for ms, _ in line]
-    marks = ticks(min(values), max(values) * 1.001)
+    lines = [(curve, tail(curve.values_ms)) for curve in curves]
+    marks = ticks(
+        min(percentile(curve.values_ms, _PERCENT_AT_LEFT) for curve in curves), max(line[-1][0] for _, line in lines)
+    )
     axes = _Axes(marks)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
@@ -64,7 +72,7 @@ def draw(title: str, curves: Sequence[Curve]) -> str:
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="12" fill="#f8fafc"/>',
         f'<text x="{_LEFT}" y="26" font-size="15" font-weight="600">{escape(title)}</text>',
         *_grid(axes, marks),
-        *(_curve(axes, curve, line) for curve, line in lines.items()),
+        *(_curve(axes, curve, line) for curve, line in lines),
         *_legend(curves),
         "</svg>",
     ]
@@ -87,17 +95,21 @@ def _grid(axes: _Axes, marks: list[float]) -> list[str]:
 
 
 def _curve(axes: _Axes, curve: Curve, line: list[tuple[float, float]]) -> str:
-    points = " ".join(f"{axes.x(ms)},{axes.y(share)}" for ms, share in line)
-    return f'<polyline points="{points}" fill="none" {_stroke(curve)}/>'
+    points: list[tuple[float, float]] = []
+    for ms, share in line:
+        point = (axes.x(ms), axes.y(share))
+        if not points or math.dist(point, points[-1]) >= _LEAST_MOVE:
+            points.append(point)
+    drawn = " ".join(f"{x},{y}" for x, y in points)
+    return f'<polyline points="{drawn}" fill="none" {_stroke(curve)}/>'
 
 
 def _legend(curves: Sequence[Curve]) -> list[str]:
     parts: list[str] = []
-    column = (WIDTH - _LEFT - _RIGHT) / max(1, len(curves))
     for number, curve in enumerate(curves):
-        x = round(_LEFT + number * column, 1)
-        parts.append(f'<path d="M{x} 44h22" {_stroke(curve)}/>')
-        parts.append(f'<text x="{x + 28}" y="48" font-size="12">{escape(curve.name)}</text>')
+        x, y = _LEFT + number % 2 * (WIDTH - _LEFT - _RIGHT) // 2, 46 + number // 2 * 18
+        parts.append(f'<path d="M{x} {y}h22" {_stroke(curve)}/>')
+        parts.append(f'<text x="{x + 28}" y="{y + 4}" font-size="12">{escape(curve.name)}</text>')
     return parts
 
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from onward.errors import ServerError, StartupError
+from onward.errors import ServerError
 from onward.proto.kv_transfer import Counted, EndLease, Endpoint, Expect, Expecting, Layout, Push, Sent
 from onward.proto.model import ModelConfig
 from onward.transport.curve import private_addresses
@@ -49,13 +49,6 @@ class Rate(msgspec.Struct, frozen=True):
     """To the plain copy, the median of the repetitions."""
 
 
-class Absent(msgspec.Struct, frozen=True):
-    """A backend that does not work on this machine."""
-
-    backend: str
-    why: str
-
-
 class _Order(msgspec.Struct, frozen=True):
     """What the writer is to do."""
 
@@ -81,9 +74,6 @@ class _Worker:
         self.bytes, self.num_blocks = pool.data, num_blocks
         self.bytes[:] = 1  # every page has its memory before anything is timed
         layout = Layout("bench", "int8", BLOCK_SIZE, shape.num_layers, shape.num_kv_heads, shape.head_dim)
-        engine_address, worker_address = private_addresses(f"bench-{os.getpid()}-{time.monotonic_ns()}")
-        self._wires, plane_wires = Wires(), Wires()
-        self.port = self._wires.kv_port(engine_address)
         self.plane = Plane(
             KvMemory(self.bytes, pool.fd, pool.geometry, layout),
             backend=backend,
@@ -92,6 +82,9 @@ class _Worker:
             cluster_key="",
             layers_done=lambda: 0,
         )
+        engine_address, worker_address = private_addresses(f"bench-{os.getpid()}-{time.monotonic_ns()}")
+        self._wires, plane_wires = Wires(), Wires()
+        self.port = self._wires.kv_port(engine_address)
         self.plane.start(plane_wires, plane_wires.kv_socket(worker_address))
 
     def hear(self, kind: type[Report], lease_id: str) -> Report:
@@ -139,24 +132,13 @@ def num_blocks_of(shape: ModelConfig, num_bytes: int) -> int:
     return max(1, round(num_bytes / block_bytes(shape, _INT8, BLOCK_SIZE)))
 
 
-def measure(
-    shape: ModelConfig, num_bytes: int, repetitions: int, backends: tuple[str, ...] = BACKENDS
-) -> list[Rate | Absent]:
+def measure(backend: str, shape: ModelConfig, num_bytes: int, repetitions: int) -> list[Rate]:
+    """Raises `StartupError` for a backend that does not work here."""
     num_blocks = num_blocks_of(shape, num_bytes)
-    figures: list[Rate | Absent] = []
-    for backend in backends:
-        try:
-            figures += _measure_backend(backend, shape, num_blocks, repetitions)
-        except StartupError as fault:
-            figures.append(Absent(backend, fault.message))
-    return figures
-
-
-def _measure_backend(backend: str, shape: ModelConfig, num_blocks: int, repetitions: int) -> list[Rate]:
-    num_bytes = num_blocks * block_bytes(shape, _INT8, BLOCK_SIZE)
+    moved = num_blocks * block_bytes(shape, _INT8, BLOCK_SIZE)
     with _both_sides(backend, shape, num_blocks) as (reader, writer):
         return [
-            rate_of(backend, order, checksums, num_bytes, _transfers(reader, writer, order, checksums, repetitions))
+            rate_of(backend, order, checksums, moved, _transfers(reader, writer, order, checksums, repetitions))
             for order, checksums in itertools.product(("in order", "random"), (False, True))
         ]
 

@@ -48,7 +48,8 @@ class Server:
                 raise Unavailable(f"no server answers at {self.url}: {_why(fault)}") from None
         if response.status >= 300:
             kind = NotFound if response.status == 404 else ServerError
-            raise kind(f"{self.url}{path} answers {response.status}: {error_message(body)}")
+            hint = "; show one with --cluster-key-file or --api-key" if response.status in (401, 403) else ""
+            raise kind(f"{self.url}{path} answers {response.status}: {error_message(body)}{hint}")
         try:
             return msgspec.json.decode(body) if body else None
         except msgspec.DecodeError:

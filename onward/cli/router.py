@@ -45,8 +45,7 @@ def _serve(config: RouterConfig, cluster_key: str, listening: socket.socket) -> 
     from onward.router import main
 
     url = http_url(advertised_host(config.host), listening.getsockname()[1])
-    welcome_router(Console(highlight=False), config, url)
-    main.run(config, cluster_key, listening)
+    main.run(config, cluster_key, listening, lambda: welcome_router(Console(highlight=False), config, url))
 
 
 def check(config: RouterConfig) -> None:

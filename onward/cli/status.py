@@ -73,7 +73,7 @@ def document_of(url: str, info: Any) -> dict[str, Any]:
     try:
         engine, requests = info["engine"], info["requests"]
         state = info.get("state") or ("ready" if engine and engine["worker_ready"] else "restarting")
-        running = requests.get("running", 0)
+        running, blocks = requests.get("running", 0), info["kv_blocks"]
         row = {
             "id": info["incarnation"],
             "role": info["role"],
@@ -81,7 +81,7 @@ def document_of(url: str, info: Any) -> dict[str, Any]:
             "url": url,
             "incarnation": info["incarnation"],
             "load": {"running": running, "waiting": sum(requests.values()) - running},
-            "blocks": info["kv_blocks"],
+            "blocks": {"free": blocks.get("free", 0) + blocks.get("cached", 0), "total": sum(blocks.values())},
             "streams": info.get("streams", sum(requests.values())),
             "pids": info["pids"],
         }
@@ -108,12 +108,17 @@ def _instances(instances: list[InstanceStatus]) -> Table:
             Text(one.role),
             Text(one.state, STYLES.get(one.state, "")),
             Text(one.url),
-            Text(said(one.load)),
+            Text(said(_only(one.load, "running", "waiting"))),
             Text(said(one.blocks)),
             str(one.streams),
             Text(said({role: " ".join(map(str, pids)) for role, pids in one.pids.items() if pids}, names_first=True)),
         )
     return table
+
+
+def _only(value: Any, *names: str) -> Any:
+    """What a table has room for."""
+    return {name: value[name] for name in names if name in value} if isinstance(value, dict) else value
 
 
 def _resumes(resumes: list[dict[str, Any]]) -> Table:

@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
             drain_s=config.drain_s,
             on_line=lambda name, line: print(f"{name:<9} | {line}", file=sys.stderr, flush=True),
             on_ready=lambda cluster: show(
-                Console(highlight=False), cluster, model_name, needs_key=args.api_key is not None
+                Console(highlight=False), cluster, model_name, key_fd, needs_key=args.api_key is not None
             ),
         )
         cluster.run()
@@ -272,7 +272,7 @@ def _key_in_memory() -> Iterator[int]:
         os.close(fd)
 
 
-def show(console: Console, cluster: Cluster, model_name: str, *, needs_key: bool) -> None:
+def show(console: Console, cluster: Cluster, model_name: str, key_fd: int, *, needs_key: bool) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for title in ("process", "url", "hand-over address", "threads", "pid"):
         table.add_column(title, no_wrap=True, style="bold cyan" if title == "url" else None)
@@ -284,4 +284,7 @@ def show(console: Console, cluster: Cluster, model_name: str, *, needs_key: bool
     console.print(Text.assemble("\n  Onward serves ", (model_name, "bold"), " with a cluster\n"))
     console.print(table)
     front = next(instance.plan.url for instance in cluster.instances if instance.plan.role != "prefill")
+    # The key has no name, but whoever may trace this process can read it, and that is its owner.
+    key = f"--cluster-key-file /proc/{os.getpid()}/fd/{key_fd}"
+    console.print(f"\n  onward status {front} {key}", soft_wrap=True, markup=False)
     console.print("\n" + curl(model_name, front, needs_key=needs_key), soft_wrap=True, markup=False)

@@ -84,7 +84,8 @@ class EngineCore:
         """The last message read from each api process."""
         self._tombstones: OrderedDict[str, float] = OrderedDict()
         self._step = 0
-        self._progress_s: float | None = None
+        self._progress_s = 0.0
+        """When a step was completed last, or none was due."""
         self._next_holding_s = 0.0
         self._next_deadline_check_s = 0.0
         self._scheduler_log = SchedulerLog(config.log_interval_s)
@@ -164,6 +165,8 @@ class EngineCore:
     def tick(self, now_s: float) -> None:
         """What time alone brings about. All that has arrived by now was delivered before."""
         self._handovers.tick(now_s)
+        if not self._owes_a_step:
+            self._progress_s = now_s
         if now_s >= self._next_deadline_check_s:
             self._next_deadline_check_s = now_s + DEADLINE_CHECK_INTERVAL_S
             for request in [r for r in self._live.values() if r.deadline_s is not None and r.deadline_s <= now_s]:
@@ -196,14 +199,13 @@ class EngineCore:
         self._handovers.close()
 
     def stats(self, now_s: float) -> EngineStats:
-        busy = bool(self._live) and self._progress_s is not None
         requests = {s.value: 0 for s in Status if s is not Status.FINISHED}
         for request in self._live.values():
             requests[request.status.value] += 1
         return EngineStats(
             step=self._step,
             worker_ready=self.worker is not None,
-            stalled_s=max(0.0, now_s - self._progress_s) if busy and self._progress_s is not None else 0.0,
+            stalled_s=max(0.0, now_s - self._progress_s) if self._owes_a_step else 0.0,
             requests=requests,
             kv_blocks=self.scheduler.pool.counts(),
             free_slots=self.scheduler.slots.num_free,
@@ -220,6 +222,12 @@ class EngineCore:
         slots = self.scheduler.slots
         assert slots.num_free == self.config.max_num_seqs, f"{slots.num_fenced} slots are fenced at idle"
         assert not self.scheduler.suspects, "a suspect is left at idle"
+
+    @property
+    def _owes_a_step(self) -> bool:
+        """Whether our own worker is due. What a peer computes for us, however slowly, is not our illness."""
+        scheduler = self.scheduler
+        return bool(scheduler.waiting or scheduler.running or scheduler.preempting)
 
     def _new_pool(self) -> BlockPool:
         return BlockPool(self._limits.num_blocks, self._limits.block_size, self._kv_events)
@@ -260,8 +268,8 @@ class EngineCore:
         except OnwardError as error:
             self._refuse(owner, message, FinishReason.ERROR, error)
             return
-        if len(self._live) == len(self.scheduler.preempting) == 0:
-            self._progress_s = now_s  # work begins now; until here nothing was due
+        if not self._owes_a_step:
+            self._progress_s = now_s
         self._live[request.request_id] = request
         self.scheduler.enqueue(request)
         if policy.must_run_alone(request):

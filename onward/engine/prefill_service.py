@@ -20,6 +20,7 @@ from onward.engine.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
 from onward.errors import OnwardError, PdError
 from onward.log import event as log_event
+from onward.pd import faults
 from onward.pd.handoff import Dropped, Finished, Granted, HandoverKey, PrefillSide, Times, WorkCame
 from onward.pd.layout import difference
 from onward.proto.handoff import Grant, Ping, Pong, Prefill, ToDecode, ToPrefill
@@ -167,18 +168,22 @@ class PrefillService:
     def _on_work(self, key: HandoverKey, prefill: Prefill, now_s: float) -> None:
         try:
             if reason := difference(self._layout, prefill.layout):
-                raise PdError("pd_layout_mismatch", f"these instances cannot exchange KV: {reason}", stage="prefill")
+                self._refuse(key, faults.layout_mismatch(reason), now_s)
+                return
             door.check_queue(len(self._scheduler.waiting), self._config.max_queue)
             request = door.admit_prefill(prefill, key, self._limits, now_s)
         except OnwardError as error:
-            self._metrics.refusals.inc("prefill", error.code)
-            self._side.refuse(key, door.error_info(error), now_s)
+            self._refuse(key, door.error_info(error), now_s)
             return
         self._jobs[key] = Job(key, request)
         self._live[request.request_id] = request
         self._scheduler.enqueue(request)
         if policy.must_run_alone(request):
             self._scheduler.suspects.add(request)
+
+    def _refuse(self, key: HandoverKey, error: ErrorInfo, now_s: float) -> None:
+        self._metrics.refusals.inc("prefill", error.code)
+        self._side.refuse(key, error, now_s)
 
     def _on_granted(self, job: Job, grant: Grant, now_s: float) -> None:
         request, size = job.request, self._limits.block_size

@@ -20,7 +20,7 @@ from onward.engine.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
 from onward.errors import CrashedWorker, PdError
 from onward.log import event as log_event
-from onward.pd.faults import SILENCE
+from onward.pd import faults
 from onward.pd.handoff import Arrived, DecodeSide, Ended, Lease, OfferCame, Times
 from onward.proto.handoff import Gone, Heartbeat, Ping, Pong, Prefill, Ready, ToDecode, ToPrefill
 from onward.proto.kv_transfer import (
@@ -45,6 +45,8 @@ UNREACHABLE_S = 1.0
 """A connection may take so long to come (back) before we stop waiting for it."""
 PEER_PAUSE_S = 2.0
 """A peer that was silent is not asked for so long."""
+MISMATCH_PAUSE_S = 60.0
+"""One that cannot exchange KV with us stays so until one of us is started anew."""
 FORGET_PEER_S = 60.0
 """A peer that no request has named for so long is no longer kept up with."""
 LOOK_AGAIN_S = 0.05
@@ -176,8 +178,10 @@ class RemotePrefill:
             return
         if ok:
             self._is_reachable(peer, known)
-        elif known.unreachable_since_s is None:
-            known.unreachable_since_s = now_s
+        else:
+            self._side.unsent(peer, now_s)
+            if known.unreachable_since_s is None:
+                known.unreachable_since_s = now_s
 
     def kv_report(self, report: KvReport, now_s: float) -> None:
         match report:
@@ -262,7 +266,8 @@ class RemotePrefill:
         wanted = self._scheduler.pool.blocks_for(len(errand.request.token_ids))
         if event.num_blocks != wanted:
             message = f"{event.num_blocks} blocks were asked for where {wanted} are needed"
-            error = door.error_info(PdError("pd_layout_mismatch", message, stage="offer"))
+            error = faults.layout_mismatch(message)
+            self._metrics.refusals.inc("decode", error.code)
             self._side.refuse(event.handover, error, now_s)
             self._on_ended(errand, error, now_s)
             return
@@ -330,9 +335,15 @@ class RemotePrefill:
             return
         if error.stage == CRASHED and self._charge(errand, now_s):
             return
-        if error.stage == SILENCE and errand.peer is not None:
-            self._peers[errand.peer].paused_until_s = now_s + PEER_PAUSE_S
+        self._pause_after(error, errand.peer, now_s)
         self._ask_next(errand, now_s)
+
+    def _pause_after(self, error: ErrorInfo, address: str | None, now_s: float) -> None:
+        """A failure that says something of the peer itself keeps the next ones from it for a while."""
+        pauses_s = {faults.SILENCE: PEER_PAUSE_S, "pd_layout_mismatch": MISMATCH_PAUSE_S}
+        pause_s = pauses_s.get(error.stage or "") or pauses_s.get(error.code)
+        if pause_s is not None and address in self._peers:
+            self._peers[address].paused_until_s = now_s + pause_s
 
     def _on_own_shortage(self, errand: Errand, error: ErrorInfo, now_s: float) -> None:
         """No peer's fault: there is no room here. Whoever can go elsewhere does."""
@@ -485,10 +496,7 @@ class RemotePrefill:
         """What such a peer has only been asked for goes elsewhere. What it may write is under a lease, and ends with it."""
         away = {address for address, peer in self._peers.items() if not self._is_available(peer, now_s)}
         for address in away:
-            if not self._peers[address].is_missed:
-                self._peers[address].is_missed = True
-                hint = "is it running, and does it have the same cluster key?"
-                log.warning(log_event("prefill peer cannot be reached", peer=address, hint=hint))
+            self._say_missed(address)
         if not away:
             return
         for errand in [e for e in self._errands.values() if e.handover is not None and e.peer in away]:
@@ -496,6 +504,18 @@ class RemotePrefill:
                 error = PdError("pd_prefill_failed", f"{errand.peer} cannot be reached", stage="prefill")
                 self._side.cancel(errand.handover, door.error_info(error), now_s)
                 self._on_ended(errand, door.error_info(error), now_s)
+
+    def _say_missed(self, address: str) -> None:
+        """Once, until it is back."""
+        peer = self._peers[address]
+        if peer.is_missed:
+            return
+        peer.is_missed = True
+        if peer.unreachable_since_s is None:
+            log.warning(log_event("prefill peer is silent", peer=address))
+        else:
+            hint = "is it running, and does it have the same cluster key?"
+            log.warning(log_event("prefill peer cannot be reached", peer=address, hint=hint))
 
     def _look_again(self, now_s: float) -> None:
         if now_s < self._next_look_s:

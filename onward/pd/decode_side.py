@@ -29,6 +29,8 @@ from onward.proto.request import ErrorInfo
 REMEMBERED = 4096
 """Hand-overs that are over, and incarnations of peers: a late word about one of these is answered with knowledge."""
 
+SOON_S = 0.02
+
 NOT_HERE = faults.prefill_failed("the decode instance does not have this hand-over any more")
 
 
@@ -169,6 +171,12 @@ class DecodeSide:
             case Refuse() | Cancel():
                 if self._find(peer, message.handover, message.incarnation, now_s):
                     self._end(message.handover, message.error)
+
+    def unsent(self, peer: str, now_s: float) -> None:
+        """What was last said to this peer did not leave: a connection may just be coming up. It is said again soon."""
+        for handover in self._live.values():
+            if handover.peer == peer and handover.repeat_at_s is not None:
+                handover.repeat_at_s = min(handover.repeat_at_s, now_s + SOON_S)
 
     def tick(self, now_s: float) -> None:
         for number, handover in list(self._live.items()):

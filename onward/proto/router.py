@@ -136,7 +136,8 @@ class RegisterAnswer(msgspec.Struct, frozen=True):
     error: str = ""
     """Why it is not taken: another model, another layout."""
     wants_kv_events: bool = False
-    next_kv_event: int = 0
+    next_kv_event: int = -1
+    """The number to go on from; -1: everything."""
 
 
 class Find(msgspec.Struct, frozen=True):

@@ -17,15 +17,6 @@ _STATUS_OF_CODE = {
 }
 
 
-class RequestFailed(Exception):
-    """The end of a client's request, as data. `body`: the instance's own words, where they are passed on."""
-
-    def __init__(self, info: ErrorInfo, body: bytes | None = None) -> None:
-        super().__init__(info.message)
-        self.info = info
-        self.body = body
-
-
 class _ToldError(msgspec.Struct, frozen=True):
     message: str = "the instance failed without saying why"
     type: str | None = None

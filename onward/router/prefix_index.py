@@ -1,17 +1,20 @@
 """Which blocks each instance has in its prefix cache, as far as it has told. A hint: a wrong entry costs time only.
 
-    events of an instance   0 1 2 … |-- number … number + len(stored) + len(removed) --| next expected
+    changes of an instance   0 1 2 … |-- number … next_number --| expected next
 
-Every stored and every removed block is one event, and each list of events says the number of its first. A part that is
-missing makes the whole doubtful, so the instance's index starts anew, and 0 is expected: everything from the beginning,
-or a reset with all that is there now. Knows nothing of tokens, load or time.
+A change that is missing makes all that is known of the instance doubtful: its index starts anew, and everything is asked
+for. Knows nothing of tokens, load or time.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from onward.proto.block_hash import BlockHash
-from onward.proto.router import KvEvents
+from onward.proto.kv_events import KvEvents
+
+EVERYTHING = -1
+"""Expected of an instance of which nothing is known."""
 
 MAX_BLOCKS = 1 << 20
 """Of all instances together, about 100 MB. Blocks beyond are not remembered: prompts match shorter, no worse."""
@@ -33,24 +36,25 @@ class PrefixIndex:
         return self._num_blocks
 
     def expected(self, instance: str) -> int:
-        """The number of the event that should come next."""
+        """The number of the change that should come next."""
         cached = self._cached.get(instance)
-        return cached.expected if cached else 0
+        return cached.expected if cached else EVERYTHING
 
     def apply(self, instance: str, events: KvEvents) -> int:
-        """Returns the number that is expected next."""
-        end = events.number + len(events.stored) + len(events.removed)
-        expected = self.expected(instance)
-        if not events.reset and end <= expected:
-            return expected  # told before: our answer to it was lost
-        if events.reset or events.number != expected:
-            # Also where old and new events come in one list: which of them undid which cannot be told.
+        """Returns the number that is expected next. What was told before is passed over."""
+        if events.reset:
             self.forget(instance)
-        if not events.reset and events.number not in (0, expected):
-            return 0
-        self._take(self._cached.setdefault(instance, _Cached()), events)
-        self._cached[instance].expected = end
-        return end
+            expected = events.number
+        else:
+            # Who is new may also begin with the very first change, which comes to the same as everything.
+            expected = max(0, self.expected(instance))
+        if events.number > expected:
+            self.forget(instance)
+            return EVERYTHING
+        cached = self._cached.setdefault(instance, _Cached())
+        self._take(cached, events, expected - events.number)
+        cached.expected = max(expected, events.next_number)
+        return cached.expected
 
     def matched_blocks(self, instance: str, hashes: Sequence[BlockHash]) -> int:
         """How many leading blocks of a prompt are there."""
@@ -67,13 +71,13 @@ class PrefixIndex:
         if cached is not None:
             self._num_blocks -= len(cached.blocks)
 
-    def _take(self, cached: _Cached, events: KvEvents) -> None:
-        """A block that is in both lists counts as stored: that is how a block comes back."""
-        before = len(cached.blocks)
-        cached.blocks.difference_update(events.removed)
+    def _take(self, cached: _Cached, events: KvEvents, num_told_before: int) -> None:
+        blocks = cached.blocks
+        before = len(blocks)
         room = self._max_blocks - (self._num_blocks - before)
-        for block in events.stored:
-            if len(cached.blocks) >= room:
-                break
-            cached.blocks.add(block)
-        self._num_blocks += len(cached.blocks) - before
+        for known, block in islice(events.changes, num_told_before, None):
+            if not known:
+                blocks.discard(block)
+            elif len(blocks) < room:
+                blocks.add(block)
+        self._num_blocks += len(blocks) - before

@@ -19,7 +19,7 @@ import msgspec
 from onward.pd import layout
 from onward.proto import SCHEMA_VERSION
 from onward.proto.router import Load, RegisterAnswer, Registration
-from onward.router.prefix_index import PrefixIndex
+from onward.router.prefix_index import EVERYTHING, PrefixIndex
 
 AGAIN_AFTER_S = 1.0
 SUSPECT_AFTER_S = 3.0
@@ -190,8 +190,9 @@ class Replicas:
         if error is not None:
             self._remove(registration.instance)
             return self._answer(error=error)
+        next_kv_event = self._take_kv_events(registration)
         self._take(registration, now_s)
-        return self._answer(next_kv_event=self._take_kv_events(registration))
+        return self._answer(next_kv_event=next_kv_event)
 
     def add_static(self, url: str) -> None:
         self._probes.setdefault(url.rstrip("/"), _Probe())
@@ -216,7 +217,9 @@ class Replicas:
     def next_kv_event(self, url: str) -> int:
         """What to ask a static instance for."""
         member = self._at(url.rstrip("/"))
-        return self.index.expected(member.registration.instance) if self.index and member else 0
+        if self.index is None or member is None:
+            return EVERYTHING
+        return self.index.expected(member.registration.instance)
 
     def tick(self, now_s: float) -> list[str]:
         """Instances that are gone since the last call: their streams must move."""
@@ -268,13 +271,17 @@ class Replicas:
         member.suspected = False
 
     def _take_kv_events(self, registration: Registration) -> int:
+        """Each engine counts its changes from 0, and begins with an empty cache."""
         if self.index is None:
-            return 0
+            return EVERYTHING
+        before = self._members.get(registration.instance)
+        if before is not None and before.registration.engine != registration.engine:
+            self.index.forget(registration.instance)
         if registration.kv_events is None:
             return self.index.expected(registration.instance)
         return self.index.apply(registration.instance, registration.kv_events)
 
-    def _answer(self, *, error: str = "", next_kv_event: int = 0) -> RegisterAnswer:
+    def _answer(self, *, error: str = "", next_kv_event: int = EVERYTHING) -> RegisterAnswer:
         wants = self.index is not None
         return RegisterAnswer(self._incarnation, AGAIN_AFTER_S, error, wants, next_kv_event)
 

@@ -5,7 +5,7 @@ must be written to the client before anything else happens to the stream: the to
 Whether and where another attempt is made is for `core`. Takes events and the time; knows neither sockets nor instances.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from onward.proto import SCHEMA_VERSION
@@ -16,6 +16,8 @@ from onward.router.events import BLANK_LINE, Advance, Done, Event, Failure, Plai
 
 RESCHEDULE = "pd_reschedule"
 RESTARTING_ENGINE = "-"
+DRAINING = "draining"
+"""The code of an instance's error when it hands its streams over."""
 MAX_HELD_OPENINGS = 128
 BYTES_PER_TOKEN = 36
 """Of an id in a list, for estimates."""
@@ -67,6 +69,9 @@ class Origin:
     """What the client brought along from an earlier answer."""
     skip_to: tuple[ChoiceCursor, ...] = ()
     prompt_token_ids: list[int] | None = None
+    """Made for the request, and passed on."""
+    known_prompt: list[int] | None = None
+    """Where the request itself has token ids, or they were made: for choosing."""
     cache_salt: str = ""
     max_output: int | None = None
     session: str = ""
@@ -79,7 +84,9 @@ class Choice:
 
 
 class Stream:
-    def __init__(self, origin: Origin, retry_limit: int, *, epoch: int = 0, choices: list[Choice] | None = None) -> None:
+    def __init__(
+        self, origin: Origin, retry_limit: int, *, epoch: int = 0, choices: list[Choice] | None = None
+    ) -> None:
         self.origin = origin
         self.epoch = epoch
         self.choices: list[Choice] = choices or []
@@ -190,33 +197,31 @@ class Stream:
             case WholeAnswer():
                 self.answer, self.is_complete = event.body, True
             case Failure():
-                self.failed = Failed(Cause.ERROR, event.info)
+                self.fail(Cause.DRAIN if event.info.code == DRAINING else Cause.ERROR, event.info)
             case Done():
                 self.close()
         return None
-
-    def close(self) -> None:
-        """The instance has ended its answer. That is the end of the stream only if nothing is missing."""
-        if self.owes_only_the_end:
-            self.is_complete = True
-        else:
-            self.failed = Failed(Cause.LOST, _lost("the instance ended the stream before it was complete"))
 
     @property
     def owes_only_the_end(self) -> bool:
         """All that is missing is `[DONE]`, and anybody can write that."""
         return self.origin.streams and self.all_finished and (self._usage_told or not self.origin.wants_usage)
 
-    def lose(self, why: str) -> None:
-        """The connection broke."""
+    def close(self) -> None:
+        """The instance has ended its answer. That is the end of the stream only if nothing is missing."""
+        self.fail(Cause.LOST, _lost("the instance ended the stream before it was complete"))
+
+    def lose(self, cause: Cause, why: str) -> None:
+        """The attempt has ended without a word of the instance: its connection broke, or we end it."""
+        self.fail(cause, _lost(why))
+
+    def fail(self, cause: Cause, info: ErrorInfo, body: bytes | None = None) -> None:
+        if self.failed is not None or self.is_complete:
+            return  # decided once
         if self.owes_only_the_end:
             self.is_complete = True
         else:
-            self.failed = Failed(Cause.LOST, _lost(why))
-
-    def cut(self, cause: Cause, why: str) -> None:
-        """From outside: the attempt is ended although its connection stands."""
-        self.failed = Failed(cause, _lost(why))
+            self.failed = Failed(cause, info, body)
 
     def end_attempt(self) -> Failed | None:
         """Nothing more of it will be heard. Returns how it failed, if it did, and counts that."""
@@ -236,7 +241,7 @@ class Stream:
         if problem is not None:
             return self._misfit(problem)
         if self._gives_up(choices, cursor):
-            self.failed = Failed(Cause.ERROR, _GAVE_UP)
+            self.fail(Cause.ERROR, _GAVE_UP)
             return None
         _apply(choices, cursor)
         self.choices = choices
@@ -252,7 +257,7 @@ class Stream:
             self.num_stale += 1
         else:
             info = ErrorInfo("upstream_protocol", f"the instance's cursor does not fit: {problem}", 502, True)
-            self.failed = Failed(Cause.PROTOCOL, info)
+            self.fail(Cause.PROTOCOL, info)
 
     def _first_choices(self, num_choices: int) -> list[Choice]:
         given = self.origin.given or [GivenChoice()] * num_choices
@@ -320,19 +325,20 @@ def _misfit(choices: list[Choice], cursor: Cursor) -> str | None:
     """What is wrong with an event's place, if something is: it must continue each list by its new tokens exactly."""
     if len(cursor.choices) != len(choices):
         return f"{len(cursor.choices)} choices instead of {len(choices)}"
-    news = False
+    has_news = repeats = False
     for index, (choice, told) in enumerate(zip(choices, cursor.choices, strict=True)):
         num_known, num_new = len(choice.token_ids), len(cursor.new_tokens.get(index, ()))
         if told.position > num_known + num_new:
             return f"choice {index} goes from {num_known} to {told.position} with {num_new} tokens"
-        finishes = told.finish_reason is not None and choice.finish_reason is None
-        if num_new and choice.finish_reason is not None and told.position > num_known:
+        if told.position < num_known + num_new:
+            repeats = True
+        elif choice.finish_reason is None:
+            has_news = has_news or num_new > 0 or told.finish_reason is not None
+        elif num_new:
             return f"choice {index} goes on after its end"
-        if told.position == num_known + num_new:
-            news = news or num_new > 0 or finishes
-        elif told.position > num_known:
-            return f"choice {index} repeats a part of its tokens"
-    return None if news else _DUPLICATE
+    if repeats and has_news:
+        return "it repeats tokens and has new ones"
+    return None if has_news else _DUPLICATE
 
 
 def _apply(choices: list[Choice], cursor: Cursor) -> None:
@@ -352,31 +358,8 @@ def continued(stream: Stream, place: Cursor, retry_limit: int, deadline_at_s: fl
         if told.position > len(known.token_ids):
             return None
         choices.append(Choice(known.token_ids[: told.position], told.finish_reason))
-    return _rebuilt(stream, choices, max(stream.epoch, place.epoch), retry_limit, deadline_at_s)
-
-
-def _rebuilt(
-    stream: Stream, choices: list[Choice], epoch: int, retry_limit: int, deadline_at_s: float | None
-) -> Stream:
-    old = stream.origin
-    origin = Origin(
-        request_id=old.request_id,
-        seed=old.seed,
-        created_s=old.created_s,
-        arrival_s=old.arrival_s,
-        path=old.path,
-        body=old.body,
-        streams=True,
-        wants_usage=old.wants_usage,
-        label=old.label,
-        deadline_at_s=deadline_at_s,
-        given=old.given,
-        prompt_token_ids=old.prompt_token_ids,
-        cache_salt=old.cache_salt,
-        max_output=old.max_output,
-        session=old.session,
-    )
-    again = Stream(origin, retry_limit, epoch=epoch, choices=choices)
+    origin = replace(stream.origin, streams=True, deadline_at_s=deadline_at_s, skip_to=())
+    again = Stream(origin, retry_limit, epoch=max(stream.epoch, place.epoch), choices=choices)
     again.num_cached_tokens = stream.num_cached_tokens
     again.num_prompt_tokens = stream.num_prompt_tokens
     again.fingerprint = stream.fingerprint

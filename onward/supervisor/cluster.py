@@ -235,6 +235,7 @@ class Cluster:
             if self._clock.now_s() >= deadline_s:
                 for process in running:
                     process.kill()
+                    process.wait()
                 return
             self._read()
 

@@ -183,8 +183,10 @@ class Supervisor:
         return private_addresses(f"kv-{engine_incarnation}-{worker_incarnation}")
 
     def _start_api(self, index: int) -> None:
-        fd = self._listening.fileno()
-        api = self._start(Role.API, index, (fd,))
+        self._brief_api(self._start(Role.API, index, (self._listening.fileno(),)))
+
+    def _brief_api(self, api: Child) -> None:
+        """What it is, and what has been said before it was there."""
         instance = {name: getattr(self._config, name) for name in ServeConfig.__slots__}
         instance["handoff_address"] = self._pd.handoff_address
         config = select(
@@ -196,7 +198,7 @@ class Supervisor:
             cluster_key=self._pd.cluster_key,
             instance=instance,
         )
-        api.send(StartApi(api.incarnation, index, config, self._model, fd))
+        api.send(StartApi(api.incarnation, api.index, config, self._model, self._listening.fileno()))
         if self._announced is not None:
             api.send(self._announced)
         if self._is_draining:
@@ -340,7 +342,8 @@ class Supervisor:
         stats = self._hub.engine_stats()
         stuck = [child for child, heard_s in self._hub.heard_s.items() if now_s - heard_s > timeout_s]
         if stats is not None and stats.worker_ready and stats.stalled_s > timeout_s:
-            stuck += self._of(Role.WORKER)
+            # What the engine has said may be a second old, and about a worker that was replaced since.
+            stuck += [worker for worker in self._of(Role.WORKER) if now_s - worker.started_s > timeout_s]
         for child in stuck:
             logger.warning(log.event("killed for silence", role=child.role.value, pid=child.process.pid))
             child.process.kill()
@@ -392,13 +395,14 @@ class Supervisor:
         self._wait_until(lambda: not self._of(role), grace_s + KILL_AFTER_S, wakeup)
 
     def _let_peers_take_their_kv(self, wakeup: socket.socket) -> None:
-        """Decode instances that we have promised a prompt get it. Only what the engine says from now on counts."""
+        """Decode instances that we have promised a prompt get it. Only what the engine says from now on counts; one that
+        is still starting has promised nothing."""
         if self._handoff is None:
             return
         first_ask, self._next_snapshot_s = self._hub.next_number(), 0.0
 
         def is_over() -> bool:
-            engines = self._of(Role.ENGINE)
+            engines = self._ready_engines()
             if (now_s := self._clock.now_s()) >= self._next_snapshot_s:
                 self._next_snapshot_s = now_s + POLL_S
                 for engine in engines:
@@ -406,6 +410,9 @@ class Supervisor:
             return not engines or self._hub.nothing_is_handed_over(since_ask=first_ask)
 
         self._wait_until(is_over, self._config.drain_s, wakeup)
+
+    def _ready_engines(self) -> list[Child]:
+        return [engine for engine in self._of(Role.ENGINE) if engine.state is ChildState.READY]
 
     def _wait_until(self, is_over: Callable[[], bool], timeout_s: float, wakeup: socket.socket) -> None:
         """Buries who dies meanwhile, and restarts nobody."""
@@ -420,7 +427,8 @@ class Supervisor:
             for child in [c for c in self._children if c.process.poll() is not None]:
                 self._bury(child)
                 if child.role is Role.API:
-                    self._tell(Role.ENGINE, ApiGone(child.incarnation))
+                    for engine in self._ready_engines():
+                        engine.send(ApiGone(child.incarnation))
             self._answer_questions(self._clock.now_s())
 
     def _clean_up(self) -> None:

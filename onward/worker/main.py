@@ -59,6 +59,7 @@ def _open_plane(start: StartWorker, runner: Runner) -> Plane:
         KvMemory(pool.data, pool.fd, pool.geometry, runner.layout),
         backend=start.config.kv_backend,
         host=start.config.kv_host,
+        port=start.config.kv_port,
         incarnation=start.incarnation,
         cluster_key=start.cluster_key,
         layers_done=runner.layers_done,

@@ -18,8 +18,10 @@ from pathlib import Path
 from onward.config import ApiConfig
 from onward.obs.metrics import merge
 from onward.proto.control import (
+    AskDrain,
     AskInstance,
     AskSnapshot,
+    Drain,
     EngineGone,
     EngineUp,
     FromChild,
@@ -223,6 +225,8 @@ class Instance:
         match message:
             case Ready():
                 child.ready.set()
+            case AskDrain():
+                self._tell_all(Drain())
             case AskInstance():
                 threading.Thread(target=self._answer, args=(child, message.ask_id), daemon=True).start()
             case Snapshot():

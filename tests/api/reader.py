@@ -17,7 +17,7 @@ PROMPTS: dict[str, dict[str, Any]] = {
 }
 PATHS = list(PROMPTS)
 
-_NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Reading the system's would take longer than most answers here."""
 
 
@@ -69,7 +69,7 @@ def request(path: str, streaming: bool, **fields: Any) -> dict[str, Any]:
 
 
 def ask(url: str, path: str, body: dict[str, Any]) -> AnswerRead:
-    response = httpx.post(url + path, json=body, timeout=30, verify=_NO_CERTIFICATES)
+    response = httpx.post(url + path, json=body, timeout=30, verify=NO_CERTIFICATES)
     assert response.status_code == 200, response.text
     return read(response, body)
 
@@ -79,7 +79,7 @@ def read(response: httpx.Response, body: dict[str, Any]) -> AnswerRead:
     if body.get("stream"):
         _read_stream(answer, response.text)
     else:
-        _take(answer, response.json())
+        take(answer, response.json())
     return answer
 
 
@@ -93,14 +93,14 @@ def _read_stream(answer: AnswerRead, text: str) -> None:
             assert lines["event"] == "error" and event is events[-1]
             answer.error = data["error"]
             return
-        _take(answer, data)
+        take(answer, data)
         if "id" in lines:
             answer.cursor = parse_cursor(lines["id"])
             for index, token_ids in answer.cursor.new_tokens.items():
                 answer.choices[index].token_ids += token_ids
 
 
-def _take(answer: AnswerRead, data: dict[str, Any]) -> None:
+def take(answer: AnswerRead, data: dict[str, Any]) -> None:
     assert answer.resume is None or not data["choices"], "what is needed to continue comes with the last choice"
     answer.usage = data.get("usage") or answer.usage
     answer.seed = data.get("seed", answer.seed)

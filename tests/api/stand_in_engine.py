@@ -111,7 +111,10 @@ class StandInEngine:
         return Deltas(self.num_steps, deltas)
 
     def holding(self) -> Holding:
-        held = [Held(request_id, one.submit.epoch, len(one.tokens)) for request_id, one in self.running.items()]
+        held = [
+            Held(request_id, one.submit.epoch, len(one.tokens), computed=10 + place, queue=place)
+            for place, (request_id, one) in enumerate(self.running.items(), 3)
+        ]
         return Holding(self.incarnation, self.seq, self.num_steps, held)
 
     def _abort_by_name(self, message: AbortByName) -> list[FromEngine]:
@@ -152,7 +155,7 @@ class StandInEngine:
             num_cached_tokens=3,
             finish_reason=reason,
             logprobs=None if sampling.logprobs is None else [made_up_logprobs(token, position, sampling.logprobs)],
-            prompt_logprobs=_of_prompt(one.submit) if position == 0 else None,
+            prompt_logprobs=_of_prompt(one.submit) if _is_prompt_due(one.submit, position) else None,
             rescored=_rescored(one.submit) if position == len(one.submit.generated_token_ids) else None,
         )
 
@@ -166,9 +169,15 @@ def _of_prompt(submit: Submit) -> list[TokenLogprobs] | None:
 
 def _rescored(submit: Submit) -> list[TokenLogprobs] | None:
     start, tokens = submit.score_from, submit.generated_token_ids
-    if start is None or submit.sampling.logprobs is None:
+    if start is None:
         return None
-    return [made_up_logprobs(tokens[at], at, submit.sampling.logprobs) for at in range(start, len(tokens))]
+    num_top = submit.sampling.logprobs or 0
+    return [made_up_logprobs(tokens[at], at, num_top) for at in range(max(0, start), len(tokens))]
+
+
+def _is_prompt_due(submit: Submit, position: int) -> bool:
+    """With the first token, and again where that is asked for."""
+    return position == 0 or (submit.score_from == -1 and position == len(submit.generated_token_ids))
 
 
 def _aborted(one: Running) -> TokenDelta:

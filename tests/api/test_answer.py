@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.api.answer import MAX_EVENT_TOKENS, Answer, Choice, NoText, Piece, joined
+from onward.api.answer import MAX_EVENT_TOKENS, Answer, Choice, NoText, Piece, Start, joined
 from onward.api.ledger import ABORTED, Delivery
 from onward.api.logprobs import TextOffsets
 from onward.proto.request import ErrorInfo
@@ -128,7 +128,7 @@ def test_a_replayed_answer_goes_on_where_its_text_ended(output: bytes, cut: int,
     said = [whole.take(news(output, "length"))]
     before = output[: min(cut, len(output))]
     head = first.take(news(before))
-    tail = [second.replay(list(before))]
+    tail = [second.replay(Start(list(before)))]
     for start in range(len(before), len(output), burst):
         if second.finish_reason is not None:
             break
@@ -149,7 +149,9 @@ def measured(*positions: int, data: bytes, reason: str | None = None) -> Deliver
 
 
 def measured_choice(stop: tuple[str, ...] = ()) -> Choice:
-    return Choice(0, "r-0", Sampling(seed=1, logprobs=0), TextStream(BYTES, stop), TextOffsets(BYTES))
+    return Choice(
+        0, "r-0", Sampling(seed=1, logprobs=0, prompt_logprobs=0), TextStream(BYTES, stop), TextOffsets(BYTES)
+    )
 
 
 def test_tokens_that_share_an_event_share_it_with_their_logprobs() -> None:
@@ -174,13 +176,13 @@ def test_logprobs_behind_a_stop_string_are_cut_with_their_tokens() -> None:
 
 def test_offsets_go_on_behind_the_text_of_an_earlier_attempt() -> None:
     going_on = measured_choice()
-    going_on.replay(list("né".encode()))
+    going_on.replay(Start(list("né".encode())))
     assert going_on.take(measured(0, data=b"e")).text_offsets == [2]
 
 
 def test_tokens_that_are_scored_again_come_first_and_bring_no_text() -> None:
     going_on = measured_choice()
-    going_on.replay(list("né ".encode()), rescore_from=1)
+    going_on.replay(Start(list("né ".encode()), rescore_from=1))
     answer = Answer([1, 2, 3], [going_on])
     first = Delivery("r-0", [101], 2, logprobs=likely(4), rescored=likely(1, 2, 3))
     [piece] = answer.take([first, measured(5, data=b"s")]).pieces
@@ -217,7 +219,7 @@ def test_without_text_tokens_pass_and_only_they_end_an_output() -> None:
 
 def test_the_cached_part_of_a_prompt_is_told_by_the_first_choice_that_ran() -> None:
     ended, running = choice(0, max_tokens=1), choice(1)
-    ended.replay([97])
+    ended.replay(Start([97]))
     answer = Answer([1, 2, 3], [ended, running])
     assert answer.usage().cached_tokens == 0
     answer.take([news(b"x", index=1)])

@@ -183,7 +183,7 @@ def test_a_client_that_goes_away_leaves_nothing_behind(instance: Instance, strea
             assert connection.recv(12) == b"HTTP/1.1 200"
     instance.wait_until(lambda: not instance.engine.running)
     last = instance.engine.aborts[-2:]
-    assert [(one.epoch, one.reason) for one in last] == [(None, "abort")] * 2
+    assert [(one.epoch, one.reason) for one in last] == [(1, "abort")] * 2
 
 
 @pytest.mark.parametrize("given", [1, 7, 19])

@@ -8,9 +8,11 @@ import msgspec
 
 from onward.api.completions import Completions
 from onward.api.engine_client import EngineClient
-from onward.api.generation import MAX_OPEN_EXCHANGES, Backend, GenerationEndpoint
+from onward.api.generation import MAX_OPEN_EXCHANGES, GenerationEndpoint, Generator
+from onward.api.jobs import Backend, Jobs
 from onward.api.ledger import Ledger
 from onward.api.prompts import Prompts
+from onward.api.streams import Streams
 from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.obs.metrics import Registry
@@ -25,7 +27,9 @@ def test_open_requests_have_a_bound_and_those_that_leave_make_room(model: Prepar
         unknown = registry.counter("onward_unknown_fields_total", "")
         with ThreadPoolExecutor(1) as threads:
             backend = Backend(ApiConfig(), model, prompts, client, clock, threads, unknown)
-            endpoint = GenerationEndpoint(Completions(prompts), backend)
+            streams = Streams(client, clock, ttl_s=60.0)
+            generator = Generator(Jobs(Completions(prompts), "/v1/completions", backend), backend, streams)
+            endpoint = GenerationEndpoint(generator, backend, streams)
             slow = [asyncio.ensure_future(_status(endpoint, asyncio.Event())) for _ in range(MAX_OPEN_EXCHANGES)]
             await asyncio.sleep(0)
             assert await _status(endpoint, asyncio.Event()) == (429, "overloaded")
@@ -54,7 +58,7 @@ async def _status(endpoint: GenerationEndpoint, arrived: asyncio.Event) -> tuple
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await endpoint({"type": "http", "headers": [], "onward.identity": None}, receive, send)
+    await endpoint({"type": "http", "method": "POST", "headers": [], "onward.identity": None}, receive, send)
     return sent[0]["status"], msgspec.json.decode(sent[1]["body"])["error"]["code"]
 
 

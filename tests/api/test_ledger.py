@@ -199,7 +199,7 @@ def test_holding_stands_in_for_an_acceptance_that_was_lost(ledger: Ledger) -> No
 
 def test_what_the_engine_holds_and_we_do_not_know_is_aborted(ledger: Ledger) -> None:
     actions = ledger.receive("engine-1", Holding("engine-1", 0, 1, [Held("b-0", 4, 9)]), 0.0)
-    assert actions.send == [Abort(1, "b-0")]
+    assert actions.send == [Abort(1, "b-0", 4)]
 
 
 def test_a_stop_string_ends_the_request_at_its_length(ledger: Ledger) -> None:
@@ -210,9 +210,9 @@ def test_a_stop_string_ends_the_request_at_its_length(ledger: Ledger) -> None:
     assert ledger.stop("a-0", 2) == Actions()
 
 
-def test_an_abort_has_no_epoch_and_is_idempotent(ledger: Ledger) -> None:
+def test_an_abort_ends_this_attempt_and_no_later_one_and_is_idempotent(ledger: Ledger) -> None:
     ledger.submit(order(), 0.0)
-    assert ledger.abort("a-0").send == [Abort(2, "a-0")]
+    assert ledger.abort("a-0").send == [Abort(2, "a-0", 1)]
     assert ledger.abort("a-0") == Actions()
     assert len(ledger) == 0
 

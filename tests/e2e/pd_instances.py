@@ -93,9 +93,6 @@ class Pair:
         for server in self.both:
             wait_until_at_rest(server)
 
-    def logs(self) -> str:
-        return f"--- prefill\n{self.prefill.log()}\n--- decode\n{self.decode.log()}"
-
     def __enter__(self) -> Self:
         return self
 

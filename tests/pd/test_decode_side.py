@@ -415,3 +415,16 @@ def test_numbers_are_never_used_twice() -> None:
     numbers = [side.next_number() for _ in range(100)]
     assert len(set(numbers)) == 100
     assert isinstance(prefill(numbers[0]), Prefill)
+
+
+def test_what_could_not_be_sent_is_said_again_soon() -> None:
+    side = DecodeSide("d", TIMES)
+    number = side.next_number()
+    side.ask("p", prefill(number), 0.0)
+    assert len(side.drain()) == 1
+    side.unsent("p", 0.0)
+    side.unsent("another", 0.0)
+    side.tick(0.001)
+    assert side.drain() == []
+    side.tick(0.03)
+    assert [message.handover for _, message in side.drain()] == [number]

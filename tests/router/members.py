@@ -35,5 +35,5 @@ A_REGISTRATION = Registration(
 )
 
 
-def registration(instance: str, **changes: object) -> Registration:
+def registration(instance: str, /, **changes: object) -> Registration:
     return msgspec.structs.replace(A_REGISTRATION, **{"instance": instance, "url": f"http://{instance}", **changes})

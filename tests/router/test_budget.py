@@ -1,7 +1,7 @@
 """Retries are a bounded share of the traffic; resumes after progress are spread out, never refused."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.router.budget import FLOOR, MAX_PACE_S, PACE_BURST, PACED_PER_S, WINDOW_S, RetryBudget
@@ -41,6 +41,7 @@ def test_a_share_of_zero_leaves_the_floor_and_without_it_nothing() -> None:
     assert granted(RetryBudget(0.0, floor=0), 100, 0.0) == 0
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 5)), max_size=300), st.floats(0, 1))
 def test_within_any_minute_no_more_is_granted_than_floor_and_share(
     events: list[tuple[bool, float]], share: float

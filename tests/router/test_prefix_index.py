@@ -1,61 +1,82 @@
 """The index follows the instances' caches, notices what it missed, and stays small."""
 
-from hypothesis import given
+from collections import deque
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.proto.router import KvEvents
-from onward.router.prefix_index import PrefixIndex
+from onward.engine.kv_event_log import KvEventLog
+from onward.proto.kv_events import KvEvents
+from onward.router.prefix_index import EVERYTHING, PrefixIndex
 
-blocks = st.integers(0, 20).map(lambda number: bytes([number]))
+BLOCKS = [bytes([number]) for number in range(20)]
+Change = tuple[bool, bytes]
+
+
+def learnt(number: int, *blocks: bytes, reset: bool = False) -> KvEvents:
+    return KvEvents(number, [(True, block) for block in blocks], reset)
+
+
+def forgotten(number: int, *blocks: bytes) -> KvEvents:
+    return KvEvents(number, [(False, block) for block in blocks])
+
+
+def knows(index: PrefixIndex, instance: str) -> set[bytes]:
+    return {block for block in BLOCKS if index.matched_blocks(instance, [block])}
+
+
+def replay(changes: list[Change]) -> set[bytes]:
+    known: set[bytes] = set()
+    for is_known, block in changes:
+        (known.add if is_known else known.discard)(block)
+    return known
 
 
 def test_the_leading_blocks_that_are_cached_are_counted() -> None:
     index = PrefixIndex()
-    index.apply("a", KvEvents(0, stored=[b"1", b"2", b"4"]))
+    index.apply("a", learnt(0, b"1", b"2", b"4"))
     assert index.matched_blocks("a", [b"1", b"2", b"3", b"4"]) == 2
     assert index.matched_blocks("a", [b"1", b"2"]) == 2
     assert index.matched_blocks("b", [b"1"]) == 0
 
 
-def test_removed_blocks_match_no_more() -> None:
+def test_blocks_that_were_forgotten_match_no_more() -> None:
     index = PrefixIndex()
-    index.apply("a", KvEvents(0, stored=[b"1", b"2"]))
-    assert index.apply("a", KvEvents(2, removed=[b"2"])) == 3
+    index.apply("a", learnt(0, b"1", b"2"))
+    assert index.apply("a", forgotten(2, b"2")) == 3
     assert index.matched_blocks("a", [b"1", b"2"]) == 1
 
 
 def test_a_gap_starts_the_index_anew_and_asks_for_everything() -> None:
     index = PrefixIndex()
-    index.apply("a", KvEvents(0, stored=[b"1"]))
-    assert index.apply("a", KvEvents(2, stored=[b"3"])) == 0
+    index.apply("a", learnt(0, b"1"))
+    assert index.apply("a", learnt(2, b"3")) == EVERYTHING
     assert index.matched_blocks("a", [b"1"]) == 0
-    assert index.apply("a", KvEvents(3, stored=[b"4"])) == 0
-    assert index.apply("a", KvEvents(1, stored=[b"1", b"3"], reset=True)) == 3
+    assert index.apply("a", learnt(3, b"4")) == EVERYTHING
+    assert index.apply("a", learnt(2, b"1", b"3", reset=True)) == 4
     assert index.matched_blocks("a", [b"1", b"3"]) == 2
 
 
 def test_a_router_that_comes_later_takes_no_half_of_the_story() -> None:
-    assert PrefixIndex().apply("a", KvEvents(7, stored=[b"8"])) == 0
-
-
-def test_events_that_were_told_before_change_nothing() -> None:
     index = PrefixIndex()
-    index.apply("a", KvEvents(0, stored=[b"1"]))
-    index.apply("a", KvEvents(1, removed=[b"1"]))
-    assert index.apply("a", KvEvents(0, stored=[b"1"])) == 2
+    assert index.expected("a") == EVERYTHING
+    assert index.apply("a", learnt(7, b"8")) == EVERYTHING
+
+
+def test_changes_that_were_told_before_are_passed_over() -> None:
+    index = PrefixIndex()
+    index.apply("a", learnt(0, b"1", b"2"))
+    index.apply("a", forgotten(2, b"1"))
+    assert index.apply("a", learnt(0, b"1", b"2")) == 3
     assert index.matched_blocks("a", [b"1"]) == 0
-
-
-def test_old_and_new_events_in_one_list_count_as_a_gap() -> None:
-    index = PrefixIndex()
-    index.apply("a", KvEvents(0, stored=[b"1", b"2"]))
-    assert index.apply("a", KvEvents(1, stored=[b"2", b"3"])) == 0
+    assert index.apply("a", KvEvents(2, [(False, b"1"), (True, b"3")])) == 4
+    assert index.matched_blocks("a", [b"2", b"3"]) == 2
 
 
 def test_a_reset_forgets_what_was_known() -> None:
     index = PrefixIndex()
-    index.apply("a", KvEvents(0, stored=[b"1"]))
-    assert index.apply("a", KvEvents(0, reset=True)) == 0
+    index.apply("a", learnt(0, b"1"))
+    assert index.apply("a", learnt(9, reset=True)) == 9
     assert index.matched_blocks("a", [b"1"]) == 0
     assert len(index) == 0
 
@@ -63,37 +84,61 @@ def test_a_reset_forgets_what_was_known() -> None:
 def test_one_instance_forgotten_leaves_the_others() -> None:
     index = PrefixIndex()
     for instance in ("a", "b"):
-        index.apply(instance, KvEvents(0, stored=[b"1"]))
+        index.apply(instance, learnt(0, b"1"))
     index.forget("a")
     index.forget("a")
     assert (index.matched_blocks("a", [b"1"]), index.matched_blocks("b", [b"1"]), len(index)) == (0, 1, 1)
 
 
-batches = st.lists(st.tuples(st.sampled_from("ab"), st.lists(blocks, unique=True), st.lists(blocks, unique=True)))
+changes = st.lists(st.tuples(st.booleans(), st.sampled_from(BLOCKS)), max_size=60)
+cuts = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=20)
 
 
-@given(batches)
-def test_an_index_that_missed_nothing_equals_the_caches(told: list[tuple[str, list[bytes], list[bytes]]]) -> None:
+@settings(max_examples=60, deadline=None)
+@given(changes, cuts)
+def test_whatever_parts_are_told_again_or_lost_it_knows_the_cache_up_to_what_it_expects(
+    history: list[Change], parts: list[tuple[int, int]]
+) -> None:
     index = PrefixIndex()
-    caches: dict[str, set[bytes]] = {"a": set(), "b": set()}
-    numbers = {"a": 0, "b": 0}
-    for instance, stored, removed in told:
-        caches[instance] = (caches[instance] - set(removed)) | set(stored)
-        numbers[instance] = index.apply(instance, KvEvents(numbers[instance], stored, removed))
-    for instance, cache in caches.items():
-        assert all(index.matched_blocks(instance, [bytes([n])]) == (bytes([n]) in cache) for n in range(21))
-    assert len(index) == sum(map(len, caches.values()))
+    for start, end in parts:
+        part = history[start:end]
+        expected = index.apply("a", KvEvents(min(start, len(history)), part))
+        assert knows(index, "a") == replay(history[: max(0, expected)])
+        assert len(index) == len(knows(index, "a"))
 
 
-@given(batches, st.integers(1, 10))
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("ab"), changes), max_size=8), st.integers(1, 10))
 def test_it_never_holds_more_than_its_bound_nor_matches_what_is_not_there(
-    told: list[tuple[str, list[bytes], list[bytes]]], bound: int
+    told: list[tuple[str, list[Change]]], bound: int
 ) -> None:
     index = PrefixIndex(max_blocks=bound)
-    caches: dict[str, set[bytes]] = {"a": set(), "b": set()}
-    for instance, stored, removed in told:
-        caches[instance] = (caches[instance] - set(removed)) | set(stored)
-        index.apply(instance, KvEvents(index.expected(instance), stored, removed))
-        assert 0 <= len(index) <= bound
-    for instance, cache in caches.items():
-        assert all(bytes([n]) in cache or not index.matched_blocks(instance, [bytes([n])]) for n in range(21))
+    histories: dict[str, list[Change]] = {"a": [], "b": []}
+    for instance, part in told:
+        index.apply(instance, KvEvents(len(histories[instance]), part))
+        histories[instance] += part
+        assert len(index) == len(knows(index, "a")) + len(knows(index, "b")) <= bound
+        assert knows(index, instance) <= replay(histories[instance])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(["learn", "forget", "renew", "tell", "lost"]), max_size=60), st.integers(1, 8))
+def test_it_comes_to_know_what_an_engine_has_cached_whatever_was_lost_on_the_way(acts: list[str], kept: int) -> None:
+    log, index, names = KvEventLog(), PrefixIndex(), dict[bytes, None]()
+    log._changes = deque(maxlen=kept)
+    for number, act in enumerate([*acts, "tell"]):
+        if act == "learn":
+            block = BLOCKS[number % len(BLOCKS)]
+            names[block] = None
+            log.note(True, block)
+        elif act == "forget" and names:
+            log.note(False, names.popitem()[0])
+        elif act == "renew":
+            names.clear()
+            log.renew()
+        elif act == "lost":
+            log.since(index.expected("a"), names)
+        elif act == "tell":
+            expected = index.apply("a", log.since(index.expected("a"), names))
+            assert knows(index, "a") == set(names)
+            assert expected == index.expected("a") != EVERYTHING

@@ -2,10 +2,12 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.proto.router import KvEvents, Load
+from onward.proto.kv_events import KvEvents
+from onward.proto.router import Load
+from onward.router.prefix_index import EVERYTHING
 from onward.router.replicas import (
     FAILURES_TO_OPEN,
     FIRST_PAUSE_S,
@@ -34,10 +36,19 @@ def seen(replicas: Replicas, instance: str, now_s: float) -> Replica:
     return next(replica for replica in replicas.all(now_s) if replica.instance == instance)
 
 
+def learnt(number: int, *blocks: bytes) -> KvEvents:
+    return KvEvents(number, [(True, block) for block in blocks])
+
+
 class TestRegistering:
     def test_an_instance_is_told_who_it_speaks_to_and_when_to_come_again(self) -> None:
         answer = Replicas("a-router", wants_kv_events=False).register(registration("a"), 0.0)
-        assert (answer.router, answer.again_after_s, answer.error, answer.wants_kv_events) == ("a-router", 1.0, "", False)
+        assert (answer.router, answer.again_after_s, answer.error, answer.wants_kv_events) == (
+            "a-router",
+            1.0,
+            "",
+            False,
+        )
 
     def test_it_is_shown_as_it_last_described_itself(self) -> None:
         replicas = of("a")
@@ -69,7 +80,7 @@ class TestRegistering:
         [
             ({"schema_version": 999}, "schema_version"),
             ({"url": "a:8000"}, "url"),
-            ({"instance": ""}, "instance"),
+            ({"instance": "", "url": "http://a"}, "instance"),
             ({"role": "cook"}, "role"),
             ({"state": "fine"}, "state"),
         ],
@@ -101,8 +112,9 @@ class TestRegistering:
 
     def test_a_mixed_instance_that_passes_no_kv_may_compute_in_its_own_way(self) -> None:
         replicas = of("a")
-        other = registration("b", layout=msgspec.structs.replace(LAYOUT, dtype="float32"))
-        assert not replicas.register(other, 0.0).error
+        other = msgspec.structs.replace(LAYOUT, dtype="float32")
+        assert not replicas.register(registration("b", layout=other), 0.0).error
+        assert not replicas.register(registration("c", role="decode", layout=other), 0.0).error
 
     def test_a_layout_that_is_only_known_once_it_has_started_is_compared_then(self) -> None:
         replicas = of()
@@ -322,6 +334,7 @@ class TestBookings:
         replicas.book("b").release()
         assert seen(replicas, "a", 0.0).booked == 0
 
+    @settings(max_examples=60, deadline=None)
     @given(st.lists(st.tuples(st.sampled_from(["book", "release", "leave", "join", "silence"]), st.integers(0, 9))))
     def test_f51_bookings_are_those_taken_since_it_came_and_not_given_back_whatever_the_order(
         self, moves: list[tuple[str, int]]
@@ -355,7 +368,7 @@ class TestBookings:
 class TestKvEvents:
     def test_what_an_instance_has_cached_is_known_until_it_is_gone(self) -> None:
         replicas = Replicas("a-router", wants_kv_events=True)
-        answer = replicas.register(registration("a", kv_events=KvEvents(0, stored=[b"x", b"y"])), 0.0)
+        answer = replicas.register(registration("a", kv_events=learnt(0, b"x", b"y")), 0.0)
         assert (answer.wants_kv_events, answer.next_kv_event) == (True, 2)
         assert replicas.index is not None
         assert replicas.index.matched_blocks("a", [b"x", b"y", b"z"]) == 2
@@ -364,17 +377,28 @@ class TestKvEvents:
 
     def test_a_gap_is_answered_by_asking_for_everything(self) -> None:
         replicas = Replicas("a-router", wants_kv_events=True)
-        replicas.register(registration("a", kv_events=KvEvents(0, stored=[b"x"])), 0.0)
-        assert replicas.register(registration("a", kv_events=KvEvents(5, stored=[b"y"])), 1.0).next_kv_event == 0
+        replicas.register(registration("a", kv_events=learnt(0, b"x")), 0.0)
+        answer = replicas.register(registration("a", kv_events=learnt(5, b"y")), 1.0)
+        assert answer.next_kv_event == EVERYTHING
 
     def test_a_registration_without_events_is_told_where_to_go_on(self) -> None:
         replicas = Replicas("a-router", wants_kv_events=True)
-        replicas.add_static("http://a")
-        replicas.register(registration("a", kv_events=KvEvents(0, stored=[b"x"])), 0.0)
+        assert replicas.next_kv_event("http://a") == EVERYTHING
+        assert replicas.register(registration("a"), 0.0).next_kv_event == EVERYTHING
+        replicas.register(registration("a", kv_events=learnt(0, b"x")), 0.0)
         assert replicas.register(registration("a"), 1.0).next_kv_event == 1
         assert replicas.next_kv_event("http://a") == 1
 
+    def test_a_new_engine_of_the_same_instance_has_an_empty_cache_and_counts_anew(self) -> None:
+        replicas = Replicas("a-router", wants_kv_events=True)
+        replicas.register(registration("a", engine="e1", kv_events=learnt(0, b"x")), 0.0)
+        answer = replicas.register(registration("a", engine="e2", kv_events=learnt(1, b"y")), 1.0)
+        assert answer.next_kv_event == EVERYTHING
+        assert replicas.index is not None
+        assert replicas.index.matched_blocks("a", [b"x"]) == 0
+
     def test_nothing_is_kept_where_nobody_wants_it(self) -> None:
         replicas = of()
-        answer = replicas.register(registration("a", kv_events=KvEvents(0, stored=[b"x"])), 0.0)
-        assert (answer.wants_kv_events, answer.next_kv_event, replicas.index) == (False, 0, None)
+        answer = replicas.register(registration("a", kv_events=learnt(0, b"x")), 0.0)
+        assert not answer.wants_kv_events
+        assert replicas.index is None

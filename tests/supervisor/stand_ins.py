@@ -5,16 +5,17 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
 
 from onward.clock import SystemClock
 from onward.config import ServeConfig
-from onward.proto.model import PreparedModel
+from onward.proto.model import ModelConfig, PreparedModel
 from onward.supervisor.children import Child, ChildState, Role
 from onward.supervisor.pd import PdPlan
-from onward.supervisor.routers import RouterPlan
+from onward.supervisor.routers import resolve_routers
 from onward.supervisor.supervisor import Supervisor
 from onward.transport.control import ControlChannel, control_pair
+
+SHAPE = ModelConfig("llama", 32, 8, 16, 1, 1, 1, 8, 256, 1e-5, 1e4)
 
 
 @contextmanager
@@ -22,11 +23,11 @@ def supervisor_of(config: ServeConfig, *, with_handoff: bool = False) -> Iterato
     with socket.socket() as listening, socket.socket() as handoff:
         made = Supervisor(
             config,
-            cast(PreparedModel, None),
+            PreparedModel("small", "", SHAPE, "float32", "none", "", [], None, None, None, None, []),
             listening,
             SystemClock(),
-            pd=PdPlan(),
-            routers=RouterPlan(),
+            pd=PdPlan(cluster_key="ab" * 32, handoff_address="tcp://127.0.0.1:7000"),
+            routers=resolve_routers(config, 4711),
             handoff=handoff if with_handoff else None,
             on_progress=print,
             on_ready=lambda: None,

@@ -125,20 +125,24 @@ def test_the_router_leaves_first_and_prefill_instances_last() -> None:
     assert lines == [f"{name} {did}" for name in reversed(names) for did in ("asked", "left")]
 
 
-def test_one_that_will_not_leave_is_ended_and_the_others_still_leave_in_peace() -> None:
-    lines: list[str] = []
+def test_one_that_will_not_leave_is_ended_before_the_others_are_asked() -> None:
+    lines: list[tuple[str, int | None]] = []
     stubborn = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY}\nwhile True: signal.pause()"
     leave = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit('left')); {READY}; {WAIT}"
+
+    def on_line(_: str, line: str) -> None:
+        router = cluster.instances[0].process
+        assert router is not None
+        lines.append((line, router.poll()))
+
     cluster = cluster_of(
-        instance("router", stubborn),
-        instance("mixed-0", leave),
-        on_line=lambda name, line: lines.append(f"{name} {line}"),
+        *(instance("router", stubborn), instance("mixed-0", leave)),
+        on_line=on_line,
         on_ready=stop,
         drain_s=0.2 - KILL_AFTER_S,
     )
     cluster.run()
-    assert lines == ["mixed-0 left"]
-    assert [i.process.returncode for i in cluster.instances if i.process is not None] == [-signal.SIGKILL, 1]
+    assert lines == [("left", -signal.SIGKILL)]
 
 
 def test_instances_do_not_outlive_a_cluster_that_is_killed() -> None:

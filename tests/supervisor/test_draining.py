@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import closing
 
 from onward.config import ServeConfig
-from onward.proto.control import AskDrain, AskSnapshot, Drain, Snapshot
+from onward.proto.control import AskDrain, AskSnapshot, Drain, Snapshot, StartApi
 from onward.proto.stats import EngineStats
 from onward.supervisor.children import Role
 from onward.supervisor.supervisor import Supervisor
@@ -49,7 +49,8 @@ def waits_for(supervisor: Supervisor, answers: list[EngineStats]) -> int:
     stand_in = StandInEngine(channel, answers)
     with closing(socket.socket()) as wakeup:
         supervisor._let_peers_take_their_kv(wakeup)
-    engine.channel.close()
+    engine.kill()
+    supervisor._bury(engine)
     stand_in.join()
     return stand_in.num_answers
 
@@ -60,11 +61,26 @@ def test_one_api_process_asks_and_all_are_told_to_drain_also_those_that_start_la
         _, seconds_end = child_of(supervisor, Role.API, "api-2")
         _, engines_end = child_of(supervisor, Role.ENGINE, "engine-1")
         with closing(firsts_end), closing(seconds_end), closing(engines_end):
-            assert not supervisor._is_draining
             supervisor._on_message(first, AskDrain())
             assert [end.receive() for end in (firsts_end, seconds_end)] == [Drain(), Drain()]
             assert engines_end.receive() is None
-            assert supervisor._is_draining
+            supervisor._brief_api(first)
+            assert isinstance(firsts_end.receive(), StartApi)
+            assert firsts_end.receive() == Drain()
+
+
+def test_an_api_process_learns_its_routers_and_what_they_call_it() -> None:
+    config = ServeConfig(router="http://127.0.0.1:8080", detach_ttl_s=7.0)
+    with supervisor_of(config) as supervisor:
+        api, apis_end = child_of(supervisor, Role.API, "api-1")
+        with closing(apis_end):
+            supervisor._brief_api(api)
+            told = apis_end.receive()
+            assert isinstance(told, StartApi)
+            assert (told.config.routers, told.config.detach_ttl_s) == (("http://127.0.0.1:8080",), 7.0)
+            assert told.config.url == "http://127.0.0.1:4711"
+            assert (told.config.handoff_address, told.config.cluster_key) == ("tcp://127.0.0.1:7000", "ab" * 32)
+            assert apis_end.receive() is None, "nobody has asked for a drain"
 
 
 def test_the_engine_stays_until_its_kv_has_been_read() -> None:

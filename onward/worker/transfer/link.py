@@ -34,14 +34,14 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 class Door:
     """Where a decode worker listens."""
 
-    def __init__(self, backend: str, host: str, cluster_key: str) -> None:
+    def __init__(self, backend: str, host: str, cluster_key: str, port: int = 0) -> None:
         if backend == "shm":
             name = f"onward-kv-{secrets.token_hex(16)}"
             self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._sock.bind(f"\0{name}")
             self.address = f"unix:@{name}"
         else:
-            self._sock, self.address = _listen_tcp(host, cluster_key)
+            self._sock, self.address = _listen_tcp(host, port, cluster_key)
         self._sock.setblocking(False)
         self._sock.listen(_BACKLOG)
 
@@ -189,9 +189,9 @@ class ReceiverLink:
         self.channel.flush()
 
 
-def _listen_tcp(host: str, cluster_key: str) -> tuple[socket.socket, str]:
+def _listen_tcp(host: str, port: int, cluster_key: str) -> tuple[socket.socket, str]:
     try:
-        [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         number = ipaddress.ip_address(address[0])
         if number.is_unspecified:
             raise StartupError(f"KV transfers cannot listen on {host}: peers need an address that reaches this machine")
@@ -200,9 +200,10 @@ def _listen_tcp(host: str, cluster_key: str) -> tuple[socket.socket, str]:
                 f"KV transfers over {host} need a --cluster-key-file; without one only this machine is safe"
             )
         sock = socket.socket(family, kind)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted worker finds its port free
         sock.bind(address)
     except OSError as fault:
-        raise StartupError(f"KV transfers cannot listen on {host}: {fault}") from fault
+        raise StartupError(f"KV transfers cannot listen on {host}, port {port}: {fault}; try --kv-port 0") from fault
     port = sock.getsockname()[1]
     return sock, f"tcp:[{number}]:{port}" if number.version == 6 else f"tcp:{number}:{port}"
 

@@ -75,11 +75,11 @@ class _TakingIn:
     """What a worker has that peers write into."""
 
     def __init__(
-        self, backend: str, host: str, incarnation: str, cluster_key: str, memory: KvMemory,
+        self, backend: str, host: str, port: int, incarnation: str, cluster_key: str, memory: KvMemory,
         poller: Poller, report: Callable[[KvReport], None],
     ) -> None:  # fmt: skip
         self._receiver = open_receiver(backend, memory.pool, memory.fd, host)
-        door = Door(backend, host, cluster_key)
+        door = Door(backend, host, cluster_key, port)
         self.endpoint = Endpoint(backend, door.address, incarnation)
         self.sink = Sink(
             memory.pool.data, memory.geometry, self._receiver, is_in_band=backend in IN_BAND, report=report
@@ -112,6 +112,7 @@ class Plane:
         *,
         backend: str | None,
         host: str,
+        port: int = 0,
         incarnation: str,
         cluster_key: str,
         layers_done: Callable[[], int],
@@ -138,7 +139,9 @@ class Plane:
         )
         self._taking_in: _TakingIn | None = None
         if backend is not None:
-            self._taking_in = _TakingIn(backend, host, incarnation, cluster_key, memory, self._poller, self._report)
+            self._taking_in = _TakingIn(
+                backend, host, port, incarnation, cluster_key, memory, self._poller, self._report
+            )
 
     @property
     def endpoint(self) -> Endpoint | None:

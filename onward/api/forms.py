@@ -1,0 +1,126 @@
+"""The forms in which an answer is written as events while it grows: for a client, and for a router in front of one."""
+
+from typing import Protocol
+
+import msgspec
+
+from onward.api import sse
+from onward.api.answer import Answer, Piece, joined
+from onward.api.dialect import Chunks, Dialect
+from onward.api.jobs import Job
+from onward.proto.router import Facts
+
+
+class Form(Protocol):
+    def opening(self) -> list[bytes]:
+        """What a stream begins with, before there is a token."""
+        ...
+
+    def news(self, pieces: list[Piece]) -> list[bytes]: ...
+    def end(self) -> list[bytes]:
+        """What comes behind the last piece."""
+        ...
+
+
+class Collected:
+    """Everything that was said, for an answer that is written when it is whole."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._said: list[list[Piece]] = [[] for _ in answer.choices]
+
+    def add(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            self._said[piece.choice].append(piece)
+
+    def body(self, dialect: Dialect, job: Job) -> bytes:
+        choices = [self._answer.with_ids(joined(pieces)) for pieces in self._said]
+        return dialect.whole(job.head, choices, self._answer.usage(), job.to_continue())
+
+
+class ChunkForm:
+    """What a client reads: chunks."""
+
+    def __init__(self, dialect: Dialect, job: Job) -> None:
+        self._job = job
+        self._include_usage = job.prepared.request.include_usage
+        self._chunks = Chunks(dialect, job.head, self._include_usage)
+        self._cursors = sse.Cursors(job.prepared.attempt, job.positions, job.known)
+
+    def opening(self) -> list[bytes]:
+        """Of all choices at once, with the answer's first event. Whoever goes on with an answer has had them."""
+        if self._job.prepared.is_continued:
+            return []
+        openings = [self._chunks.opening(choice.index) for choice in self._job.answer.choices]
+        return [sse.event(opening) for opening in openings if opening is not None]
+
+    def news(self, pieces: list[Piece]) -> list[bytes]:
+        last = pieces[-1] if pieces and self._job.answer.finished else None
+        return [self._event(piece, piece is last) for piece in pieces]
+
+    def _event(self, piece: Piece, is_last: bool) -> bytes:
+        cursor = self._cursors.after(piece)
+        if not piece.skipped:
+            return sse.event(self._chunks.piece(piece, self._job.to_continue() if is_last else None), cursor)
+        return sse.bare_event(cursor) if self._job.prepared.is_routed and cursor is not None else b""
+
+    def end(self) -> list[bytes]:
+        return [sse.event(self._chunks.usage(self._job.answer.usage()))] if self._include_usage else []
+
+
+class RoutedChunkForm:
+    """The same for a router, which is told more."""
+
+    def __init__(self, dialect: Dialect, job: Job) -> None:
+        self._chunks = ChunkForm(dialect, job)
+        self._facts = FactsOnce(job)
+
+    def opening(self) -> list[bytes]:
+        return self._chunks.opening()
+
+    def news(self, pieces: list[Piece]) -> list[bytes]:
+        return self._facts.before(pieces) + self._chunks.news(pieces)
+
+    def end(self) -> list[bytes]:
+        return self._chunks.end()
+
+
+class RoutedWholeForm:
+    """For a router whose client wants the answer as a whole: the tokens as they come, the body at the end."""
+
+    def __init__(self, dialect: Dialect, job: Job) -> None:
+        self._dialect = dialect
+        self._job = job
+        self._facts = FactsOnce(job)
+        self._cursors = sse.Cursors(job.prepared.attempt, job.positions, job.known)
+        self._collected = Collected(job.answer)
+        self._collected.add(job.replayed)
+
+    def opening(self) -> list[bytes]:
+        return []
+
+    def news(self, pieces: list[Piece]) -> list[bytes]:
+        self._collected.add(pieces)
+        cursors = [self._cursors.after(piece) for piece in pieces]
+        return self._facts.before(pieces) + [sse.bare_event(cursor) for cursor in cursors if cursor is not None]
+
+    def end(self) -> list[bytes]:
+        return [sse.named_event("answer", self._collected.body(self._dialect, self._job))]
+
+
+class FactsOnce:
+    """What a router is told before the first token."""
+
+    def __init__(self, job: Job) -> None:
+        self._answer = job.answer
+        self._is_told = False
+
+    def before(self, pieces: list[Piece]) -> list[bytes]:
+        """Not before the engine has said what was cached, which comes with the first token."""
+        cached = (choice.num_cached_tokens for choice in self._answer.choices)
+        if self._is_told or not pieces or all(one is None for one in cached):
+            return []
+        self._is_told = True
+        usage = self._answer.usage()
+        facts = Facts(usage.prompt_tokens, usage.cached_tokens, len(self._answer.choices))
+        return [sse.named_event("facts", msgspec.json.encode(facts))]

@@ -1,0 +1,40 @@
+"""Who may use the routes between routers and instances: those who hold the cluster's key, or, without one, this host."""
+
+import ipaddress
+
+from starlette.types import Scope
+
+from onward.api import http
+from onward.api.failures import RequestFailed
+from onward.clock import Clock
+from onward.proto.request import ErrorInfo
+from onward.proto.router import PROOF_HEADER
+from onward.transport.proof import is_proven
+
+
+class Proven:
+    def __init__(self, cluster_key: str, clock: Clock) -> None:
+        self._cluster_key = cluster_key
+        self._clock = clock
+
+    def check(self, scope: Scope, body: bytes) -> None:
+        if self._cluster_key:
+            header = http.header(scope, PROOF_HEADER.encode())
+            if not is_proven(self._cluster_key, header, scope["path"], body, self._clock.wall_s()):
+                raise _forbidden("the proof of the cluster's key is missing or wrong, or the clocks differ too much")
+        elif not _is_local(scope):
+            raise _forbidden("without a cluster key (--cluster-key-file) only this host may ask")
+
+
+def _is_local(scope: Scope) -> bool:
+    host, _ = scope.get("client") or ("", 0)
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def _forbidden(problem: str) -> RequestFailed:
+    return RequestFailed(ErrorInfo("forbidden", problem, 403))

@@ -1,0 +1,202 @@
+"""Tells routers about this instance, each of them each second, and that it leaves.
+
+The routers are told side by side: one that hangs or is away holds up nobody else, and is tried again for ever. What the
+engine's cache has learnt would go along as `kv_events`, to the routers whose answer wants them.
+"""
+
+import asyncio
+import contextlib
+import logging
+
+import aiohttp
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from onward import log
+from onward.api.admin import ROLES, Instance
+from onward.api.attempts import MSGPACK, proven_message
+from onward.api.engine_client import EngineClient
+from onward.api.proven import Proven
+from onward.api.streams import Streams
+from onward.clock import Clock
+from onward.config import ApiConfig
+from onward.errors import Unavailable
+from onward.proto import SCHEMA_VERSION
+from onward.proto.control import InstanceView
+from onward.proto.model import PreparedModel
+from onward.proto.router import PROOF_HEADER, REGISTER_PATH, Load, RegisterAnswer, Registration
+from onward.proto.stats import EngineStats
+from onward.proto.step import WorkerHello
+from onward.transport.proof import prove
+
+POST_TIMEOUT_S = 2.0
+FIRST_PAUSE_S = 0.1
+MAX_PAUSE_S = 2.0
+MIN_AGAIN_S, MAX_AGAIN_S = 0.1, 10.0
+MAX_VIEW_AGE_S = 0.3
+"""So that several routers share one look at the instance."""
+FREE_BLOCKS = ("free", "cached")
+RUNNING = ("running", "preempting")
+
+_logger = logging.getLogger(__name__)
+
+
+class Description:
+    """What this instance says of itself."""
+
+    def __init__(
+        self,
+        config: ApiConfig,
+        model: PreparedModel,
+        client: EngineClient,
+        supervisor: Instance,
+        streams: Streams,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._client = client
+        self._supervisor = supervisor
+        self._streams = streams
+        self._clock = clock
+        self._view: InstanceView | None = None
+        self._seen_at_s = 0.0
+        self._looking = asyncio.Lock()
+
+    async def now(self, *, is_leaving: bool = False) -> Registration:
+        view = await self._instance()
+        stats, worker = view.engine, self._client.worker
+        return Registration(
+            schema_version=SCHEMA_VERSION,
+            instance=view.incarnation,
+            url=self._config.url,
+            role=self._config.role,
+            state="leaving" if is_leaving else self._state(stats),
+            model=self._model.name,
+            fingerprint=self._model.fingerprint if worker is None else worker.fingerprint,
+            layout=None if worker is None else worker.layout,
+            handoff_address=self._config.handoff_address,
+            max_tokens=0 if worker is None else _max_tokens(worker),
+            block_size=0 if worker is None else worker.block_size,
+            engine=self._client.engine or "",
+            step=0 if stats is None else stats.step,
+            load=Load() if stats is None else _load(stats),
+            pids={role: [process.pid for process in view.processes if process.role == role] for role in ROLES},
+        )
+
+    def _state(self, stats: EngineStats | None) -> str:
+        if self._streams.is_draining:
+            return "draining"
+        if self._client.worker is None:
+            return "starting"
+        is_ready = self._client.engine is not None and stats is not None and stats.worker_ready
+        return "ready" if is_ready else "restarting"
+
+    async def _instance(self) -> InstanceView:
+        async with self._looking:
+            if self._view is None or self._clock.now_s() - self._seen_at_s > MAX_VIEW_AGE_S:
+                try:
+                    self._view = await self._supervisor.instance()
+                except Unavailable:
+                    if self._view is None:
+                        raise
+                self._seen_at_s = self._clock.now_s()
+            return self._view
+
+
+class Registering:
+    """The task that does it, for as long as the process runs."""
+
+    def __init__(self, config: ApiConfig, description: Description, clock: Clock) -> None:
+        self._config = config
+        self._description = description
+        self._clock = clock
+        self._telling: list[asyncio.Task[None]] = []
+        self._leaving: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._telling = [asyncio.create_task(self._tell_for_ever(url)) for url in self._config.routers]
+
+    def leave(self) -> None:
+        """Says so once; routers that do not hear it will notice by the silence."""
+        if self._telling and self._leaving is None:
+            self._leaving = asyncio.create_task(self._say_goodbye())
+
+    async def close(self) -> None:
+        for task in self._telling:
+            task.cancel()
+        tasks = self._telling + ([self._leaving] if self._leaving else [])
+        if tasks:
+            await asyncio.wait(tasks, timeout=2 * POST_TIMEOUT_S)
+
+    async def _say_goodbye(self) -> None:
+        for task in self._telling:
+            task.cancel()
+        with contextlib.suppress(Unavailable, TimeoutError):
+            message = await asyncio.wait_for(self._description.now(is_leaving=True), POST_TIMEOUT_S)
+            async with aiohttp.ClientSession() as session:
+                posts = [self._post(session, url, message) for url in self._config.routers]
+                await asyncio.gather(*posts, return_exceptions=True)
+
+    async def _tell_for_ever(self, router_url: str) -> None:
+        pause_s, problem = FIRST_PAUSE_S, ""
+        async with aiohttp.ClientSession() as session:
+            while True:
+                try:
+                    answer = await self._post(session, router_url, await self._description.now())
+                    now_problem, wait_s = answer.error, min(max(answer.again_after_s, MIN_AGAIN_S), MAX_AGAIN_S)
+                    pause_s = FIRST_PAUSE_S
+                except (aiohttp.ClientError, TimeoutError, OSError, Unavailable, msgspec.MsgspecError) as fault:
+                    now_problem, wait_s = str(fault) or type(fault).__name__, pause_s
+                    pause_s = min(2 * pause_s, MAX_PAUSE_S)
+                _log_change(router_url, problem, now_problem)
+                problem = now_problem
+                await asyncio.sleep(wait_s)
+
+    async def _post(self, session: aiohttp.ClientSession, router_url: str, message: Registration) -> RegisterAnswer:
+        body = msgspec.msgpack.encode(message)
+        headers = {"content-type": MSGPACK}
+        if key := self._config.cluster_key:
+            headers[PROOF_HEADER] = prove(key, REGISTER_PATH, body, self._clock.wall_s())
+        timeout = aiohttp.ClientTimeout(total=POST_TIMEOUT_S)
+        url = router_url.rstrip("/") + REGISTER_PATH
+        async with session.post(url, data=body, headers=headers, timeout=timeout) as response:
+            response.raise_for_status()
+            return msgspec.msgpack.decode(await response.read(), type=RegisterAnswer)
+
+
+class Probing:
+    """The same for a router that has a list of its instances, and asks."""
+
+    def __init__(self, description: Description, proven: Proven) -> None:
+        self._description = description
+        self._proven = proven
+        self._decoder = msgspec.msgpack.Decoder(RegisterAnswer)
+
+    async def probe(self, request: Request) -> Response:
+        await proven_message(request, self._proven, self._decoder)
+        return Response(msgspec.msgpack.encode(await self._description.now()), media_type=MSGPACK)
+
+
+def _log_change(router_url: str, before: str, problem: str) -> None:
+    """One line when it begins to fail, one when it works again."""
+    if problem and not before:
+        _logger.warning(log.event("router does not take us", url=router_url, cause=problem))
+    elif before and not problem:
+        _logger.info(log.event("registered", url=router_url))
+
+
+def _max_tokens(worker: WorkerHello) -> int:
+    return min(worker.max_model_len, worker.num_blocks * worker.block_size)
+
+
+def _load(stats: EngineStats) -> Load:
+    running = sum(stats.requests.get(status, 0) for status in RUNNING)
+    return Load(
+        running=running,
+        waiting=sum(stats.requests.values()) - running,
+        max_running=running + stats.free_slots,
+        free_blocks=sum(stats.kv_blocks.get(state, 0) for state in FREE_BLOCKS),
+        num_blocks=sum(stats.kv_blocks.values()),
+    )

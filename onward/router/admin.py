@@ -1,0 +1,117 @@
+"""Routes about the router itself, and those by which instances join it."""
+
+import dataclasses
+import logging
+import os
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from onward import log
+from onward.errors import ClientError, InvalidRequest, OnwardError, Unavailable
+from onward.obs.metrics import Registry, render
+from onward.proto.router import PROOF_HEADER, Registration
+from onward.router import http
+from onward.router.envelope import has_key
+from onward.router.serving import Serving
+from onward.transport.proof import is_proven
+from onward.version import __version__
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MAX_REGISTRATION_BYTES = 16 << 20
+_logger = logging.getLogger(__name__)
+
+
+class NotProven(OnwardError):
+    status = 401
+    code = "not_proven"
+    kind = "invalid_request_error"
+
+
+class Admin:
+    def __init__(self, serving: Serving, registry: Registry, cluster_key: str) -> None:
+        self._serving = serving
+        self._core = serving.core
+        self._registry = registry
+        self._cluster_key = cluster_key
+
+    async def models(self, request: Request) -> Response:
+        """As an instance tells it: all of them serve the same."""
+        for replica in self._core.replicas.all(self._serving.clock.now_s()):
+            answer = await self._serving.upstream.get(replica.url + request.url.path)
+            if answer is not None and answer[0] < 500:
+                return Response(answer[1], answer[0], media_type="application/json")
+        raise Unavailable("there is no instance that could say which model it serves", retry_after_s=1.0)
+
+    async def health(self, _: Request) -> Response:
+        if not self._core.can_serve(self._serving.clock.now_s()):
+            return _json({"status": "unavailable", "reason": "there is no instance to serve requests"}, 503)
+        return _json({"status": "ok"})
+
+    async def live(self, _: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def version(self, _: Request) -> Response:
+        return _json({"version": __version__})
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(render(self._registry.snapshot()), headers={"content-type": METRICS_TYPE})
+
+    async def info(self, _: Request) -> Response:
+        shown = dataclasses.asdict(self._core.config)
+        shown["api_key"] = None if self._core.config.api_key is None else "***"
+        return _json(
+            {
+                "version": __version__,
+                "role": "router",
+                "incarnation": self._core.incarnation,
+                "pids": {"router": [os.getpid()]},
+                "configuration": shown,
+                **self._core.status(self._serving.clock.now_s()),
+            }
+        )
+
+    async def status(self, request: Request) -> Response:
+        api_key = self._core.config.api_key
+        if api_key is None or not has_key(request.scope, api_key):
+            self._check_proof(request, b"", needed=api_key is not None)
+        return _json(self._core.status(self._serving.clock.now_s()))
+
+    async def register(self, request: Request) -> Response:
+        try:
+            body = await http.read_body(request.receive, MAX_REGISTRATION_BYTES)
+        except http.Disconnected:
+            raise ClientError("the instance has gone") from None
+        self._check_proof(request, body)
+        try:
+            registration = msgspec.msgpack.decode(body, type=Registration)
+        except msgspec.MsgspecError as fault:
+            raise InvalidRequest(f"the registration: {fault}") from None
+        answer = self._register(registration)
+        return Response(msgspec.msgpack.encode(answer), media_type="application/msgpack")
+
+    def _register(self, registration: Registration) -> Any:
+        before = self._core.replicas.get(registration.instance)
+        answer = self._core.register(registration, self._serving.clock.now_s())
+        after = self._core.replicas.get(registration.instance)
+        if (before and before.state) != (after and after.state):
+            self._serving.wake()
+            state = after.state.value if after else "gone"
+            _logger.info(log.event("instance", id=registration.instance, url=registration.url, state=state))
+        if answer.error:
+            _logger.warning(log.event("instance not taken", url=registration.url, error=answer.error))
+        return answer
+
+    def _check_proof(self, request: Request, body: bytes, *, needed: bool = False) -> None:
+        if not self._cluster_key and not needed:
+            return
+        proof = request.headers.get(PROOF_HEADER)
+        wall_s = self._serving.clock.wall_s()
+        if not (self._cluster_key and is_proven(self._cluster_key, proof, request.url.path, body, wall_s)):
+            raise NotProven(f"{PROOF_HEADER}: a proof of the cluster's key is required")
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

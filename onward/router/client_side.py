@@ -1,0 +1,65 @@
+"""The client's end of a stream: one answer, streamed or whole, or one error, and never two of them.
+
+A streaming client has no status until there is something to say: an error before that is an error of HTTP. Silence is
+broken by a comment each `KEEP_ALIVE_S`, which commits to the 200.
+"""
+
+import asyncio
+
+from starlette.types import Send
+
+from onward.proto.request import ErrorInfo
+from onward.router import http
+from onward.router.events import BLANK_LINE, DONE
+from onward.router.failures import error_event
+from onward.router.stream import Stream
+
+KEEP_ALIVE_S = 15.0
+_STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+_START = http.start_message(200, _STREAM_HEADERS)
+_END = DONE + BLANK_LINE
+
+
+class ClientSide:
+    def __init__(self, send: Send, stream: Stream, *, tells_resumes: bool) -> None:
+        self._send = send
+        self._stream = stream
+        self._tells_resumes = tells_resumes
+        self._has_started = False
+        self._writing = asyncio.Lock()
+
+    async def write(self, events: bytes) -> None:
+        """Whole events of a stream."""
+        async with self._writing:
+            if not self._has_started:
+                self._has_started = True
+                await self._send({**_START, "headers": list(_START["headers"])})
+            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def keep_alive(self) -> None:
+        if self._stream.origin.streams and not self._writing.locked():
+            await self.write(b": waiting\n\n")
+
+    async def finish(self) -> None:
+        if not self._stream.origin.streams:
+            assert self._stream.answer is not None, "complete without an answer"
+            headers = {**http.JSON_HEADERS, **self._resume_header()}
+            await http.respond(self._send, 200, self._stream.answer, headers)
+            return
+        comment = b": resumes %d\n\n" % self._stream.num_resumes if self._tells_resumes else b""
+        await self.write(comment + _END)
+        await self._send(http.part(b"", more=False))
+
+    async def fail(self, info: ErrorInfo, body: bytes | None) -> None:
+        if not self._has_started:
+            await http.respond_error(self._send, info, body)
+            return
+        await self.write(error_event(info) + _END)
+        await self._send(http.part(b"", more=False))
+
+    def _resume_header(self) -> dict[str, str]:
+        return {"x-onward-resumes": str(self._stream.num_resumes)} if self._tells_resumes else {}

@@ -1,0 +1,114 @@
+"""The routes that generate: from a client's request to a stream that `serving` carries to its end.
+
+A POST begins one, or with `Last-Event-ID` takes one up again; a GET with `Last-Event-ID` only takes up. What was lost is
+looked for here, then at the instances; only a POST can do without, since it brings the request and the cursor the seed.
+"""
+
+import asyncio
+import logging
+import secrets
+
+from starlette.types import Receive, Scope, Send
+
+from onward.errors import InternalError, InvalidRequest, OnwardError
+from onward.proto.cursor import Cursor, parse_cursor
+from onward.router import http
+from onward.router.client_side import ClientSide
+from onward.router.core import unknown_stream
+from onward.router.envelope import label_of, show_id
+from onward.router.failures import info_of
+from onward.router.origin import Arrival, origin_of, stream_of_record
+from onward.router.route import Route
+from onward.router.serving import Serving
+from onward.router.stream import Stream
+
+SEED_BITS = 53
+"""Of a seed that we choose: a client that reads it from JSON as a double sends back the same one."""
+TAKE_OVER_S = 5.0
+
+_logger = logging.getLogger(__name__)
+
+
+class GenerationEndpoint:
+    """An ASGI application for one path."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._config = serving.core.config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._handle(scope, receive, send)
+        except http.Disconnected:
+            return
+        except OnwardError as error:
+            await http.respond_error(send, info_of(error))
+        except Exception:
+            _logger.exception("a request failed by a fault of ours")
+            await http.respond_error(send, info_of(InternalError("internal error")))
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        place = _place(scope)
+        if scope["method"] == "GET":
+            if place is None:
+                raise InvalidRequest("Last-Event-ID: is required with GET", param="Last-Event-ID")
+            route = await self._taken_up(scope["path"], place)
+            if route is None:
+                raise unknown_stream(place.request_id)
+        else:
+            body = await http.read_body(receive, self._config.max_body_bytes)
+            route = await self._posted(scope, body, place)
+        show_id(scope, route.stream.origin.label or route.stream.request_id)
+        client = ClientSide(send, route.stream, tells_resumes=self._config.tell_resumes)
+        await http.while_connected(receive, self._serving.serve(route, client))
+
+    async def _posted(self, scope: Scope, body: bytes, place: Cursor | None) -> Route:
+        if place is not None and (route := await self._taken_up(scope["path"], place)) is not None:
+            return route
+        serving = self._serving
+        arrival = Arrival(
+            request_id=secrets.token_hex(16),
+            random_seed=secrets.randbits(SEED_BITS),
+            wall_s=serving.clock.wall_s(),
+            now_s=serving.clock.now_s(),
+            label=label_of(scope),
+            session=http.header(scope, b"x-session-id") or "",
+            timeout_s=self._config.request_timeout_s,
+        )
+        origin = origin_of(scope["path"], body, arrival, place)
+        if place is not None and not origin.streams:
+            raise InvalidRequest("Last-Event-ID: only for a request that streams", param="Last-Event-ID")
+        return serving.core.open(origin, arrival.now_s, epoch=0 if place is None else place.epoch)
+
+    async def _taken_up(self, path: str, place: Cursor) -> Route | None:
+        core, clock = self._serving.core, self._serving.clock
+        core.check_alive(place.request_id, clock.now_s())
+        await self._serving.detach(place.request_id, TAKE_OVER_S)
+        known = core.records.find(place.request_id, clock.now_s()) or await self._asked_for(place.request_id)
+        # Somebody else may have come back for it while we asked around.
+        if known is None or known.origin.path != path or core.live(place.request_id) is not None:
+            return None
+        return core.continue_stream(known, place, clock.now_s())
+
+    async def _asked_for(self, request_id: str) -> Stream | None:
+        """The furthest record that an instance has."""
+        serving = self._serving
+        urls = [replica.url for replica in serving.core.takers(serving.clock.now_s())]
+        found = await asyncio.gather(*(serving.upstream.find(url, request_id) for url in urls))
+        attempts = [
+            record.attempt for record in found if record is not None and record.attempt.request_id == request_id
+        ]
+        if not attempts:
+            return None
+        best = max(attempts, key=lambda attempt: sum(len(choice.token_ids) for choice in attempt.choices))
+        return stream_of_record(best, serving.clock.now_s())
+
+
+def _place(scope: Scope) -> Cursor | None:
+    line = http.header(scope, b"last-event-id")
+    if line is None:
+        return None
+    try:
+        return parse_cursor(line)
+    except ValueError as fault:
+        raise InvalidRequest(f"Last-Event-ID: {fault}", param="Last-Event-ID") from None

@@ -1,0 +1,91 @@
+"""Small pieces of HTTP for ASGI endpoints: reading a body within a bound, answering, noticing that a client has gone."""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from onward.errors import ClientError, TooLarge
+from onward.proto.request import ErrorInfo
+from onward.router.failures import error_body, error_headers
+
+BODY_TIMEOUT_S = 60.0
+MAX_DISCARDED_BYTES = 64 << 20
+
+JSON_HEADERS = {"content-type": "application/json"}
+
+
+class Disconnected(Exception):
+    """The client has gone; there is nobody to answer."""
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+
+
+async def read_body(receive: Receive, max_bytes: int) -> bytes:
+    try:
+        return await asyncio.wait_for(_read_body(receive, max_bytes), BODY_TIMEOUT_S)
+    except TimeoutError:
+        raise ClientError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s", code="body_timeout") from None
+
+
+async def _read_body(receive: Receive, max_bytes: int) -> bytes:
+    """What is over the limit is not kept, but read on for a while: a client that is still writing reads no answer."""
+    parts: list[bytes] = []
+    num_bytes, more = 0, True
+    while more and num_bytes <= max_bytes + MAX_DISCARDED_BYTES:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        part = message.get("body", b"")
+        num_bytes += len(part)
+        more = message.get("more_body", False)
+        if num_bytes <= max_bytes:
+            parts.append(part)
+        else:
+            parts.clear()
+    if num_bytes > max_bytes:
+        raise TooLarge(f"the body is larger than {max_bytes} bytes, the limit of this router")
+    return b"".join(parts)
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work` to its end, or until the client has gone."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        left = not working.done()
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait((working, leaving))
+    if left and working.cancelled():
+        raise Disconnected
+    working.result()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def start_message(status: int, headers: Mapping[str, str]) -> dict[str, Any]:
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": encoded}
+
+
+def part(body: bytes, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+async def respond(send: Send, status: int, body: bytes, headers: Mapping[str, str] = JSON_HEADERS) -> None:
+    await send(start_message(status, {**headers, "content-length": str(len(body))}))
+    await send(part(body, more=False))
+
+
+async def respond_error(send: Send, info: ErrorInfo, body: bytes | None = None) -> None:
+    """`body`: the same in somebody else's words."""
+    await respond(send, info.status, body or error_body(info), {**JSON_HEADERS, **error_headers(info)})

@@ -1,0 +1,141 @@
+"""What the router fixes about a request before its first attempt, and the few fields of a body that it acts on.
+
+It checks nothing: the instance does, and a body that this module cannot read is for the instance to refuse.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from onward.proto.cursor import Cursor
+from onward.proto.router import Attempt, GivenChoice
+from onward.router.stream import RESCHEDULE, Choice, Origin, Stream
+
+MAX_SESSION_LENGTH = 256
+
+
+class _StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class _Sketch(msgspec.Struct, frozen=True):
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    seed: int | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    deadline_ms: int | None = None
+    cache_salt: str | None = None
+    generated_token_ids: list[int | list[int]] | None = None
+    generated_finish_reasons: list[str | None] | None = None
+    prompt: msgspec.Raw = msgspec.Raw()
+    prompt_token_ids: msgspec.Raw = msgspec.Raw()
+    user: Any = None
+    prompt_cache_key: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Sketch)
+_token_ids = msgspec.json.Decoder(list[int])
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What came with a request beside its body, and what was made for it."""
+
+    request_id: str
+    random_seed: int
+    wall_s: float
+    now_s: float
+    label: str = ""
+    session: str = ""
+    timeout_s: float | None = None
+    """For requests that bring no deadline."""
+
+
+def origin_of(path: str, body: bytes, arrival: Arrival, place: Cursor | None = None) -> Origin:
+    """`place`: a client that has lost its stream sends its request again, and names how far it had come."""
+    sketch = _sketch(body)
+    return Origin(
+        request_id=arrival.request_id if place is None else place.request_id,
+        seed=_seed(sketch, arrival, place),
+        created_s=int(arrival.wall_s),
+        arrival_s=arrival.wall_s,
+        path=path,
+        body=body,
+        streams=bool(sketch.stream),
+        wants_usage=sketch.stream_options is not None and bool(sketch.stream_options.include_usage),
+        label=arrival.label,
+        deadline_at_s=_deadline(sketch, arrival),
+        given=_given(sketch),
+        skip_to=() if place is None else tuple(place.choices),
+        known_prompt=_known_prompt(sketch),
+        cache_salt=sketch.cache_salt or "",
+        max_output=sketch.max_completion_tokens or sketch.max_tokens,
+        session=_session(sketch, arrival),
+    )
+
+
+def _sketch(body: bytes) -> _Sketch:
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _Sketch()
+
+
+def _seed(sketch: _Sketch, arrival: Arrival, place: Cursor | None) -> int:
+    if place is not None:
+        return place.seed
+    return arrival.random_seed if sketch.seed is None else sketch.seed
+
+
+def _deadline(sketch: _Sketch, arrival: Arrival) -> float | None:
+    if sketch.deadline_ms is not None:
+        return arrival.now_s + sketch.deadline_ms / 1000
+    return None if arrival.timeout_s is None else arrival.now_s + arrival.timeout_s
+
+
+def _given(sketch: _Sketch) -> tuple[GivenChoice, ...]:
+    tokens = sketch.generated_token_ids
+    if tokens is None:
+        return ()
+    if (sketch.n or 1) == 1:
+        lists = [[one for one in tokens if isinstance(one, int)]]
+    else:
+        lists = [one for one in tokens if isinstance(one, list)]
+    reasons = sketch.generated_finish_reasons or [None] * len(lists)
+    told = [None if reason == RESCHEDULE else reason for reason in reasons]
+    return tuple(GivenChoice(ids, reason) for ids, reason in zip(lists, told, strict=False))
+
+
+def _known_prompt(sketch: _Sketch) -> list[int] | None:
+    for raw in (sketch.prompt_token_ids, sketch.prompt):
+        if bytes(raw).lstrip().startswith(b"["):
+            try:
+                return _token_ids.decode(raw)
+            except msgspec.MsgspecError:
+                return None
+    return None
+
+
+def _session(sketch: _Sketch, arrival: Arrival) -> str:
+    for key in (arrival.session, sketch.prompt_cache_key, sketch.user):
+        if isinstance(key, str) and key:
+            return key[:MAX_SESSION_LENGTH]
+    return ""
+
+
+def stream_of_record(attempt: Attempt, now_s: float) -> Stream:
+    """A stream as an instance has kept it."""
+    arrival = Arrival(attempt.request_id, attempt.seed, attempt.arrival_s, now_s, attempt.label)
+    origin = replace(
+        origin_of(attempt.path, attempt.body, arrival),
+        seed=attempt.seed,
+        created_s=attempt.created_s,
+        prompt_token_ids=attempt.prompt_token_ids,
+    )
+    choices = [Choice(list(one.token_ids), one.finish_reason) for one in attempt.choices]
+    stream = Stream(origin, 0, epoch=attempt.epoch, choices=choices)
+    stream.num_cached_tokens = attempt.num_cached_tokens
+    return stream

@@ -1,0 +1,40 @@
+"""What a router counts."""
+
+from collections.abc import Callable
+
+from onward.obs.metrics import LabelValues, Registry
+
+PAUSE_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class RouterMetrics:
+    def __init__(
+        self,
+        registry: Registry,
+        streams: Callable[[], dict[LabelValues, float]],
+        instances: Callable[[], dict[LabelValues, float]],
+        records: Callable[[], dict[LabelValues, float]],
+    ) -> None:
+        self.requests = registry.counter("onward_router_requests_total", "HTTP responses begun", ["path", "status"])
+        self.attempts = registry.counter("onward_router_attempts_total", "Attempts, by how they ended", ["end"])
+        self.resumes = registry.counter(
+            "onward_router_resumes_total", "Streams carried on, by why and how well", ["cause", "outcome"]
+        )
+        self.pause = registry.histogram(
+            "onward_router_resume_pause_seconds",
+            "From the last event before a resume to the first one after it",
+            PAUSE_BOUNDS_S,
+        )
+        self.queue_wait = registry.histogram(
+            "onward_router_queue_wait_seconds", "From a request's arrival until an instance has begun to answer it"
+        )
+        self.budget_refusals = registry.counter(
+            "onward_router_budget_refusals_total", "Attempts without progress that the retry budget refused"
+        )
+        self.overloads = registry.counter("onward_router_overloads_total", "Requests refused since too many wait")
+        self.stale_events = registry.counter(
+            "onward_router_stale_events_total", "Events of an older attempt, or told twice, that were dropped"
+        )
+        registry.gauge("onward_router_streams", "Streams here", ["state"], streams)
+        registry.gauge("onward_router_instances", "Instances", ["role", "state"], instances)
+        registry.gauge("onward_router_records", "Streams kept for clients that have gone", [], records)

@@ -1,0 +1,259 @@
+"""Carries out what `core` decides, for one stream after the other: attempts, waits, and the client's end of it.
+
+The only place where streams, sockets and time meet. Each stream is a task; the attempt under way is a task of its own,
+so that it can be ended (a stall, a drain, an abort) without ending the stream.
+"""
+
+import asyncio
+import contextlib
+import logging
+
+import aiohttp
+
+from onward import log
+from onward.clock import Clock
+from onward.errors import InternalError, Unavailable
+from onward.proto.request import ErrorInfo
+from onward.proto.router import RegisterAnswer
+from onward.router.client_side import KEEP_ALIVE_S, ClientSide
+from onward.router.core import Dispatch, Finish, GiveUp, RouterCore, Wait
+from onward.router.events import BLANK_LINE, EventSplitter, MalformedEvent, read_event
+from onward.router.failures import info_from_body, info_of
+from onward.router.route import Route
+from onward.router.stream import Cause
+from onward.router.upstream import NotReached, Upstream, error_bytes
+
+TICK_S = 0.25
+ABORT_PATH = "/v1/abort"
+_NOT_TAKING = ("unavailable", "draining")
+_logger = logging.getLogger(__name__)
+
+
+class Serving:
+    def __init__(self, core: RouterCore, upstream: Upstream, clock: Clock) -> None:
+        self.core = core
+        self.upstream = upstream
+        self.clock = clock
+        self._streams: dict[str, asyncio.Task[None]] = {}
+        self._attempts: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._asides: set[asyncio.Task[None]] = set()
+
+    # One stream.
+
+    async def serve(self, route: Route, client: ClientSide) -> None:
+        """To its end, or until cancelled since the client has gone."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams[route.stream.request_id] = task
+        try:
+            await self._serve(route, client)
+        except asyncio.CancelledError:
+            self.core.close(route, self.clock.now_s(), keep=True)
+            raise
+        except Exception:
+            self.core.close(route, self.clock.now_s(), keep=False)
+            _logger.exception("a stream failed by a fault of ours")
+            await client.fail(info_of(InternalError("internal error")), None)
+        else:
+            self.core.close(route, self.clock.now_s(), keep=True)
+        finally:
+            del self._streams[route.stream.request_id]
+
+    async def detach(self, request_id: str, timeout_s: float) -> None:
+        """A client has come back before we noticed that it had gone: the connection it had is given up."""
+        task = self._streams.get(request_id)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,), timeout=timeout_s)
+
+    async def _serve(self, route: Route, client: ClientSide) -> None:
+        while True:
+            step = self.core.next_step(route, self.clock.now_s())
+            match step:
+                case Dispatch():
+                    await self._attempt(route, step, client)
+                case Wait():
+                    await self._wait(step.seconds)
+                    await self._break_silence(route, client)
+                case GiveUp():
+                    await client.fail(step.info, step.body)
+                    return
+                case Finish():
+                    await client.finish()
+                    return
+
+    async def _wait(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)
+
+    def wake(self) -> None:
+        """Something has changed that waiting streams may wait for."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _break_silence(self, route: Route, client: ClientSide) -> None:
+        now_s = self.clock.now_s()
+        if now_s - route.spoken_s >= KEEP_ALIVE_S:
+            route.spoken_s = now_s
+            await client.keep_alive()
+
+    # One attempt.
+
+    async def _attempt(self, route: Route, dispatch: Dispatch, client: ClientSide) -> None:
+        request_id = route.stream.request_id
+        task = asyncio.create_task(self._run_attempt(route, dispatch, client))
+        self._attempts[request_id] = task
+        try:
+            while not task.done():
+                await asyncio.wait((task,), timeout=KEEP_ALIVE_S)
+                await self._break_silence(route, client)
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+            del self._attempts[request_id]
+            if not task.cancelled() and (fault := task.exception()) is not None:
+                raise fault
+            self.core.ended(route, self.clock.now_s())
+
+    async def _run_attempt(self, route: Route, dispatch: Dispatch, client: ClientSide) -> None:
+        stream = route.stream
+        try:
+            async with self.upstream.attempt(dispatch.url, dispatch.attempt) as response:
+                if response.status != 200:
+                    await self._note_refusal(route, response)
+                    return
+                self.core.accepted(route, self.clock.now_s())
+                await self._pump(route, response, client)
+        except NotReached as fault:
+            stream.lose(Cause.REFUSED, f"the instance could not be reached: {fault}")
+        except MalformedEvent as fault:
+            stream.fail(Cause.PROTOCOL, ErrorInfo("upstream_protocol", str(fault), 502, True))
+        except (aiohttp.ClientError, OSError) as fault:
+            stream.lose(Cause.LOST, f"the connection to the instance was lost: {type(fault).__name__}")
+
+    async def _note_refusal(self, route: Route, response: aiohttp.ClientResponse) -> None:
+        body = await error_bytes(response)
+        info = info_from_body(body, response.status)
+        if info.retry_after_s is None and response.headers.get("retry-after", "").isdigit():
+            info = ErrorInfo(
+                info.code, info.message, info.status, info.retryable, info.param, float(response.headers["retry-after"])
+            )
+        route.stream.fail(refusal_cause(info), info, body or None)
+
+    async def _pump(self, route: Route, response: aiohttp.ClientResponse, client: ClientSide) -> None:
+        # Runs for every token of every stream: no JSON, no timers, one write for all that has come together.
+        stream, splitter, clock = route.stream, EventSplitter(), self.clock
+        is_new = True
+        async for chunk in response.content.iter_any():
+            now_s = clock.now_s()
+            for_client: list[bytes] = []
+            for raw in splitter.feed(chunk):
+                event = read_event(raw)
+                if event is not None and (piece := stream.hear(event, now_s)) is not None:
+                    for_client.append(piece)
+                if stream.failed is not None or stream.is_complete:
+                    break
+            if is_new and stream.advanced:
+                is_new = False
+                self.core.advanced(route, now_s)
+            if for_client:
+                for_client.append(b"")
+                stream.is_sending = True
+                try:
+                    await client.write(BLANK_LINE.join(for_client))
+                finally:
+                    stream.is_sending = False
+                stream.moved_s = route.spoken_s = clock.now_s()
+            if stream.failed is not None or stream.is_complete:
+                return
+        stream.lose(Cause.LOST, "the instance closed the connection")
+
+    # From outside.
+
+    async def abort(self, names: list[str] | None) -> set[str]:
+        """Ends streams by id or label, here and at the instances. Returns the names that anybody knew."""
+        routes, known = self.core.abort(names, self.clock.now_s())
+        for route in routes:
+            self._cut(route)
+        self.wake()
+        unknown = None if names is None else [name for name in names if name not in known]
+        ours = [route.stream.request_id for route in routes]
+        asked: dict[str, object] = {"all": True} if unknown is None else {"ids": [*ours, *unknown]}
+        if unknown is None or ours or unknown:
+            known |= await self._abort_at_instances(asked)
+        return known
+
+    async def _abort_at_instances(self, asked: dict[str, object]) -> set[str]:
+        urls = [replica.url for replica in self.core.takers(self.clock.now_s())]
+        answers = await asyncio.gather(*(self.upstream.post_json(url, ABORT_PATH, asked) for url in urls))
+        known: set[str] = set()
+        for answer in answers:
+            if isinstance(answer, dict) and isinstance(answer.get("aborted"), list):
+                known.update(map(str, answer["aborted"]))
+        return known
+
+    def _cut(self, route: Route) -> None:
+        if (task := self._attempts.get(route.stream.request_id)) is not None:
+            task.cancel()
+
+    def stop_all(self) -> None:
+        """The grace is over: every stream ends now, and says so."""
+        info = info_of(Unavailable("the router is stopping; reconnect with Last-Event-ID", retry_after_s=1.0))
+        for route in self.core.routes():
+            route.settle(info)
+            self._cut(route)
+        self.wake()
+
+    # The clockwork.
+
+    async def run_clockwork(self) -> None:
+        while True:
+            try:
+                self._tick()
+            except Exception:
+                _logger.exception("the clockwork failed by a fault of ours")
+            await asyncio.sleep(TICK_S)
+
+    def _tick(self) -> None:
+        now_s = self.clock.now_s()
+        for route in self.core.tick(now_s):
+            failed = route.stream.failed
+            if failed is not None:
+                _logger.info(
+                    log.event(
+                        "attempt ended",
+                        request=route.stream.request_id,
+                        cause=failed.cause.value,
+                        why=failed.info.message,
+                    )
+                )
+            self._cut(route)
+        for url in self.core.replicas.due_probes(now_s):
+            aside = asyncio.create_task(self._probe(url))
+            self._asides.add(aside)
+            aside.add_done_callback(self._asides.discard)
+
+    async def _probe(self, url: str) -> None:
+        replicas = self.core.replicas
+        wants = replicas.index is not None
+        question = RegisterAnswer(self.core.incarnation, 1.0, "", wants, replicas.next_kv_event(url))
+        registration = await self.upstream.probe(url, question)
+        error = self.core.probed(url, registration, self.clock.now_s())
+        if error:
+            _logger.warning(log.event("instance not taken", url=url, error=error))
+        self.wake()
+
+    async def close(self) -> None:
+        for aside in self._asides:
+            aside.cancel()
+        await self.upstream.close()
+
+
+def refusal_cause(info: ErrorInfo) -> Cause:
+    """What an HTTP error of an instance means, before its stream has begun."""
+    if info.status == 429:
+        return Cause.OVERLOADED
+    if info.status < 500:
+        return Cause.REJECTED
+    return Cause.REFUSED if info.code in _NOT_TAKING else Cause.ERROR

@@ -1,0 +1,143 @@
+"""HTTP to the instances: attempts, and the few questions a router asks. Knows neither streams nor decisions."""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from onward.clock import Clock
+from onward.proto.router import (
+    ATTEMPT_PATH,
+    FIND_PATH,
+    PROBE_PATH,
+    PROOF_HEADER,
+    Attempt,
+    Find,
+    Record,
+    RegisterAnswer,
+    Registration,
+)
+from onward.transport.proof import prove
+
+CONNECT_TIMEOUT_S = 3.0
+ASK_TIMEOUT_S = 3.0
+KEEP_ALIVE_S = 15.0
+"""Shorter than the instances': a connection that we take up again is still open at their side."""
+MAX_DIRECT_BYTES = 512 << 10
+MAX_ERROR_BYTES = 1 << 20
+MAX_ANSWER_BYTES = 64 << 20
+
+_MSGPACK = {"content-type": "application/msgpack"}
+
+
+class NotReached(Exception):
+    """There was nobody to talk to, so nothing has been begun."""
+
+
+class Upstream:
+    def __init__(self, cluster_key: str, clock: Clock) -> None:
+        self._cluster_key = cluster_key
+        self._clock = clock
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=10)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    @asynccontextmanager
+    async def attempt(self, url: str, attempt: Attempt) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The instance's answer. Whoever leaves before its end has closed the connection, and so stopped the work."""
+        body = msgspec.msgpack.encode(attempt)
+        headers = _MSGPACK | self._proof(ATTEMPT_PATH, body)
+        try:
+            response = await self._session.post(
+                url + ATTEMPT_PATH, data=_payload(body), headers=headers, allow_redirects=False
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as fault:
+            raise NotReached(str(fault)) from None
+        try:
+            yield response
+        finally:
+            # Gives a connection back that has been read to its end, and closes any other.
+            if response.content.at_eof():
+                response.release()
+            else:
+                response.close()
+
+    async def find(self, url: str, request_id: str) -> Record | None:
+        answer = await self._ask(url, FIND_PATH, msgspec.msgpack.encode(Find(request_id)))
+        return None if answer is None else _decoded(answer, Record)
+
+    async def probe(self, url: str, question: RegisterAnswer) -> Registration | None:
+        answer = await self._ask(url, PROBE_PATH, msgspec.msgpack.encode(question))
+        return None if answer is None else _decoded(answer, Registration)
+
+    async def post_json(self, url: str, path: str, value: Any) -> Any | None:
+        answer = await self._ask(url, path, msgspec.json.encode(value), {"content-type": "application/json"})
+        try:
+            return None if answer is None else msgspec.json.decode(answer)
+        except msgspec.MsgspecError:
+            return None
+
+    async def get(self, url: str) -> tuple[int, bytes] | None:
+        """None: no answer."""
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S), self._session.get(url, allow_redirects=False) as response:
+                return response.status, await _read_within(response, MAX_ANSWER_BYTES)
+        except (TimeoutError, OSError, aiohttp.ClientError, ValueError):
+            return None
+
+    async def _ask(self, url: str, path: str, body: bytes, headers: dict[str, str] = _MSGPACK) -> bytes | None:
+        headers = headers | self._proof(path, body)
+        try:
+            async with (
+                asyncio.timeout(ASK_TIMEOUT_S),
+                self._session.post(url + path, data=body, headers=headers, allow_redirects=False) as response,
+            ):
+                return await _read_within(response, MAX_ANSWER_BYTES) if response.status == 200 else None
+        except (TimeoutError, OSError, aiohttp.ClientError, ValueError):
+            return None
+
+    def _proof(self, path: str, body: bytes) -> dict[str, str]:
+        if not self._cluster_key:
+            return {}
+        return {PROOF_HEADER: prove(self._cluster_key, path, body, self._clock.wall_s())}
+
+
+def _payload(body: bytes) -> bytes | io.BytesIO:
+    """A large body goes in pieces, so that it does not hold up everybody's tokens."""
+    return body if len(body) <= MAX_DIRECT_BYTES else io.BytesIO(body)
+
+
+async def error_bytes(response: aiohttp.ClientResponse) -> bytes:
+    """The body of a refusal; a broken one is as good as none."""
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            return await _read_within(response, MAX_ERROR_BYTES)
+    except (TimeoutError, OSError, aiohttp.ClientError, ValueError):
+        return b""
+
+
+async def _read_within(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    num_bytes = 0
+    async for chunk in response.content.iter_any():
+        parts.append(chunk)
+        num_bytes += len(chunk)
+        if num_bytes > max_bytes:
+            raise ValueError(f"the answer is larger than {max_bytes} bytes")
+    return b"".join(parts)
+
+
+def _decoded(answer: bytes, kind: Any) -> Any | None:
+    try:
+        return msgspec.msgpack.decode(answer, type=kind)
+    except msgspec.MsgspecError:
+        return None

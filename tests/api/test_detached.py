@@ -1,0 +1,310 @@
+"""Streams whose client has gone: what is kept of them, for how long, and how they are gone on with."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from onward.api.streams import MAX_RECORD_BYTES, MAX_RECORDS, Shelf
+from onward.config import ApiConfig
+from onward.proto.cursor import ChoiceCursor, Cursor, format_cursor, parse_cursor
+from onward.proto.model import PreparedModel
+from onward.proto.router import ATTEMPT_PATH, Record
+from onward.proto.sampling import Sampling
+from onward.text.text_stream import TextStream
+from onward.text.token_table import TokenTable
+from tests.api.instance import Instance, running
+from tests.api.reader import NO_CERTIFICATES, PATHS, AnswerRead, ask, read, request
+from tests.api.routed import REQUEST_ID, attempt_of, find, given, hear
+from tests.api.small_model import EOS
+
+# An end by a stop string with a held-back beginning of one in the middle, and one by a token behind a long character.
+OUTPUTS = [list("né st😀 stop!".encode()), [*"日本語".encode(), *b" st", EOS]]
+FIELDS: dict[str, Any] = {"stop": "stop", "max_tokens": 20, "seed": 7}
+EVERY_PATH = pytest.mark.parametrize("path", PATHS)
+BYTES = TokenTable([bytes([byte]) for byte in range(256)])
+
+
+def recite(prompt: Any, sampling: Sampling, tokens: Any) -> int:
+    return OUTPUTS[sampling.choice][len(tokens)]
+
+
+def released(token_ids: list[int]) -> str:
+    _, text = TextStream.replay(token_ids, BYTES, ("stop",), end_token_ids=(EOS,))
+    return text
+
+
+def with_logprobs(path: str) -> dict[str, Any]:
+    return {"logprobs": True, "top_logprobs": 2} if "chat" in path else {"logprobs": 2}
+
+
+def places(whole: AnswerRead, *, every_pair: bool) -> Iterator[list[ChoiceCursor]]:
+    """Wherever the last event may have left the choices."""
+    each = [
+        [*map(ChoiceCursor, range(len(one.token_ids))), ChoiceCursor(len(one.token_ids), one.finish_reason)]
+        for one in whole.choices
+    ]
+    if len(each) == 1 or not every_pair:
+        for at in range(1, max(map(len, each))):
+            yield [one[min(at, len(one) - 1)] for one in each]
+    else:
+        yield from ([first, second] for first in each[::2] for second in each[1][:1] + each[1][1::2])
+
+
+def go_on(url: str, path: str, cursor: Cursor, body: dict[str, Any] | None = None) -> httpx.Response:
+    headers = {"last-event-id": format_cursor(cursor)}
+    if body is None:
+        return httpx.get(url + path, headers=headers, timeout=30, verify=NO_CERTIFICATES)
+    return httpx.post(url + path, json=body, headers=headers, timeout=30, verify=NO_CERTIFICATES)
+
+
+def assert_gone_on(whole: AnswerRead, path: str, choices: list[ChoiceCursor], rest: AnswerRead) -> None:
+    for expected, place, one in zip(whole.choices, choices, rest.choices, strict=True):
+        ended = place.finish_reason is not None
+        assert expected.token_ids[: place.position] + one.token_ids == expected.token_ids
+        if "generate" not in path:
+            shown = expected.text if ended else released(expected.token_ids[: place.position])
+            assert shown + one.text == expected.text
+        assert one.logprobs == expected.logprobs[place.position :]
+        assert (one.num_ends, one.finish_reason) == ((0, None) if ended else (1, expected.finish_reason))
+    assert rest.usage == whole.usage
+
+
+@EVERY_PATH
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_client_goes_on_from_any_place_and_gets_each_token_once(instance: Instance, path: str, n: int) -> None:
+    instance.engine.choose = recite
+    body = request(path, True, n=n, **FIELDS, **with_logprobs(path))
+    whole = ask(instance.url, path, body)
+    last = whole.cursor
+    assert last is not None and whole.reasons == ["stop"] * n
+    for choices in places(whole, every_pair="completions" in path and "chat" not in path):
+        response = go_on(instance.url, path, Cursor(last.request_id, 7, last.epoch, choices))
+        assert response.status_code == 200, response.text
+        assert '"role"' not in response.text, "the openings were told"
+        assert_gone_on(whole, path, choices, read(response, body))
+
+
+def test_a_lost_connection_stops_the_work_and_leaves_what_was_made(instance: Instance) -> None:
+    path = "/v1/completions"
+    body = request(path, True, n=2, max_tokens=60, seed=7)
+    whole = ask(instance.url, path, body)
+    instance.engine.choose = pausing(instance, at=9)
+    cursors, texts = lose(instance, path, body)
+    instance.wait_until(lambda: not instance.engine.running)
+    record = find(instance.url, cursors[-1].request_id)
+    assert record is not None and [len(one.token_ids) for one in record.attempt.choices] == [10, 10]
+    assert record.attempt.num_cached_tokens == 3
+    instance.engine.paused = False
+    for cursor in cursors[-3:]:
+        response = go_on(instance.url, path, cursor)
+        told = {name: text[: cursor.choices[name].position] for name, text in enumerate(texts)}
+        rest = read(response, body)
+        assert [told[name] + text for name, text in enumerate(rest.texts)] == whole.texts
+        assert rest.cursor is not None and rest.cursor.epoch > cursor.epoch
+        assert response.headers["content-type"].startswith("text/event-stream")
+
+
+def pausing(instance: Instance, at: int) -> Callable[..., int]:
+    from tests.api.stand_in_engine import hashed_token
+
+    def choose(prompt: Any, sampling: Sampling, tokens: Any) -> int:
+        if len(tokens) == at:
+            instance.engine.paused = True
+        return hashed_token(prompt, sampling, tokens)
+
+    return choose
+
+
+def lose(instance: Instance, path: str, body: dict[str, Any]) -> tuple[list[Cursor], list[str]]:
+    """Reads until the engine pauses with ten tokens of each choice, and goes away."""
+    cursors: list[Cursor] = []
+    texts = [""] * body["n"]
+    with httpx.stream("POST", instance.url + path, json=body, timeout=30, verify=NO_CERTIFICATES) as response:
+        for line in response.iter_lines():
+            if line.startswith("id: "):
+                cursors.append(parse_cursor(line.removeprefix("id: ")))
+            elif line.startswith("data: "):
+                [choice] = msgspec.json.decode(line.removeprefix("data: "))["choices"]
+                texts[choice["index"]] += choice["text"]
+                if all(one.position == 10 for one in cursors[-1].choices):
+                    break
+    return cursors, texts
+
+
+def test_a_client_may_be_back_before_it_was_missed(instance: Instance) -> None:
+    path = "/v1/completions"
+    body = request(path, True, max_tokens=60, seed=7)
+    whole = ask(instance.url, path, body)
+    instance.engine.choose = pausing(instance, at=9)
+    with httpx.stream("POST", instance.url + path, json=body, timeout=30, verify=NO_CERTIFICATES) as response:
+        lines = response.iter_lines()
+        cursor = parse_cursor(next(line for line in lines if line.startswith("id: ")).removeprefix("id: "))
+        instance.wait_until(lambda: instance.engine.paused)
+        instance.engine.choose = lambda *given: pausing(instance, at=99)(*given)
+        instance.engine.paused = False
+        rest = read(go_on(instance.url, path, cursor), body)
+        assert '"code":"stale_attempt"' in "".join(lines), "the old connection is told"
+    told = "".join(map(chr, whole.choices[0].token_ids[: cursor.choices[0].position]))
+    assert told + rest.texts[0] == whole.texts[0]
+
+
+def test_an_abort_drops_the_record(instance: Instance) -> None:
+    path = "/v1/completions"
+    whole = ask(instance.url, path, request(path, True, max_tokens=5))
+    assert whole.cursor is not None
+    name = whole.cursor.request_id
+    aborted = httpx.post(f"{instance.url}/v1/abort", json={"ids": [f"cmpl-{name}"]}, verify=NO_CERTIFICATES).json()
+    assert aborted["aborted"] == [f"cmpl-{name}"]
+    assert find(instance.url, name) is None
+    response = go_on(instance.url, path, whole.cursor)
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "stream_unknown")
+
+
+def test_a_stream_that_nobody_holds_is_unknown(instance: Instance) -> None:
+    path, other = "/v1/completions", "/v1/generate"
+    body = request(path, True, max_tokens=5, seed=7)
+    last = ask(instance.url, path, body).cursor
+    assert last is not None
+    unknown = Cursor("x" * 32, 7, 1, [ChoiceCursor(2)])
+    wrong = [
+        go_on(instance.url, path, unknown),
+        go_on(instance.url, path, unknown, body),  # this model is not exact, so it cannot be made again
+        go_on(instance.url, other, last),
+        go_on(instance.url, path, Cursor(last.request_id, 8, 1, [ChoiceCursor(2)])),
+        go_on(instance.url, path, Cursor(last.request_id, 7, 1, [ChoiceCursor(9)])),
+        go_on(instance.url, path, Cursor(last.request_id, 7, 1, [ChoiceCursor(2)] * 2)),
+    ]
+    answers = [(one.status_code, one.json()["error"]["code"]) for one in wrong]
+    assert answers == [(404, "stream_unknown")] * 6
+    bad = httpx.get(instance.url + path, headers={"last-event-id": "what?"}, verify=NO_CERTIFICATES)
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "Last-Event-ID")
+
+
+def test_a_repeated_post_goes_on_with_what_is_held(instance: Instance) -> None:
+    path = "/v1/completions"
+    body = request(path, True, max_tokens=12, seed=7)
+    whole = ask(instance.url, path, body)
+    assert whole.cursor is not None
+    place = [ChoiceCursor(5)]
+    response = go_on(instance.url, path, Cursor(whole.cursor.request_id, 7, 1, place), body)
+    rest = read(response, body)
+    assert rest.choices[0].token_ids == whole.choices[0].token_ids[5:]
+    assert instance.engine.submits[-1].generated_token_ids == whole.choices[0].token_ids[:5]
+
+
+@pytest.fixture(scope="module")
+def forgetful(model: PreparedModel) -> Iterator[Instance]:
+    """Exact, and it keeps no record at all."""
+    exact = msgspec.structs.replace(model, quantization="int8")
+    with running(exact, ApiConfig(detach_ttl_s=0.0)) as instance:
+        instance.engine.choose = recite
+        yield instance
+
+
+@EVERY_PATH
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_exact_stream_is_made_again_from_its_seed(forgetful: Instance, path: str, n: int) -> None:
+    body = request(path, True, n=n, **FIELDS, **with_logprobs(path))
+    del body["seed"]
+    whole = ask(forgetful.url, path, body)
+    last = whole.cursor
+    assert last is not None
+    assert go_on(forgetful.url, path, last).status_code == 404
+    for choices in places(whole, every_pair=False):
+        response = go_on(forgetful.url, path, Cursor(last.request_id, last.seed, last.epoch, choices), body)
+        assert response.status_code == 200, response.text
+        assert '"role"' not in response.text and "\ndata:\n" not in response.text
+        assert f"chatcmpl-{last.request_id}" in response.text or "chat" not in path
+        assert_gone_on(whole, path, choices, read(response, body))
+        assert forgetful.engine.submits[-1].sampling.seed == last.seed
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"stream": False, "stream_options": None}, "Last-Event-ID"),
+    ({"n": 2}, "Last-Event-ID"),
+    ({"seed": 8}, "seed"),
+    ({"generated_token_ids": [97, 97, 97]}, "Last-Event-ID"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD)
+def test_a_repeated_post_that_is_another_request_is_refused(
+    forgetful: Instance, fields: dict[str, Any], param: str
+) -> None:
+    path = "/v1/completions"
+    body = request(path, True, max_tokens=5, seed=7) | fields
+    response = go_on(forgetful.url, path, Cursor("a" * 32, 7, 1, [ChoiceCursor(2)]), body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_a_router_that_dies_leaves_a_record_with_all_tokens(instance: Instance) -> None:
+    instance.engine.choose = pausing(instance, at=7)
+    attempt = attempt_of("/v1/completions", request("/v1/completions", False, n=2, max_tokens=30))
+    message, url = msgspec.msgpack.encode(attempt), instance.url + ATTEMPT_PATH
+    with httpx.stream("POST", url, content=message, timeout=30, verify=NO_CERTIFICATES) as response:
+        for line in response.iter_lines():
+            if line.startswith("id: ") and [one.position for one in parse_cursor(line[4:]).choices] == [8, 8]:
+                break
+        live = find(instance.url, REQUEST_ID)
+    instance.wait_until(lambda: not instance.engine.running)
+    record = find(instance.url, REQUEST_ID)
+    assert live is not None and record is not None
+    assert record.attempt.choices == live.attempt.choices and len(record.attempt.choices[0].token_ids) == 8
+    fixed = msgspec.structs.replace(record.attempt, choices=[], num_cached_tokens=None)
+    assert fixed == attempt, "all that was fixed before the first attempt"
+    instance.engine.paused = False
+    next_one = attempt_of("/v1/completions", {}, body=attempt.body, choices=record.attempt.choices)
+    answer = msgspec.json.decode(hear(instance.url, next_one).answer or b"")
+    instance.engine.choose = pausing(instance, at=999)
+    undisturbed = msgspec.json.decode(
+        hear(instance.url, attempt_of("/v1/completions", {}, body=attempt.body)).answer or b""
+    )
+    assert answer == undisturbed
+
+
+def test_nothing_is_known_of_a_stream_that_never_was(instance: Instance) -> None:
+    assert find(instance.url, "never") is None
+
+
+def record_of(name: str, body: bytes = b"{}", label: str = "") -> Record:
+    attempt = attempt_of("/v1/completions", {}, body=body, request_id=name, label=label)
+    return Record(attempt=msgspec.structs.replace(attempt, choices=given(([1, 2], None))))
+
+
+def test_records_are_bounded_in_number_and_the_oldest_goes_first() -> None:
+    shelf = Shelf(ttl_s=60.0)
+    for number in range(MAX_RECORDS + 5):
+        shelf.put(record_of(f"r{number}"), 0.0)
+    assert len(shelf) == MAX_RECORDS
+    assert shelf.get("r4", 0.0) is None and shelf.get("r5", 0.0) is not None
+
+
+def test_records_are_bounded_in_bytes() -> None:
+    shelf, body = Shelf(ttl_s=60.0), b"x" * (MAX_RECORD_BYTES // 4)
+    for number in range(5):
+        shelf.put(record_of(f"r{number}", body), 0.0)
+    assert [shelf.get(f"r{number}", 0.0) is not None for number in range(5)] == [False, False, True, True, True]
+    shelf.put(record_of("too large", body * 5), 0.0)
+    assert len(shelf) == 0
+
+
+def test_records_live_no_longer_than_they_may() -> None:
+    shelf = Shelf(ttl_s=10.0)
+    shelf.put(record_of("a"), 0.0)
+    shelf.put(record_of("b"), 5.0)
+    assert shelf.get("a", 9.9) is not None
+    assert shelf.get("a", 10.0) is None and shelf.get("b", 10.0) is not None
+    shelf.expire(15.0)
+    assert len(shelf) == 0
+
+
+def test_a_record_is_dropped_by_its_id_or_its_label() -> None:
+    shelf = Shelf(ttl_s=60.0)
+    for name, label in (("a", "mine"), ("b", ""), ("c", "")):
+        shelf.put(record_of(name, label=label), 0.0)
+    assert shelf.drop_named(["mine", "b", "x", ""], everything=False) == {"mine", "b"}
+    assert shelf.drop_named([], everything=True) == {"c"}
+    assert len(shelf) == 0

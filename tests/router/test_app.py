@@ -1,0 +1,554 @@
+"""The router over real sockets, against stand-ins for instances: what a client sees."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+import aiohttp
+import msgspec
+import openai
+import pytest
+
+from onward.proto.cursor import parse_cursor
+from onward.proto.router import PROOF_HEADER, REGISTER_PATH, GivenChoice, Record
+from onward.transport.proof import prove
+from tests.router.harness import CHAT, Answer, Received, Router, assert_seamless, expected_text, running_router
+from tests.router.stand_in_instance import Behaviour, StandInInstance, events_of, text_of, token
+
+BODY: dict[str, Any] = {
+    "model": "hash",
+    "messages": [{"role": "user", "content": "hi"}],
+    "seed": 7,
+    "max_tokens": 6,
+}
+STREAM = BODY | {"stream": True}
+WITH_USAGE = STREAM | {"stream_options": {"include_usage": True}}
+
+
+def two_instances() -> tuple[StandInInstance, StandInInstance]:
+    return StandInInstance("a"), StandInInstance("b")
+
+
+def first_fails(behaviour: Behaviour, *instances: StandInInstance) -> None:
+    """The first attempt at a request, wherever it goes."""
+    for instance in instances:
+        instance.behave = lambda attempt, _: behaviour if attempt.epoch == 1 else Behaviour()
+
+
+async def read_until(router: Router, body: dict[str, Any], num_cursors: int) -> Received:
+    """A client that goes away after so many events with tokens."""
+    received, rest = Received(), b""
+    async with aiohttp.ClientSession() as session, session.post(router.url + CHAT, json=body) as response:
+        assert response.status == 200
+        async for chunk in response.content.iter_any():
+            *events, rest = (rest + chunk).split(b"\n\n")
+            for event in events:
+                if len(received.cursors) < num_cursors:
+                    received.take(event.decode())
+            if len(received.cursors) == num_cursors:
+                break
+        response.close()
+    return received
+
+
+def joined(first: Received, second: Received) -> Received:
+    return Received(
+        first.cursors + second.cursors, first.chunks + second.chunks, second.errors, second.num_done, second.last_id
+    )
+
+
+async def until_detached(router: Router) -> None:
+    async with asyncio.timeout(5):
+        while router.process.serving.core.routes():
+            await asyncio.sleep(0.01)
+
+
+def test_a_stream_arrives_as_the_instance_sent_it() -> None:
+    async def scenario() -> None:
+        async with running_router(StandInInstance("a")) as router:
+            answer = await router.post(WITH_USAGE | {"n": 2})
+            assert answer.status == 200
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            received = answer.stream
+            assert_seamless(received, 7, 6, num_choices=2)
+            assert [usage["completion_tokens"] for usage in received.usages()] == [12]
+            assert answer.headers["x-request-id"] == received.cursors[0].request_id
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_is_not_streamed_comes_whole() -> None:
+    async def scenario() -> None:
+        async with running_router(StandInInstance("a")) as router:
+            answer = await router.post(BODY, headers={"x-request-id": "mine"})
+            assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+            assert answer.json["choices"][0]["message"]["content"] == expected_text(7, 6)
+            assert answer.headers["x-request-id"] == "mine"
+
+    asyncio.run(scenario())
+
+
+def test_what_is_not_given_is_fixed_by_the_router() -> None:
+    async def scenario() -> None:
+        a, b = two_instances()
+        first_fails(Behaviour(fails_after=2, error={"code": "x", "message": "m", "retryable": True}), a, b)
+        async with running_router(a, b) as router:
+            body = {key: value for key, value in STREAM.items() if key != "seed"}
+            answer = await router.post(body, headers={"x-request-id": "mine"})
+            attempts = a.attempts + b.attempts
+            assert len(attempts) == 2
+            for name in ("seed", "created_s", "arrival_s", "request_id", "label", "body", "path"):
+                assert len({getattr(attempt, name) for attempt in attempts}) == 1
+            seed = attempts[0].seed
+            assert 0 <= seed < 2**53 and attempts[0].label == "mine"
+            assert_seamless(answer.stream, seed, 6)
+
+    asyncio.run(scenario())
+
+
+async def answers_cut_at(router: Router, body: dict[str, Any], cuts: Iterable[int]) -> list[Answer]:
+    """Each request's first attempt breaks after so many bytes."""
+    for instance in router.instances:
+        instance.behave = lambda attempt, _: Behaviour(
+            cut_after_bytes=int(attempt.label) if attempt.epoch == 1 else None
+        )
+    return await asyncio.gather(*(router.post(body, headers={"x-request-id": str(cut)}) for cut in cuts))
+
+
+def test_a_connection_may_break_after_any_byte() -> None:
+    async def scenario() -> None:
+        body = WITH_USAGE | {"max_tokens": 2}
+        async with running_router(*two_instances(), retry_budget=1.0) as router:
+            await router.post(body)
+            (attempt,) = router.instances[0].attempts + router.instances[1].attempts
+            total = sum(map(len, events_of(attempt, Behaviour())))
+            for start in range(0, total, 64):
+                for answer in await answers_cut_at(router, body, range(start, min(total, start + 64))):
+                    received = answer.stream
+                    assert_seamless(received, 7, 2)
+                    assert len(received.usages()) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_drained_instance_hands_its_streams_over(streams: bool) -> None:
+    async def scenario() -> None:
+        a, b = two_instances()
+        gate = asyncio.Event()
+        first_fails(Behaviour(silent_after=3, gate=gate), a, b)
+        async with running_router(a, b, preempt_retry_count=0) as router:
+            asking = asyncio.create_task(router.post(BODY | {"stream": streams}))
+            while not a.attempts + b.attempts:
+                await asyncio.sleep(0.01)
+            first = a if a.attempts else b
+            first.state = "draining"
+            answer = await asking
+            assert first.cancelled, "the losing side is cancelled"
+            if streams:
+                assert_seamless(answer.stream, 7, 6)
+            else:
+                assert answer.json["choices"][0]["message"]["content"] == expected_text(7, 6)
+            assert router.metric("resumes", "drain", "exact") == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_preempted_request_is_carried_on_and_without_retries_told_in_its_own_form() -> None:
+    error = {"code": "pd_preempted", "message": "PD Error: no blocks", "retryable": True}
+
+    async def scenario() -> None:
+        a, b = two_instances()
+        first_fails(Behaviour(fails_after=3, error=error), a, b)
+        async with running_router(a, b) as router:
+            assert_seamless((await router.post(STREAM)).stream, 7, 6)
+        a, b = two_instances()
+        first_fails(Behaviour(fails_after=3, error=error), a, b)
+        async with running_router(a, b, preempt_retry_count=0) as router:
+            streamed = (await router.post(STREAM)).stream
+            assert (streamed.finish_reasons(), streamed.num_done) == (["pd_reschedule"], 1)
+            ids = streamed.choices(0)[-1]["completion_token_ids"]
+            assert ids == [token(7, 0, position) for position in range(3)]
+            whole = (await router.post(BODY)).json["choices"][0]
+            assert (whole["finish_reason"], whole["completion_token_ids"]) == ("pd_reschedule", ids)
+            # By hand, as the answer says: the rest and nothing else.
+            a.behave = b.behave = lambda attempt, number: Behaviour()
+            rest = (await router.post(STREAM | {"generated_token_ids": ids})).stream
+            assert rest.text() == expected_text(7, 6, start=3)
+
+    asyncio.run(scenario())
+
+
+def test_bad_requests_get_the_instances_own_words() -> None:
+    error = {"message": "n: must be between 1 and 16", "code": "invalid_request", "param": "n", "odd": [1]}
+
+    async def scenario() -> None:
+        a, b = two_instances()
+        first_fails(Behaviour(status=400, error=error), a, b)
+        async with running_router(a, b) as router:
+            for body in (STREAM, BODY):
+                answer = await router.post(body)
+                assert (answer.status, answer.json) == (400, {"error": error})
+            assert len(a.attempts + b.attempts) == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_body_that_is_no_json_is_for_the_instance_to_refuse() -> None:
+    async def scenario() -> None:
+        a = StandInInstance("a")
+        a.behave = lambda *_: Behaviour(status=400, error={"message": "no JSON", "code": "invalid_json"})
+        async with running_router(a) as router, router.session.post(router.url + CHAT, data=b"{") as response:
+            assert response.status == 400
+            assert a.attempts[0].body == b"{"
+
+    asyncio.run(scenario())
+
+
+def test_a_body_over_the_limit_is_refused() -> None:
+    async def scenario() -> None:
+        async with running_router(StandInInstance("a"), max_body_bytes=100) as router:
+            assert (await router.post(BODY | {"user": "x" * 100})).status == 413
+
+    asyncio.run(scenario())
+
+
+def test_overload_passes_on_when_to_come_back() -> None:
+    async def scenario() -> None:
+        a, b = two_instances()
+        error = {"message": "full", "code": "overloaded", "type": "rate_limit_error"}
+        for instance in (a, b):
+            instance.behave = lambda *_: Behaviour(status=429, error=error, headers={"retry-after": "7"})
+        async with running_router(a, b) as router:
+            answer = await router.post(STREAM)
+            assert (answer.status, answer.headers["retry-after"]) == (429, "7")
+
+    asyncio.run(scenario())
+
+
+def test_requests_wait_for_the_first_instance() -> None:
+    async def scenario() -> None:
+        a = StandInInstance("a")
+        async with running_router(a, registers=False) as router:
+            assert (await router.get("/health")).status == 503
+            asking = asyncio.create_task(router.post(STREAM))
+            while not router.process.serving.core.routes():
+                await asyncio.sleep(0.01)
+            a.register_with(router.url)
+            assert_seamless((await asking).stream, 7, 6)
+            assert (await router.get("/health")).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_requests_beyond_the_queue_are_told_to_come_back() -> None:
+    async def scenario() -> None:
+        async with running_router(max_queue=1) as router:
+            waiting = asyncio.create_task(router.post(STREAM))
+            while not router.process.serving.core.routes():
+                await asyncio.sleep(0.01)
+            answer = await router.post(STREAM)
+            assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+            waiting.cancel()
+            await asyncio.wait((waiting,))
+
+    asyncio.run(scenario())
+
+
+def test_a_deadline_ends_the_waiting() -> None:
+    async def scenario() -> None:
+        async with running_router() as router:
+            answer = await router.post(STREAM | {"deadline_ms": 50})
+            assert (answer.status, answer.json["error"]["code"]) == (504, "deadline_exceeded")
+
+    asyncio.run(scenario())
+
+
+def test_a_static_instance_is_found_by_asking_it() -> None:
+    async def scenario() -> None:
+        a = StandInInstance("a")
+        await a.start()
+        async with running_router(a, registers=False, instances=f"http://127.0.0.1:1,{a.url}/") as router:
+            assert_seamless((await router.post(STREAM)).stream, 7, 6)
+
+    asyncio.run(scenario())
+
+
+def test_a_dead_instance_costs_a_new_request_nothing() -> None:
+    async def scenario() -> None:
+        a, b = two_instances()
+        async with running_router(a, b, preempt_retry_count=0) as router:
+            await a.stop()
+            for _ in range(4):
+                assert_seamless((await router.post(STREAM)).stream, 7, 6)
+            assert len(b.attempts) == 4
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_goes_stops_the_work_and_may_come_back() -> None:
+    async def scenario() -> None:
+        a = StandInInstance("a")
+        gate = asyncio.Event()
+        first_fails(Behaviour(silent_after=4, gate=gate), a)
+        async with running_router(a) as router:
+            first = await read_until(router, WITH_USAGE, 3)
+            await a.wait_until(lambda: len(a.cancelled) == 1)
+            answer = await router.get(CHAT, {"Last-Event-ID": first.last_id})
+            second = answer.stream
+            assert [cursor.epoch for cursor in second.cursors] == [2, 2, 2]
+            assert_seamless(joined(first, second), 7, 6)
+            assert len(second.usages()) == 1
+            assert [len(choice.token_ids) for choice in a.attempts[1].choices] == [3]
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_lost_only_the_end_gets_the_end() -> None:
+    async def scenario() -> None:
+        async with running_router(StandInInstance("a")) as router:
+            first = (await router.post(STREAM)).stream
+            again = (await router.get(CHAT, {"Last-Event-ID": first.last_id})).stream
+            assert (again.chunks, again.errors, again.num_done) == ([], [], 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_client_may_come_back_before_its_going_was_noticed() -> None:
+    async def scenario() -> None:
+        a = StandInInstance("a")
+        gate = asyncio.Event()
+        first_fails(Behaviour(silent_after=3, gate=gate), a)
+        async with running_router(a) as router, router.session.post(router.url + CHAT, json=STREAM) as response:
+            data = b""
+            while data.count(b"id: ") < 3 or not data.endswith(b"\n\n"):
+                data += await response.content.readany()
+            first = Received.of(data)
+            second = (await router.get(CHAT, {"Last-Event-ID": first.last_id})).stream
+            assert_seamless(joined(first, second), 7, 6)
+
+    asyncio.run(scenario())
+
+
+def test_another_router_finds_the_record_at_the_instances() -> None:
+    async def scenario() -> None:
+        a, b = two_instances()
+        gate = asyncio.Event()
+        first_fails(Behaviour(silent_after=4, gate=gate), a, b)
+        async with running_router(a, b) as router:
+            first = await read_until(router, STREAM, 3)
+            holder = a if a.attempts else b
+            made = [token(7, 0, position) for position in range(4)]
+            kept = msgspec.structs.replace(holder.attempts[0], choices=[GivenChoice(made)])
+            await until_detached(router)
+            holder.records[kept.request_id] = Record(attempt=kept)
+            async with running_router(a, b) as other:
+                second = (await other.get(CHAT, {"Last-Event-ID": first.last_id})).stream
+                assert_seamless(joined(first, second), 7, 6)
+                for instance in (a, b):
+                    await instance.start()
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_nobody_has_is_unknown_and_a_repeated_post_makes_it_again() -> None:
+    async def scenario() -> None:
+        async with running_router(StandInInstance("a")) as router:
+            first = await read_until(router, STREAM, 2)
+            await until_detached(router)
+        a = StandInInstance("a2")
+        async with running_router(a) as router:
+            lost = await router.get(CHAT, {"Last-Event-ID": first.last_id})
+            assert (lost.status, lost.json["error"]["code"]) == (404, "stream_unknown")
+            first_fails(Behaviour(), a)
+            # It breaks once more, in the middle of what the client has already.
+            a.behave = lambda attempt, _: Behaviour(cut_after_bytes=130) if attempt.epoch == 2 else Behaviour()
+            again = (await router.post(STREAM, headers={"Last-Event-ID": first.last_id})).stream
+            for chunk in again.chunks:
+                chunk["created"] = first.chunks[0]["created"]
+            assert_seamless(joined(first, again), 7, 6)
+            assert [attempt.epoch for attempt in a.attempts] == [2, 3]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("line", ["", "nonsense", "1;r;7;1;1", "2;r;7;1;1;"])
+def test_a_cursor_that_is_none_is_a_bad_request(line: str) -> None:
+    async def scenario() -> None:
+        async with running_router(StandInInstance("a")) as router:
+            answer = await router.get(CHAT, {"Last-Event-ID": line})
+            assert (answer.status, answer.json["error"]["param"]) == (400, "Last-Event-ID")
+            missing = await router.get(CHAT)
+            assert (missing.status, missing.json["error"]["param"]) == (400, "Last-Event-ID")
+
+    asyncio.run(scenario())
+
+
+def test_a_second_request_with_a_live_label_is_a_conflict() -> None:
+    async def scenario() -> None:
+        a = StandInInstance("a")
+        gate = asyncio.Event()
+        first_fails(Behaviour(silent_after=1, gate=gate), a)
+        async with running_router(a) as router:
+            first = asyncio.create_task(router.post(STREAM, headers={"x-request-id": "mine"}))
+            await a.wait_until(lambda: len(a.attempts) == 1)
+            assert (await router.post(STREAM, headers={"x-request-id": "mine"})).status == 409
+            gate.set()
+            assert (await first).status == 200
+            assert (await router.post(STREAM, headers={"x-request-id": "mine"})).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_every_route_but_live_wants_the_api_key() -> None:
+    async def scenario() -> None:
+        async with running_router(StandInInstance("a"), api_key="secret-1") as router:
+            good = {"Authorization": "Bearer secret-1"}
+            for headers in ({}, {"Authorization": "Bearer secret-2"}, {"Authorization": "Basic secret-1"}):
+                assert (await router.post(STREAM, headers=headers)).status == 401
+                for path in ("/health", "/v1/models", "/metrics", "/info", "/version", "/internal/status", CHAT):
+                    assert (await router.get(path, headers)).status == 401
+                assert (await router.get("/live", headers)).status == 200
+            assert_seamless((await router.post(STREAM, headers=good)).stream, 7, 6)
+            assert (await router.get("/internal/status", good)).status == 200
+            assert b"secret-1" not in (await router.get("/info", good)).body
+
+    asyncio.run(scenario())
+
+
+def test_instances_prove_that_they_hold_the_clusters_key() -> None:
+    key = "ab" * 32
+
+    async def scenario() -> None:
+        a = StandInInstance("a")
+        await a.start()
+        async with running_router(a, registers=False, cluster_key=key) as router:
+            body = msgspec.msgpack.encode(a.registration())
+            wall_s = router.process.serving.clock.wall_s()
+            proofs = {
+                "": 401,
+                prove("cd" * 32, REGISTER_PATH, body, wall_s): 401,
+                prove(key, REGISTER_PATH, b"other", wall_s): 401,
+                prove(key, REGISTER_PATH, body, wall_s): 200,
+            }
+            for proof, status in proofs.items():
+                headers = {PROOF_HEADER: proof}
+                async with router.session.post(router.url + REGISTER_PATH, data=body, headers=headers) as response:
+                    assert response.status == status
+            assert (await router.get("/internal/status")).status == 401
+            assert_seamless((await router.post(STREAM)).stream, 7, 6)
+
+    asyncio.run(scenario())
+
+
+def test_status_shows_instances_and_the_last_resumes() -> None:
+    async def scenario() -> None:
+        a, b = two_instances()
+        first_fails(Behaviour(cut_after_bytes=1000), a, b)
+        async with running_router(a, b) as router:
+            await router.post(STREAM)
+            status = (await router.get("/internal/status")).json
+            shown = {one["id"]: one for one in status["instances"]}
+            assert shown.keys() == {"a", "b"}
+            keys = {"id", "role", "state", "url", "incarnation", "load", "blocks", "streams", "pids"}
+            assert keys <= shown["a"].keys() and shown["a"]["url"] == a.url
+            assert [one["cause"] for one in status["resumes"]] == ["lost"]
+            metrics = (await router.get("/metrics")).body.decode()
+            assert 'onward_router_resumes_total{cause="lost",outcome="exact"} 1.0' in metrics
+            assert f'onward_router_requests_total{{path="{CHAT}",status="200"}} 1.0' in metrics
+            assert 'onward_router_instances{role="mixed",state=' in metrics
+            assert (await router.get("/v1/models")).json["data"][0]["id"] == "hash"
+            assert (await router.get("/nowhere")).status == 404
+
+    asyncio.run(scenario())
+
+
+def test_resumes_are_told_only_when_asked_for() -> None:
+    async def scenario() -> None:
+        for tells in (False, True):
+            a, b = two_instances()
+            first_fails(Behaviour(cut_after_bytes=1000), a, b)
+            async with running_router(a, b, tell_resumes=tells) as router:
+                streamed = await router.post(STREAM)
+                assert (b": resumes 1\n\ndata: [DONE]\n\n" in streamed.body) == tells
+                whole = await router.post(BODY)
+                assert ("x-onward-resumes" in whole.headers) == tells
+
+    asyncio.run(scenario())
+
+
+def test_a_router_that_stops_tells_its_streams() -> None:
+    async def scenario() -> None:
+        a = StandInInstance("a")
+        first_fails(Behaviour(silent_after=3, gate=asyncio.Event()), a)
+        async with running_router(a) as router:
+            async with router.session.post(router.url + CHAT, json=STREAM) as response:
+                data = b""
+                while data.count(b"id: ") < 3:
+                    data += await response.content.readany()
+                router.process.stop()
+                data += await response.content.read()
+            received = Received.of(data)
+            assert [error["code"] for error in received.errors] == ["unavailable"]
+            assert (received.num_done, received.errors[0]["retryable"]) == (1, True)
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_stream_is_kept_alive_by_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onward.router.serving.KEEP_ALIVE_S", 0.05)
+
+    async def scenario() -> None:
+        a = StandInInstance("a")
+        gate = asyncio.Event()
+        first_fails(Behaviour(silent_after=0, gate=gate), a)
+        async with running_router(a) as router, router.session.post(router.url + CHAT, json=STREAM) as response:
+            first = await response.content.readany()
+            assert first == b": waiting\n\n"
+            gate.set()
+            assert_seamless(Received.of(first + await response.content.read()), 7, 6)
+
+    asyncio.run(scenario())
+
+
+def test_the_openai_client_notices_nothing() -> None:
+    async def scenario() -> None:
+        a, b = two_instances()
+        first_fails(Behaviour(cut_after_bytes=1000), a, b)
+        async with (
+            running_router(a, b, api_key="k") as router,
+            openai.AsyncOpenAI(base_url=router.url + "/v1", api_key="k", max_retries=0) as client,
+        ):
+            messages: Any = BODY["messages"]
+            whole = await client.chat.completions.create(model="hash", messages=messages, seed=7, max_tokens=6, n=2)
+            assert [choice.message.content for choice in whole.choices] == [expected_text(7, 6, i) for i in (0, 1)]
+            stream = await client.chat.completions.create(
+                model="hash", messages=messages, seed=7, max_tokens=6, stream=True
+            )
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+            assert text == text_of([token(7, 0, position) for position in range(6)])
+            with pytest.raises(openai.BadRequestError):
+                a.behave = b.behave = lambda *_: Behaviour(status=400, error={"message": "m", "code": "c"})
+                await client.chat.completions.create(model="hash", messages=messages)
+
+    asyncio.run(scenario())
+
+
+def test_many_streams_at_once_each_get_their_own() -> None:
+    async def scenario() -> None:
+        a, b = two_instances()
+        first_fails(Behaviour(cut_after_bytes=900), a, b)
+        async with running_router(a, b) as router:
+
+            async def one(seed: int) -> Answer:
+                return await router.post(STREAM | {"seed": seed})
+
+            for seed, answer in enumerate(await asyncio.gather(*(one(seed) for seed in range(32)))):
+                assert_seamless(answer.stream, seed, 6)
+            with contextlib.suppress(TimeoutError):
+                await until_detached(router)
+            assert all(one["streams"] == 0 for one in (await router.get("/internal/status")).json["instances"])
+            assert parse_cursor(answer.stream.last_id).epoch == 2
+
+    asyncio.run(scenario())

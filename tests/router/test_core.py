@@ -1,0 +1,543 @@
+"""The router's decisions, without sockets and under a clock of our own."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from onward.config import RouterConfig
+from onward.errors import Conflict, NotFound
+from onward.obs.metrics import Registry
+from onward.proto import SCHEMA_VERSION
+from onward.proto.cursor import ChoiceCursor, Cursor
+from onward.proto.request import ErrorInfo
+from onward.proto.router import Progress, Registration
+from onward.router.core import ABORTED, MAX_WAIT_S, Dispatch, Finish, GiveUp, RouterCore, Wait, block_hashes
+from onward.router.events import Advance, Failure
+from onward.router.route import Route
+from onward.router.stream import Cause, Origin
+
+NO_BLOCKS = ErrorInfo("pd_preempted", "PD Error: no blocks", 503, True)
+
+
+class World:
+    """A router core with instances that register when told, and a clock."""
+
+    def __init__(self, *instances: str, **config: Any) -> None:
+        self.core = RouterCore(RouterConfig(**config), "router-1", Registry(), lambda n: 0)
+        self.now_s = 100.0
+        self.states = dict.fromkeys(instances, "ready")
+        self.fingerprints = dict.fromkeys(instances, "fp")
+        self._ids: Iterator[str] = (f"{number:032x}" for number in range(10**6))
+        self.register()
+
+    def register(self) -> None:
+        for name, state in self.states.items():
+            answer = self.core.register(
+                Registration(
+                    schema_version=SCHEMA_VERSION,
+                    instance=name,
+                    url=f"http://{name}",
+                    role="mixed",
+                    state=state,
+                    model="m",
+                    fingerprint=self.fingerprints[name],
+                    layout=None,
+                ),
+                self.now_s,
+            )
+            assert not answer.error
+
+    def open(self, **fields: Any) -> Route:
+        origin = Origin(
+            request_id=next(self._ids),
+            seed=1,
+            created_s=1,
+            arrival_s=1.0,
+            path="/v1/completions",
+            body=b"{}",
+            streams=True,
+            **fields,
+        )
+        return self.core.open(origin, self.now_s)
+
+    def step(self, route: Route) -> Any:
+        return self.core.next_step(route, self.now_s)
+
+    def dispatch(self, route: Route) -> Dispatch:
+        step = self.step(route)
+        waited = 0
+        while isinstance(step, Wait):
+            self.pass_time(step.seconds)
+            waited += 1
+            assert waited < 100
+            step = self.step(route)
+        assert isinstance(step, Dispatch), step
+        return step
+
+    def start(self, route: Route, tokens: int = 0) -> str:
+        dispatch = self.dispatch(route)
+        self.core.accepted(route, self.now_s)
+        for _ in range(tokens):
+            self.advance(route)
+        return dispatch.instance
+
+    def advance(self, route: Route) -> None:
+        stream = route.stream
+        position = len(stream.choices[0].token_ids) + 1 if stream.choices else 1
+        cursor = Cursor(stream.request_id, 1, stream.epoch, [ChoiceCursor(position)], {0: [position]})
+        was_new = not stream.advanced
+        stream.hear(Advance(b"x", cursor, True), self.now_s)
+        if was_new:
+            self.core.advanced(route, self.now_s)
+
+    def fail(self, route: Route, cause: Cause = Cause.LOST, info: ErrorInfo | None = None) -> None:
+        if info is None:
+            route.stream.lose(cause, "it failed")
+        else:
+            route.stream.fail(cause, info)
+        self.core.ended(route, self.now_s)
+
+    def pass_time(self, seconds: float) -> None:
+        """Instances go on registering meanwhile."""
+        while seconds > 1:
+            self.pass_time(1.0)
+            seconds -= 1
+        self.now_s += seconds
+        self.register()
+
+
+def test_a_lost_stream_goes_to_another_instance_with_its_tokens() -> None:
+    world = World("a", "b")
+    route = world.open()
+    first = world.start(route, tokens=3)
+    world.fail(route)
+    second = world.dispatch(route)
+    assert second.instance != first
+    assert [choice.token_ids for choice in second.attempt.choices] == [[1, 2, 3]]
+
+
+def test_all_attempts_since_the_last_token_are_bounded() -> None:
+    world = World("a", "b", preempt_retry_count=2)
+    route = world.open()
+    world.start(route, tokens=1)
+    world.fail(route)
+    for _ in range(2):
+        world.start(route)
+        world.fail(route)
+    step = world.step(route)
+    assert isinstance(step, GiveUp) and step.info.code == "upstream_lost"
+
+
+def test_progress_gives_a_stream_its_attempts_back() -> None:
+    world = World("a", "b", preempt_retry_count=1)
+    route = world.open()
+    for _ in range(20):
+        world.start(route, tokens=1)
+        world.fail(route)
+    assert isinstance(world.dispatch(route), Dispatch)
+
+
+def test_attempts_without_progress_are_bounded_for_all_streams_together() -> None:
+    world = World("a", "b", preempt_retry_count=100, retry_budget=0.0)
+    routes = [world.open() for _ in range(30)]
+    for route in routes:
+        world.start(route)
+    for route in routes:
+        world.fail(route)
+    assert world.core.metrics.budget_refusals.value() == 20, "ten are free in each minute"
+    world.pass_time(1.0)
+    steps = [world.step(route) for route in routes]
+    assert sum(isinstance(step, Dispatch) for step in steps) == 10
+    assert sum(isinstance(step, Wait) for step in steps) == 20
+    world.pass_time(10.0)
+    late = [world.step(route) for route, step in zip(routes, steps, strict=True) if isinstance(step, Wait)]
+    assert all(isinstance(step, GiveUp) for step in late)
+
+
+def test_a_stream_goes_on_as_soon_as_the_budget_has_something_for_it() -> None:
+    world = World("a", "b", preempt_retry_count=100, retry_budget=1.0)
+    routes = [world.open() for _ in range(11)]
+    world.now_s += 50.0
+    world.register()
+    for route in routes:
+        world.start(route)
+        world.fail(route)
+    world.pass_time(11.0)
+    late = world.open()
+    world.start(late)
+    world.fail(late)
+    assert isinstance(world.dispatch(late), Dispatch)
+
+
+def test_the_first_resume_after_progress_is_never_refused_but_paced() -> None:
+    world = World("a", "b", retry_budget=0.0)
+    routes = [world.open() for _ in range(60)]
+    for route in routes:
+        world.start(route, tokens=1)
+    for route in routes:
+        world.fail(route)
+    steps = [world.step(route) for route in routes]
+    assert not any(isinstance(step, GiveUp) for step in steps)
+    assert any(isinstance(step, Wait) for step in steps), "so many at once are spread out"
+    late = world.open()
+    assert isinstance(world.step(late), Wait), "new requests come after them"
+
+
+def test_when_the_budget_is_spent_a_preempted_request_gets_its_tokens_in_its_own_form() -> None:
+    world = World("a", preempt_retry_count=100, retry_budget=0.0)
+    route = world.open()
+    world.start(route, tokens=2)
+    world.fail(route, Cause.ERROR, NO_BLOCKS)
+    for _ in range(30):
+        dispatch = world.dispatch(route)
+        world.core.accepted(route, world.now_s)
+        if dispatch.attempt.final:
+            break
+        world.fail(route, Cause.ERROR, NO_BLOCKS)
+    else:
+        raise AssertionError("no attempt was final")
+    world.fail(route, Cause.ERROR, NO_BLOCKS)
+    assert isinstance(world.step(route), GiveUp)
+
+
+def test_without_retries_every_attempt_is_final() -> None:
+    world = World("a", "b", preempt_retry_count=0)
+    route = world.open()
+    assert world.dispatch(route).attempt.final
+    world.core.accepted(route, world.now_s)
+    world.advance(route)
+    world.fail(route)
+    assert isinstance(world.step(route), GiveUp)
+
+
+def test_an_error_that_is_not_retryable_is_the_end() -> None:
+    world = World("a", "b")
+    route = world.open()
+    world.start(route, tokens=1)
+    route.stream.hear(Failure(ErrorInfo("crashed_worker", "three crashes", 500)), world.now_s)
+    world.core.ended(route, world.now_s)
+    step = world.step(route)
+    assert isinstance(step, GiveUp) and step.info.code == "crashed_worker"
+
+
+def test_exclude_decode_keeps_the_last_instance_out_unless_it_is_the_only_one() -> None:
+    for policy in ("round_robin", "least_loaded", "random", "session"):
+        world = World("a", "b", policy=policy, preempt_retry_exclude_decode=True)
+        route = world.open(session="s")
+        for _ in range(6):
+            last = world.start(route, tokens=1)
+            world.fail(route, Cause.ERROR, NO_BLOCKS)
+            assert world.dispatch(route).instance != last
+            world.core.accepted(route, world.now_s)
+            world.advance(route)
+            world.fail(route, Cause.ERROR, NO_BLOCKS)
+    alone = World("a", preempt_retry_exclude_decode=True)
+    route = alone.open()
+    alone.start(route, tokens=1)
+    alone.fail(route, Cause.ERROR, NO_BLOCKS)
+    assert alone.dispatch(route).instance == "a"
+
+
+def test_a_refused_connection_is_no_attempt_and_the_stream_waits() -> None:
+    world = World("a", preempt_retry_count=0)
+    route = world.open()
+    for _ in range(20):
+        world.dispatch(route)
+        world.fail(route, Cause.REFUSED)
+    assert route.stream.failures == 0
+    assert isinstance(world.step(route), Wait)
+
+
+def test_waiting_for_an_instance_ends_after_a_bound() -> None:
+    world = World()
+    route = world.open()
+    assert isinstance(world.step(route), Wait)
+    world.now_s += MAX_WAIT_S
+    step = world.step(route)
+    assert isinstance(step, GiveUp) and step.info.status == 503
+
+
+def test_waiting_ends_with_the_clients_deadline() -> None:
+    world = World()
+    route = world.open(deadline_at_s=world.now_s + 0.3)
+    step = world.step(route)
+    assert isinstance(step, Wait) and step.seconds <= 0.3
+    world.now_s += 0.3
+    step = world.step(route)
+    assert isinstance(step, GiveUp) and step.info.status == 504
+
+
+def test_a_deadline_cuts_a_running_stream_that_its_instance_does_not_end() -> None:
+    world = World("a", "b")
+    route = world.open(deadline_at_s=world.now_s + 5)
+    world.start(route, tokens=1)
+    world.now_s += 5.5
+    assert world.core.tick(world.now_s) == []
+    world.now_s += 1
+    world.advance(route)
+    assert world.core.tick(world.now_s) == [route]
+    world.core.ended(route, world.now_s)
+    step = world.step(route)
+    assert isinstance(step, GiveUp) and step.info.code == "deadline_exceeded"
+
+
+def test_too_many_waiting_requests_are_told_to_come_back() -> None:
+    world = World(max_queue=2)
+    waiting = [world.open() for _ in range(2)]
+    assert all(isinstance(world.step(route), Wait) for route in waiting)
+    step = world.step(world.open())
+    assert isinstance(step, GiveUp) and (step.info.status, step.info.retry_after_s) == (429, 1.0)
+    world.core.close(waiting[0], world.now_s, keep=False)
+    assert isinstance(world.step(world.open()), Wait), "one place is free again"
+
+
+def test_a_new_request_is_not_retried_where_all_are_overloaded() -> None:
+    world = World("a", "b")
+    route = world.open()
+    full = ErrorInfo("overloaded", "full", 429, True, retry_after_s=3.0)
+    tried = set()
+    for _ in range(2):
+        tried.add(world.dispatch(route).instance)
+        world.fail(route, Cause.OVERLOADED, full)
+    assert tried == {"a", "b"}
+    step = world.step(route)
+    assert isinstance(step, GiveUp) and step.info == full
+
+
+def test_a_resume_waits_as_long_as_an_overloaded_instance_says() -> None:
+    world = World("a")
+    route = world.open()
+    world.start(route, tokens=1)
+    world.fail(route)
+    world.dispatch(route)
+    world.fail(route, Cause.OVERLOADED, ErrorInfo("overloaded", "full", 429, True, retry_after_s=3.0))
+    begun_s = world.now_s
+    assert world.dispatch(route).instance == "a"
+    assert world.now_s - begun_s == pytest.approx(3.0, abs=0.1)
+
+
+def test_a_resume_that_is_rejected_goes_to_another_instance_and_never_back() -> None:
+    world = World("a", "b")
+    route = world.open()
+    first = world.start(route, tokens=1)
+    world.fail(route)
+    second = world.dispatch(route).instance
+    world.fail(route, Cause.REJECTED, ErrorInfo("invalid_request", "too long", 400))
+    assert world.dispatch(route).instance == first
+    world.fail(route, Cause.REJECTED, ErrorInfo("invalid_request", "too long", 400))
+    step = world.step(route)
+    assert second != first and isinstance(step, GiveUp) and step.info.status == 400
+
+
+def test_a_first_rejection_is_the_clients_to_see() -> None:
+    world = World("a", "b")
+    route = world.open()
+    world.dispatch(route)
+    route.stream.fail(Cause.REJECTED, ErrorInfo("invalid_request", "n: wrong", 400, param="n"), b"as it came")
+    world.core.ended(route, world.now_s)
+    assert world.step(route) == GiveUp(ErrorInfo("invalid_request", "n: wrong", 400, param="n"), b"as it came")
+
+
+def test_a_stall_is_when_nothing_moves_and_a_queue_or_a_long_prefill_is_none() -> None:
+    world = World("a", "b", stall_timeout_s=10.0)
+    queued, stalled = world.open(), world.open()
+    world.start(queued)
+    world.start(stalled)
+    for second in range(40):
+        world.pass_time(1.0)
+        queued.stream.hear(Progress("e", 7, 0, 100 - second), world.now_s)
+        stalled.stream.hear(Progress("e", 7, 0, 3), world.now_s)
+        cut = world.core.tick(world.now_s)
+        if cut:
+            break
+    assert cut == [stalled] and stalled.stream.failed is not None
+    assert stalled.stream.failed.cause is Cause.STALL
+    assert second == 10, "the first line that is like the one before does not count"
+
+
+def test_a_slow_client_is_no_stall() -> None:
+    world = World("a", "b", stall_timeout_s=10.0)
+    route = world.open()
+    world.start(route, tokens=1)
+    route.stream.is_sending = True
+    world.pass_time(60)
+    assert world.core.tick(world.now_s) == []
+
+
+def test_a_drained_instance_loses_its_streams_to_others_and_that_is_no_attempt() -> None:
+    world = World("a", "b", preempt_retry_count=0)
+    route = world.open()
+    first = world.start(route, tokens=2)
+    world.states[first] = "draining"
+    world.register()
+    assert world.core.tick(world.now_s) == [route]
+    world.core.ended(route, world.now_s)
+    second = world.dispatch(route)
+    assert second.instance != first and route.stream.failures == 0
+
+
+def test_the_only_instance_keeps_its_streams_while_it_drains() -> None:
+    world = World("a")
+    route = world.open()
+    world.start(route, tokens=2)
+    world.states["a"] = "draining"
+    world.register()
+    assert world.core.tick(world.now_s) == []
+
+
+def test_a_connection_lost_while_draining_counts_as_drain() -> None:
+    world = World("a", preempt_retry_count=0)
+    route = world.open()
+    world.start(route, tokens=2)
+    world.states["a"] = "draining"
+    world.register()
+    world.fail(route)
+    assert isinstance(world.step(route), Wait), "it waits for another one"
+
+
+def test_a_stream_waits_for_an_instance_that_restarts_a_process() -> None:
+    world = World("a", "b", restart_grace_s=5.0)
+    route = world.open()
+    first = world.start(route, tokens=1)
+    other = "b" if first == "a" else "a"
+    world.states[first] = "restarting"
+    world.register()
+    world.fail(route)
+    assert isinstance(world.step(route), Wait)
+    world.pass_time(4.0)
+    assert isinstance(world.step(route), Wait)
+    world.pass_time(1.5)
+    assert world.dispatch(route).instance == other
+
+
+def test_a_stream_whose_instance_reports_a_restart_moves_after_the_grace() -> None:
+    world = World("a", "b", restart_grace_s=3.0, stall_timeout_s=100.0)
+    route = world.open()
+    world.start(route, tokens=1)
+    route.stream.hear(Progress("-", 0, 0, 0), world.now_s)
+    world.pass_time(2.0)
+    assert world.core.tick(world.now_s) == []
+    world.pass_time(1.5)
+    assert world.core.tick(world.now_s) == [route]
+    assert route.stream.failed is not None and route.stream.failed.cause is Cause.RESTART
+
+
+def test_a_restart_is_waited_for_where_there_is_no_other_instance() -> None:
+    world = World("a", restart_grace_s=3.0, stall_timeout_s=10.0)
+    route = world.open()
+    world.start(route, tokens=1)
+    route.stream.hear(Progress("-", 0, 0, 0), world.now_s)
+    world.pass_time(30.0)
+    assert world.core.tick(world.now_s) == []
+
+
+def test_streams_of_an_instance_that_is_gone_move_unless_they_move_by_themselves() -> None:
+    world = World("a", "b")
+    silent, lively = world.open(), world.open()
+    for route in (silent, lively):
+        world.start(route, tokens=1)
+    gone = lively.stream.instance
+    while silent.stream.instance != gone:
+        world.fail(silent)
+        world.start(silent, tokens=1)
+    assert gone is not None
+    del world.states[gone]
+    for _ in range(9):
+        world.pass_time(1.0)
+        world.advance(lively)
+        cut = world.core.tick(world.now_s)
+        if cut:
+            break
+    assert cut == [silent] and silent.stream.failed is not None
+    assert silent.stream.failed.cause is Cause.GONE
+
+
+def test_a_live_label_is_taken_and_free_after_its_stream() -> None:
+    world = World("a")
+    route = world.open(label="mine")
+    with pytest.raises(Conflict):
+        world.open(label="mine")
+    world.core.close(route, world.now_s, keep=True)
+    world.open(label="mine")
+
+
+def test_an_aborted_stream_ends_once_and_cannot_come_back() -> None:
+    world = World("a", "b")
+    route = world.open(label="mine")
+    world.start(route, tokens=1)
+    hit, known = world.core.abort(["mine", "other"], world.now_s)
+    assert (hit, known) == ([route], {"mine"})
+    world.fail(route)
+    assert world.step(route) == GiveUp(ABORTED, None)
+    world.core.close(route, world.now_s, keep=True)
+    assert len(world.core.records) == 0
+    with pytest.raises(NotFound):
+        world.core.check_alive(route.stream.request_id, world.now_s)
+
+
+def test_an_abort_reaches_a_stream_whose_client_has_gone() -> None:
+    world = World("a")
+    route = world.open(label="mine")
+    world.start(route, tokens=1)
+    world.core.close(route, world.now_s, keep=True)
+    assert world.core.abort(["mine"], world.now_s)[1] == {"mine"}
+    assert len(world.core.records) == 0
+
+
+def test_records_end_with_their_time() -> None:
+    world = World("a", detach_ttl_s=5.0)
+    route = world.open()
+    world.start(route, tokens=1)
+    world.core.close(route, world.now_s, keep=True)
+    request_id = route.stream.request_id
+    assert world.core.records.find(request_id, world.now_s + 4.9) is not None
+    world.core.tick(world.now_s + 5.0)
+    assert len(world.core.records) == 0
+
+
+def test_bookings_are_given_back_however_an_attempt_ends() -> None:
+    world = World("a")
+    for end in (Cause.LOST, Cause.REFUSED, Cause.REJECTED, Cause.DRAIN):
+        route = world.open()
+        world.dispatch(route)
+        assert world.core.replicas.all(world.now_s)[0].booked == 1
+        world.fail(route, end)
+        assert world.core.replicas.all(world.now_s)[0].booked == 0
+    route = world.open()
+    world.dispatch(route)
+    world.core.close(route, world.now_s, keep=True)
+    assert world.core.replicas.all(world.now_s)[0].booked == 0
+
+
+def test_resumes_are_counted_by_cause_and_by_whether_they_can_be_exact() -> None:
+    world = World("a", "b")
+    world.fingerprints["b"] = "other"
+    world.register()
+    route = world.open()
+    assert world.start(route, tokens=1) == "a"
+    world.states["a"] = "starting"
+    world.register()
+    world.fail(route)
+    assert world.start(route, tokens=1) == "b"
+    assert world.core.metrics.resumes.value("lost", "inexact") == 1
+    shown = world.core.status(world.now_s)["resumes"]
+    assert [(one["cause"], one["from"], one["to"]) for one in shown] == [("lost", "a", "b")]
+
+
+def test_a_stream_that_lacks_only_its_end_needs_no_instance() -> None:
+    world = World("a")
+    route = world.open()
+    world.start(route)
+    cursor = Cursor(route.stream.request_id, 1, 1, [ChoiceCursor(1, "stop")], {0: [5]})
+    route.stream.hear(Advance(b"x", cursor, True), world.now_s)
+    world.fail(route)
+    assert world.step(route) == Finish()
+
+
+def test_prompt_hashes_name_full_blocks_only_and_depend_on_all_before() -> None:
+    hashes = block_hashes([1, 2, 3, 4, 5], 2, "")
+    assert len(hashes) == 2
+    assert block_hashes([1, 2, 9, 4], 2, "")[0] == hashes[0]
+    assert block_hashes([9, 2, 3, 4], 2, "")[1] != hashes[1]
+    assert block_hashes([1, 2, 3, 4], 2, "salt")[0] != hashes[0]
