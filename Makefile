@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 # More flags: make serve ARGS='--port 9000', make bench-cpu ARGS='--pairs 5'
 ARGS ?=
 
-.PHONY: serve install test test-full lint sabotage bench-cpu bench-pd bench-stage clean
+.PHONY: serve install test test-full lint sabotage chaos bench-cpu bench-pd bench-router bench-stage clean
 
 serve: install
 	$(BIN)/onward serve $(ARGS)
@@ -32,6 +32,11 @@ lint: $(VENV)/.installed-test
 sabotage: $(VENV)/.installed-test
 	$(BIN)/python scripts/run_sabotage.py $(ARGS)
 
+# make chaos ARGS='--seconds 600': processes of a cluster under load are killed, stopped and replaced.
+chaos: $(VENV)/.installed-test
+	$(BIN)/onward warm
+	$(BIN)/python scripts/chaos.py $(ARGS)
+
 bench-cpu: install
 	$(BIN)/python scripts/bench_cpu.py $(ARGS)
 
@@ -39,6 +44,9 @@ bench-cpu: install
 bench-pd: $(VENV)/.installed-test
 	$(BIN)/onward warm
 	$(BIN)/python scripts/bench_pd.py $(ARGS)
+
+bench-router: install
+	$(BIN)/python scripts/bench_router.py $(ARGS)
 
 bench-stage: $(VENV)/.installed
 	$(BIN)/python -m onward.bench.stage $(ARGS)

@@ -81,7 +81,7 @@ class Description:
             block_size=0 if worker is None else worker.block_size,
             engine=self._client.engine or "",
             step=0 if stats is None else stats.step,
-            load=Load() if stats is None else _load(stats),
+            load=Load() if stats is None else load_of(stats),
             pids={role: [process.pid for process in view.processes if process.role == role] for role in ROLES},
         )
 
@@ -191,7 +191,7 @@ def _max_tokens(worker: WorkerHello) -> int:
     return min(worker.max_model_len, worker.num_blocks * worker.block_size)
 
 
-def _load(stats: EngineStats) -> Load:
+def load_of(stats: EngineStats) -> Load:
     running = sum(stats.requests.get(status, 0) for status in RUNNING)
     return Load(
         running=running,

@@ -51,10 +51,8 @@ class Cursors:
         """None if the piece says nothing new."""
         index, token_ids, known = piece.choice, piece.token_ids, self._choices[piece.choice]
         position = self._positions[index] = self._positions[index] + len(token_ids)
-        if position - len(token_ids) < known.position:
-            if position <= known.position and known.finish_reason is not None:
-                return None
-            token_ids = token_ids[len(token_ids) - max(0, position - known.position) :]
+        if known.finish_reason is not None:
+            return None  # made again for its logprobs, up to the end that is known
         self._choices[index] = ChoiceCursor(position, piece.finish_reason)
         new_tokens = {index: token_ids} if token_ids else {}
         attempt = self._attempt

@@ -19,7 +19,8 @@ from onward.proto.router import Attempt, Record
 MAX_RECORDS = 1024
 MAX_RECORD_BYTES = 64 << 20
 RECORD_OVERHEAD_BYTES = 512
-TOKEN_BYTES = 8
+TOKEN_BYTES = 36
+"""Of an id in a list."""
 
 DRAINING = ErrorInfo("draining", "this instance is being drained; try another one", 503, True, retry_after_s=1.0)
 REPLACED = ErrorInfo("stale_attempt", "a later attempt at this request has taken its place", 409)
@@ -41,8 +42,10 @@ class Stream:
 class Shelf:
     """Records, oldest first. The bounds are kept by forgetting the oldest."""
 
-    def __init__(self, ttl_s: float) -> None:
+    def __init__(self, ttl_s: float, max_records: int, max_bytes: int) -> None:
         self._ttl_s = ttl_s
+        self._max_records = max_records
+        self._max_bytes = max_bytes
         self._records: OrderedDict[str, tuple[Record, float]] = OrderedDict()
         self._num_bytes = 0
 
@@ -54,7 +57,7 @@ class Shelf:
         self._records[record.attempt.request_id] = record, now_s + self._ttl_s
         self._num_bytes += _size(record)
         self.expire(now_s)
-        while len(self._records) > MAX_RECORDS or self._num_bytes > MAX_RECORD_BYTES:
+        while len(self._records) > self._max_records or self._num_bytes > self._max_bytes:
             self.drop(next(iter(self._records)))
 
     def get(self, request_id: str, now_s: float) -> Record | None:
@@ -74,12 +77,13 @@ class Shelf:
 
     def drop_named(self, names: Collection[str], everything: bool) -> set[str]:
         """Which of these names were here; or, with everything, the ids."""
-        attempts = [record.attempt for record, _ in self._records.values()]
-        hit = [one for one in attempts if everything or one.request_id in names or (one.label and one.label in names)]
-        for attempt in hit:
-            self.drop(attempt.request_id)
-        ids = {attempt.request_id for attempt in hit}
-        return ids if everything else (ids | {attempt.label for attempt in hit}).intersection(names)
+        dropped: set[str] = set()
+        for attempt in [record.attempt for record, _ in self._records.values()]:
+            own_names = {attempt.request_id, attempt.label} - {""}
+            if everything or not own_names.isdisjoint(names):
+                self.drop(attempt.request_id)
+                dropped |= {attempt.request_id} if everything else own_names.intersection(names)
+        return dropped
 
     def expire(self, now_s: float) -> None:
         while self._records:
@@ -95,8 +99,9 @@ class Streams:
         self._client = client
         self._clock = clock
         self._live: dict[str, Stream] = {}
-        # What a client may not have read to its end counts less than what it has certainly not read.
-        self._detached, self._ended = Shelf(ttl_s), Shelf(ttl_s)
+        # Streams that were written to their end, which their client may not have read, push out none that was cut.
+        self._detached = Shelf(ttl_s, MAX_RECORDS // 2, MAX_RECORD_BYTES // 2)
+        self._ended = Shelf(ttl_s, MAX_RECORDS // 2, MAX_RECORD_BYTES // 2)
 
     def check(self, attempt: Attempt) -> None:
         """Refuses an attempt that another one has overtaken."""

@@ -43,6 +43,7 @@ class Record:
     started_s: float
     text_s: list[float] = field(default_factory=list)
     """When each event with text came."""
+    said: list[str] = field(default_factory=list)
     ended_s: float = 0.0
     usage: Usage | None = None
     error: str | None = None
@@ -128,6 +129,7 @@ async def ask(session: aiohttp.ClientSession, target: Target, job: Job, record: 
         async for chunk in _chunks(session, target, job):
             if chunk.text:
                 record.text_s.append(time.perf_counter())
+                record.said.append(chunk.text)
             record.usage = chunk.usage or record.usage
         if record.usage is None:
             record.error = "the server did not report usage"

@@ -319,8 +319,12 @@ class RemotePrefill:
     def _on_ended(self, errand: Errand, error: ErrorInfo, now_s: float) -> None:
         """A hand-over has failed. The request has not."""
         request = errand.request
-        log.info(
-            log_event("hand-over failed", id=request.request_id, peer=errand.peer, code=error.code, error=error.message)
+        level = logging.DEBUG if error.code == "pd_no_decode_blocks" else logging.INFO
+        log.log(
+            level,
+            log_event(
+                "hand-over failed", id=request.request_id, peer=errand.peer, code=error.code, error=error.message
+            ),
         )
         self._metrics.ended.inc("decode", error.code)
         self._forget(errand)
@@ -342,8 +346,11 @@ class RemotePrefill:
         """A failure that says something of the peer itself keeps the next ones from it for a while."""
         pauses_s = {faults.SILENCE: PEER_PAUSE_S, "pd_layout_mismatch": MISMATCH_PAUSE_S}
         pause_s = pauses_s.get(error.stage or "") or pauses_s.get(error.code)
-        if pause_s is not None and address in self._peers:
-            self._peers[address].paused_until_s = now_s + pause_s
+        if pause_s is None or address is None or (peer := self._peers.get(address)) is None:
+            return
+        if peer.paused_until_s <= now_s:
+            log.warning(log_event("prefill peer is left alone", peer=address, seconds=pause_s, because=error.message))
+        peer.paused_until_s = now_s + pause_s
 
     def _on_own_shortage(self, errand: Errand, error: ErrorInfo, now_s: float) -> None:
         """No peer's fault: there is no room here. Whoever can go elsewhere does."""
@@ -457,13 +464,16 @@ class RemotePrefill:
             log.info(log_event("prefill peer is back", peer=address))
 
     def _is_available(self, peer: Peer, now_s: float) -> bool:
-        since_s = peer.unreachable_since_s
-        return peer.paused_until_s <= now_s and (since_s is None or now_s - since_s < UNREACHABLE_S)
+        return peer.paused_until_s <= now_s and not self._is_unreachable(peer, now_s)
+
+    def _is_unreachable(self, peer: Peer, now_s: float) -> bool:
+        return peer.unreachable_since_s is not None and now_s - peer.unreachable_since_s >= UNREACHABLE_S
 
     def _on_pong(self, address: str, peer: Peer, message: Pong, now_s: float) -> None:
         """A peer that has started anew knows nothing of what its predecessor was asked."""
         if peer.incarnation not in ("", message.incarnation):
             self._side.receive(address, Gone(peer.incarnation), now_s)
+            peer.paused_until_s = now_s  # what was wrong with its predecessor may be right now
         peer.incarnation = message.incarnation
 
     def _let_go_of_abandoned(self, now_s: float) -> None:
@@ -494,9 +504,10 @@ class RemotePrefill:
 
     def _give_up_on_the_unreachable(self, now_s: float) -> None:
         """What such a peer has only been asked for goes elsewhere. What it may write is under a lease, and ends with it."""
+        for address, peer in self._peers.items():
+            if self._is_unreachable(peer, now_s):
+                self._say_missed(address, peer)
         away = {address for address, peer in self._peers.items() if not self._is_available(peer, now_s)}
-        for address in away:
-            self._say_missed(address)
         if not away:
             return
         for errand in [e for e in self._errands.values() if e.handover is not None and e.peer in away]:
@@ -505,15 +516,10 @@ class RemotePrefill:
                 self._side.cancel(errand.handover, door.error_info(error), now_s)
                 self._on_ended(errand, door.error_info(error), now_s)
 
-    def _say_missed(self, address: str) -> None:
+    def _say_missed(self, address: str, peer: Peer) -> None:
         """Once, until it is back."""
-        peer = self._peers[address]
-        if peer.is_missed:
-            return
-        peer.is_missed = True
-        if peer.unreachable_since_s is None:
-            log.warning(log_event("prefill peer is silent", peer=address))
-        else:
+        if not peer.is_missed:
+            peer.is_missed = True
             hint = "is it running, and does it have the same cluster key?"
             log.warning(log_event("prefill peer cannot be reached", peer=address, hint=hint))
 
@@ -521,13 +527,19 @@ class RemotePrefill:
         if now_s < self._next_look_s:
             return
         self._next_look_s = now_s + LOOK_AGAIN_S
-        for errand in [e for e in self._errands.values() if e.handover is None]:
-            if errand.waits_for_room:
-                if not self._scheduler.seating.has_room(errand.request):
-                    continue
-                errand.waits_for_room = False
-                errand.attempts.clear()
+        idle = [errand for errand in self._errands.values() if errand.handover is None]
+        for errand in [errand for errand in idle if not errand.waits_for_room]:
             self._ask_next(errand, now_s)
+        self._ask_for_whom_there_is_room([errand for errand in idle if errand.waits_for_room], now_s)
+
+    def _ask_for_whom_there_is_room(self, errands: list[Errand], now_s: float) -> None:
+        """One at a time, in the queue's order: all of them together would find the same few blocks."""
+        first = min(errands, key=lambda errand: policy.queue_key(errand.request), default=None)
+        if first is None or self._endpoint is None or not self._scheduler.seating.has_room(first.request):
+            return
+        first.waits_for_room = False
+        first.attempts.clear()
+        self._ask_next(first, now_s)
 
     def _tell_data_plane(self, now_s: float) -> None:
         leases, self._leases.fresh = self._leases.fresh, []

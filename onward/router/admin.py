@@ -74,9 +74,10 @@ class Admin:
         )
 
     async def status(self, request: Request) -> Response:
+        """For whoever may see `/info`, and for whoever holds the cluster's key."""
         api_key = self._core.config.api_key
-        if api_key is None or not has_key(request.scope, api_key):
-            self._check_proof(request, b"", needed=api_key is not None)
+        if api_key is not None and not has_key(request.scope, api_key):
+            self._check_proof(request, b"")
         return _json(self._core.status(self._serving.clock.now_s()))
 
     async def register(self, request: Request) -> Response:
@@ -84,7 +85,8 @@ class Admin:
             body = await http.read_body(request.receive, MAX_REGISTRATION_BYTES)
         except http.Disconnected:
             raise ClientError("the instance has gone") from None
-        self._check_proof(request, body)
+        if self._cluster_key:
+            self._check_proof(request, body)
         try:
             registration = msgspec.msgpack.decode(body, type=Registration)
         except msgspec.MsgspecError as fault:
@@ -104,9 +106,7 @@ class Admin:
             _logger.warning(log.event("instance not taken", url=registration.url, error=answer.error))
         return answer
 
-    def _check_proof(self, request: Request, body: bytes, *, needed: bool = False) -> None:
-        if not self._cluster_key and not needed:
-            return
+    def _check_proof(self, request: Request, body: bytes) -> None:
         proof = request.headers.get(PROOF_HEADER)
         wall_s = self._serving.clock.wall_s()
         if not (self._cluster_key and is_proven(self._cluster_key, proof, request.url.path, body, wall_s)):

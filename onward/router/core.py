@@ -7,7 +7,6 @@ Joins the instances, the choice among them, the retry budget and all streams. Ta
 what to do; sockets, tasks and clocks are the business of `serving`.
 """
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,31 +20,25 @@ from onward.proto.request import ErrorInfo
 from onward.proto.router import Attempt, RegisterAnswer, Registration
 from onward.router.budget import RetryBudget
 from onward.router.failures import info_of
+from onward.router.overview import instances_shown
 from onward.router.policy import Chance, Chooser, Pair, RouteFacts, may_take
 from onward.router.records import Records, Tombstones
 from onward.router.replicas import Replica, Replicas, State
-from onward.router.route import Resuming, Route
+from onward.router.resumes import Resumes
+from onward.router.retrying import BUDGET_STEP_S, Retrying
+from onward.router.route import Route
 from onward.router.router_metrics import RouterMetrics
 from onward.router.stream import Cause, Failed, Origin, Stream, continued
 
 MAX_WAIT_S = 60.0
 """For an instance, where the client has set no deadline."""
 WAIT_STEP_S = 1.0
-REFUSED_PAUSE_S = 0.5
-RETRY_PAUSE_S = 0.1
-"""After the second attempt that brought nothing; doubled with each."""
-MAX_RETRY_PAUSE_S = 2.0
-MAX_REST_S = 10.0
-BUDGET_STEP_S = 0.5
-MAX_BUDGET_WAIT_S = 10.0
-"""For the retry budget to have something left, before a stream is given up."""
-MAX_HOLD_BACK_S = 2.0
-"""New requests let resumes go first, for so long."""
 DEADLINE_MARGIN_S = 1.0
 """An instance ends what is over its deadline by itself, in better words."""
 SILENT_S = 2.0
 """A stream that moves on an instance that is gone from the books is left alone."""
-NUM_RESUMES_SHOWN = 64
+MAX_UNREAD_S = 120.0
+"""A client that takes nothing for so long counts as gone."""
 
 ABORTED = ErrorInfo("aborted", "the request was aborted", 409)
 
@@ -94,8 +87,8 @@ class RouterCore:
         self._told: dict[str, Registration] = {}
         self._num_waiting = 0
         """New requests for which there is no instance."""
-        self._paced_until_s = 0.0
-        self._resumes: deque[dict[str, Any]] = deque(maxlen=NUM_RESUMES_SHOWN)
+        self._resumes = Resumes(self.metrics)
+        self._retrying = Retrying(config, self.replicas, self._budget, self.metrics, self._resumes)
         self._now_s = 0.0
 
     # Streams begin.
@@ -155,26 +148,16 @@ class RouterCore:
         deadline_at_s = stream.origin.deadline_at_s
         if deadline_at_s is not None and now_s >= deadline_at_s:
             return self._give_up(route, info_of(DeadlineExceeded("the request's deadline has passed")))
-        pause_s = self._pause_s(route, now_s)
+        if route.crowded_since_s is not None and now_s >= route.crowded_since_s + MAX_WAIT_S:
+            assert stream.failed is not None, "somebody has said that there is no room"
+            return self._give_up(route, stream.failed.info)
+        pause_s = self._retrying.pause_s(route, now_s)
         if pause_s > 0:
             return Wait(pause_s)
-        if route.owes_budget is not None and not self._has_paid(route, now_s):
+        if route.owes_budget is not None and not self._retrying.has_paid(route, now_s):
             return self._without_budget(route, route.owes_budget, now_s)
         pair = self._chooser.choose(self._facts(route, now_s), self.replicas.all(now_s), now_s)
         return self._without_instance(route, now_s) if pair is None else self._dispatch(route, pair, now_s)
-
-    def _pause_s(self, route: Route, now_s: float) -> float:
-        if now_s < route.not_before_s:
-            return route.not_before_s - now_s
-        if route.grace_instance is not None:
-            replica = self.replicas.get(route.grace_instance)
-            if replica is not None and replica.state is State.RESTARTING and now_s < route.grace_until_s:
-                return min(WAIT_STEP_S, route.grace_until_s - now_s)
-            route.grace_instance = None
-        is_new = not route.stream.accepted_once and not route.stream.has_progress
-        if is_new and now_s < min(self._paced_until_s, route.opened_s + MAX_HOLD_BACK_S):
-            return min(WAIT_STEP_S, self._paced_until_s - now_s)
-        return 0.0
 
     def _facts(self, route: Route, now_s: float) -> RouteFacts:
         stream, origin = route.stream, route.stream.origin
@@ -220,6 +203,11 @@ class RouterCore:
         until_deadline_s = WAIT_STEP_S if deadline_at_s is None else deadline_at_s - now_s
         return Wait(max(0.001, min(left_s, soonest_s, until_deadline_s, WAIT_STEP_S)))
 
+    def _without_budget(self, route: Route, info: ErrorInfo, now_s: float) -> Step:
+        if now_s >= route.budget_until_s:
+            return self._give_up(route, info)
+        return Wait(min(BUDGET_STEP_S, route.budget_until_s - now_s))
+
     def _give_up(self, route: Route, info: ErrorInfo, body: bytes | None = None) -> GiveUp:
         route.settle(info, body)
         assert route.verdict is not None
@@ -246,13 +234,14 @@ class RouterCore:
         stream = route.stream
         assert stream.instance is not None
         self.replicas.succeeded(stream.instance, now_s)
+        route.crowded_since_s = None
         for booking in route.prefill_bookings:
             booking.release()
         replica = self.replicas.get(stream.instance)
         fingerprint = replica.fingerprint if replica is not None else stream.fingerprint
         if route.resuming is not None:
             exact = stream.fingerprint in (None, fingerprint)
-            self._resumed(route, "exact" if exact else "inexact", now_s)
+            self._resumes.end(route, "exact" if exact else "inexact", now_s)
         stream.fingerprint = fingerprint
 
     def ended(self, route: Route, now_s: float) -> None:
@@ -266,7 +255,7 @@ class RouterCore:
         undone = "done" if stream.is_complete else "cancelled"
         self.metrics.attempts.inc(undone if failed is None else failed.cause.value)
         if failed is not None and route.verdict is None:
-            self._judge(route, failed, stream.instance, now_s)
+            self._retrying.judge(route, failed, stream.instance, now_s)
 
     def _seen_rightly(self, failed: Failed, instance: str) -> Failed:
         """What breaks off at an instance that is going is a part of its going."""
@@ -276,94 +265,6 @@ class RouterCore:
             return failed
         return replace(failed, cause=Cause.DRAIN)
 
-    def _judge(self, route: Route, failed: Failed, instance: str, now_s: float) -> None:
-        """What a failure means for the instance, and for the stream's next attempt."""
-        stream, info = route.stream, failed.info
-        self._note_instance(route, failed, instance, now_s)
-        match failed.cause:
-            case Cause.REFUSED | Cause.OVERLOADED:
-                return  # no work was done
-            case Cause.REJECTED:
-                if not stream.accepted_once:
-                    route.settle(info, failed.body)
-                return
-            case Cause.DEADLINE:
-                route.settle(info)
-                return
-            case Cause.DRAIN:
-                self._start_resuming(route, failed.cause, instance, now_s)
-                self._pace(route, now_s)
-                return
-        if not info.retryable:
-            route.settle(info)
-            return
-        self._start_resuming(route, failed.cause, instance, now_s)
-        self._spend(route, info, now_s)
-
-    def _note_instance(self, route: Route, failed: Failed, instance: str, now_s: float) -> None:
-        rest_s = min(MAX_REST_S, failed.info.retry_after_s or 0.0)
-        match failed.cause:
-            case Cause.REFUSED:
-                self.replicas.failed(instance, now_s)
-                route.resting[instance] = now_s + max(rest_s, REFUSED_PAUSE_S)
-            case Cause.OVERLOADED if route.stream.accepted_once:
-                route.resting[instance] = now_s + (rest_s or WAIT_STEP_S)
-            case Cause.OVERLOADED | Cause.REJECTED | Cause.DRAIN:
-                route.exclude.add(instance)
-            case Cause.LOST | Cause.STALL | Cause.PROTOCOL | Cause.GONE:
-                self.replicas.failed(instance, now_s)
-                self._grant_grace(route, instance, now_s)
-            case Cause.ERROR:
-                if not failed.info.code.startswith("pd_"):
-                    self.replicas.failed(instance, now_s)
-                if rest_s:
-                    route.resting[instance] = now_s + rest_s
-        if self.config.preempt_retry_exclude_decode:
-            route.avoid = {instance}
-
-    def _grant_grace(self, route: Route, instance: str, now_s: float) -> None:
-        replica = self.replicas.get(instance)
-        if replica is not None and replica.state is State.RESTARTING:
-            route.grace_instance, route.grace_until_s = instance, now_s + self.config.restart_grace_s
-
-    def _spend(self, route: Route, info: ErrorInfo, now_s: float) -> None:
-        """One attempt more, if the stream's own count and the cluster's budget have one left."""
-        stream = route.stream
-        if stream.last_attempt_is_due or stream.failures > self.config.preempt_retry_count:
-            route.settle(info)
-        elif stream.advanced:
-            self._pace(route, now_s)
-        elif self._budget.may_retry(now_s):
-            route.not_before_s = now_s + retry_pause_s(stream.failures)
-        else:
-            self.metrics.budget_refusals.inc()
-            self._refuse(route, info, now_s)
-
-    def _pace(self, route: Route, now_s: float) -> None:
-        """Many at once are spread out; new requests wait until they are through."""
-        route.not_before_s = now_s + self._budget.pace(now_s)
-        if route.not_before_s > now_s:
-            self._paced_until_s = max(self._paced_until_s, route.not_before_s)
-
-    def _refuse(self, route: Route, info: ErrorInfo, now_s: float) -> None:
-        """A request that was given up for want of blocks has something to show: one last attempt brings it in the
-        client's own form. Others wait a while: when an instance dies, many streams need one attempt each at once."""
-        if info.code.startswith("pd_") and route.stream.has_progress:
-            route.stream.last_attempt_is_due = True
-        else:
-            route.owes_budget, route.budget_until_s = info, now_s + MAX_BUDGET_WAIT_S
-
-    def _has_paid(self, route: Route, now_s: float) -> bool:
-        if not self._budget.may_retry(now_s):
-            return False
-        route.owes_budget = None
-        return True
-
-    def _without_budget(self, route: Route, info: ErrorInfo, now_s: float) -> Step:
-        if now_s >= route.budget_until_s:
-            return self._give_up(route, info)
-        return Wait(min(BUDGET_STEP_S, route.budget_until_s - now_s))
-
     def _start_waiting(self, route: Route, now_s: float) -> None:
         route.waiting_since_s = now_s
         self._num_waiting += not route.stream.accepted_once
@@ -372,33 +273,6 @@ class RouterCore:
         if route.waiting_since_s is not None:
             route.waiting_since_s = None
             self._num_waiting -= not route.stream.accepted_once
-
-    def _start_resuming(self, route: Route, cause: Cause, instance: str, now_s: float) -> None:
-        if route.resuming is None and route.stream.accepted_once:
-            since_s = route.stream.delivered_s
-            route.resuming = Resuming(cause, instance, now_s if since_s is None else since_s)
-
-    def _resumed(self, route: Route, outcome: str, now_s: float) -> None:
-        resuming, stream = route.resuming, route.stream
-        assert resuming is not None
-        route.resuming = None
-        stream.num_resumes += 1
-        pause_s = now_s - resuming.since_s
-        self.metrics.resumes.inc(resuming.cause.value, outcome)
-        if outcome != "failed":
-            self.metrics.pause.observe(pause_s)
-        self._resumes.append(
-            {
-                "request_id": stream.request_id,
-                "cause": resuming.cause.value,
-                "outcome": outcome,
-                "from": resuming.left,
-                "to": stream.instance if outcome != "failed" else None,
-                "positions": [len(choice.token_ids) for choice in stream.choices],
-                "pause_s": round(pause_s, 4),
-                "ago_s": now_s,
-            }
-        )
 
     # Streams end.
 
@@ -414,7 +288,7 @@ class RouterCore:
             stream.end_attempt()
         if route.resuming is not None:
             ok = stream.is_complete or stream.owes_only_the_end
-            self._resumed(route, "exact" if ok else "failed", now_s)
+            self._resumes.end(route, "exact" if ok else "failed", now_s)
         self.metrics.stale_events.inc(by=stream.num_stale)
         if keep and stream.origin.streams and stream.has_progress and route.verdict is not ABORTED:
             self.records.keep(stream, now_s)
@@ -469,6 +343,11 @@ class RouterCore:
                     cut.append(route)
         return cut
 
+    def unread(self, now_s: float) -> list[Route]:
+        """Streams whose client has stopped reading. They may come back for the rest."""
+        streams = [route for route in self._routes.values() if route.stream.is_sending]
+        return [route for route in streams if now_s - route.stream.moved_s >= MAX_UNREAD_S]
+
     def _inspect(self, route: Route, replicas: dict[str, Replica], now_s: float) -> None:
         stream = route.stream
         deadline_at_s, still_s = stream.origin.deadline_at_s, now_s - stream.moved_s
@@ -498,33 +377,8 @@ class RouterCore:
     # What others are shown.
 
     def status(self, now_s: float) -> dict[str, Any]:
-        streams: dict[str, int] = {}
-        for route in self._routes.values():
-            if route.stream.is_under_way and route.stream.instance:
-                streams[route.stream.instance] = streams.get(route.stream.instance, 0) + 1
-        instances = [self._shown(replica, streams) for replica in self.replicas.all(now_s)]
-        resumes = [one | {"ago_s": round(now_s - one["ago_s"], 3)} for one in self._resumes]
-        return {"instances": instances, "resumes": resumes}
-
-    def _shown(self, replica: Replica, streams: dict[str, int]) -> dict[str, Any]:
-        told = self._told.get(replica.instance)
-        return {
-            "id": replica.instance,
-            "role": replica.role,
-            "state": replica.state.value,
-            "url": replica.url,
-            "incarnation": replica.instance,
-            "engine": told.engine if told else "",
-            "load": replica.load,
-            "blocks": {"free": replica.load.free_blocks, "total": replica.load.num_blocks},
-            "streams": streams.get(replica.instance, 0),
-            "pids": told.pids if told else {},
-        }
-
-    def models(self) -> list[Registration]:
-        """One instance of each model."""
-        by_model = {told.model: told for told in self._told.values()}
-        return [by_model[model] for model in sorted(by_model)]
+        instances = instances_shown(self.replicas.all(now_s), self._told, self._routes.values())
+        return {"instances": instances, "resumes": self._resumes.shown(now_s)}
 
     def can_serve(self, now_s: float) -> bool:
         return any(may_take(replica, RouteFacts()) for replica in self.replicas.all(now_s))
@@ -546,10 +400,6 @@ class RouterCore:
 
     def _count_records(self) -> dict[LabelValues, float]:
         return {(): float(len(self.records))}
-
-
-def retry_pause_s(failures: int) -> float:
-    return min(MAX_RETRY_PAUSE_S, RETRY_PAUSE_S * 2 ** (failures - 2)) if failures > 1 else 0.0
 
 
 def block_hashes(token_ids: list[int], block_size: int, cache_salt: str) -> list[BlockHash]:

@@ -23,8 +23,7 @@ class MalformedEvent(Exception):
     """The instance does not keep to the protocol."""
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
+class Advance(msgspec.Struct, frozen=True, gc=False):
     """Tokens, or the end of a choice."""
 
     raw: bytes

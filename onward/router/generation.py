@@ -25,6 +25,7 @@ from onward.router.stream import Stream
 SEED_BITS = 53
 """Of a seed that we choose: a client that reads it from JSON as a double sends back the same one."""
 TAKE_OVER_S = 5.0
+ASK_AGAIN_S = 0.5
 
 _logger = logging.getLogger(__name__)
 
@@ -84,11 +85,20 @@ class GenerationEndpoint:
         core, clock = self._serving.core, self._serving.clock
         core.check_alive(place.request_id, clock.now_s())
         await self._serving.detach(place.request_id, TAKE_OVER_S)
-        known = core.records.find(place.request_id, clock.now_s()) or await self._asked_for(place.request_id)
+        known = core.records.find(place.request_id, clock.now_s()) or await self._looked_for(place.request_id)
         # Somebody else may have come back for it while we asked around.
         if known is None or known.origin.path != path or core.live(place.request_id) is not None:
             return None
         return core.continue_stream(known, place, clock.now_s())
+
+    async def _looked_for(self, request_id: str) -> Stream | None:
+        """A router that has just started waits for the instances to register before it says that nobody has it."""
+        serving = self._serving
+        while True:
+            known = await self._asked_for(request_id)
+            if known is not None or serving.clock.now_s() >= serving.settled_s:
+                return known
+            await serving.wait_for_change(ASK_AGAIN_S)
 
     async def _asked_for(self, request_id: str) -> Stream | None:
         """The furthest record that an instance has."""

@@ -58,11 +58,10 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        left = not working.done()
         working.cancel()
         leaving.cancel()
         await asyncio.wait((working, leaving))
-    if left and working.cancelled():
+    if working.cancelled():
         raise Disconnected
     working.result()
 

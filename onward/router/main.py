@@ -16,9 +16,10 @@ from onward import log
 from onward.clock import Clock, SystemClock
 from onward.config import RouterConfig
 from onward.obs.metrics import Registry
+from onward.router import client_side
 from onward.router.app import build_app
 from onward.router.core import RouterCore
-from onward.router.serving import Serving
+from onward.router.serving import SETTLE_S, Serving
 from onward.router.upstream import Upstream
 
 KEEP_ALIVE_S = 75
@@ -54,12 +55,14 @@ class RouterProcess:
         *,
         clock: Clock | None = None,
         drain_s: float = DRAIN_S,
+        settle_s: float = SETTLE_S,
+        keep_alive_s: float = client_side.KEEP_ALIVE_S,
         on_started: Callable[[], None] = lambda: None,
     ) -> None:
         clock = clock or SystemClock()
         registry = Registry()
         core = RouterCore(config, f"router-{secrets.token_hex(8)}", registry, random.SystemRandom().randrange)
-        self.serving = Serving(core, Upstream(cluster_key, clock), clock)
+        self.serving = Serving(core, Upstream(cluster_key, clock), clock, settle_s, keep_alive_s)
         self._drain_s = drain_s
         self._is_stopping = False
         uvicorn_config = uvicorn.Config(

@@ -1,6 +1,6 @@
 """What the router fixes about a request before its first attempt, and the few fields of a body that it acts on.
 
-It checks nothing: the instance does, and a body that this module cannot read is for the instance to refuse.
+It checks no field by itself: the instance does, and a body that cannot be read here is for the instance to refuse.
 """
 
 from dataclasses import dataclass, replace
@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
+from onward.errors import InvalidRequest
 from onward.proto.cursor import Cursor
-from onward.proto.router import Attempt, GivenChoice
-from onward.router.stream import RESCHEDULE, Choice, Origin, Stream
+from onward.proto.router import Attempt
+from onward.router.stream import Choice, Origin, Stream
 
 MAX_SESSION_LENGTH = 256
 
@@ -29,7 +30,6 @@ class _Sketch(msgspec.Struct, frozen=True):
     deadline_ms: int | None = None
     cache_salt: str | None = None
     generated_token_ids: list[int | list[int]] | None = None
-    generated_finish_reasons: list[str | None] | None = None
     prompt: msgspec.Raw = msgspec.Raw()
     prompt_token_ids: msgspec.Raw = msgspec.Raw()
     user: Any = None
@@ -86,6 +86,8 @@ def _sketch(body: bytes) -> _Sketch:
 
 def _seed(sketch: _Sketch, arrival: Arrival, place: Cursor | None) -> int:
     if place is not None:
+        if sketch.seed not in (None, place.seed):
+            raise InvalidRequest(f"seed: the stream that is gone on with has the seed {place.seed}", param="seed")
         return place.seed
     return arrival.random_seed if sketch.seed is None else sketch.seed
 
@@ -96,17 +98,11 @@ def _deadline(sketch: _Sketch, arrival: Arrival) -> float | None:
     return None if arrival.timeout_s is None else arrival.now_s + arrival.timeout_s
 
 
-def _given(sketch: _Sketch) -> tuple[GivenChoice, ...]:
-    tokens = sketch.generated_token_ids
-    if tokens is None:
-        return ()
+def _given(sketch: _Sketch) -> tuple[list[int], ...]:
+    tokens = sketch.generated_token_ids or []
     if (sketch.n or 1) == 1:
-        lists = [[one for one in tokens if isinstance(one, int)]]
-    else:
-        lists = [one for one in tokens if isinstance(one, list)]
-    reasons = sketch.generated_finish_reasons or [None] * len(lists)
-    told = [None if reason == RESCHEDULE else reason for reason in reasons]
-    return tuple(GivenChoice(ids, reason) for ids, reason in zip(lists, told, strict=False))
+        return ([one for one in tokens if isinstance(one, int)],) if tokens else ()
+    return tuple(one for one in tokens if isinstance(one, list))
 
 
 def _known_prompt(sketch: _Sketch) -> list[int] | None:

@@ -42,6 +42,8 @@ class Route:
     """The retry budget had nothing left for it, after this error; it is asked again until `budget_until_s`."""
     budget_until_s: float = 0.0
     waiting_since_s: float | None = None
+    crowded_since_s: float | None = None
+    """Since when instances that begin with it find no room, one after the other or again and again."""
     booking: Booking | None = None
     prefill_bookings: list[Booking] = field(default_factory=list)
     resuming: Resuming | None = None

@@ -24,16 +24,27 @@ from onward.router.stream import Cause
 from onward.router.upstream import NotReached, Upstream, error_bytes
 
 TICK_S = 0.25
+SETTLE_S = 4.0
+"""After the start: all instances that are there have registered by then."""
 ABORT_PATH = "/v1/abort"
 _NOT_TAKING = ("unavailable", "draining")
 _logger = logging.getLogger(__name__)
 
 
 class Serving:
-    def __init__(self, core: RouterCore, upstream: Upstream, clock: Clock) -> None:
+    def __init__(
+        self,
+        core: RouterCore,
+        upstream: Upstream,
+        clock: Clock,
+        settle_s: float = SETTLE_S,
+        keep_alive_s: float = KEEP_ALIVE_S,
+    ) -> None:
         self.core = core
         self.upstream = upstream
         self.clock = clock
+        self.settled_s = clock.now_s() + settle_s
+        self._keep_alive_s = keep_alive_s
         self._streams: dict[str, asyncio.Task[None]] = {}
         self._attempts: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
@@ -74,7 +85,7 @@ class Serving:
                 case Dispatch():
                     await self._attempt(route, step, client)
                 case Wait():
-                    await self._wait(step.seconds)
+                    await self.wait_for_change(step.seconds)
                     await self._break_silence(route, client)
                 case GiveUp():
                     await client.fail(step.info, step.body)
@@ -83,7 +94,8 @@ class Serving:
                     await client.finish()
                     return
 
-    async def _wait(self, seconds: float) -> None:
+    async def wait_for_change(self, seconds: float) -> None:
+        """Of the instances; or so many seconds."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), seconds)
 
@@ -94,7 +106,7 @@ class Serving:
 
     async def _break_silence(self, route: Route, client: ClientSide) -> None:
         now_s = self.clock.now_s()
-        if now_s - route.spoken_s >= KEEP_ALIVE_S:
+        if now_s - route.spoken_s >= self._keep_alive_s:
             route.spoken_s = now_s
             await client.keep_alive()
 
@@ -106,7 +118,7 @@ class Serving:
         self._attempts[request_id] = task
         try:
             while not task.done():
-                await asyncio.wait((task,), timeout=KEEP_ALIVE_S)
+                await asyncio.wait((task,), timeout=self._keep_alive_s)
                 await self._break_silence(route, client)
         finally:
             task.cancel()
@@ -229,6 +241,8 @@ class Serving:
                     )
                 )
             self._cut(route)
+        for route in self.core.unread(now_s):
+            self._streams[route.stream.request_id].cancel()
         for url in self.core.replicas.due_probes(now_s):
             aside = asyncio.create_task(self._probe(url))
             self._asides.add(aside)

@@ -18,6 +18,8 @@ RESCHEDULE = "pd_reschedule"
 RESTARTING_ENGINE = "-"
 DRAINING = "draining"
 """The code of an instance's error when it hands its streams over."""
+NO_ROOM = "pd_no_decode_blocks"
+"""The code of an instance's error when it has no room for a prompt that others would compute."""
 MAX_HELD_OPENINGS = 128
 BYTES_PER_TOKEN = 36
 """Of an id in a list, for estimates."""
@@ -65,8 +67,8 @@ class Origin:
     label: str = ""
     deadline_at_s: float | None = None
     """This process's clock."""
-    given: tuple[GivenChoice, ...] = ()
-    """What the client brought along from an earlier answer."""
+    given: tuple[list[int], ...] = ()
+    """Tokens that the client brought along from an earlier answer, of each choice. Their ends are told again."""
     skip_to: tuple[ChoiceCursor, ...] = ()
     prompt_token_ids: list[int] | None = None
     """Made for the request, and passed on."""
@@ -197,7 +199,7 @@ class Stream:
             case WholeAnswer():
                 self.answer, self.is_complete = event.body, True
             case Failure():
-                self.fail(Cause.DRAIN if event.info.code == DRAINING else Cause.ERROR, event.info)
+                self.fail(_CAUSES.get(event.info.code, Cause.ERROR), event.info)
             case Done():
                 self.close()
         return None
@@ -260,8 +262,8 @@ class Stream:
             self.fail(Cause.PROTOCOL, info)
 
     def _first_choices(self, num_choices: int) -> list[Choice]:
-        given = self.origin.given or [GivenChoice()] * num_choices
-        return [Choice(list(one.token_ids), one.finish_reason) for one in given]
+        given = self.origin.given or [[] for _ in range(num_choices)]
+        return [Choice(list(token_ids)) for token_ids in given]
 
     def _gives_up(self, choices: list[Choice], cursor: Cursor) -> bool:
         """The instance gives a choice up in the client's form although more attempts may follow."""
@@ -313,6 +315,7 @@ class Stream:
 
 
 _COUNTED = frozenset({Cause.LOST, Cause.STALL, Cause.RESTART, Cause.GONE, Cause.ERROR, Cause.PROTOCOL})
+_CAUSES = {DRAINING: Cause.DRAIN, NO_ROOM: Cause.OVERLOADED}
 _GAVE_UP = ErrorInfo("pd_preempted", "PD Error: the instance gave the request up", 503, True, stage="decode")
 _DUPLICATE = "duplicate"
 

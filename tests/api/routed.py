@@ -49,11 +49,11 @@ class Heard:
         return answer
 
 
-def attempt_of(path: str, body: dict[str, Any], **fields: Any) -> Attempt:
+def attempt_of(path: str, request: dict[str, Any], **fields: Any) -> Attempt:
     fixed: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "path": path,
-        "body": msgspec.json.encode(body),
+        "body": msgspec.json.encode(request),
         "request_id": REQUEST_ID,
         "epoch": next(_epochs),
         "seed": 7,

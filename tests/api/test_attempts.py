@@ -111,6 +111,7 @@ def test_a_whole_answer_that_is_cut_anywhere_is_whole(instance: Instance, path: 
         num_before = len(instance.engine.submits)
         again = hear(instance.url, attempt_of(path, body, choices=before, num_cached_tokens=3))
         assert again.answer == first.answer
+        assert all(cursor.new_tokens for cursor in again.cursors), "nothing is told twice"
         new = again.tokens(n)
         assert [one.token_ids + new[index] for index, one in enumerate(before)] == tokens, "each once"
         if not scored:

@@ -59,10 +59,10 @@ class Pair:
     def both(self) -> tuple[Server, Server]:
         return self.prefill, self.decode
 
-    def start_prefill(self) -> None:
-        """After its death."""
+    def start_prefill(self, *more: str) -> None:
+        """Again, if it is dead or not."""
         self.prefill.__exit__(None, None, None)
-        self.prefill = Server(*self._prefill_flags)
+        self.prefill = Server(*self._prefill_flags, *more)
 
     def start_decode(self) -> None:
         self.decode.__exit__(None, None, None)

@@ -197,7 +197,7 @@ def stop_prefill(pair: Pair, roles: list[str], undisturbed: list[tuple]) -> None
 @pytest.mark.parametrize(
     "roles",
     [
-        ["worker"],
+        pytest.param(["worker"], marks=pytest.mark.full),
         pytest.param(["engine"], marks=pytest.mark.full),
         ["supervisor", "api", "engine", "worker"],
     ],

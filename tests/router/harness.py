@@ -127,7 +127,12 @@ def assert_seamless(received: Received, seed: int, num_tokens: int, num_choices:
 
 @asynccontextmanager
 async def running_router(
-    *instances: StandInInstance, registers: bool = True, cluster_key: str = "", **config: Any
+    *instances: StandInInstance,
+    registers: bool = True,
+    cluster_key: str = "",
+    settle_s: float = 0.0,
+    keep_alive_s: float = 15.0,
+    **config: Any,
 ) -> AsyncIterator[Router]:
     for instance in instances:
         if not instance.port:
@@ -135,7 +140,14 @@ async def running_router(
     listening = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     started = asyncio.Event()
-    process = RouterProcess(RouterConfig(**config), cluster_key, drain_s=0.0, on_started=started.set)
+    process = RouterProcess(
+        RouterConfig(**config),
+        cluster_key,
+        drain_s=0.0,
+        settle_s=settle_s,
+        keep_alive_s=keep_alive_s,
+        on_started=started.set,
+    )
     running = asyncio.create_task(process.run(listening))
     await started.wait()
     async with aiohttp.ClientSession() as session:

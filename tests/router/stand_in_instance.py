@@ -50,6 +50,8 @@ class Behaviour:
     """The n-th progress line while silent."""
     gate: asyncio.Event | None = None
     """Opens the rest of the stream, after `silent_after`."""
+    answers: bool = True
+    """Else it takes the request and says nothing, not even a status."""
     num_progress: int = 10**6
     """Progress lines before the stream goes on by itself."""
 
@@ -200,6 +202,8 @@ class StandInInstance:
         raise ConnectionError  # one stream per connection, as it said
 
     async def _stream(self, attempt: Attempt, behaviour: Behaviour, writer: asyncio.StreamWriter) -> None:
+        if not behaviour.answers:
+            await asyncio.sleep(3600)
         writer.write(_STREAM_HEAD)
         left = behaviour.cut_after_bytes
         num_advances = 0

@@ -122,9 +122,12 @@ def test_a_connection_may_break_after_any_byte() -> None:
         async with running_router(*two_instances(), retry_budget=1.0) as router:
             await router.post(body)
             (attempt,) = router.instances[0].attempts + router.instances[1].attempts
-            total = sum(map(len, events_of(attempt, Behaviour())))
-            for start in range(0, total, 64):
-                for answer in await answers_cut_at(router, body, range(start, min(total, start + 64))):
+            sizes = [len(event) for event in events_of(attempt, Behaviour())]
+            # Every byte of the first event with tokens, and some of all the others.
+            start, end, total = sum(sizes[:2]), sum(sizes[:3]) + 1, sum(sizes)
+            cuts = [*range(0, start, 11), *range(start, end), *range(end, total, 11)]
+            for batch in range(0, len(cuts), 64):
+                for answer in await answers_cut_at(router, body, cuts[batch : batch + 64]):
                     received = answer.stream
                     assert_seamless(received, 7, 2)
                     assert len(received.usages()) == 1
@@ -346,8 +349,24 @@ def test_another_router_finds_the_record_at_the_instances() -> None:
             async with running_router(a, b) as other:
                 second = (await other.get(CHAT, {"Last-Event-ID": first.last_id})).stream
                 assert_seamless(joined(first, second), 7, 6)
-                for instance in (a, b):
-                    await instance.start()
+
+    asyncio.run(scenario())
+
+
+def test_a_router_that_has_just_started_waits_for_the_instances_before_it_knows_nothing() -> None:
+    async def scenario() -> None:
+        a = StandInInstance("a")
+        first_fails(Behaviour(silent_after=4, gate=asyncio.Event()), a)
+        async with running_router(a) as router:
+            first = await read_until(router, STREAM, 3)
+            await until_detached(router)
+            kept = msgspec.structs.replace(a.attempts[0], choices=[GivenChoice([token(7, 0, i) for i in range(4)])])
+            a.records[kept.request_id] = Record(attempt=kept)
+            async with running_router(a, registers=False, settle_s=10.0) as other:
+                asking = asyncio.create_task(other.get(CHAT, {"Last-Event-ID": first.last_id}))
+                await asyncio.sleep(0)
+                await a.register_once(other.session, other.url)
+                assert_seamless(joined(first, (await asking).stream), 7, 6)
 
     asyncio.run(scenario())
 
@@ -361,7 +380,8 @@ def test_a_stream_that_nobody_has_is_unknown_and_a_repeated_post_makes_it_again(
         async with running_router(a) as router:
             lost = await router.get(CHAT, {"Last-Event-ID": first.last_id})
             assert (lost.status, lost.json["error"]["code"]) == (404, "stream_unknown")
-            first_fails(Behaviour(), a)
+            other_seed = await router.post(STREAM | {"seed": 8}, headers={"Last-Event-ID": first.last_id})
+            assert (other_seed.status, other_seed.json["error"]["param"]) == (400, "seed")
             # It breaks once more, in the middle of what the client has already.
             a.behave = lambda attempt, _: Behaviour(cut_after_bytes=130) if attempt.epoch == 2 else Behaviour()
             again = (await router.post(STREAM, headers={"Last-Event-ID": first.last_id})).stream
@@ -436,8 +456,12 @@ def test_instances_prove_that_they_hold_the_clusters_key() -> None:
                 headers = {PROOF_HEADER: proof}
                 async with router.session.post(router.url + REGISTER_PATH, data=body, headers=headers) as response:
                     assert response.status == status
-            assert (await router.get("/internal/status")).status == 401
+            assert (await router.get("/internal/status")).status == 200
             assert_seamless((await router.post(STREAM)).stream, 7, 6)
+        async with running_router(cluster_key=key, api_key="k") as router:
+            assert (await router.get("/internal/status")).status == 401
+            proof = prove(key, "/internal/status", b"", router.process.serving.clock.wall_s())
+            assert (await router.get("/internal/status", {PROOF_HEADER: proof})).status == 200
 
     asyncio.run(scenario())
 
@@ -496,14 +520,15 @@ def test_a_router_that_stops_tells_its_streams() -> None:
     asyncio.run(scenario())
 
 
-def test_a_slow_stream_is_kept_alive_by_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onward.router.serving.KEEP_ALIVE_S", 0.05)
-
+def test_a_slow_stream_is_kept_alive_by_comments() -> None:
     async def scenario() -> None:
         a = StandInInstance("a")
         gate = asyncio.Event()
         first_fails(Behaviour(silent_after=0, gate=gate), a)
-        async with running_router(a) as router, router.session.post(router.url + CHAT, json=STREAM) as response:
+        async with (
+            running_router(a, keep_alive_s=0.05) as router,
+            router.session.post(router.url + CHAT, json=STREAM) as response,
+        ):
             first = await response.content.readany()
             assert first == b": waiting\n\n"
             gate.set()

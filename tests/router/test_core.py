@@ -156,18 +156,18 @@ def test_attempts_without_progress_are_bounded_for_all_streams_together() -> Non
 
 
 def test_a_stream_goes_on_as_soon_as_the_budget_has_something_for_it() -> None:
-    world = World("a", "b", preempt_retry_count=100, retry_budget=1.0)
-    routes = [world.open() for _ in range(11)]
-    world.now_s += 50.0
-    world.register()
-    for route in routes:
+    world = World("a", "b", preempt_retry_count=100, retry_budget=0.0)
+    for _ in range(10):
+        route = world.open()
         world.start(route)
         world.fail(route)
-    world.pass_time(11.0)
+    world.pass_time(55.0)
     late = world.open()
     world.start(late)
     world.fail(late)
+    refused_s = world.now_s
     assert isinstance(world.dispatch(late), Dispatch)
+    assert 4.0 < world.now_s - refused_s < 7.0, "the first ten are a minute old"
 
 
 def test_the_first_resume_after_progress_is_never_refused_but_paced() -> None:
@@ -363,6 +363,9 @@ def test_a_slow_client_is_no_stall() -> None:
     route.stream.is_sending = True
     world.pass_time(60)
     assert world.core.tick(world.now_s) == []
+    assert world.core.unread(world.now_s) == []
+    world.pass_time(60)
+    assert world.core.unread(world.now_s) == [route], "but after a while it counts as gone"
 
 
 def test_a_drained_instance_loses_its_streams_to_others_and_that_is_no_attempt() -> None:

@@ -74,10 +74,18 @@ def test_f45_a_live_connection_that_brings_nothing_is_left() -> None:
     asyncio.run(scenario())
 
 
+def test_f45_an_instance_that_accepts_and_never_answers_is_left() -> None:
+    async def scenario() -> None:
+        async with running_router(*pair(Behaviour(answers=False)), stall_timeout_s=0.3) as router:
+            assert_seamless((await router.post(CHAT_BODY | {"stream": True})).stream, 3, 5)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("moves", ["e {} 0 3", "e 5 {} 0", "e 5 0 {}"])
 def test_f45_a_long_queue_or_prefill_is_no_stall(moves: str) -> None:
     async def scenario() -> None:
-        slow = Behaviour(silent_after=0, progress=lambda number: moves.format(1000 - number), num_progress=20)
+        slow = Behaviour(silent_after=0, progress=lambda number: moves.format(1000 - number), num_progress=10)
         instances = pair(slow)
         async with running_router(*instances, stall_timeout_s=0.3) as router:
             assert_seamless((await router.post(CHAT_BODY | {"stream": True})).stream, 3, 5)
@@ -135,7 +143,7 @@ def test_f48_an_abort_by_id_reaches_the_instance_that_has_it_now_and_both_sides_
             instance.behave = lambda attempt, _: (
                 Behaviour(fails_after=2, error=LOST) if attempt.epoch == 1 else Behaviour(silent_after=1, gate=gate)
             )
-        async with running_router(*instances) as router:
+        async with running_router(*instances, stall_timeout_s=1000.0) as router:
             asking = asyncio.create_task(router.post(CHAT_BODY | {"stream": True}, headers={"x-request-id": "mine"}))
             while sum(len(instance.attempts) for instance in instances) < 2:
                 await asyncio.sleep(0.01)
@@ -161,7 +169,7 @@ def test_f50_how_an_aborted_stream_ends_is_decided_once() -> None:
         gate = asyncio.Event()
         instance = StandInInstance("a")
         instance.behave = lambda attempt, _: Behaviour(silent_after=2, gate=gate)
-        async with running_router(instance, stall_timeout_s=0.3) as router:
+        async with running_router(instance, stall_timeout_s=1000.0) as router:
             asking = asyncio.create_task(router.post(CHAT_BODY))
             await instance.wait_until(lambda: len(instance.attempts) == 1)
             await router.post({"all": True}, path="/v1/abort")

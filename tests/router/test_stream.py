@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from onward.proto.cursor import ChoiceCursor, Cursor, parse_cursor
 from onward.proto.request import ErrorInfo
-from onward.proto.router import Attempt, Facts, GivenChoice, Progress
+from onward.proto.router import Attempt, Facts, Progress
 from onward.router.events import Advance, EventSplitter, read_event
 from onward.router.stream import Cause, Origin, Stream, continued
 from tests.router.harness import Received, assert_seamless, expected_text
@@ -102,6 +102,13 @@ def test_events_told_twice_or_by_an_older_attempt_are_never_forwarded(data: st.D
         events += [raw] * (data.draw(st.integers(1, 2)) if raw.startswith(b"id: ") else 1)
     assert_seamless(received(out + play(stream, events)), SEED, LENGTH, 2)
     assert stream.is_complete
+
+
+def test_usage_is_told_once() -> None:
+    stream = new_stream(usage=True)
+    events = wire_events(begin(stream))
+    got = received(play(stream, [*events[:-1], events[-2], events[-1]]))
+    assert len(got.usages()) == 1 and stream.is_complete
 
 
 def test_an_answer_that_is_not_streamed_is_resumed_from_the_tokens_so_far() -> None:
@@ -253,7 +260,7 @@ def test_tokens_that_the_client_brought_are_not_told_again() -> None:
         path="/v1/chat/completions",
         body=msgspec.json.encode({"stream": True, "max_tokens": LENGTH, "generated_token_ids": [1, 2]}),
         streams=True,
-        given=(GivenChoice([1, 2]),),
+        given=([1, 2],),
     )
     play(stream, wire_events(begin(stream))[:3])
     assert stream.choices[0].token_ids[:2] == [1, 2] and len(stream.choices[0].token_ids) == 3

@@ -139,9 +139,14 @@ class Plane:
         )
         self._taking_in: _TakingIn | None = None
         if backend is not None:
-            self._taking_in = _TakingIn(
-                backend, host, port, incarnation, cluster_key, memory, self._poller, self._report
-            )
+            try:
+                self._taking_in = _TakingIn(
+                    backend, host, port, incarnation, cluster_key, memory, self._poller, self._report
+                )
+            except BaseException:
+                self._let_go()
+                self._wake_it.close()
+                raise
 
     @property
     def endpoint(self) -> Endpoint | None:
@@ -196,6 +201,9 @@ class Plane:
         self._source.close()
         if self._taking_in is not None:
             self._taking_in.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
         self._poller.close()
         self._wake_us.close()
 

@@ -1,0 +1,81 @@
+"""What a process between client and instance costs: processor time per request and per event, told apart. Pure arithmetic.
+
+The same load twice, with short and with long streams: what differs is the events, what is left is the request.
+
+    cpu per request = request cost + events * event cost
+"""
+
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from onward.bench.stream_load import Shape
+
+SHORT_EVENTS, LONG_EVENTS = 8, 512
+MAX_US_PER_EVENT, MAX_MS_PER_REQUEST = 50.0, 1.5
+_ALONE_MS, _TOGETHER_MS = 2.0, 20.0
+"""Between a stream's events: so far apart that each is read, followed and written alone."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    events_each: int
+    num_requests: int
+    num_reads: int
+    """By the client. Near the number of events where each of them travelled alone."""
+    cpu_s: float
+
+    @property
+    def cpu_per_request_s(self) -> float:
+        return self.cpu_s / self.num_requests
+
+    @property
+    def events_per_read(self) -> float:
+        return self.events_each * self.num_requests / self.num_reads
+
+
+class Cost(msgspec.Struct, frozen=True):
+    us_per_event: float
+    ms_per_request: float
+    """All but its events with tokens."""
+
+    @property
+    def is_within_bars(self) -> bool:
+        return self.us_per_event <= MAX_US_PER_EVENT and self.ms_per_request <= MAX_MS_PER_REQUEST
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One way to load the process, by short streams and by long ones."""
+
+    name: str
+    short: Shape
+    long: Shape
+
+
+def settings(scale: int) -> list[Setting]:
+    """`scale`: how many times longer than the shortest that says anything."""
+
+    def setting(name: str, num_streams: int, num_short: int, num_long: int, interval_ms: float) -> Setting:
+        return Setting(
+            name,
+            Shape(num_streams, num_short * scale, SHORT_EVENTS, interval_ms),
+            Shape(num_streams, num_long * scale, LONG_EVENTS, interval_ms),
+        )
+
+    return [
+        setting("1 stream, events apart", 1, 100, 3, _ALONE_MS),
+        setting("32 streams, events apart", 32, 10, 1, _TOGETHER_MS),
+        setting("32 streams, as fast as taken", 32, 20, 4, 0.0),
+    ]
+
+
+def separate(short: Sample, long: Sample) -> Cost:
+    assert short.events_each < long.events_each, "two lengths are needed"
+    per_event_s = (long.cpu_per_request_s - short.cpu_per_request_s) / (long.events_each - short.events_each)
+    return Cost(per_event_s * 1e6, (short.cpu_per_request_s - short.events_each * per_event_s) * 1e3)
+
+
+def median_cost(costs: Sequence[Cost]) -> Cost:
+    return Cost(
+        statistics.median(cost.us_per_event for cost in costs), statistics.median(cost.ms_per_request for cost in costs)
+    )

@@ -1,0 +1,94 @@
+"""An instance that is being drained: nothing new, what routers sent goes on elsewhere, clients' own streams end."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import msgspec
+
+from onward.proto.model import PreparedModel
+from onward.proto.router import PROBE_PATH, RegisterAnswer, Registration
+from tests.api.instance import Instance, running
+from tests.api.reader import NO_CERTIFICATES, ask, read, request
+from tests.api.routed import attempt_of, given, heard_in, post
+from tests.api.stand_in_engine import hashed_token
+
+PATH = "/v1/completions"
+
+
+def plain(url: str, **fields: Any) -> httpx.Response:
+    return httpx.post(url + PATH, json=request(PATH, True, **fields), timeout=30, verify=NO_CERTIFICATES)
+
+
+def pause_at(instance: Instance, position: int) -> Callable[..., int]:
+    def choose(prompt: Any, sampling: Any, tokens: Any) -> int:
+        instance.engine.paused = instance.engine.paused or len(tokens) >= position
+        return hashed_token(prompt, sampling, tokens)
+
+    return choose
+
+
+def begin(instance: Instance, threads: ThreadPoolExecutor) -> tuple[list[Future[httpx.Response]], str]:
+    """A plain stream, and two attempts of a router, streamed and not, all in the middle. And what the plain one says."""
+    whole = ask(instance.url, PATH, request(PATH, True, max_tokens=80, seed=7)).texts[0]
+    instance.engine.choose = pause_at(instance, 5)
+    asked = [threads.submit(plain, instance.url, max_tokens=80, seed=7)]
+    for name, streaming in (("a", True), ("b", False)):
+        attempt = attempt_of(PATH, request(PATH, streaming, max_tokens=80), request_id=name * 32)
+        asked.append(threads.submit(post, instance.url, attempt))
+    instance.wait_until(lambda: instance.engine.paused and len(instance.engine.running) == 3)
+    return asked, whole
+
+
+def test_streams_move_or_end_and_nothing_new_begins(model: PreparedModel) -> None:
+    with running(model) as instance, ThreadPoolExecutor(3) as threads:
+        asked, whole = begin(instance, threads)
+        assert httpx.post(f"{instance.url}/drain", verify=NO_CERTIFICATES).json() == {"status": "draining"}
+        for one in asked[1:]:
+            heard = heard_in(one.result(20).text)
+            assert heard.error is not None and heard.answer is None
+            assert (heard.error["code"], heard.error["retryable"]) == ("draining", True)
+            assert heard.is_done and heard.order[-2:] == ["error", "plain"], "after the tokens so far"
+        refused = [
+            plain(instance.url),
+            post(instance.url, attempt_of(PATH, request(PATH, True))),
+            post(instance.url, attempt_of(PATH, request(PATH, False), choices=given(([97], None)))),
+        ]
+        for response in refused:
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "draining")
+            assert response.json()["error"]["retryable"] and response.headers["retry-after"] == "1"
+        health = httpx.get(f"{instance.url}/health", verify=NO_CERTIFICATES)
+        assert (health.status_code, health.json()["status"]) == (503, "draining")
+        assert probed(instance).state == "draining"
+        instance.engine.choose, instance.engine.paused = hashed_token, False
+        assert read(asked[0].result(20), {"stream": True}).texts == [whole]
+        assert httpx.post(f"{instance.url}/drain", verify=NO_CERTIFICATES).status_code == 200
+
+
+def probed(instance: Instance) -> Registration:
+    question = msgspec.msgpack.encode(RegisterAnswer("r", 1.0))
+    response = httpx.post(instance.url + PROBE_PATH, content=question, verify=NO_CERTIFICATES)
+    assert response.status_code == 200, response.text
+    return msgspec.msgpack.decode(response.content, type=Registration)
+
+
+def test_whichever_process_is_asked_all_of_them_drain(model: PreparedModel) -> None:
+    with running(model, num_api=2) as instance, ThreadPoolExecutor(8) as threads:
+        assert httpx.post(f"{instance.url}/drain", verify=NO_CERTIFICATES).status_code == 200
+        for _ in range(100):  # the word has a short way to the other process
+            answers = list(threads.map(lambda _: plain(instance.url, max_tokens=1).status_code, range(16)))
+            if set(answers) == {503}:
+                return
+        raise AssertionError(f"one of them still takes requests: {answers}")
+
+
+def test_a_stop_drains_first(model: PreparedModel) -> None:
+    with running(model) as instance, ThreadPoolExecutor(3) as threads:
+        asked, whole = begin(instance, threads)
+        instance.stop(grace_s=20.0)
+        for one in asked[1:]:
+            heard = heard_in(one.result(20).text)
+            assert heard.error is not None and heard.error["code"] == "draining"
+        instance.engine.choose, instance.engine.paused = hashed_token, False
+        assert read(asked[0].result(20), {"stream": True}).texts == [whole]

@@ -1,0 +1,152 @@
+"""How an instance makes itself known to routers."""
+
+import contextlib
+import http.server
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import msgspec
+import pytest
+
+from onward.api.registering import load_of
+from onward.config import ApiConfig
+from onward.proto.model import PreparedModel
+from onward.proto.router import PROBE_PATH, PROOF_HEADER, REGISTER_PATH, Load, RegisterAnswer, Registration
+from onward.proto.stats import EngineStats
+from onward.transport.proof import is_proven, prove
+from tests.api.instance import BLOCK_SIZE, NUM_BLOCKS, News, running
+from tests.api.reader import NO_CERTIFICATES
+
+KEY = "ab" * 32
+
+
+class Router:
+    """Takes registrations on a real port."""
+
+    def __init__(self, answer: RegisterAnswer, cluster_key: str = "") -> None:
+        self.told: list[Registration] = []
+        self.news = News()
+        router = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                assert self.path == REGISTER_PATH
+                if cluster_key:
+                    assert is_proven(cluster_key, self.headers[PROOF_HEADER], self.path, body, time.time())
+                router.told.append(msgspec.msgpack.decode(body, type=Registration))
+                said = msgspec.msgpack.encode(answer)
+                self.send_response(200)
+                self.send_header("content-length", str(len(said)))
+                self.end_headers()
+                self.wfile.write(said)
+                router.news.tell()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def hears(self, condition: Callable[[Registration], bool]) -> None:
+        self.news.wait_until(lambda: bool(self.told) and condition(self.told[-1]))
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(10)
+
+
+@contextlib.contextmanager
+def router(again_after_s: float = 0.1, error: str = "", cluster_key: str = "") -> Iterator[Router]:
+    one = Router(RegisterAnswer("router-1", again_after_s, error), cluster_key)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def test_an_instance_says_what_it_is_and_when_it_changes(model: PreparedModel) -> None:
+    with router() as first, router() as second:
+        config = ApiConfig(
+            routers=(first.url, second.url + "/"),
+            url="http://10.1.2.3:8000",
+            role="decode",
+            handoff_address="tcp://10.1.2.3:9",
+        )
+        with running(model, config) as instance:
+            for one in (first, second):
+                one.hears(lambda told: told.state == "ready")
+            told = first.told[-1]
+            assert (told.instance, told.url, told.role) == ("instance-1", "http://10.1.2.3:8000", "decode")
+            assert (told.model, told.fingerprint, told.engine) == ("small-model", "fp", instance.engine.incarnation)
+            assert (told.handoff_address, told.block_size, told.max_tokens) == ("tcp://10.1.2.3:9", BLOCK_SIZE, 256)
+            assert told.load == Load(0, 0, 4, NUM_BLOCKS, NUM_BLOCKS)
+            assert told.pids["api"] == [instance.children[0].process.pid]
+            instance.worker_ready = False
+            first.hears(lambda told: told.state == "restarting")
+            instance.worker_ready = True
+            first.hears(lambda told: told.state == "ready")
+            instance.kill_engine()
+            second.hears(lambda told: (told.state, told.engine) == ("restarting", ""))
+            instance.start_engine()
+            second.hears(lambda told: told.state == "ready")
+            httpx.post(f"{instance.url}/drain", verify=NO_CERTIFICATES)
+            first.hears(lambda told: told.state == "draining")
+            instance.stop(5.0)
+            for one in (first, second):
+                one.hears(lambda told: told.state == "leaving")
+
+
+def test_a_router_that_is_away_or_hangs_holds_up_no_other(model: PreparedModel) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hanging, socket.socket() as unused, router() as there:
+        unused.bind(("127.0.0.1", 0))
+        away = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        hung = f"http://127.0.0.1:{hanging.getsockname()[1]}"
+        with running(model, ApiConfig(routers=(away, hung, there.url))):
+            there.hears(lambda told: told.state == "ready")
+            before = len(there.told)
+            there.hears(lambda _: len(there.told) > before + 3)
+
+
+def test_a_router_that_does_not_take_us_is_asked_again(model: PreparedModel) -> None:
+    with router(error="another model") as one, running(model, ApiConfig(routers=(one.url,))):
+        one.hears(lambda _: len(one.told) > 3)
+
+
+def test_of_several_processes_one_speaks_for_all(model: PreparedModel) -> None:
+    with router(again_after_s=10.0) as one, running(model, ApiConfig(routers=(one.url,)), num_api=2) as instance:
+        one.hears(lambda told: len(told.pids["api"]) == 2)
+        instance.stop(grace_s=5.0)
+        for child in instance.children:
+            assert child.process.wait(20) == 0
+        assert [told.state for told in one.told].count("leaving") == 1
+
+
+def test_both_sides_show_that_they_hold_the_key(model: PreparedModel) -> None:
+    with (
+        router(cluster_key=KEY) as one,
+        running(model, ApiConfig(routers=(one.url,), cluster_key=KEY)) as instance,
+    ):
+        one.hears(lambda told: told.state == "ready")
+        question = msgspec.msgpack.encode(RegisterAnswer("r", 1.0))
+        refused = httpx.post(instance.url + PROBE_PATH, content=question, verify=NO_CERTIFICATES)
+        assert refused.status_code == 403
+        headers = {PROOF_HEADER: prove(KEY, PROBE_PATH, question, time.time())}
+        probed = httpx.post(instance.url + PROBE_PATH, content=question, headers=headers, verify=NO_CERTIFICATES)
+        assert msgspec.msgpack.decode(probed.content, type=Registration).state == "ready"
+
+
+@pytest.mark.parametrize(
+    ("requests", "running_now", "waiting"),
+    [({"running": 3, "preempting": 1, "waiting": 2, "asked": 1}, 4, 3), ({}, 0, 0)],
+)
+def test_the_load_counts_every_request_once(requests: dict[str, int], running_now: int, waiting: int) -> None:
+    blocks = {"free": 5, "cached": 2, "owned": 9, "fenced": 1}
+    stats = EngineStats(1, True, 0.0, requests, blocks, 60)
+    assert load_of(stats) == Load(running_now, waiting, running_now + 60, 7, 17)
