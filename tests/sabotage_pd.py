@@ -5,6 +5,7 @@ from collections.abc import Callable
 from onward.engine.block_pool import BlockPool
 from onward.engine.leases import Leases
 from onward.engine.offers import Offers
+from onward.engine.prefill_peers import Peer, PrefillPeers
 from onward.engine.prefill_service import PrefillService
 from onward.engine.remote_prefill import RemotePrefill
 from onward.engine.request import Request
@@ -108,7 +109,7 @@ def _leases_are_not_counted() -> None:
 
 def _any_incarnation_will_do() -> None:
     around(DecodeSide, "_meet", lambda original, self, peer, incarnation: True)
-    around(RemotePrefill, "_on_pong", lambda original, self, *rest: None)
+    around(PrefillPeers, "is_now", lambda original, self, *rest: None)
 
     def find(original: Callable, self: DecodeSide, peer: str, number: int, incarnation: str, now_s: float) -> object:
         found = self._live.get(number)
@@ -198,7 +199,7 @@ def _no_lease_ends_at_the_prefill_side() -> None:
 
 
 def _a_peer_s_death_is_our_stall() -> None:
-    around(RemotePrefill, "_is_available", lambda original, self, peer, now_s: True)
+    around(Peer, "is_available", lambda original, self, now_s: True)
     around(RemotePrefill, "kv_report", lambda original, self, report, now_s: None)
 
 

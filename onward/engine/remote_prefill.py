@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from onward.config import EngineConfig
 from onward.engine import door, policy
 from onward.engine.pd_metrics import PdMetrics
+from onward.engine.prefill_peers import PrefillPeers
 from onward.engine.request import Request, Status
 from onward.engine.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
@@ -22,7 +23,7 @@ from onward.errors import CrashedWorker, PdError
 from onward.log import event as log_event
 from onward.pd import faults
 from onward.pd.handoff import Arrived, DecodeSide, Ended, Lease, OfferCame, Times
-from onward.proto.handoff import Gone, Heartbeat, Ping, Pong, Prefill, Ready, ToDecode, ToPrefill
+from onward.proto.handoff import Gone, Heartbeat, Pong, Prefill, Ready, ToDecode, ToPrefill
 from onward.proto.kv_transfer import (
     Counted,
     EndLease,
@@ -40,15 +41,6 @@ from onward.proto.step import Tokens, WorkerHello
 
 log = logging.getLogger(__name__)
 
-PING_INTERVAL_S = 0.5
-UNREACHABLE_S = 1.0
-"""A connection may take so long to come (back) before we stop waiting for it."""
-PEER_PAUSE_S = 2.0
-"""A peer that was silent is not asked for so long."""
-MISMATCH_PAUSE_S = 60.0
-"""One that cannot exchange KV with us stays so until one of us is started anew."""
-FORGET_PEER_S = 60.0
-"""A peer that no request has named for so long is no longer kept up with."""
 LOOK_AGAIN_S = 0.05
 """How often to look whether those who could ask nobody can now."""
 QUIET_S = 1.0
@@ -80,17 +72,6 @@ class Errand:
     error: ErrorInfo | None = None
 
 
-@dataclass(slots=True)
-class Peer:
-    incarnation: str = ""
-    unreachable_since_s: float | None = None
-    paused_until_s: float = 0.0
-    named_s: float = 0.0
-    """When a request named it last."""
-    is_missed: bool = False
-    """It was said in the log that it cannot be reached."""
-
-
 class RemotePrefill:
     def __init__(
         self,
@@ -108,17 +89,19 @@ class RemotePrefill:
         self._endpoint: Endpoint | None = worker.kv_endpoint
         """None while there is no worker: then nobody is granted anything."""
         self._side = DecodeSide(incarnation, Times(config.lease_s, config.offer_hold_s, config.handover_timeout_s))
-        self._peers = {address: Peer() for address in config.prefill_peers}
-        self.addresses = frozenset(self._peers)
-        """Of all prefill instances that we have to do with, now."""
+        self._peers = PrefillPeers(config.prefill_peers)
         self._errands: dict[Request, Errand] = {}
         self._by_handover: dict[int, Errand] = {}
         self._by_lease: dict[str, Errand] = {}
         self._revoked_s: dict[str, float] = {}
         self._commands: list[KvCommand] = []
         self._pings: list[tuple[str, ToPrefill]] = []
-        self._next_ping_s = 0.0
         self._next_look_s = 0.0
+
+    @property
+    def addresses(self) -> frozenset[str]:
+        """Of all prefill instances that we have to do with, now."""
+        return self._peers.addresses
 
     @property
     def num_out(self) -> int:
@@ -154,16 +137,16 @@ class RemotePrefill:
             self._ask_next(errand, now_s)
 
     def receive(self, peer: str, message: ToDecode, now_s: float) -> None:
-        known = self._peers.get(peer)
-        if known is None:
+        if peer not in self._peers:
             return
-        self._is_reachable(peer, known)
+        self._peers.heard(peer)
         if isinstance(message, Heartbeat):
             self._note_signs(message)
-        if isinstance(message, Pong):
-            self._on_pong(peer, known, message, now_s)
-        else:
+        if not isinstance(message, Pong):
             self._side.receive(peer, message, now_s)
+        elif before := self._peers.is_now(peer, message.incarnation, now_s):
+            # One that has started anew knows nothing of what its predecessor was asked.
+            self._side.receive(peer, Gone(before), now_s)
         self._process_events(now_s)
 
     def signs_of_life(self, request: Request) -> int:
@@ -173,17 +156,16 @@ class RemotePrefill:
 
     def reached(self, peer: str, ok: bool, now_s: float) -> None:
         """Whether the last message to this peer could be sent. One that is away for long is not waited for."""
-        known = self._peers.get(peer)
-        if known is None:
+        if peer not in self._peers:
             return
         if ok:
-            self._is_reachable(peer, known)
+            self._peers.heard(peer)
         else:
             self._side.unsent(peer, now_s)
-            if known.unreachable_since_s is None:
-                known.unreachable_since_s = now_s
+            self._peers.not_reached(peer, now_s)
 
     def kv_report(self, report: KvReport, now_s: float) -> None:
+        self._let_go_of_abandoned(now_s)  # their leases have ended, though the worker may not know it yet
         match report:
             case LeaseQuiet():
                 self._revoked_s.pop(report.lease_id, None)
@@ -208,10 +190,7 @@ class RemotePrefill:
         self._give_up_on_the_unreachable(now_s)
         self._look_again(now_s)
         self._tell_data_plane(now_s)
-        if now_s >= self._next_ping_s:
-            self._next_ping_s = now_s + PING_INTERVAL_S
-            self._forget_unnamed_peers(now_s)
-            self._pings += [(peer, Ping()) for peer in self._peers]
+        self._pings += self._peers.due_pings({errand.peer for errand in self._errands.values()}, now_s)
 
     def worker_lost(self, now_s: float) -> None:
         """Our KV memory is gone, and all leases on it. Those who had one ask again."""
@@ -249,6 +228,7 @@ class RemotePrefill:
         self._side.close()
 
     def _process_events(self, now_s: float) -> None:
+        self._let_go_of_abandoned(now_s)  # what a peer says of them comes too late
         for event in self._side.take_events():
             errand = self._by_handover.get(event.handover)
             if errand is None:
@@ -339,18 +319,8 @@ class RemotePrefill:
             return
         if error.stage == CRASHED and self._charge(errand, now_s):
             return
-        self._pause_after(error, errand.peer, now_s)
+        self._peers.pause_after(error, errand.peer, now_s)
         self._ask_next(errand, now_s)
-
-    def _pause_after(self, error: ErrorInfo, address: str | None, now_s: float) -> None:
-        """A failure that says something of the peer itself keeps the next ones from it for a while."""
-        pauses_s = {faults.SILENCE: PEER_PAUSE_S, "pd_layout_mismatch": MISMATCH_PAUSE_S}
-        pause_s = pauses_s.get(error.stage or "") or pauses_s.get(error.code)
-        if pause_s is None or address is None or (peer := self._peers.get(address)) is None:
-            return
-        if peer.paused_until_s <= now_s:
-            log.warning(log_event("prefill peer is left alone", peer=address, seconds=pause_s, because=error.message))
-        peer.paused_until_s = now_s + pause_s
 
     def _on_own_shortage(self, errand: Errand, error: ErrorInfo, now_s: float) -> None:
         """No peer's fault: there is no room here. Whoever can go elsewhere does."""
@@ -392,26 +362,13 @@ class RemotePrefill:
         under_way = Counter(e.peer for e in self._errands.values() if e.handover is not None)
         named = errand.request.prefill_peers or self._config.prefill_peers
         for address in named:
-            self._meet(address, now_s)
+            self._peers.meet(address, now_s)
         return [
-            policy.PeerView(address, under_way[address], errand.attempts[address], self._is_available(peer, now_s))
-            for address, peer in ((address, self._peers[address]) for address in named)
+            policy.PeerView(
+                address, under_way[address], errand.attempts[address], self._peers.is_available(address, now_s)
+            )
+            for address in named
         ]
-
-    def _meet(self, address: str, now_s: float) -> None:
-        """A peer that a request names is known from then on, for as long as it is named."""
-        if address not in self._peers:
-            self._peers[address] = Peer()
-            self.addresses = frozenset(self._peers)
-        self._peers[address].named_s = now_s
-
-    def _forget_unnamed_peers(self, now_s: float) -> None:
-        in_use = {errand.peer for errand in self._errands.values()} | set(self._config.prefill_peers)
-        old = [a for a, peer in self._peers.items() if a not in in_use and now_s - peer.named_s > FORGET_PEER_S]
-        for address in old:
-            del self._peers[address]
-        if old:
-            self.addresses = frozenset(self._peers)
 
     def _ask(self, errand: Errand, address: str, now_s: float) -> None:
         request = errand.request
@@ -457,25 +414,6 @@ class RemotePrefill:
             if errand := self._by_handover.get(number):
                 errand.num_signs += 1
 
-    def _is_reachable(self, address: str, peer: Peer) -> None:
-        peer.unreachable_since_s = None
-        if peer.is_missed:
-            peer.is_missed = False
-            log.info(log_event("prefill peer is back", peer=address))
-
-    def _is_available(self, peer: Peer, now_s: float) -> bool:
-        return peer.paused_until_s <= now_s and not self._is_unreachable(peer, now_s)
-
-    def _is_unreachable(self, peer: Peer, now_s: float) -> bool:
-        return peer.unreachable_since_s is not None and now_s - peer.unreachable_since_s >= UNREACHABLE_S
-
-    def _on_pong(self, address: str, peer: Peer, message: Pong, now_s: float) -> None:
-        """A peer that has started anew knows nothing of what its predecessor was asked."""
-        if peer.incarnation not in ("", message.incarnation):
-            self._side.receive(address, Gone(peer.incarnation), now_s)
-            peer.paused_until_s = now_s  # what was wrong with its predecessor may be right now
-        peer.incarnation = message.incarnation
-
     def _let_go_of_abandoned(self, now_s: float) -> None:
         abandoned, self._leases.abandoned = self._leases.abandoned, []
         for request in abandoned:
@@ -504,24 +442,16 @@ class RemotePrefill:
 
     def _give_up_on_the_unreachable(self, now_s: float) -> None:
         """What such a peer has only been asked for goes elsewhere. What it may write is under a lease, and ends with it."""
-        for address, peer in self._peers.items():
-            if self._is_unreachable(peer, now_s):
-                self._say_missed(address, peer)
-        away = {address for address, peer in self._peers.items() if not self._is_available(peer, now_s)}
+        away = self._peers.away(now_s)
         if not away:
             return
         for errand in [e for e in self._errands.values() if e.handover is not None and e.peer in away]:
             if errand.request.status is Status.ASKED and errand.handover is not None:
-                error = PdError("pd_prefill_failed", f"{errand.peer} cannot be reached", stage="prefill")
+                error = PdError(
+                    "pd_prefill_failed", f"{errand.peer} cannot be reached, or is left alone", stage="prefill"
+                )
                 self._side.cancel(errand.handover, door.error_info(error), now_s)
                 self._on_ended(errand, door.error_info(error), now_s)
-
-    def _say_missed(self, address: str, peer: Peer) -> None:
-        """Once, until it is back."""
-        if not peer.is_missed:
-            peer.is_missed = True
-            hint = "is it running, and does it have the same cluster key?"
-            log.warning(log_event("prefill peer cannot be reached", peer=address, hint=hint))
 
     def _look_again(self, now_s: float) -> None:
         if now_s < self._next_look_s:

@@ -30,7 +30,8 @@ BYTES = TokenTable([bytes([byte]) for byte in range(256)])
 
 
 def recite(prompt: Any, sampling: Sampling, tokens: Any) -> int:
-    return OUTPUTS[sampling.choice][len(tokens)]
+    output = OUTPUTS[sampling.choice]
+    return output[len(tokens)] if len(tokens) < len(output) else 33
 
 
 def released(token_ids: list[int]) -> str:

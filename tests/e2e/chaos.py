@@ -126,11 +126,19 @@ class Chaos:
         self._say(f"{len(self._expected)} kinds of questions have their answers")
         await self._phase(self._disturbances(), self._ask_once)
         await asyncio.to_thread(self._cluster.wait_until_at_rest)
+        self._look_for_crashes()
         if self._plan.router_seconds and not self.report.wrong:
             self._say("the router's turn")
             await self._phase([self._kill_routers], self._ask_patiently)
             await asyncio.to_thread(self._cluster.wait_until_at_rest)
+            self._look_for_crashes()
         self.report.seconds = time.monotonic() - started_s
+
+    def _look_for_crashes(self) -> None:
+        """Whoever dies does so by our hand: a crash that clients do not notice is one all the same."""
+        for name, log in self._cluster.logs().items():
+            if "Traceback" in log:
+                self._note_wrong(f"{name} crashed:\n{log[log.index('Traceback') :][:4000]}")
 
     async def _ask_all(self) -> list[tuple[Question, dict[str, Any]]]:
         async with self._client() as client:

@@ -68,14 +68,19 @@ class Router:
         self._port = Port()
         self._flags = (*self._port.flags, *flags)
         self.url = self._port.url
+        self.past_logs: list[str] = []
         self.server = RouterServer(*self._flags)
 
     def kill(self) -> None:
         self.server.stop(signal.SIGKILL)
 
     def start_again(self) -> None:
+        self.past_logs.append(self.server.log())
         self.server.__exit__(None, None, None)
         self.server = RouterServer(*self._flags)
+
+    def log(self) -> str:
+        return "\n--- another life\n".join([*self.past_logs, self.server.log()])
 
     def close(self) -> None:
         self.server.__exit__(None, None, None)
@@ -264,11 +269,14 @@ class Cluster:
         for instance in self.instances:
             wait_until_at_rest(instance.server)
 
+    def logs(self) -> dict[str, str]:
+        """Of all lives."""
+        return {"router": self.router.log()} | {instance.name: instance.log() for instance in self.instances}
+
     def write_logs(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "router.log").write_text(self.router.server.log())
-        for instance in self.instances:
-            (folder / f"{instance.name}.log").write_text(instance.log())
+        for name, log in self.logs().items():
+            (folder / f"{name}.log").write_text(log)
 
     def close(self) -> None:
         self._owned.close()
