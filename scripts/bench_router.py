@@ -118,10 +118,10 @@ def _medians(measured: list[Measured]) -> dict[tuple[str, str], Cost]:
 def _cost_table(measured: list[Measured]) -> Table:
     table = Table(
         title=f"Processor time, medians; at most {MAX_US_PER_EVENT:g} µs per event and {MAX_MS_PER_REQUEST:g} ms per "
-        "request for least_loaded",
+        "request for least_loaded. Apart: each event travels alone. Others: cores busy with other programs",
         title_justify="left",
     )
-    for name in ("load", "side", "µs/event", "ms/request", "events/read", "others' cores"):
+    for name in ("load", "side", "µs/event", "ms/request", "per read", "others"):
         table.add_column(name, justify="left" if name in ("load", "side") else "right")
     for (side, setting), cost in _medians(measured).items():
         same = [one for one in measured if (one.side, one.setting) == (side, setting)]

@@ -43,10 +43,11 @@ class Record:
     started_s: float
     text_s: list[float] = field(default_factory=list)
     """When each event with text came."""
-    said: list[str] = field(default_factory=list)
     ended_s: float = 0.0
     usage: Usage | None = None
     error: str | None = None
+    said: list[str] = field(default_factory=list)
+    """The text, in the pieces in which it came."""
 
     @property
     def ok(self) -> bool:

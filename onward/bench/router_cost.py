@@ -63,9 +63,9 @@ def settings(scale: int) -> list[Setting]:
         )
 
     return [
-        setting("1 stream, events apart", 1, 100, 3, _ALONE_MS),
-        setting("32 streams, events apart", 32, 10, 1, _TOGETHER_MS),
-        setting("32 streams, as fast as taken", 32, 20, 4, 0.0),
+        setting("1 stream, apart", 1, 100, 3, _ALONE_MS),
+        setting("32 streams, apart", 32, 10, 1, _TOGETHER_MS),
+        setting("32 streams, at once", 32, 20, 4, 0.0),
     ]
 
 

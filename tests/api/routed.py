@@ -90,6 +90,16 @@ def heard_in(text: str) -> Heard:
     return heard
 
 
+def error_in(response: httpx.Response) -> dict[str, Any]:
+    """What an attempt has failed with: by the status if its stream had not begun, else by its last event."""
+    if response.status_code != 200:
+        return response.json()["error"]
+    heard = heard_in(response.text)
+    assert heard.error is not None and heard.answer is None
+    assert heard.order[-2:] == ["error", "plain"], "after the tokens so far, and before the end"
+    return heard.error
+
+
 def find(url: str, request_id: str) -> Record | None:
     message = msgspec.msgpack.encode(Find(request_id))
     response = httpx.post(url + FIND_PATH, content=message, timeout=30, verify=NO_CERTIFICATES)

@@ -22,7 +22,7 @@ from onward.text.token_table import TokenTable
 from onward.transport.proof import prove
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES, PATHS, PROMPT, PROMPTS, AnswerRead, request
-from tests.api.routed import REQUEST_ID, Heard, attempt_of, given, hear, heard_in, post
+from tests.api.routed import REQUEST_ID, Heard, attempt_of, error_in, given, hear, heard_in, post
 from tests.api.small_model import EOS
 
 GIVEN_UP = ErrorInfo("pd_preempted", "PD Error: out of blocks", 503, True, retry_after_s=1.5, stage="decode")
@@ -322,8 +322,8 @@ def test_a_later_attempt_takes_the_place_of_an_earlier_one(instance: Instance) -
         first = threads.submit(post, instance.url, long_attempt(epoch=epoch + 1))
         instance.wait_until(lambda: len(instance.engine.running) == 1)
         second = threads.submit(post, instance.url, long_attempt(epoch=epoch + 2, choices=given(([97], None))))
-        ended = heard_in(first.result(20).text)
-        assert ended.error is not None and (ended.error["code"], ended.error["retryable"]) == ("stale_attempt", False)
+        error = error_in(first.result(20))
+        assert (error["code"], error["retryable"]) == ("stale_attempt", False)
         stale = post(instance.url, long_attempt(epoch=epoch + 2))
         assert (stale.status_code, stale.json()["error"]["code"]) == (409, "stale_attempt")
         assert len(instance.engine.running) == 1
@@ -340,8 +340,8 @@ def test_an_attempt_has_no_trouble_with_its_label(instance: Instance) -> None:
         instance.wait_until(lambda: len(instance.engine.running) == 2)
         aborted = httpx.post(f"{instance.url}/v1/abort", json={"ids": ["x"]}, verify=NO_CERTIFICATES).json()
         assert aborted["aborted"] == ["x"]
-        errors = [heard_in(one.result(20).text).error for one in asked]
-    assert [error and (error["code"], error["retryable"]) for error in errors] == [("aborted", False)] * 2
+        errors = [error_in(one.result(20)) for one in asked]
+    assert [(error["code"], error["retryable"]) for error in errors] == [("aborted", False)] * 2
 
 
 def test_a_silent_stream_says_each_second_how_far_it_is(instance: Instance) -> None:

@@ -158,8 +158,10 @@ async def running_router(
         try:
             yield Router(url, process, session, list(instances))
         finally:
-            process.stop()
+            # Those who hold connections go first, so that nobody waits for them.
+            await session.close()
             for instance in instances:
                 await instance.stop()
+            process.stop()
             await running
             listening.close()

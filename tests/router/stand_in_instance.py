@@ -212,7 +212,7 @@ class StandInInstance:
                 _write_chunk(writer, event[:left])
                 await writer.drain()
                 raise ConnectionError
-            if behaviour.silent_after == num_advances and event.startswith((b"id: ", b"data: {")):
+            if behaviour.silent_after == num_advances and event.startswith(b"id: "):
                 await self._be_silent(behaviour, writer)
             num_advances += event.startswith(b"id: ")
             _write_chunk(writer, event)

@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 import openai
 import pytest
+import uvloop
 
 from onward.proto.cursor import parse_cursor
 from onward.proto.router import PROOF_HEADER, REGISTER_PATH, GivenChoice, Record
@@ -75,7 +76,7 @@ def test_a_stream_arrives_as_the_instance_sent_it() -> None:
             assert [usage["completion_tokens"] for usage in received.usages()] == [12]
             assert answer.headers["x-request-id"] == received.cursors[0].request_id
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_an_answer_that_is_not_streamed_comes_whole() -> None:
@@ -86,7 +87,7 @@ def test_an_answer_that_is_not_streamed_comes_whole() -> None:
             assert answer.json["choices"][0]["message"]["content"] == expected_text(7, 6)
             assert answer.headers["x-request-id"] == "mine"
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_what_is_not_given_is_fixed_by_the_router() -> None:
@@ -104,7 +105,7 @@ def test_what_is_not_given_is_fixed_by_the_router() -> None:
             assert 0 <= seed < 2**53 and attempts[0].label == "mine"
             assert_seamless(answer.stream, seed, 6)
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 async def answers_cut_at(router: Router, body: dict[str, Any], cuts: Iterable[int]) -> list[Answer]:
@@ -132,7 +133,7 @@ def test_a_connection_may_break_after_any_byte() -> None:
                     assert_seamless(received, 7, 2)
                     assert len(received.usages()) == 1
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -155,7 +156,7 @@ def test_a_drained_instance_hands_its_streams_over(streams: bool) -> None:
                 assert answer.json["choices"][0]["message"]["content"] == expected_text(7, 6)
             assert router.metric("resumes", "drain", "exact") == 1
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_preempted_request_is_carried_on_and_without_retries_told_in_its_own_form() -> None:
@@ -180,7 +181,7 @@ def test_a_preempted_request_is_carried_on_and_without_retries_told_in_its_own_f
             rest = (await router.post(STREAM | {"generated_token_ids": ids})).stream
             assert rest.text() == expected_text(7, 6, start=3)
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_bad_requests_get_the_instances_own_words() -> None:
@@ -195,7 +196,7 @@ def test_bad_requests_get_the_instances_own_words() -> None:
                 assert (answer.status, answer.json) == (400, {"error": error})
             assert len(a.attempts + b.attempts) == 2
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_body_that_is_no_json_is_for_the_instance_to_refuse() -> None:
@@ -206,7 +207,7 @@ def test_a_body_that_is_no_json_is_for_the_instance_to_refuse() -> None:
             assert response.status == 400
             assert a.attempts[0].body == b"{"
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_body_over_the_limit_is_refused() -> None:
@@ -214,7 +215,7 @@ def test_a_body_over_the_limit_is_refused() -> None:
         async with running_router(StandInInstance("a"), max_body_bytes=100) as router:
             assert (await router.post(BODY | {"user": "x" * 100})).status == 413
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_overload_passes_on_when_to_come_back() -> None:
@@ -227,7 +228,7 @@ def test_overload_passes_on_when_to_come_back() -> None:
             answer = await router.post(STREAM)
             assert (answer.status, answer.headers["retry-after"]) == (429, "7")
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_requests_wait_for_the_first_instance() -> None:
@@ -242,7 +243,7 @@ def test_requests_wait_for_the_first_instance() -> None:
             assert_seamless((await asking).stream, 7, 6)
             assert (await router.get("/health")).status == 200
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_requests_beyond_the_queue_are_told_to_come_back() -> None:
@@ -256,7 +257,7 @@ def test_requests_beyond_the_queue_are_told_to_come_back() -> None:
             waiting.cancel()
             await asyncio.wait((waiting,))
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_deadline_ends_the_waiting() -> None:
@@ -265,7 +266,7 @@ def test_a_deadline_ends_the_waiting() -> None:
             answer = await router.post(STREAM | {"deadline_ms": 50})
             assert (answer.status, answer.json["error"]["code"]) == (504, "deadline_exceeded")
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_static_instance_is_found_by_asking_it() -> None:
@@ -275,7 +276,7 @@ def test_a_static_instance_is_found_by_asking_it() -> None:
         async with running_router(a, registers=False, instances=f"http://127.0.0.1:1,{a.url}/") as router:
             assert_seamless((await router.post(STREAM)).stream, 7, 6)
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_dead_instance_costs_a_new_request_nothing() -> None:
@@ -287,7 +288,7 @@ def test_a_dead_instance_costs_a_new_request_nothing() -> None:
                 assert_seamless((await router.post(STREAM)).stream, 7, 6)
             assert len(b.attempts) == 4
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_client_that_goes_stops_the_work_and_may_come_back() -> None:
@@ -305,7 +306,7 @@ def test_a_client_that_goes_stops_the_work_and_may_come_back() -> None:
             assert len(second.usages()) == 1
             assert [len(choice.token_ids) for choice in a.attempts[1].choices] == [3]
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_client_that_lost_only_the_end_gets_the_end() -> None:
@@ -315,7 +316,7 @@ def test_a_client_that_lost_only_the_end_gets_the_end() -> None:
             again = (await router.get(CHAT, {"Last-Event-ID": first.last_id})).stream
             assert (again.chunks, again.errors, again.num_done) == ([], [], 1)
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_client_may_come_back_before_its_going_was_noticed() -> None:
@@ -331,7 +332,7 @@ def test_a_client_may_come_back_before_its_going_was_noticed() -> None:
             second = (await router.get(CHAT, {"Last-Event-ID": first.last_id})).stream
             assert_seamless(joined(first, second), 7, 6)
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_another_router_finds_the_record_at_the_instances() -> None:
@@ -350,7 +351,7 @@ def test_another_router_finds_the_record_at_the_instances() -> None:
                 second = (await other.get(CHAT, {"Last-Event-ID": first.last_id})).stream
                 assert_seamless(joined(first, second), 7, 6)
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_router_that_has_just_started_waits_for_the_instances_before_it_knows_nothing() -> None:
@@ -368,7 +369,7 @@ def test_a_router_that_has_just_started_waits_for_the_instances_before_it_knows_
                 await a.register_once(other.session, other.url)
                 assert_seamless(joined(first, (await asking).stream), 7, 6)
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_stream_that_nobody_has_is_unknown_and_a_repeated_post_makes_it_again() -> None:
@@ -390,7 +391,7 @@ def test_a_stream_that_nobody_has_is_unknown_and_a_repeated_post_makes_it_again(
             assert_seamless(joined(first, again), 7, 6)
             assert [attempt.epoch for attempt in a.attempts] == [2, 3]
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 @pytest.mark.parametrize("line", ["", "nonsense", "1;r;7;1;1", "2;r;7;1;1;"])
@@ -402,7 +403,7 @@ def test_a_cursor_that_is_none_is_a_bad_request(line: str) -> None:
             missing = await router.get(CHAT)
             assert (missing.status, missing.json["error"]["param"]) == (400, "Last-Event-ID")
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_second_request_with_a_live_label_is_a_conflict() -> None:
@@ -418,7 +419,7 @@ def test_a_second_request_with_a_live_label_is_a_conflict() -> None:
             assert (await first).status == 200
             assert (await router.post(STREAM, headers={"x-request-id": "mine"})).status == 200
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_every_route_but_live_wants_the_api_key() -> None:
@@ -434,7 +435,7 @@ def test_every_route_but_live_wants_the_api_key() -> None:
             assert (await router.get("/internal/status", good)).status == 200
             assert b"secret-1" not in (await router.get("/info", good)).body
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_instances_prove_that_they_hold_the_clusters_key() -> None:
@@ -463,7 +464,7 @@ def test_instances_prove_that_they_hold_the_clusters_key() -> None:
             proof = prove(key, "/internal/status", b"", router.process.serving.clock.wall_s())
             assert (await router.get("/internal/status", {PROOF_HEADER: proof})).status == 200
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_status_shows_instances_and_the_last_resumes() -> None:
@@ -485,7 +486,7 @@ def test_status_shows_instances_and_the_last_resumes() -> None:
             assert (await router.get("/v1/models")).json["data"][0]["id"] == "hash"
             assert (await router.get("/nowhere")).status == 404
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_resumes_are_told_only_when_asked_for() -> None:
@@ -499,7 +500,7 @@ def test_resumes_are_told_only_when_asked_for() -> None:
                 whole = await router.post(BODY)
                 assert ("x-onward-resumes" in whole.headers) == tells
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_router_that_stops_tells_its_streams() -> None:
@@ -517,7 +518,7 @@ def test_a_router_that_stops_tells_its_streams() -> None:
             assert [error["code"] for error in received.errors] == ["unavailable"]
             assert (received.num_done, received.errors[0]["retryable"]) == (1, True)
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_slow_stream_is_kept_alive_by_comments() -> None:
@@ -534,7 +535,7 @@ def test_a_slow_stream_is_kept_alive_by_comments() -> None:
             gate.set()
             assert_seamless(Received.of(first + await response.content.read()), 7, 6)
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_the_openai_client_notices_nothing() -> None:
@@ -557,7 +558,7 @@ def test_the_openai_client_notices_nothing() -> None:
                 a.behave = b.behave = lambda *_: Behaviour(status=400, error={"message": "m", "code": "c"})
                 await client.chat.completions.create(model="hash", messages=messages)
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_many_streams_at_once_each_get_their_own() -> None:
@@ -576,4 +577,4 @@ def test_many_streams_at_once_each_get_their_own() -> None:
             assert all(one["streams"] == 0 for one in (await router.get("/internal/status")).json["instances"])
             assert parse_cursor(answer.stream.last_id).epoch == 2
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
