@@ -17,7 +17,8 @@ from onward.api.ledger import MAX_WAIT_S, NO_ENGINE, TOO_LATE, Actions, Delivery
 from onward.clock import Clock
 from onward.errors import Conflict, Overloaded, Unavailable
 from onward.proto.control import EngineGone, EngineUp
-from onward.proto.request import AbortAnswer, ErrorInfo, FromEngine, ToEngine
+from onward.proto.kv_events import KvEvents
+from onward.proto.request import AbortAnswer, ErrorInfo, FromEngine, KvEventsAnswer, ToEngine
 from onward.proto.router import Progress
 from onward.proto.step import WorkerHello
 
@@ -26,6 +27,8 @@ TICK_S = 0.25
 TICKS_PER_NUDGE = 4
 ABORT_ANSWER_S = 5.0
 """How long the engine may take to say what it has aborted."""
+KV_EVENTS_ANSWER_S = 1.0
+"""A router is told without them, rather than late."""
 STOPPING = ErrorInfo("unavailable", "the server is stopping", 503, True)
 
 _logger = logging.getLogger(__name__)
@@ -111,7 +114,7 @@ class EngineClient:
         self._labels: dict[str, Mailbox] = {}
         self._nudged: set[Mailbox] = set()
         self._ask_ids = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[AbortAnswer]] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
         self._first_engine = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
         self._ticking = self._watched(self._tick_for_ever())
@@ -195,6 +198,22 @@ class EngineClient:
         finally:
             del self._asked[ask_id]
 
+    async def kv_events(self, next_number: int) -> KvEvents | None:
+        """What the engine's prefix cache has learnt and forgotten since this change; -1: all it knows. None: no answer,
+        or from an engine that is gone."""
+        engine, ask_id = self.engine, next(self._ask_ids)
+        answer = self._asked[ask_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._perform(self._ledger.ask_kv_events(ask_id, next_number))
+            if engine is None:
+                return None
+            events = (await asyncio.wait_for(answer, KV_EVENTS_ANSWER_S)).events
+            return events if self.engine == engine else None
+        except TimeoutError:
+            return None
+        finally:
+            del self._asked[ask_id]
+
     def fail(self, mailbox: Mailbox, error: ErrorInfo) -> None:
         """Ends what is unfinished of a request. Its stream says so, after the tokens so far."""
         self._perform(self._ledger.fail(mailbox.request_ids, error))
@@ -242,12 +261,12 @@ class EngineClient:
     async def _read_for_ever(self, wire: Wire, incarnation: str) -> None:
         while True:
             message = await wire.receive()
-            if isinstance(message, AbortAnswer):
+            if isinstance(message, AbortAnswer | KvEventsAnswer):
                 self._answered(message)
             else:
                 self._perform(self._ledger.receive(incarnation, message, self._clock.now_s()))
 
-    def _answered(self, message: AbortAnswer) -> None:
+    def _answered(self, message: AbortAnswer | KvEventsAnswer) -> None:
         answer = self._asked.get(message.ask_id)
         if answer is not None and not answer.done():
             answer.set_result(message)

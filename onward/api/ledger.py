@@ -15,6 +15,7 @@ from onward.proto.request import (
     Abort,
     AbortByName,
     Accepted,
+    AskKvEvents,
     Charged,
     Deltas,
     ErrorInfo,
@@ -203,6 +204,9 @@ class Ledger:
             if everything or not promise.order.names.isdisjoint(names):
                 self._fail(promise, ABORTED, actions)
         return actions
+
+    def ask_kv_events(self, ask_id: int, next_number: int) -> Actions:
+        return Actions(send=[] if self.engine is None else [AskKvEvents(self._next_seq(), ask_id, next_number)])
 
     def known(self, names: list[str], everything: bool) -> set[str]:
         """Which of these names belong to something unfinished here; or the ids of all that is."""

@@ -1,7 +1,7 @@
 """Tells routers about this instance, each of them each second, and that it leaves.
 
 The routers are told side by side: one that hangs or is away holds up nobody else, and is tried again for ever. What the
-engine's cache has learnt would go along as `kv_events`, to the routers whose answer wants them.
+engine's cache has learnt goes along as `kv_events`, to each router whose last answer wants them, from where it says.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from onward.config import ApiConfig
 from onward.errors import Unavailable
 from onward.proto import SCHEMA_VERSION
 from onward.proto.control import InstanceView
+from onward.proto.kv_events import KvEvents
 from onward.proto.model import PreparedModel
 from onward.proto.router import PROOF_HEADER, REGISTER_PATH, Load, RegisterAnswer, Registration
 from onward.proto.stats import EngineStats
@@ -64,8 +65,11 @@ class Description:
         self._seen_at_s = 0.0
         self._looking = asyncio.Lock()
 
-    async def now(self, *, is_leaving: bool = False) -> Registration:
+    async def now(self, asked: RegisterAnswer | None = None, *, is_leaving: bool = False) -> Registration:
+        """`asked`: what the router that hears it has said last."""
         view = await self._instance()
+        # The last to be waited for, so that they and what is said of the engine below belong together.
+        kv_events = None if asked is None else await self._kv_events(asked)
         stats, worker = view.engine, self._client.worker
         return Registration(
             schema_version=SCHEMA_VERSION,
@@ -82,8 +86,12 @@ class Description:
             engine=self._client.engine or "",
             step=0 if stats is None else stats.step,
             load=Load() if stats is None else load_of(stats),
+            kv_events=kv_events,
             pids={role: [process.pid for process in view.processes if process.role == role] for role in ROLES},
         )
+
+    async def _kv_events(self, asked: RegisterAnswer) -> KvEvents | None:
+        return await self._client.kv_events(asked.next_kv_event) if asked.wants_kv_events else None
 
     def _state(self, stats: EngineStats | None) -> str:
         if self._streams.is_draining:
@@ -141,10 +149,11 @@ class Registering:
 
     async def _tell_for_ever(self, router_url: str) -> None:
         pause_s, problem = FIRST_PAUSE_S, ""
+        answer: RegisterAnswer | None = None
         async with aiohttp.ClientSession() as session:
             while True:
                 try:
-                    answer = await self._post(session, router_url, await self._description.now())
+                    answer = await self._post(session, router_url, await self._description.now(answer))
                     now_problem, wait_s = answer.error, min(max(answer.again_after_s, MIN_AGAIN_S), MAX_AGAIN_S)
                     pause_s = FIRST_PAUSE_S
                 except (aiohttp.ClientError, TimeoutError, OSError, Unavailable, msgspec.MsgspecError) as fault:
@@ -175,8 +184,8 @@ class Probing:
         self._decoder = msgspec.msgpack.Decoder(RegisterAnswer)
 
     async def probe(self, request: Request) -> Response:
-        await proven_message(request, self._proven, self._decoder)
-        return Response(msgspec.msgpack.encode(await self._description.now()), media_type=MSGPACK)
+        asked = await proven_message(request, self._proven, self._decoder)
+        return Response(msgspec.msgpack.encode(await self._description.now(asked)), media_type=MSGPACK)
 
 
 def _log_change(router_url: str, before: str, problem: str) -> None:

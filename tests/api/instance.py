@@ -33,7 +33,7 @@ from onward.proto.control import (
     Stop,
 )
 from onward.proto.model import PreparedModel
-from onward.proto.request import AbortByName, Deltas, ErrorInfo, FromEngine, Holding
+from onward.proto.request import AbortByName, AskKvEvents, Deltas, ErrorInfo, FromEngine, Holding
 from onward.proto.stats import EngineStats, Family
 from onward.proto.step import WorkerHello
 from onward.transport.control import ChannelClosed, ControlChannel
@@ -93,7 +93,7 @@ class EngineThread:
     def _work(self) -> None:
         while (received := self._port.receive()) is not None:
             sender, message = received
-            if not isinstance(message, AbortByName):
+            if not isinstance(message, AbortByName | AskKvEvents):
                 self._senders[message.request_id] = sender
             self._seqs[sender] = message.seq
             for answer in self.engine.handle(message):

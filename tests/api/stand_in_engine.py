@@ -7,17 +7,20 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from onward.proto.kv_events import KvEvents
 from onward.proto.request import (
     Abort,
     AbortAnswer,
     AbortByName,
     Accepted,
+    AskKvEvents,
     Charged,
     Deltas,
     ErrorInfo,
     FromEngine,
     Held,
     Holding,
+    KvEventsAnswer,
     Submit,
     ToEngine,
     TokenDelta,
@@ -71,6 +74,8 @@ class StandInEngine:
     asked_aborts: list[AbortByName] = field(default_factory=list)
     buried: set[str] = field(default_factory=set)
     """Aborted by name, and never to be run again."""
+    cache_changes: list[tuple[bool, bytes]] = field(default_factory=list)
+    """From the first on."""
     last_words: list[TokenDelta] = field(default_factory=list)
     seq: int = 0
     num_steps: int = 0
@@ -85,6 +90,8 @@ class StandInEngine:
             return []
         if isinstance(message, AbortByName):
             return self._abort_by_name(message)
+        if isinstance(message, AskKvEvents):
+            return [KvEventsAnswer(message.ask_id, self._kv_events(message.next_number))]
         self.submits.append(message)
         held = self.running.get(message.request_id)
         if held and held.submit.epoch >= message.epoch:
@@ -116,6 +123,11 @@ class StandInEngine:
             for place, (request_id, one) in enumerate(self.running.items(), 3)
         ]
         return Holding(self.incarnation, self.seq, self.num_steps, held)
+
+    def _kv_events(self, next_number: int) -> KvEvents:
+        if next_number < 0:
+            return KvEvents(0, self.cache_changes, reset=True)
+        return KvEvents(next_number, self.cache_changes[next_number:])
 
     def _abort_by_name(self, message: AbortByName) -> list[FromEngine]:
         self.asked_aborts.append(message)

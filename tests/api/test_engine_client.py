@@ -13,13 +13,16 @@ from onward.clock import SystemClock
 from onward.errors import Conflict, Overloaded, Unavailable
 from onward.obs.metrics import Registry
 from onward.proto.control import EngineGone, EngineUp
+from onward.proto.kv_events import KvEvents
 from onward.proto.request import (
     Abort,
     AbortAnswer,
     AbortByName,
     Accepted,
+    AskKvEvents,
     Deltas,
     FromEngine,
+    KvEventsAnswer,
     Submit,
     ToEngine,
     TokenDelta,
@@ -270,5 +273,45 @@ def test_a_label_is_taken_until_its_request_has_left() -> None:
         with pytest.raises(Conflict):
             setting.client.open(labelled[:1])
         setting.client.abort(second)
+
+    run(scenario)
+
+
+def test_what_the_cache_has_learnt_is_asked_for_and_waited_for() -> None:
+    async def scenario(setting: Setting) -> None:
+        wire = setting.up("engine-1")
+        asking = asyncio.create_task(setting.client.kv_events(7))
+        await asyncio.sleep(0)
+        (question,) = wire.sent
+        assert isinstance(question, AskKvEvents) and question.next_number == 7
+        wire.arriving.put_nowait(KvEventsAnswer(question.ask_id + 1, KvEvents(0)))
+        wire.arriving.put_nowait(KvEventsAnswer(question.ask_id, KvEvents(7, [(True, b"name")])))
+        assert await asking == KvEvents(7, [(True, b"name")])
+
+    run(scenario)
+
+
+def test_an_engine_that_does_not_say_what_it_has_cached_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_client, "KV_EVENTS_ANSWER_S", 0.01)
+
+    async def scenario(setting: Setting) -> None:
+        assert await setting.client.kv_events(-1) is None
+        setting.up("engine-1")
+        assert await setting.client.kv_events(-1) is None
+
+    run(scenario)
+
+
+def test_what_an_engine_had_cached_that_is_gone_counts_no_more() -> None:
+    async def scenario(setting: Setting) -> None:
+        wire = setting.up("engine-1")
+        asking = asyncio.create_task(setting.client.kv_events(-1))
+        await asyncio.sleep(0)
+        (question,) = wire.sent
+        assert isinstance(question, AskKvEvents)
+        wire.arriving.put_nowait(KvEventsAnswer(question.ask_id, KvEvents(0, [(True, b"name")])))
+        setting.up("engine-2")
+        setting.client.engine_gone(EngineGone("engine-2", "killed"))
+        assert await asking is None
 
     run(scenario)

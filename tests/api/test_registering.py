@@ -27,6 +27,7 @@ class Router:
     """Takes registrations on a real port."""
 
     def __init__(self, answer: RegisterAnswer, cluster_key: str = "") -> None:
+        self.answer = answer
         self.told: list[Registration] = []
         self.news = News()
         router = self
@@ -38,7 +39,7 @@ class Router:
                 if cluster_key:
                     assert is_proven(cluster_key, self.headers[PROOF_HEADER], self.path, body, time.time())
                 router.told.append(msgspec.msgpack.decode(body, type=Registration))
-                said = msgspec.msgpack.encode(answer)
+                said = msgspec.msgpack.encode(router.answer_to(router.told[-1]))
                 self.send_response(200)
                 self.send_header("content-length", str(len(said)))
                 self.end_headers()
@@ -52,6 +53,9 @@ class Router:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
+
+    def answer_to(self, told: Registration) -> RegisterAnswer:
+        return self.answer
 
     def hears(self, condition: Callable[[Registration], bool]) -> None:
         self.news.wait_until(lambda: bool(self.told) and condition(self.told[-1]))
