@@ -101,6 +101,7 @@ class RouterConfig:
     restart_grace_s: float = knob(5.0, "how long an instance that restarts a process may take before its streams move")
     max_queue: int = knob(1024, "requests that wait at most for an instance; more get a 429")
     detach_ttl_s: float = knob(60.0, "how long a stream whose client has gone can be continued by its id")
+    drain_s: float = knob(5.0, "how long streams may finish after SIGTERM")
     request_timeout_s: float | None = knob(None, "a deadline for requests that bring none")
     api_key: str | None = knob(None, "clients must send it as a bearer token")
     cluster_key_file: str | None = knob(None, "the cluster's secret, made by `onward keygen`; needed beyond one host")

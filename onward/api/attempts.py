@@ -9,8 +9,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from onward.api import http
-from onward.api.generation import STREAM_UNKNOWN, Generator, answer_errors, check_room
-from onward.api.jobs import Backend
+from onward.api.generation import Generator, answer_errors, check_room
+from onward.api.jobs import STREAM_UNKNOWN, Backend
 from onward.api.proven import Proven
 from onward.api.streams import Streams
 from onward.api.wrong_role import WRONG_ROLE

@@ -19,21 +19,14 @@ from onward.api.body import wrong
 from onward.api.envelope import Identity, identity_of
 from onward.api.failures import RequestFailed, info_of
 from onward.api.forms import ChunkForm, Collected, Form, RoutedChunkForm, RoutedWholeForm
-from onward.api.jobs import Backend, Job, Jobs, Prepared, continued
+from onward.api.jobs import EXACT_QUANTIZATION, STREAM_UNKNOWN, Backend, Job, Jobs, Prepared, continued
 from onward.api.ledger import RESCHEDULE, Delivery
 from onward.api.streams import Stream, Streams
-from onward.errors import InternalError, NotFound, OnwardError, Overloaded, Unavailable
+from onward.errors import InternalError, OnwardError, Overloaded, Unavailable
 from onward.proto.cursor import Cursor, parse_cursor
 from onward.proto.request import ErrorInfo
 
 MAX_OPEN_EXCHANGES = 2048
-EXACT_QUANTIZATION = "int8"
-"""With which the same seed makes the same tokens, whatever else the batch computes."""
-STREAM_UNKNOWN = NotFound(
-    "this stream is not held here: it was aborted, or too long ago, or by another server; send the request again",
-    code="stream_unknown",
-    param="Last-Event-ID",
-)
 ONLY_WITH_CURSOR = ErrorInfo(
     "method_not_allowed", "GET goes on with a stream, from the event that the header Last-Event-ID names", 405
 )

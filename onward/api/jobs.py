@@ -23,6 +23,7 @@ from onward.api.openai import Bounds, GenerationRequest, check_token_ids
 from onward.api.prompts import Prompts
 from onward.clock import Clock
 from onward.config import ApiConfig
+from onward.errors import NotFound
 from onward.obs.metrics import Counter
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import ChoiceCursor, Cursor
@@ -33,6 +34,13 @@ from onward.proto.step import WorkerHello
 
 SEED_BITS = 53
 """Of a seed that we choose: a client that reads it from JSON as a double sends back the same one."""
+EXACT_QUANTIZATION = "int8"
+"""With which the same seed makes the same tokens, whatever else the batch computes."""
+STREAM_UNKNOWN = NotFound(
+    "this stream is not held here: it was aborted, or too long ago, or by another server; send the request again",
+    code="stream_unknown",
+    param="Last-Event-ID",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +215,8 @@ class Jobs:
         for name, given in (("choices", attempt.choices), ("skip_to", attempt.skip_to)):
             if given and len(given) != request.num_choices:
                 raise wrong(name, f"must be one per choice ({request.num_choices}), got {len(given)}")
+        if attempt.skip_to and self._backend.model.quantization != EXACT_QUANTIZATION:
+            raise STREAM_UNKNOWN
         for index, choice in enumerate(attempt.choices):
             check_token_ids(f"choices[{index}].token_ids", choice.token_ids, self._bounds)
         if attempt.prompt_token_ids is not None:

@@ -57,7 +57,7 @@ ROUTERS_OWN = (
     "api_key",
     "tell_resumes",
 )
-ROUTERS_AND_INSTANCES = ("detach_ttl_s", "max_body_bytes", "log_level")
+ROUTERS_AND_INSTANCES = ("detach_ttl_s", "drain_s", "max_body_bytes", "log_level")
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,14 +1,14 @@
 """The router's HTTP application: routes, errors in one form, and what wraps them all."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onward.errors import InternalError, OnwardError
 from onward.obs.metrics import Registry
@@ -22,12 +22,13 @@ from onward.router.generation import GenerationEndpoint
 from onward.router.serving import Serving
 
 GENERATING_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/generate")
+GENERATING_METHODS = ("GET", "POST")
 STATUS_PATH = "/internal/status"
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def build_app(serving: Serving, registry: Registry, cluster_key: str) -> Starlette:
+def build_app(serving: Serving, registry: Registry, cluster_key: str) -> ASGIApp:
     config, admin = serving.core.config, Admin(serving, registry, cluster_key)
     aborting = Aborting(serving, config.max_body_bytes)
     asked: dict[str, Handler] = {
@@ -41,15 +42,30 @@ def build_app(serving: Serving, registry: Registry, cluster_key: str) -> Starlet
         STATUS_PATH: admin.status,
     }
     routes = [
-        *(Route(path, GenerationEndpoint(serving), methods=["GET", "POST"]) for path in GENERATING_PATHS),
+        *(Route(path, GenerationEndpoint(serving), methods=GENERATING_METHODS) for path in GENERATING_PATHS),
         Route("/v1/abort", aborting.abort, methods=["POST"]),
         Route(REGISTER_PATH, admin.register, methods=["POST"]),
         *(Route(path, handler, methods=["GET"]) for path, handler in asked.items()),
     ]
     paths = [route.path for route in routes]
     handlers: Any = {OnwardError: _on_onward_error, HTTPException: _on_http_exception, Exception: _on_fault}
-    envelope = Middleware(Envelope, requests=serving.core.metrics.requests, paths=paths, api_key=config.api_key)
-    return Starlette(routes=routes, middleware=[envelope], exception_handlers=handlers)
+    others = Starlette(routes=routes, exception_handlers=handlers)
+    app = _Streams({path: GenerationEndpoint(serving) for path in GENERATING_PATHS}, others)
+    return Envelope(app, serving.core.metrics.requests, paths, config.api_key)
+
+
+class _Streams:
+    """Takes the requests that generate past Starlette, whose layers would each handle every event of a stream."""
+
+    def __init__(self, generating: Mapping[str, ASGIApp], others: ASGIApp) -> None:
+        self._generating = generating
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._others
+        if scope["type"] == "http" and scope["method"] in GENERATING_METHODS:
+            app = self._generating.get(scope["path"], app)
+        await app(scope, receive, send)
 
 
 async def _on_onward_error(_: Request, error: OnwardError) -> Response:

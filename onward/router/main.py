@@ -23,7 +23,6 @@ from onward.router.serving import SETTLE_S, Serving
 from onward.router.upstream import Upstream
 
 KEEP_ALIVE_S = 75
-DRAIN_S = 5.0
 """How long running streams may finish after SIGTERM."""
 LAST_WORDS_S = 2.0
 """After that, for the last events of streams that had to be ended."""
@@ -54,7 +53,6 @@ class RouterProcess:
         cluster_key: str,
         *,
         clock: Clock | None = None,
-        drain_s: float = DRAIN_S,
         settle_s: float = SETTLE_S,
         keep_alive_s: float = client_side.KEEP_ALIVE_S,
         on_started: Callable[[], None] = lambda: None,
@@ -63,7 +61,7 @@ class RouterProcess:
         registry = Registry()
         core = RouterCore(config, f"router-{secrets.token_hex(8)}", registry, random.SystemRandom().randrange)
         self.serving = Serving(core, Upstream(cluster_key, clock), clock, settle_s, keep_alive_s)
-        self._drain_s = drain_s
+        self._drain_s = config.drain_s
         self._is_stopping = False
         uvicorn_config = uvicorn.Config(
             build_app(self.serving, registry, cluster_key),

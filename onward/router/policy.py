@@ -97,10 +97,11 @@ def reluctance(replica: Replica, facts: RouteFacts, now_s: float) -> tuple[bool,
 
 
 def load_of(replica: Replica) -> float:
-    """Requests there, relative to what runs at once. Streams of this router count as booked before the instance reports
-    them and twice after: that is the same for all instances, and no stream is overlooked in between."""
+    """Requests there, relative to what runs at once: those that the instance has told of, and what this router has
+    booked or given back since. A report may be older than our latest bookings, which count in any case."""
     load = replica.load
-    return (load.running + load.waiting + replica.booked) / max(1, load.max_running)
+    since = replica.booked - replica.booked_at_report
+    return max(replica.booked, load.running + load.waiting + since) / max(1, load.max_running)
 
 
 def _least_first(replica: Replica) -> tuple[float, float, str]:

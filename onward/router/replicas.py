@@ -67,6 +67,8 @@ class Replica:
     """Streams that this router has on it, or prefills that it was named for."""
     broken_until_s: float
     """Not chosen before, unless there is nobody else."""
+    booked_at_report: int = 0
+    """Of `booked`, as it was when `load` was told: those are in both."""
 
 
 @dataclass(slots=True)
@@ -127,6 +129,7 @@ class _Member:
     """By this router, since the last sign of life."""
     breaker: Breaker = field(default_factory=Breaker)
     bookings: set[Booking] = field(default_factory=set)
+    booked_at_report: int = 0
 
     @property
     def url(self) -> str:
@@ -157,6 +160,7 @@ class _Member:
             load=told.load,
             booked=len(self.bookings),
             broken_until_s=self.breaker.open_until_s,
+            booked_at_report=self.booked_at_report,
         )
 
 
@@ -268,6 +272,7 @@ class Replicas:
         member = self._members.setdefault(registration.instance, _Member(registration, now_s))
         member.registration = registration
         member.seen_s = now_s
+        member.booked_at_report = len(member.bookings)
         member.suspected = False
 
     def _take_kv_events(self, registration: Registration) -> int:

@@ -9,6 +9,7 @@ from onward.proto.cursor import (
     Cursor,
     format_cursor,
     is_request_id,
+    parse_any_cursor,
     parse_cursor,
 )
 
@@ -114,3 +115,25 @@ def test_request_ids_are_what_a_line_can_carry() -> None:
     assert is_request_id(ID)
     assert is_request_id("my-label_1.2")
     assert not any(map(is_request_id, ["", "a;b", "a b", "a\n", "a" * 129, "é"]))
+
+
+usual_numbers = st.one_of(
+    st.integers(-(2**64), 2**65).map(str), st.sampled_from(["", "00", "01", "-0", "+1", " 1", "1_0", "٣"])
+)
+
+
+@given(
+    request_ids, usual_numbers, usual_numbers, usual_numbers, usual_numbers, st.sampled_from(["", "\n", ",1:2", "+7"])
+)
+def test_the_short_way_reads_a_usual_line_as_the_whole_grammar_does(
+    request_id: str, seed: str, epoch: str, position: str, token_id: str, rest: str
+) -> None:
+    line = f"1;{request_id};{seed};{epoch};{position};0:{token_id}{rest}"
+    try:
+        expected = parse_any_cursor(line)
+    except ValueError as refusal:
+        with pytest.raises(ValueError) as caught:
+            parse_cursor(line)
+        assert str(caught.value) == str(refusal)
+    else:
+        assert parse_cursor(line) == expected

@@ -141,9 +141,8 @@ async def running_router(
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     started = asyncio.Event()
     process = RouterProcess(
-        RouterConfig(**config),
+        RouterConfig(**{"drain_s": 0.0, **config}),
         cluster_key,
-        drain_s=0.0,
         settle_s=settle_s,
         keep_alive_s=keep_alive_s,
         on_started=started.set,

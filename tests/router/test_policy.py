@@ -283,6 +283,16 @@ class TestLeastLoaded:
     def test_bookings_count_before_the_instance_reports_them(self) -> None:
         assert chosen(RouteFacts(), replica("a", booked=3), replica("b", load=busy(2))) == "b"
 
+    def test_what_is_booked_and_reported_counts_once(self) -> None:
+        """Else an instance looks twice as busy the moment it has told of its streams, and the next ones all avoid it."""
+        told = replica("a", booked=3, booked_at_report=3, load=busy(3))
+        assert chosen(RouteFacts(), told, replica("b", booked=4)) == "a"
+        assert load_of(told) == load_of(replica("a", booked=3))
+
+    def test_streams_that_ended_since_the_report_count_no_more(self) -> None:
+        ended = replica("a", booked=1, booked_at_report=4, load=busy(4))
+        assert chosen(RouteFacts(), ended, replica("b", load=busy(2))) == "a"
+
     def test_equal_loads_are_settled_by_free_blocks(self) -> None:
         assert chosen(RouteFacts(), replica("a", load=busy(1, free_blocks=10)), replica("b", load=busy(1))) == "b"
 
