@@ -26,7 +26,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=32, help="requests at once")
     parser.add_argument("--max-tokens", type=int, default=64, help="of each choice")
     parser.add_argument("--seed", type=int, default=None, help="chooses faults and victims")
-    parser.add_argument("--out", type=Path, default=Path("chaos.json"), help="file that gets the figures")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench-results", metavar="FOLDER", help="[bench-results]")
     parser.add_argument("--logs", type=Path, default=None, help="folder that gets all logs")
     return parser.parse_args()
 
@@ -49,7 +49,8 @@ def main() -> int:
     args = parse()
     report = run(args)
     figures = json.dumps(report.figures(), indent=2)
-    args.out.write_text(figures + "\n")
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "chaos.json").write_text(figures + "\n")
     print(figures)
     return 1 if report.wrong else 0
 

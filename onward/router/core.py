@@ -104,12 +104,12 @@ class RouterCore:
         self._budget.request(now_s)
         return self._add(Stream(origin, self.config.preempt_retry_count, epoch=epoch), now_s)
 
-    def continue_stream(self, known: Stream, place: Cursor, now_s: float) -> Route:
-        """A client has come back for a stream, at the place it names."""
+    def continue_stream(self, known: Stream, place: Cursor, now_s: float) -> Route | None:
+        """A client has come back for a stream, at the place it names. None: what is known of it does not reach so far."""
         self.check_alive(place.request_id, now_s)
         stream = continued(known, place, self.config.preempt_retry_count, self._new_deadline(now_s))
         if stream is None:
-            raise unknown_stream(place.request_id)
+            return None
         self.records.drop(place.request_id)
         return self._add(stream, now_s)
 

@@ -53,6 +53,9 @@ class Plan:
     roles: dict[str, tuple[Fault, ...]] = field(default_factory=lambda: {"prefill": ALL_FAULTS, "decode": ALL_FAULTS})
     """What may happen to whom. Each of them will, however long it takes."""
 
+    def wanted(self) -> set[str]:
+        return {f"{role}: {fault}" for role, faults in self.roles.items() for fault in faults}
+
 
 @dataclass
 class Report:
@@ -132,6 +135,8 @@ class Chaos:
             await self._phase([self._kill_routers], self._ask_patiently)
             await asyncio.to_thread(self._cluster.wait_until_at_rest)
             self._look_for_crashes()
+        if never := self._plan.wanted() - self.report.faults.keys():
+            self._note_wrong(f"never happened: {sorted(never)}")
         self.report.seconds = time.monotonic() - started_s
 
     def _look_for_crashes(self) -> None:
@@ -218,6 +223,8 @@ class Chaos:
         if key not in self._seen_resumes:
             self._seen_resumes.add(key)
             self.report.resumes[f"{resume['cause']}, {resume['outcome']}"] += 1
+            if resume["outcome"] == "inexact":
+                self._note_wrong(f"instances that are the same differ: {resume}")
             self.report.pauses_s.append(resume["pause_s"])
 
     # Faults.
