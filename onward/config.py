@@ -94,7 +94,7 @@ class RouterConfig:
     policy: RoutingPolicy = knob("least_loaded", "how an instance is chosen")
     prefill_policy: RoutingPolicy | None = knob(None, "how a prefill instance is chosen (default: --policy)")
     decode_policy: RoutingPolicy | None = knob(None, "how a decode instance is chosen (default: --policy)")
-    preempt_retry_count: int = knob(3, "attempts at a stream since its last delivered token")
+    preempt_retry_count: int = knob(3, "further attempts after one that failed, since the last delivered token")
     preempt_retry_exclude_decode: bool = knob(False, "keep the last decode instance out of the next attempt")
     retry_budget: float = knob(0.2, "attempts without progress, as a share of the requests of the last minute")
     stall_timeout_s: float = knob(15.0, "a stream of which nothing moves for so long is carried on elsewhere")
@@ -105,7 +105,7 @@ class RouterConfig:
     request_timeout_s: float | None = knob(None, "a deadline for requests that bring none")
     api_key: str | None = knob(None, "clients must send it as a bearer token")
     cluster_key_file: str | None = knob(None, "the cluster's secret, made by `onward keygen`; needed beyond one host")
-    tell_resumes: bool = knob(False, "end streams that were carried on with a comment that says so")
+    tell_resumes: bool = knob(False, "end each stream with a comment that says how often it was carried on")
     max_body_bytes: int = knob(8 << 20, "largest request body")
     log_level: str = knob("info", "debug, info, warning or error")
 
