@@ -1,6 +1,6 @@
 """Attempts of a router: a client's request with the tokens so far, run as if it had never been anywhere else."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -381,8 +381,16 @@ def skipping(tokens: list[list[int]], at: int, reasons: list[str | None]) -> lis
     ]
 
 
+@pytest.fixture
+def exact(model: PreparedModel) -> Iterator[Instance]:
+    """One whose tokens come out the same however often they are made."""
+    with running(msgspec.structs.replace(model, quantization="int8"), ApiConfig()) as instance:
+        yield instance
+
+
 @EVERY_PATH
-def test_tokens_that_nobody_has_are_made_again_and_told_to_the_router_alone(instance: Instance, path: str) -> None:
+def test_tokens_that_nobody_has_are_made_again_and_told_to_the_router_alone(exact: Instance, path: str) -> None:
+    instance = exact
     instance.engine.choose = recite
     body = request(path, True, n=3, prompt_logprobs=1, **FIELDS, **with_logprobs(path))
     first = hear(instance.url, attempt_of(path, body))
@@ -404,14 +412,20 @@ def test_tokens_that_nobody_has_are_made_again_and_told_to_the_router_alone(inst
 
 
 @pytest.mark.parametrize("skip_to", [ChoiceCursor(7), ChoiceCursor(5), ChoiceCursor(3, "stop")])
-def test_what_is_made_again_differently_is_an_error(instance: Instance, skip_to: ChoiceCursor) -> None:
+def test_what_is_made_again_differently_is_an_error(exact: Instance, skip_to: ChoiceCursor) -> None:
     body = request("/v1/completions", True, max_tokens=5)
-    heard = hear(instance.url, attempt_of("/v1/completions", body, skip_to=[skip_to]))
+    heard = hear(exact.url, attempt_of("/v1/completions", body, skip_to=[skip_to]))
     if skip_to.position == 5:  # the end that was not told yet
         assert heard.error is None and heard.chunks[0]["choices"][0]["finish_reason"] == "length"
     else:
         assert heard.error is not None and heard.error["code"] == "stream_unknown"
         assert heard.chunks == []
+
+
+def test_where_tokens_may_come_out_otherwise_nothing_is_made_again(instance: Instance) -> None:
+    body = request("/v1/completions", True, max_tokens=5)
+    response = post(instance.url, attempt_of("/v1/completions", body, skip_to=[ChoiceCursor(2)]))
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "stream_unknown")
 
 
 def test_with_a_cluster_key_the_proof_counts(model: PreparedModel) -> None:

@@ -25,7 +25,7 @@ async def behind_router(use: Callable[[int], Awaitable[int]]) -> int:
     async with await listen() as stand_in:
         instance = f"http://127.0.0.1:{stand_in.sockets[0].getsockname()[1]}"
         started = asyncio.Event()
-        router = RouterProcess(RouterConfig(instances=instance), "", drain_s=0, on_started=started.set)
+        router = RouterProcess(RouterConfig(instances=instance, drain_s=0), "", on_started=started.set)
         with socket.create_server(("127.0.0.1", 0)) as listening:
             running = asyncio.create_task(router.run(listening))
             try:
