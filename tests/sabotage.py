@@ -11,7 +11,7 @@ import hypothesis
 import msgspec
 import pytest
 
-from onward.engine import plan_draft, policy, scheduler, token_processor
+from onward.engine import plan_draft, policy, seating, token_processor
 from onward.engine.block_pool import BlockPool
 from onward.engine.core import EngineCore
 from onward.engine.outbox import Outbox
@@ -94,7 +94,7 @@ def _keep_the_counters_of_the_old_epoch() -> None:
         original(request)
         request.num_computed = computed - 1
 
-    around(scheduler, "_forget_place", forget_place)
+    around(seating, "forget_place", forget_place)
 
 
 def _free_blocks_without_the_fence() -> None:
