@@ -26,7 +26,7 @@ def run(*args: str) -> tuple[int, str]:
 def break_one(sabotage: Sabotage) -> bool:
     """Whether every test that should have noticed has."""
     started = time.monotonic()
-    code, output = run("-p", "tests.sabotage", "--sabotage", sabotage.name, *sabotage.tests)
+    code, output = run("-p", "tests.sabotage_plugin", "--sabotage", sabotage.name, *sabotage.tests)
     verdict = "red" if code == 0 else "GREEN"
     print(f"{verdict:6} {sabotage.name:28} {time.monotonic() - started:5.1f} s  {sabotage.breaks}", flush=True)
     if code != 0:

@@ -1,15 +1,12 @@
 """Deliberate bugs, each with the tests that must notice it. A rule whose breaking nobody notices is not held by a test.
 
-As a pytest plugin this file breaks one rule for the whole run: `pytest -p tests.sabotage --sabotage NAME`. Then the run
-succeeds only if every test of it fails. `make sabotage` does that for the whole table.
+The table of all of them; those of the engine's steps are here. `make sabotage` puts in one after the other.
 """
 
 from collections.abc import Callable
 from types import SimpleNamespace
 
-import hypothesis
 import msgspec
-import pytest
 
 from onward.engine import plan_draft, policy, seating, token_processor
 from onward.engine.block_pool import BlockPool
@@ -23,8 +20,8 @@ from onward.proto import block_hash
 from onward.proto.step import Preempted, StepPlan, StepResult, TokenLogprobs, Tokens
 from onward.sim.worker import HashWorker
 from onward.transport import shm, shm_rows
-from tests import sabotage_pd
-from tests.sabotage_kinds import Sabotage, around
+from tests import sabotage_pd, sabotage_router
+from tests.sabotage_kinds import Patches, Sabotage
 
 FAILURES = "tests/failures/test_steps_and_preemption.py::"
 STAGES = "tests/conformance/test_stages.py::"
@@ -35,205 +32,205 @@ DIFFERENTIAL = "tests/conformance/test_differential.py::"
 ISOLATION = "tests/conformance/test_isolation.py::test_a_stage_that_raises_for_one_request_costs_no_other_a_token"
 
 
-def _one_value_with_two_meanings() -> None:
-    shm_rows.PREEMPTED_TOKEN_ID = shm_rows.NO_TOKEN
+def _one_value_with_two_meanings(patch: Patches) -> None:
+    patch.put(shm_rows, "PREEMPTED_TOKEN_ID", shm_rows.NO_TOKEN)
 
 
-def _skip_the_epoch_check() -> None:
+def _skip_the_epoch_check(patch: Patches) -> None:
     def find(original: Callable, self: Scheduler, epoch: int) -> Request | None:
         return original(self, epoch) or next(iter(self.seating.by_epoch.values()), None)
 
-    around(Scheduler, "find", find)
+    patch.around(Scheduler, "find", find)
 
 
-def _no_result_when_nothing_runs() -> None:
+def _no_result_when_nothing_runs(patch: Patches) -> None:
     def step(original: Callable, self: HashWorker, plan: StepPlan) -> StepResult:
         result = original(self, plan)
         return result if plan.run else StepResult(plan.step, [])
 
-    around(HashWorker, "step", step)
+    patch.around(HashWorker, "step", step)
 
 
-def _requeue_without_the_reply() -> None:
+def _requeue_without_the_reply(patch: Patches) -> None:
     def commit(original: Callable, self: TokenProcessor, result: StepResult, now_s: float) -> None:
         original(self, result, now_s)
         for request in list(self._scheduler.preempting):
             self._scheduler.requeue_preempted(request)
 
-    around(TokenProcessor, "commit", commit)
+    patch.around(TokenProcessor, "commit", commit)
 
 
-def _requeue_beats_finish() -> None:
+def _requeue_beats_finish(patch: Patches) -> None:
     def finish(original: Callable, self: TokenProcessor, request: Request, *rest: object) -> None:
         if request.status is Status.PREEMPTING:
             self._outbox.delta(request, [])
             return
         original(self, request, *rest)
 
-    around(TokenProcessor, "finish", finish)
+    patch.around(TokenProcessor, "finish", finish)
 
 
-def _drop_token_zero() -> None:
+def _drop_token_zero(patch: Patches) -> None:
     def append(original: Callable, self: TokenProcessor, request: Request, token_ids: list[int]) -> list[int]:
         return original(self, request, [token for token in token_ids if token > 0])
 
-    around(TokenProcessor, "_append", append)
+    patch.around(TokenProcessor, "_append", append)
 
 
-def _cut_the_list_at_preemption() -> None:
+def _cut_the_list_at_preemption(patch: Patches) -> None:
     def requeue(original: Callable, self: Scheduler, request: Request) -> None:
         original(self, request)
         del request.token_ids[request.num_prompt :]
 
-    around(Scheduler, "requeue_preempted", requeue)
+    patch.around(Scheduler, "requeue_preempted", requeue)
 
 
-def _keep_the_counters_of_the_old_epoch() -> None:
+def _keep_the_counters_of_the_old_epoch(patch: Patches) -> None:
     def forget_place(original: Callable, request: Request) -> None:
         computed = request.num_computed
         original(request)
         request.num_computed = computed - 1
 
-    around(seating, "forget_place", forget_place)
+    patch.around(seating, "forget_place", forget_place)
 
 
-def _free_blocks_without_the_fence() -> None:
-    around(BlockPool, "release", lambda original, self, blocks, fence_step: original(self, blocks, None))
+def _free_blocks_without_the_fence(patch: Patches) -> None:
+    patch.around(BlockPool, "release", lambda original, self, blocks, fence_step: original(self, blocks, None))
 
 
-def _free_slots_without_the_fence() -> None:
-    around(SlotTable, "give_back", lambda original, self, slot, fence_step: original(self, slot, None))
+def _free_slots_without_the_fence(patch: Patches) -> None:
+    patch.around(SlotTable, "give_back", lambda original, self, slot, fence_step: original(self, slot, None))
 
 
-def _do_not_see_fences() -> None:
-    BlockPool.num_fenced = property(lambda self: 0)  # type: ignore[assignment, method-assign]
+def _do_not_see_fences(patch: Patches) -> None:
+    patch.put(BlockPool, "num_fenced", property(lambda self: 0))
 
 
-def _preempt_those_who_free_nothing() -> None:
+def _preempt_those_who_free_nothing(patch: Patches) -> None:
     def choose(original: Callable, needer: Request, running: object, frees: object, **rest: object) -> Request | None:
         return original(needer, running, lambda request: 1, **rest)
 
-    around(policy, "choose_victim", choose)
+    patch.around(policy, "choose_victim", choose)
 
 
-def _share_what_is_fenced_without_taking_the_fence_down() -> None:
+def _share_what_is_fenced_without_taking_the_fence_down(patch: Patches) -> None:
     def acquire(original: Callable, self: BlockPool, names: list[bytes]) -> list[int]:
         fenced = dict(self._fenced)
         blocks = original(self, names)
         self._fenced |= {block: step for block, step in fenced.items() if block in blocks}
         return blocks
 
-    around(BlockPool, "acquire", acquire)
+    patch.around(BlockPool, "acquire", acquire)
 
 
-def _ignore_the_salt() -> None:
-    around(block_hash, "root", lambda original, cache_salt: original(""))
+def _ignore_the_salt(patch: Patches) -> None:
+    patch.around(block_hash, "root", lambda original, cache_salt: original(""))
 
 
-def _take_any_position() -> None:
+def _take_any_position(patch: Patches) -> None:
     def on_tokens(original: Callable, self: TokenProcessor, request: Request, event: Tokens, now_s: float) -> None:
         original(self, request, msgspec.structs.replace(event, position=request.num_generated), now_s)
 
-    around(TokenProcessor, "_on_tokens", on_tokens)
+    patch.around(TokenProcessor, "_on_tokens", on_tokens)
 
 
-def _cache_before_it_is_computed() -> None:
+def _cache_before_it_is_computed(patch: Patches) -> None:
     def publish(original: Callable, self: Scheduler, request: Request) -> None:
         computed, request.num_computed = request.num_computed, len(request.token_ids)
         original(self, request)
         request.num_computed = computed
 
-    around(Scheduler, "publish_computed", publish)
+    patch.around(Scheduler, "publish_computed", publish)
 
 
-def _always_cache_outputs() -> None:
+def _always_cache_outputs(patch: Patches) -> None:
     def publish(original: Callable, self: Scheduler, request: Request) -> None:
         prompt, request.num_prompt = request.num_prompt, len(request.token_ids)
         original(self, request)
         request.num_prompt = prompt
 
-    around(Scheduler, "publish_computed", publish)
+    patch.around(Scheduler, "publish_computed", publish)
 
 
-def _believe_the_plan() -> None:
+def _believe_the_plan(patch: Patches) -> None:
     def begin_commit(original: Callable, self: Scheduler, step: int) -> None:
         for request in self.steps_in_flight[0].requests:
             request.num_computed += sum(run.num_tokens for run in request.in_flight if run.step == step)
         original(self, step)
 
-    around(Scheduler, "begin_commit", begin_commit)
+    patch.around(Scheduler, "begin_commit", begin_commit)
 
 
-def _abort_only_what_runs() -> None:
+def _abort_only_what_runs(patch: Patches) -> None:
     def abort(original: Callable, self: EngineCore, owner: str, message: object, now_s: float) -> None:
         request = self._live.get(message.request_id)  # type: ignore[attr-defined]
         if request is None or request.status is Status.RUNNING:
             original(self, owner, message, now_s)
 
-    around(EngineCore, "_abort", abort)
+    patch.around(EngineCore, "_abort", abort)
 
 
-def _keep_every_tombstone() -> None:
+def _keep_every_tombstone(patch: Patches) -> None:
     def bury(original: Callable, self: EngineCore, request_id: str, now_s: float) -> None:
         self._tombstones[request_id] = now_s + self.config.tombstone_s
 
-    around(EngineCore, "_bury", bury)
+    patch.around(EngineCore, "_bury", bury)
 
 
-def _abort_by_prefix() -> None:
+def _abort_by_prefix(patch: Patches) -> None:
     def abort(original: Callable, self: EngineCore, owner: str, message: object, now_s: float) -> None:
         live = [request.name for request in self._live.values()]
         matching = [name for name in live for wanted in message.names if name.startswith(wanted)]  # type: ignore[attr-defined]
         original(self, owner, msgspec.structs.replace(message, names=matching), now_s)  # type: ignore[type-var]
 
-    around(EngineCore, "_abort_by_name", abort)
+    patch.around(EngineCore, "_abort_by_name", abort)
 
 
-def _no_isolation() -> None:
+def _no_isolation(patch: Patches) -> None:
     def isolate(original: Callable, self: TokenProcessor, request: Request, fault: Exception, now_s: float) -> None:
         raise fault
 
-    around(TokenProcessor, "_isolate", isolate)
+    patch.around(TokenProcessor, "_isolate", isolate)
 
 
-def _an_error_behind_tokens_that_were_not_sent() -> None:
+def _an_error_behind_tokens_that_were_not_sent(patch: Patches) -> None:
     def isolate(original: Callable, self: TokenProcessor, request: Request, *rest: object) -> None:
         request.num_sent = request.num_generated
         original(self, request, *rest)
 
-    around(TokenProcessor, "_isolate", isolate)
+    patch.around(TokenProcessor, "_isolate", isolate)
 
 
-def _admit_without_a_slot() -> None:
+def _admit_without_a_slot(patch: Patches) -> None:
     def take(original: Callable, self: SlotTable) -> int:
         return original(self) if self._free else 0
 
-    SlotTable.num_free = property(lambda self: max(1, len(self._free)))  # type: ignore[assignment, method-assign]
-    around(SlotTable, "take", take)
+    patch.put(SlotTable, "num_free", property(lambda self: max(1, len(self._free))))
+    patch.around(SlotTable, "take", take)
 
 
-def _plans_share_the_request_s_lists() -> None:
-    plan_draft.list = lambda items: items  # type: ignore[attr-defined]
+def _plans_share_the_request_s_lists(patch: Patches) -> None:
+    patch.shadow(plan_draft, "list", lambda items: items)
 
 
-def _one_place_for_all_steps() -> None:
-    shm._Ring.place = lambda self, step: 0  # type: ignore[method-assign]
+def _one_place_for_all_steps(patch: Patches) -> None:
+    patch.put(shm._Ring, "place", lambda self, step: 0)
 
 
-def _no_checksum() -> None:
-    shm.zlib = SimpleNamespace(crc32=lambda *data: 1)  # type: ignore[assignment]
+def _no_checksum(patch: Patches) -> None:
+    patch.put(shm, "zlib", SimpleNamespace(crc32=lambda *data: 1))
 
 
-def _the_wrong_victim() -> None:
+def _the_wrong_victim(patch: Patches) -> None:
     def choose(
         original: Callable, needer: Request, running: list[Request], frees: Callable, *, same_priority: bool
     ) -> Request | None:
         return min((r for r in running if r is not needer and frees(r)), key=policy.queue_key, default=None)
 
-    around(policy, "choose_victim", choose)
+    patch.around(policy, "choose_victim", choose)
 
 
-def _forget_before_publish() -> None:
+def _forget_before_publish(patch: Patches) -> None:
     def drain(original: Callable, self: Outbox, step: int) -> list:
         ended = {owner: [d for d in deltas if d.finish_reason] for owner, deltas in self._deltas.items()}
         self._deltas = {owner: [d for d in deltas if not d.finish_reason] for owner, deltas in self._deltas.items()}
@@ -241,59 +238,59 @@ def _forget_before_publish() -> None:
         self._deltas = ended
         return out
 
-    around(Outbox, "drain", drain)
+    patch.around(Outbox, "drain", drain)
 
 
-def _holding_before_deltas() -> None:
-    Outbox.summarize = Outbox.send  # type: ignore[method-assign]
+def _holding_before_deltas(patch: Patches) -> None:
+    patch.put(Outbox, "summarize", Outbox.send)
 
 
-def _ignore_min_tokens() -> None:
+def _ignore_min_tokens(patch: Patches) -> None:
     def stop_reason(original: Callable, request: Request, position: int) -> object:
         token = request.token_ids[request.num_prompt + position]
         ends = token in request.sampling.end_token_ids
         return token_processor.FinishReason.STOP if ends else original(request, position)
 
-    around(token_processor, "stop_reason", stop_reason)
+    patch.around(token_processor, "stop_reason", stop_reason)
 
 
-def _keep_what_lies_behind_the_stop() -> None:
+def _keep_what_lies_behind_the_stop(patch: Patches) -> None:
     def append(original: Callable, self: TokenProcessor, request: Request, token_ids: list[int]) -> list[int]:
         accepted = original(self, request, token_ids)
         request.token_ids += token_ids[len(accepted) :]
         return token_ids
 
-    around(TokenProcessor, "_append", append)
+    patch.around(TokenProcessor, "_append", append)
 
 
-def _decide_the_reason_again() -> None:
+def _decide_the_reason_again(patch: Patches) -> None:
     def delta(original: Callable, self: Outbox, request: Request, *rest: object) -> None:
         if request.finish_reason and request.num_generated >= request.max_output:
             request.finish_reason = token_processor.FinishReason.LENGTH
         original(self, request, *rest)
 
-    around(Outbox, "delta", delta)
+    patch.around(Outbox, "delta", delta)
 
 
-def _say_what_was_cached_only_once() -> None:
+def _say_what_was_cached_only_once(patch: Patches) -> None:
     def delta(original: Callable, self: Outbox, request: Request, *rest: object) -> None:
         original(self, request, *rest)
         request.num_cached_tokens = 0
 
-    around(Outbox, "delta", delta)
+    patch.around(Outbox, "delta", delta)
 
 
-def _lose_logprobs_in_the_rows() -> None:
+def _lose_logprobs_in_the_rows(patch: Patches) -> None:
     def decode(original: Callable, *args: object) -> list:
         return [
             msgspec.structs.replace(event, logprobs=None) if isinstance(event, Tokens) else event
             for event in original(*args)
         ]
 
-    around(shm_rows, "decode", decode)
+    patch.around(shm_rows, "decode", decode)
 
 
-def _logprobs_of_the_neighbour() -> None:
+def _logprobs_of_the_neighbour(patch: Patches) -> None:
     def delta(
         original: Callable,
         self: Outbox,
@@ -306,38 +303,38 @@ def _logprobs_of_the_neighbour() -> None:
         shifted = None if logprobs is None else [msgspec.structs.replace(one, rank=one.rank + 1) for one in logprobs]
         original(self, request, token_ids, error, shifted, *rest)
 
-    around(Outbox, "delta", delta)
+    patch.around(Outbox, "delta", delta)
 
 
-def _the_wire_s_order() -> None:
-    token_processor._slot = lambda event: 0  # type: ignore[assignment]
+def _the_wire_s_order(patch: Patches) -> None:
+    patch.put(token_processor, "_slot", lambda event: 0)
 
 
-def _a_reply_shorter_than_the_list() -> None:
+def _a_reply_shorter_than_the_list(patch: Patches) -> None:
     def preempt(original: Callable, self: HashWorker, command: object) -> Preempted:
         reply = original(self, command)
         return msgspec.structs.replace(reply, num_tokens=reply.num_tokens - 1)
 
-    around(HashWorker, "_preempt", preempt)
+    patch.around(HashWorker, "_preempt", preempt)
 
 
-def _accept_an_older_submission() -> None:
+def _accept_an_older_submission(patch: Patches) -> None:
     def submit(original: Callable, self: EngineCore, owner: str, message: object, now_s: float) -> None:
         known = self._live.get(message.request_id)  # type: ignore[attr-defined]
         if known is not None:
             known.epoch = -1
         original(self, owner, message, now_s)
 
-    around(EngineCore, "_submit", submit)
+    patch.around(EngineCore, "_submit", submit)
 
 
-def _time_the_first_token_twice() -> None:
+def _time_the_first_token_twice(patch: Patches) -> None:
     def observe(original: Callable, self: TokenProcessor, request: Request, *rest: object) -> None:
         request.last_token_s = None
         request.num_resumed = 0
         original(self, request, *rest)
 
-    around(TokenProcessor, "_observe", observe)
+    patch.around(TokenProcessor, "_observe", observe)
 
 
 TABLE = [
@@ -630,40 +627,5 @@ TABLE = [
         ],
     ),
     *sabotage_pd.TABLE,
+    *sabotage_router.TABLE,
 ]
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--sabotage", choices=[sabotage.name for sabotage in TABLE], help="the rule to break")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    name = config.getoption("--sabotage")
-    [sabotage] = [sabotage for sabotage in TABLE if sabotage.name == name]
-    sabotage.apply()
-    # The first counterexample will do, and it must not be tried again in a healthy run.
-    hypothesis.settings.register_profile("sabotage", phases=[hypothesis.Phase.generate], database=None)
-    hypothesis.settings.load_profile("sabotage")
-    config.pluginmanager.register(_Verdict(), "sabotage-verdict")
-
-
-class _Verdict:
-    """The run succeeds if every single test of it has failed."""
-
-    def __init__(self) -> None:
-        self._passed: list[str] = []
-        self._failed = 0
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._failed += report.when == "call" and report.failed
-        if report.when == "call" and report.passed:
-            self._passed.append(report.nodeid)
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            session.exitstatus = 0 if self._failed and not self._passed else 1
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        for nodeid in self._passed:
-            terminalreporter.write_line(f"STAYED GREEN {nodeid}")

@@ -15,60 +15,62 @@ from onward.pd.decode_side import DecodeSide
 from onward.pd.prefill_side import PrefillSide
 from onward.proto.handoff import Cancel, Heartbeat, Refuse
 from onward.transport.peers import PrefillPeer
-from tests.sabotage_kinds import Sabotage, around
+from tests.sabotage_kinds import Patches, Sabotage
 
 KV = "tests/failures/test_kv_between_machines.py::"
 PROPERTIES = "tests/engine/test_handover_properties.py::"
 
 
-def _free_leased_blocks_at_once() -> None:
+def _free_leased_blocks_at_once(patch: Patches) -> None:
     def quarantine(original: Callable, self: BlockPool, blocks: list[int]) -> None:
         original(self, blocks)
         self.end_quarantine(blocks)
 
-    around(BlockPool, "quarantine", quarantine)
-    around(BlockPool, "end_quarantine", lambda original, self, blocks: original(self, self._quarantined & set(blocks)))
+    patch.around(BlockPool, "quarantine", quarantine)
+    patch.around(
+        BlockPool, "end_quarantine", lambda original, self, blocks: original(self, self._quarantined & set(blocks))
+    )
 
 
-def _no_heartbeats() -> None:
+def _no_heartbeats(patch: Patches) -> None:
     def send(original: Callable, self: PrefillSide, decode: str, message: object) -> None:
         if not isinstance(message, Heartbeat):
             original(self, decode, message)
 
-    around(PrefillSide, "_send", send)
+    patch.around(PrefillSide, "_send", send)
 
 
-def _decode_ends_without_a_word() -> None:
+def _decode_ends_without_a_word(patch: Patches) -> None:
     def send(original: Callable, self: DecodeSide, peer: str, message: object) -> None:
         if not isinstance(message, (Cancel, Refuse)):
             original(self, peer, message)
 
-    around(DecodeSide, "_send", send)
+    patch.around(DecodeSide, "_send", send)
 
 
-def _a_failed_push_is_only_logged() -> None:
-    around(PrefillService, "_fail", lambda original, self, job, error, now_s, quiet=False: None)
+def _a_failed_push_is_only_logged(patch: Patches) -> None:
+    patch.around(PrefillService, "_fail", lambda original, self, job, error, now_s, quiet=False: None)
 
 
-def _a_refusal_is_decided_and_not_sent() -> None:
+def _a_refusal_is_decided_and_not_sent(patch: Patches) -> None:
     def refuse_held(original: Callable, self: DecodeSide, number: int) -> None:
         self._end(number, decode_side.faults.no_decode_blocks("full"))
 
-    around(DecodeSide, "_refuse_held", refuse_held)
+    patch.around(DecodeSide, "_refuse_held", refuse_held)
 
 
-def _a_silent_peer_blocks_the_queue() -> None:
+def _a_silent_peer_blocks_the_queue(patch: Patches) -> None:
     def may_offer(original: Callable, self: Offers, handover: object) -> bool:
         return not self.offered and original(self, handover)
 
-    around(Offers, "may_offer", may_offer)
+    patch.around(Offers, "may_offer", may_offer)
 
 
-def _offer_everything_at_once() -> None:
-    around(Offers, "may_offer", lambda original, self, handover: True)
+def _offer_everything_at_once(patch: Patches) -> None:
+    patch.around(Offers, "may_offer", lambda original, self, handover: True)
 
 
-def _each_offer_is_a_new_one() -> None:
+def _each_offer_is_a_new_one(patch: Patches) -> None:
     def receive_offer(original: Callable, self: DecodeSide, peer: str, offer: object, now_s: float) -> None:
         found = self._live.get(offer.handover)  # type: ignore[attr-defined]
         if found is not None:
@@ -84,11 +86,11 @@ def _each_offer_is_a_new_one() -> None:
             request.status = type(request.status).ASKED
         original(self, errand, event, now_s)
 
-    around(DecodeSide, "_receive_offer", receive_offer)
-    around(RemotePrefill, "_on_offer", on_offer)
+    patch.around(DecodeSide, "_receive_offer", receive_offer)
+    patch.around(RemotePrefill, "_on_offer", on_offer)
 
 
-def _a_granted_slot_has_an_epoch() -> None:
+def _a_granted_slot_has_an_epoch(patch: Patches) -> None:
     def grant(original: Callable, self: Leases, request: Request) -> bool:
         given = original(self, request)
         if given:
@@ -96,20 +98,20 @@ def _a_granted_slot_has_an_epoch() -> None:
             self._seating.by_epoch[99] = request
         return given
 
-    around(Leases, "grant", grant)
+    patch.around(Leases, "grant", grant)
 
 
-def _leases_are_not_counted() -> None:
+def _leases_are_not_counted(patch: Patches) -> None:
     def counts(original: Callable, self: BlockPool) -> dict[str, int]:
         counted = original(self)
         return counted | {"free": counted["free"] + counted["leased"], "leased": 0}
 
-    around(BlockPool, "counts", counts)
+    patch.around(BlockPool, "counts", counts)
 
 
-def _any_incarnation_will_do() -> None:
-    around(DecodeSide, "_meet", lambda original, self, peer, incarnation: True)
-    around(PrefillPeers, "is_now", lambda original, self, *rest: None)
+def _any_incarnation_will_do(patch: Patches) -> None:
+    patch.around(DecodeSide, "_meet", lambda original, self, peer, incarnation: True)
+    patch.around(PrefillPeers, "is_now", lambda original, self, *rest: None)
 
     def find(original: Callable, self: DecodeSide, peer: str, number: int, incarnation: str, now_s: float) -> object:
         found = self._live.get(number)
@@ -118,17 +120,17 @@ def _any_incarnation_will_do() -> None:
             self._hear(found, now_s)
         return found
 
-    around(DecodeSide, "_find", find)
+    patch.around(DecodeSide, "_find", find)
 
     def tick(original: Callable, self: DecodeSide, now_s: float) -> None:
         for handover in self._live.values():
             handover.silent_at_s = now_s + 1000  # metadata of a dead peer, believed for an hour
         original(self, now_s)
 
-    around(DecodeSide, "tick", tick)
+    patch.around(DecodeSide, "tick", tick)
 
 
-def _lease_half_of_it() -> None:
+def _lease_half_of_it(patch: Patches) -> None:
     def grant(original: Callable, self: Leases, request: Request) -> bool:
         seating = self._seating
         before = Seating.find_room
@@ -143,67 +145,67 @@ def _lease_half_of_it() -> None:
         finally:
             Seating.find_room = before  # type: ignore[method-assign]
 
-    around(Leases, "grant", grant)
+    patch.around(Leases, "grant", grant)
 
 
-def _sends_are_kept_for_ever() -> None:
-    around(PrefillPeer, "send", lambda original, self, message: True)
+def _sends_are_kept_for_ever(patch: Patches) -> None:
+    patch.around(PrefillPeer, "send", lambda original, self, message: True)
 
 
-def _judge_then_drain() -> None:
+def _judge_then_drain(patch: Patches) -> None:
     def receive(original: Callable, self: RemotePrefill, peer: str, message: object, now_s: float) -> None:
         self.tick(now_s)
         original(self, peer, message, now_s)
 
-    around(RemotePrefill, "receive", receive)
+    patch.around(RemotePrefill, "receive", receive)
 
 
-def _believe_ready() -> None:
+def _believe_ready(patch: Patches) -> None:
     def verify(original: Callable, self: DecodeSide, number: int) -> None:
         handover = self._live[number]
         if handover.ready is not None:
             handover.counted = handover.ready.checksums
         original(self, number)
 
-    around(DecodeSide, "_verify", verify)
+    patch.around(DecodeSide, "_verify", verify)
 
 
-def _wait_for_each_transfer() -> None:
+def _wait_for_each_transfer(patch: Patches) -> None:
     def take_results(original: Callable, self: PrefillService, now_s: float) -> None:
         if len(self._jobs) < 2:
             original(self, now_s)
 
-    around(PrefillService, "_take_results", take_results)
+    patch.around(PrefillService, "_take_results", take_results)
 
 
-def _count_when_sent() -> None:
+def _count_when_sent(patch: Patches) -> None:
     def ready(original: Callable, self: PrefillService, job: object, now_s: float) -> None:
         self._metrics.ended.inc("prefill", "taken")
         original(self, job, now_s)
 
-    around(PrefillService, "_ready_if_complete", ready)
+    patch.around(PrefillService, "_ready_if_complete", ready)
 
 
-def _say_it_once() -> None:
+def _say_it_once(patch: Patches) -> None:
     def tick(original: Callable, self: object, now_s: float) -> None:
         for handover in [h for d in self._decodes.values() for h in d.handovers.values()]:  # type: ignore[attr-defined]
             handover.repeat_at_s = now_s + 1000
         original(self, now_s)
 
-    around(PrefillSide, "tick", tick)
+    patch.around(PrefillSide, "tick", tick)
 
 
-def _no_lease_ends_at_the_prefill_side() -> None:
-    around(PrefillSide, "_expire", lambda original, self, key, handover: None)
-    prefill_side.NOT_WANTED = prefill_side.NOT_HERE
+def _no_lease_ends_at_the_prefill_side(patch: Patches) -> None:
+    patch.around(PrefillSide, "_expire", lambda original, self, key, handover: None)
+    patch.put(prefill_side, "NOT_WANTED", prefill_side.NOT_HERE)
 
 
-def _a_peer_s_death_is_our_stall() -> None:
-    around(Peer, "is_available", lambda original, self, now_s: True)
-    around(RemotePrefill, "kv_report", lambda original, self, report, now_s: None)
+def _a_peer_s_death_is_our_stall(patch: Patches) -> None:
+    patch.around(Peer, "is_available", lambda original, self, now_s: True)
+    patch.around(RemotePrefill, "kv_report", lambda original, self, report, now_s: None)
 
 
-def _row(name: str, breaks: str, apply: Callable[[], None], *tests: str) -> Sabotage:
+def _row(name: str, breaks: str, apply: Callable[[Patches], None], *tests: str) -> Sabotage:
     return Sabotage(name, breaks, apply, [KV + test for test in tests])
 
 

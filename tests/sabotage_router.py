@@ -1,0 +1,518 @@
+"""Deliberate bugs in how streams are carried on. See `tests/sabotage.py`, whose table these rows belong to."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import msgspec
+
+from onward.api import jobs
+from onward.api.answer import Choice, Piece, Start
+from onward.api.jobs import Jobs, Prepared
+from onward.api.ledger import Order
+from onward.api.prompts import Prompts
+from onward.proto.request import ErrorInfo
+from onward.proto.router import Attempt, GivenChoice, Progress, RegisterAnswer, Registration
+from onward.router.budget import RetryBudget
+from onward.router.client_side import ClientSide
+from onward.router.core import Finish, RouterCore, Step
+from onward.router.events import BLANK_LINE, DONE, Event
+from onward.router.replicas import Booking, Replicas
+from onward.router.retrying import Retrying
+from onward.router.route import Route
+from onward.router.serving import Serving
+from onward.router.stream import Cause, Failed, Stream
+from onward.router.upstream import Upstream
+from onward.text.detokenizer import Detokenizer
+from onward.text.text_stream import TextStream
+from tests.sabotage_kinds import Patches, Sabotage
+
+ROWS = "tests/router/test_failures.py::"
+REPLICAS = "tests/router/test_replicas.py::"
+ATTEMPTS = "tests/api/test_attempts.py::"
+CHAT = "/v1/chat/completions"
+CUTS_INSIDE_OF_CHARACTERS = (1, 3, 4, 5, 7, 8)
+
+
+def _only_the_tail_is_told(patch: Patches) -> None:
+    def start_whole(original: Callable, given: GivenChoice, *rest: object) -> Start:
+        return replace(original(given, *rest), tells_from=len(given.token_ids))
+
+    patch.around(jobs, "_start_whole", start_whole)
+
+
+def _a_retry_starts_over(patch: Patches) -> None:
+    def begin(original: Callable, self: Stream, *rest: object) -> None:
+        self.choices = []
+        original(self, *rest)
+
+    patch.around(Stream, "begin", begin)
+
+
+def _giving_up_is_a_way_to_finish(patch: Patches) -> None:
+    async def fail(original: Callable, self: ClientSide, info: ErrorInfo, body: bytes | None) -> None:
+        self._stream.answer = self._stream.answer or b""
+        await self.finish()
+
+    patch.around(ClientSide, "fail", fail)
+
+
+def _only_the_first_choice_is_carried_on(patch: Patches) -> None:
+    def attempt(original: Callable, self: Stream, *rest: object) -> Attempt:
+        made: Attempt = original(self, *rest)
+        others = [GivenChoice() for _ in made.choices[1:]]
+        return msgspec.structs.replace(made, choices=[*made.choices[:1], *others])
+
+    patch.around(Stream, "attempt", attempt)
+
+
+def _retry_only(patch: Patches, is_worth_it: Callable[[Stream], bool]) -> None:
+    def judge(original: Callable, self: Retrying, route: Route, failed: Failed, *rest: object) -> None:
+        if is_worth_it(route.stream):
+            original(self, route, failed, *rest)
+        else:
+            route.settle(failed.info)
+
+    patch.around(Retrying, "judge", judge)
+
+
+def _only_chat_is_retried(patch: Patches) -> None:
+    _retry_only(patch, lambda stream: stream.origin.path == CHAT)
+
+
+def _only_whole_answers_are_retried(patch: Patches) -> None:
+    _retry_only(patch, lambda stream: not stream.origin.streams)
+
+
+def _what_was_generated_becomes_prompt(patch: Patches) -> None:
+    def order(original: Callable, *args: object) -> Order:
+        made: Order = original(*args)
+        prompt = [*made.prompt_token_ids, *made.generated_token_ids]
+        return replace(made, prompt_token_ids=prompt, generated_token_ids=[])
+
+    patch.around(jobs, "_order", order)
+
+
+def _limits_count_from_the_break(patch: Patches) -> None:
+    def sampling(original: Callable, prepared: Prepared, choice: int, max_tokens: int, *rest: object) -> object:
+        given = [len(one.token_ids) for one in prepared.attempt.choices] or [0] * (choice + 1)
+        return original(prepared, choice, max(1, max_tokens - given[choice]), *rest)
+
+    patch.around(jobs, "_sampling", sampling)
+
+
+def _stop_strings_are_looked_for_from_the_break_on(patch: Patches) -> None:
+    def replay(original: Callable, self: Choice, start: Start) -> Piece | None:
+        piece = original(self, replace(start, token_ids=()))
+        self.token_ids = list(start.token_ids)
+        return piece
+
+    patch.around(Choice, "replay", replay)
+
+
+def _text_is_encoded_again(patch: Patches) -> None:
+    def of_attempt(original: Callable, self: Jobs, attempt: Attempt, *rest: object, **named: object) -> Prepared:
+        prompts = self._backend.prompts
+        choices = [GivenChoice(_encoded_again(prompts, one.token_ids), one.finish_reason) for one in attempt.choices]
+        return original(self, msgspec.structs.replace(attempt, choices=choices), *rest, **named)
+
+    patch.around(Jobs, "of_attempt", of_attempt)
+
+
+def _encoded_again(prompts: Prompts, token_ids: list[int]) -> list[int]:
+    stream, text = TextStream.replay(token_ids, prompts._table)
+    assert prompts._tokenizer is not None
+    return prompts._tokenizer.encode(text + stream.finish("length"))
+
+
+def _each_token_is_decoded_by_itself(patch: Patches) -> None:
+    def push(original: Callable, self: Detokenizer, token_id: int) -> str:
+        return self._pieces[token_id].decode("utf-8", "replace")
+
+    patch.around(Detokenizer, "push", push)
+
+
+def _any_sign_of_life_is_progress(patch: Patches) -> None:
+    def hear(original: Callable, self: Stream, event: Event, now_s: float) -> bytes | None:
+        self.moved_s = now_s
+        return original(self, event, now_s)
+
+    patch.around(Stream, "hear", hear)
+
+
+def _stalls_begin_with_the_first_byte(patch: Patches) -> None:
+    def begin(original: Callable, self: Stream, *rest: object) -> None:
+        original(self, *rest)
+        self.moved_s = math.inf
+
+    patch.around(Stream, "begin", begin)
+
+
+def _only_tokens_are_progress(patch: Patches) -> None:
+    def hear(original: Callable, self: Stream, event: Event, now_s: float) -> bytes | None:
+        return None if isinstance(event, Progress) else original(self, event, now_s)
+
+    patch.around(Stream, "hear", hear)
+
+
+def _change_the_error(patch: Patches, change: Callable[[bytes], bytes]) -> None:
+    async def write(original: Callable, self: ClientSide, events: bytes) -> None:
+        await original(self, change(events) if events.startswith(b"event: error") else events)
+
+    patch.around(ClientSide, "write", write)
+
+
+def _no_error_event(patch: Patches) -> None:
+    _change_the_error(patch, lambda events: DONE + BLANK_LINE)
+
+
+def _no_end_behind_the_error(patch: Patches) -> None:
+    _change_the_error(patch, lambda events: events.removesuffix(DONE + BLANK_LINE))
+
+
+def _a_429_is_an_error_like_others(patch: Patches) -> None:
+    def fail(original: Callable, self: Stream, cause: Cause, info: ErrorInfo, *rest: object) -> None:
+        if cause is Cause.OVERLOADED:
+            cause, info = Cause.ERROR, msgspec.structs.replace(info, retryable=True)
+        original(self, cause, info, *rest)
+
+    patch.around(Stream, "fail", fail)
+
+
+def _the_connection_retries_too(patch: Patches) -> None:
+    @asynccontextmanager
+    async def attempt(original: Callable, self: Upstream, *rest: object) -> AsyncIterator[object]:
+        async with original(self, *rest) as response:
+            if response.status == 200:
+                yield response
+                return
+        async with original(self, *rest) as response:
+            yield response
+
+    patch.around(Upstream, "attempt", attempt)
+
+
+def _no_retry_budget(patch: Patches) -> None:
+    patch.around(RetryBudget, "may_retry", lambda original, self, now_s: True)
+
+
+def _each_attempt_has_its_own_id(patch: Patches) -> None:
+    def attempt(original: Callable, self: Stream, *rest: object) -> Attempt:
+        made: Attempt = original(self, *rest)
+        retry_id = f"{made.epoch:x}{made.request_id}"[:32]
+        return msgspec.structs.replace(made, request_id=retry_id) if made.epoch > 1 else made
+
+    patch.around(Stream, "attempt", attempt)
+
+
+def _what_is_left_runs_on(patch: Patches) -> None:
+    left: list[object] = []
+
+    @asynccontextmanager
+    async def attempt(original: Callable, self: Upstream, *rest: object) -> AsyncIterator[object]:
+        exchange = original(self, *rest)
+        left.append(exchange)  # or else it is closed when it is collected
+        yield await exchange.__aenter__()
+
+    patch.around(Upstream, "attempt", attempt)
+
+
+def _instances_do_not_hear_of_aborts(patch: Patches) -> None:
+    async def abort_at_instances(original: Callable, self: Serving, asked: object) -> set[str]:
+        return set()
+
+    patch.around(Serving, "_abort_at_instances", abort_at_instances)
+
+
+def _one_failed_probe_is_death(patch: Patches) -> None:
+    def probed(original: Callable, self: Replicas, url: str, registration: Registration | None, now_s: float) -> object:
+        if registration is None and (member := self._at(url)) is not None:
+            self._remove(member.registration.instance)
+        return original(self, url, registration, now_s)
+
+    patch.around(Replicas, "probed", probed)
+
+
+def _all_probes_end_before_the_next_begin(patch: Patches) -> None:
+    def due_probes(original: Callable, self: Replicas, now_s: float) -> list[str]:
+        return [] if any(probe.under_way for probe in self._probes.values()) else original(self, now_s)
+
+    patch.around(Replicas, "due_probes", due_probes)
+
+
+def _probes_stand_in_line(patch: Patches) -> None:
+    one_at_a_time = asyncio.Lock()
+
+    async def probe(original: Callable, self: Upstream, *rest: object) -> Registration | None:
+        async with one_at_a_time:
+            return await original(self, *rest)
+
+    patch.around(Upstream, "probe", probe)
+
+
+def _a_finish_beats_an_abort(patch: Patches) -> None:
+    def next_step(original: Callable, self: RouterCore, route: Route, now_s: float) -> Step:
+        return Finish() if route.stream.is_complete else original(self, route, now_s)
+
+    patch.around(RouterCore, "next_step", next_step)
+
+
+def _a_failure_beats_an_abort(patch: Patches) -> None:
+    def ended(original: Callable, self: RouterCore, route: Route, now_s: float) -> None:
+        if route.stream.failed is not None:
+            route.verdict = None
+        original(self, route, now_s)
+
+    patch.around(RouterCore, "ended", ended)
+
+
+def _the_last_verdict_counts(patch: Patches) -> None:
+    def settle(original: Callable, self: Route, verdict: ErrorInfo, body: bytes | None = None) -> None:
+        self.verdict, self.verdict_body = verdict, body
+
+    patch.around(Route, "settle", settle)
+
+
+def _an_abort_only_cuts(patch: Patches) -> None:
+    def abort(original: Callable, self: RouterCore, *rest: object) -> tuple[list[Route], set[str]]:
+        hit, known = original(self, *rest)
+        for route in hit:
+            route.verdict = None
+        return hit, known
+
+    patch.around(RouterCore, "abort", abort)
+
+
+def _a_failed_dispatch_keeps_its_booking(patch: Patches) -> None:
+    def release(original: Callable, self: Route) -> None:
+        if self.stream.accepted_once:
+            original(self)
+
+    patch.around(Route, "release", release)
+
+
+def _prefills_stay_booked(patch: Patches) -> None:
+    def release(original: Callable, self: Route) -> None:
+        self.prefill_bookings = []
+        original(self)
+
+    patch.around(Route, "release", release)
+
+
+def _bookings_are_a_number(patch: Patches) -> None:
+    def release(original: Callable, self: Booking) -> None:
+        if self._all:
+            self._all.pop()
+
+    patch.around(Booking, "release", release)
+
+
+def _bookings_outlive_their_incarnation(patch: Patches) -> None:
+    def register(original: Callable, self: Replicas, registration: Registration, now_s: float) -> RegisterAnswer:
+        answer = original(self, registration, now_s)
+        if (member := self._members.get(registration.instance)) is not None:
+            by_name = self.__dict__.setdefault("bookings_by_name", {})
+            member.bookings = by_name.setdefault(registration.instance, member.bookings)
+        return answer
+
+    patch.around(Replicas, "register", register)
+
+
+def _of_f41(stream: bool, *paths: str) -> list[str]:
+    name = "test_f41_all_choices_all_endpoints_and_both_modes_are_carried_on"
+    return [f"{ROWS}{name}[{stream}-{path}]" for path in paths]
+
+
+def _of_f44(*cuts: int) -> list[str]:
+    return [f"{ATTEMPTS}test_f44_ids_are_carried_and_text_is_never_encoded_again[{at}]" for at in cuts]
+
+
+F40 = ROWS + "test_f40_after_a_retry_the_whole_answer_comes_back_and_after_the_last_one_an_error"
+F43 = ATTEMPTS + "test_f43_what_depends_on_the_tokens_so_far_goes_on_and_does_not_start_over"
+F45_LIVE = ROWS + "test_f45_a_live_connection_that_brings_nothing_is_left"
+F46 = ROWS + "test_f46_when_all_attempts_fail_mid_stream_there_is_an_error_and_an_end"
+F47_429 = ROWS + "test_f47_a_429_is_not_retried_against_the_same_instance_and_retries_do_not_multiply"
+F48 = ROWS + "test_f48_an_abort_by_id_reaches_the_instance_that_has_it_now_and_both_sides_stop"
+F50_CROSSING = ROWS + "test_f50_an_abort_that_crosses_another_end_stays_an_abort"
+
+TABLE = [
+    Sabotage(
+        "tail-only",
+        "F40: after a retry the answer is what the last attempt has made",
+        _only_the_tail_is_told,
+        [ATTEMPTS + "test_a_whole_answer_that_is_cut_anywhere_is_whole"],
+    ),
+    Sabotage(
+        "retry-starts-over",
+        "F40: a retry does not know what the client has, and tells it again",
+        _a_retry_starts_over,
+        [F40, *_of_f41(True, CHAT)],
+    ),
+    Sabotage(
+        "empty-200",
+        "F40: after the last attempt an empty answer stands for the error",
+        _giving_up_is_a_way_to_finish,
+        [F40, F46],
+    ),
+    Sabotage(
+        "first-choice-only",
+        "F41: the tokens of the first choice are carried on, those of the others are not",
+        _only_the_first_choice_is_carried_on,
+        [*_of_f41(True, CHAT, "/v1/generate"), *_of_f41(False, "/v1/completions")],
+    ),
+    Sabotage(
+        "only-chat-retried",
+        "F41: other endpoints than chat are not retried",
+        _only_chat_is_retried,
+        [*_of_f41(True, "/v1/completions", "/v1/generate"), *_of_f41(False, "/v1/completions", "/v1/generate")],
+    ),
+    Sabotage(
+        "only-whole-retried",
+        "F41: what streams is not retried",
+        _only_whole_answers_are_retried,
+        _of_f41(True, CHAT, "/v1/completions", "/v1/generate"),
+    ),
+    Sabotage(
+        "output-becomes-prompt",
+        "F43: min_tokens and penalties take what was generated for prompt",
+        _what_was_generated_becomes_prompt,
+        [F43],
+    ),
+    Sabotage(
+        "limits-from-the-break",
+        "F43: limits are those of the rest and are applied to the whole",
+        _limits_count_from_the_break,
+        [F43],
+    ),
+    Sabotage(
+        "stop-strings-forget",
+        "F43: a stop string across the break is not found",
+        _stop_strings_are_looked_for_from_the_break_on,
+        [F43],
+    ),
+    Sabotage(
+        "text-encoded-again",
+        "F44: the tokens so far are made from their text",
+        _text_is_encoded_again,
+        _of_f44(*CUTS_INSIDE_OF_CHARACTERS),
+    ),
+    Sabotage(
+        "tokens-decoded-singly",
+        "F44: each token is turned into text by itself",
+        _each_token_is_decoded_by_itself,
+        _of_f44(*range(1, 12)),
+    ),
+    Sabotage(
+        "any-sign-is-progress",
+        "F45: who says again and again that nothing moves is alive",
+        _any_sign_of_life_is_progress,
+        [F45_LIVE],
+    ),
+    Sabotage(
+        "no-first-byte-deadline",
+        "F45: only a stream that has begun can stall",
+        _stalls_begin_with_the_first_byte,
+        [ROWS + "test_f45_an_instance_that_accepts_and_never_answers_is_left"],
+    ),
+    Sabotage(
+        "only-tokens-are-progress",
+        "F45: a long queue or prefill is taken for a stall",
+        _only_tokens_are_progress,
+        [ROWS + "test_f45_a_long_queue_or_prefill_is_no_stall"],
+    ),
+    Sabotage("no-error-event", "F46: a stream that was given up just ends", _no_error_event, [F46]),
+    Sabotage(
+        "no-done-behind-error", "F46: nothing says that the error was the end", _no_end_behind_the_error, [F46, F48]
+    ),
+    Sabotage("429-is-retried", "F47: an overloaded instance is asked again", _a_429_is_an_error_like_others, [F47_429]),
+    Sabotage(
+        "retries-at-two-layers", "F47: whoever sends retries beside the router", _the_connection_retries_too, [F47_429]
+    ),
+    Sabotage(
+        "no-retry-budget",
+        "F47: every stream retries for itself, however many do",
+        _no_retry_budget,
+        [ROWS + "test_f47_an_outage_does_not_become_a_storm"],
+    ),
+    Sabotage("new-id-per-attempt", "F48: a retry has another id", _each_attempt_has_its_own_id, [F48]),
+    Sabotage(
+        "loser-runs-on",
+        "F48: an instance whose attempt was left goes on working",
+        _what_is_left_runs_on,
+        [F48, F45_LIVE],
+    ),
+    Sabotage("abort-stays-here", "F48: no instance hears of an abort", _instances_do_not_hear_of_aborts, [F48]),
+    Sabotage(
+        "one-failed-probe-kills",
+        "F49: an instance is gone with the first probe that fails",
+        _one_failed_probe_is_death,
+        [REPLICAS + "TestProbes::test_f49_one_failed_probe_is_not_death"],
+    ),
+    Sabotage(
+        "probes-in-rounds",
+        "F49: nobody is probed while one probe is under way",
+        _all_probes_end_before_the_next_begin,
+        [REPLICAS + "TestProbes::test_f49_one_hung_probe_does_not_delay_the_others"],
+    ),
+    Sabotage(
+        "probes-in-line",
+        "F49: probes are sent one after the other",
+        _probes_stand_in_line,
+        [ROWS + "test_f49_an_instance_that_answers_no_probe_holds_up_nobody_else"],
+    ),
+    Sabotage(
+        "finish-beats-abort",
+        "F50: an answer that was complete when it was aborted ends well",
+        _a_finish_beats_an_abort,
+        [F50_CROSSING + "[answer]"],
+    ),
+    Sabotage(
+        "failure-beats-abort",
+        "F50: an attempt that failed when it was aborted is judged by its failure",
+        _a_failure_beats_an_abort,
+        [F50_CROSSING + f"[{crossing}]" for crossing in ("lost", "refused", "final")],
+    ),
+    Sabotage(
+        "last-verdict-counts",
+        "F50: what happens after an abort decides how it ends",
+        _the_last_verdict_counts,
+        [F50_CROSSING],
+    ),
+    Sabotage(
+        "abort-only-cuts",
+        "F50: an abort ends the attempt, and another one follows",
+        _an_abort_only_cuts,
+        [ROWS + "test_f50_how_an_aborted_stream_ends_is_decided_once", F48],
+    ),
+    Sabotage(
+        "failed-dispatch-stays-booked",
+        "F51: an attempt that was never accepted keeps its place",
+        _a_failed_dispatch_keeps_its_booking,
+        [ROWS + "test_f51_nothing_stays_booked_when_a_dispatch_fails"],
+    ),
+    Sabotage(
+        "prefill-stays-booked",
+        "F51: whoever was to compute the prompt of a failed attempt stays busy",
+        _prefills_stay_booked,
+        [ROWS + "test_f51_nothing_stays_booked_when_a_dispatch_fails"],
+    ),
+    Sabotage(
+        "bookings-are-a-number",
+        "F51: a place that is given back twice is counted twice",
+        _bookings_are_a_number,
+        [
+            REPLICAS
+            + "TestBookings::test_f51_a_booking_whose_dispatch_failed_is_given_back_however_often_it_is_released",
+            REPLICAS
+            + "TestBookings::test_f51_bookings_are_those_taken_since_it_came_and_not_given_back_whatever_the_order",
+        ],
+    ),
+    Sabotage(
+        "bookings-outlive",
+        "F51: a new incarnation inherits the places of the old one",
+        _bookings_outlive_their_incarnation,
+        [REPLICAS + "TestBookings::test_f51_bookings_end_with_their_incarnation"],
+    ),
+]
