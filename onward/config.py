@@ -18,6 +18,7 @@ KvBackend = Literal["auto", "shm", "tcp", "nixl"]
 KvChecksums = Literal["auto", "on", "off"]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+API_KEY_VARIABLE = "ONWARD_API_KEY"
 
 
 def knob(default: Any, help: str, *, flag: str | None = None) -> Any:
@@ -103,7 +104,8 @@ class RouterConfig:
     detach_ttl_s: float = knob(60.0, "how long a stream whose client has gone can be continued by its id")
     drain_s: float = knob(5.0, "how long streams may finish after SIGTERM")
     request_timeout_s: float | None = knob(None, "a deadline for requests that bring none")
-    api_key: str | None = knob(None, "clients must send it as a bearer token")
+    api_key: str | None = knob(None, "clients must send it as a bearer token; others can read it on a command line")
+    api_key_file: str | None = knob(None, "file whose first line is the API key; ONWARD_API_KEY may have it too")
     cluster_key_file: str | None = knob(None, "the cluster's secret, made by `onward keygen`; needed beyond one host")
     tell_resumes: bool = knob(False, "end each stream with a comment that says how often it was carried on")
     max_body_bytes: int = knob(8 << 20, "largest request body")
@@ -180,6 +182,15 @@ def cache_dir() -> Path:
     if path := os.environ.get("ONWARD_CACHE"):
         return Path(path)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onward"
+
+
+def api_key_in_environment() -> str | None:
+    return os.environ.get(API_KEY_VARIABLE)
+
+
+def environment_with(more: dict[str, str]) -> dict[str, str]:
+    """For a process that we start."""
+    return os.environ | more
 
 
 def hub_endpoint() -> str | None:

@@ -1,8 +1,9 @@
 """`make bench-router`: what the router costs, beside nginx, and what choosing by cached prefixes gains.
 
 Costs are processor time of the router's process, all its threads. It stands between a load and a stand-in for instances
-that computes nothing, as nginx does in alternation as a plain reverse proxy. Then chats of many turns over two mixed
-instances of the default model, through a router with `prefix` and one with `round_robin`, in alternation.
+that computes nothing, as nginx does in alternation as a plain reverse proxy; what `prefix` spends on token ids is told
+apart. Then chats of many turns over two mixed instances of the default model, through a router with `prefix` and one with
+`round_robin`, in alternation. One table at the end; everything goes into a JSON file, with `--json` to the output too.
 """
 
 import argparse
@@ -14,93 +15,102 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 from typing import Any, TypeVar
 
 import msgspec
 import uvloop
 from bench_sides import OnwardServer, OthersLoad
 from rich.console import Console
-from rich.table import Table
 from router_sides import Listening, Nginx, Router, StandIn, nginx_binary, nginx_version
 
 from onward import config
-from onward.bench import chats, environment, prompts, stream_load
+from onward.bench import chats, environment, prompts, router_report, stream_load
 from onward.bench.chats import Chats, Figures
 from onward.bench.load import Target
 from onward.bench.router_cost import (
     MAX_MS_PER_REQUEST,
     MAX_US_PER_EVENT,
-    Cost,
+    Measured,
     Sample,
     Setting,
-    median_cost,
     separate,
     settings,
 )
+from onward.bench.router_report import Row
 from onward.bench.stream_load import Shape
-from onward.bench.tokenizing_cost import TokenizingCost, tokenizing_cost
+from onward.bench.tokenizing_cost import tokenizing_cost
 from onward.errors import OnwardError
 from onward.models import store
+from onward.proto.model import PreparedModel
+from onward.text.prompt_tokens import read_text
 
 ROOT = Path(__file__).resolve().parent.parent
-POLICIES = ("prefix", "round_robin")
+COST_POLICIES = ("least_loaded", "prefix")
+CHAT_POLICIES = ("prefix", "round_robin")
 NUM_INSTANCES = 2
 PROMPT_WORDS = (100, 1000)
+WARM_UP = Shape(4, 8, 16, 0.0)
+FILE_WIDTH = 130
 S = TypeVar("S", bound=Listening)
 
 
-class Measured(msgspec.Struct, frozen=True):
-    side: str
-    setting: str
-    short: Sample
-    long: Sample
-    cost: Cost
-    other_programs_cores: float
-
-
 def _sample(side: Listening, shape: Shape) -> Sample:
-    began_s = side.cpu_s()
+    began_s, tokenizing_began_s = side.cpu_s(), _tokenizing_s(side)
     num_reads = uvloop.run(stream_load.run(side.port, shape))
-    return Sample(shape.events_each, shape.num_requests, num_reads, side.cpu_s() - began_s)
+    tokenizing_s = _tokenizing_s(side) - tokenizing_began_s
+    cpu_s = side.cpu_s() - began_s - tokenizing_s
+    return Sample(shape.events_each, shape.num_requests, num_reads, cpu_s, tokenizing_s)
 
 
-def _measure(name: str, side: Listening, stand_in: StandIn, setting: Setting) -> Measured:
+def _tokenizing_s(side: Listening) -> float:
+    return side.tokenizing_s() if isinstance(side, Router) else 0.0
+
+
+def _measure(name: str, side: Listening, stand_in: StandIn, setting: Setting, number: int) -> Measured:
     others = OthersLoad([side, stand_in])
     short, long = _sample(side, setting.short), _sample(side, setting.long)
-    return Measured(name, setting.name, short, long, separate(short, long), others.cores())
+    return Measured(name, setting.name, number, short, long, separate(short, long), others.cores())
 
 
-def costs(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    binary = None if args.skip_nginx else nginx_binary(config.cache_dir() / "nginx")
+def costs(args: argparse.Namespace, model: PreparedModel, console: Console) -> tuple[dict[str, Any], list[Row]]:
+    binary = None if args.skip_nginx else nginx_binary(args.nginx, config.cache_dir() / "nginx")
+    text = args.out / "model-text.msgpack"
+    text.write_bytes(msgspec.msgpack.encode(read_text(model)))
     with ExitStack() as stack:
-        stand_in = _started(stack, StandIn(args.out))
-        sides: dict[str, Listening] = {}
-        for policy in ("least_loaded", "prefix"):
-            router = sides[policy] = _started(stack, Router(policy, args.out, stand_in.url))
+        stand_in = _started(stack, StandIn(args.out, text))
+        routers = {policy: _started(stack, Router(policy, args.out, stand_in.url)) for policy in COST_POLICIES}
+        for router in routers.values():
             router.wait_for_instances(1)
+        sides: dict[str, Listening] = {**routers}
         if binary is None:
-            console.print("nginx: left out" if args.skip_nginx else "nginx: cannot be had here; costs are without it")
+            why = "left out" if args.skip_nginx else "not on PATH, not named by --nginx, and cannot be downloaded here"
+            console.print(f"nginx: {why}; costs are without it")
         else:
             sides["nginx"] = _started(stack, Nginx(binary, stand_in.port, args.out))
         for side in sides.values():
-            uvloop.run(stream_load.run(side.port, Shape(4, 8, 16, 0.0)))
-        measured = [
-            _measure(name, side, stand_in, setting)
-            for _ in range(args.rounds)
-            for setting in settings(args.scale)
-            for name, side in sides.items()
-        ]
-    console.print(_cost_table(measured))
-    return {
+            uvloop.run(stream_load.run(side.port, WARM_UP))
+        num_before = routers["prefix"].num_untokenized()
+        measured: list[Measured] = []
+        for number in range(args.rounds):
+            for setting in settings(args.scale):
+                for name, side in sides.items() if number % 2 == 0 else reversed(sides.items()):
+                    measured.append(_measure(name, side, stand_in, setting, number))
+            console.print(
+                f"costs, round {number + 1} of {args.rounds}: {_others(measured, number):.2f} cores of others"
+            )
+        if routers["prefix"].num_untokenized() > num_before:
+            raise SystemExit("the router with prefix did not tokenize every prompt, so its figures say nothing")
+    document = {
         "nginx": binary and nginx_version(binary),
         "bars": {"us_per_event": MAX_US_PER_EVENT, "ms_per_request": MAX_MS_PER_REQUEST},
         "rounds": measured,
-        "median": [
-            {"side": side, "setting": setting, **msgspec.structs.asdict(cost)}
-            for (side, setting), cost in _medians(measured).items()
-        ],
     }
+    return document, router_report.cost_rows(measured)
+
+
+def _others(measured: list[Measured], number: int) -> float:
+    """The most, in one round, that other programs took from what is measured."""
+    return max(one.other_programs_cores for one in measured if one.round == number)
 
 
 def _started(stack: ExitStack, side: S) -> S:
@@ -108,51 +118,11 @@ def _started(stack: ExitStack, side: S) -> S:
     return side
 
 
-def _medians(measured: list[Measured]) -> dict[tuple[str, str], Cost]:
-    found: dict[tuple[str, str], list[Cost]] = {}
-    for one in measured:
-        found.setdefault((one.side, one.setting), []).append(one.cost)
-    return {key: median_cost(costs) for key, costs in found.items()}
-
-
-def _cost_table(measured: list[Measured]) -> Table:
-    table = Table(
-        title=f"Processor time, medians; at most {MAX_US_PER_EVENT:g} µs per event and {MAX_MS_PER_REQUEST:g} ms per "
-        "request for least_loaded. Apart: each event travels alone. Others: cores busy with other programs",
-        title_justify="left",
-    )
-    for name in ("load", "side", "µs/event", "ms/request", "per read", "others"):
-        table.add_column(name, justify="left" if name in ("load", "side") else "right")
-    for (side, setting), cost in _medians(measured).items():
-        same = [one for one in measured if (one.side, one.setting) == (side, setting)]
-        table.add_row(
-            setting, side, f"{cost.us_per_event:.1f}", f"{cost.ms_per_request:.2f}",
-            f"{median(one.long.events_per_read for one in same):.1f}",
-            f"{median(one.other_programs_cores for one in same):.2f}",
-            style="yellow" if side == "least_loaded" and not cost.is_within_bars else None,
-        )  # fmt: skip
-    return table
-
-
-def tokenizing(console: Console) -> list[TokenizingCost]:
-    """What `prefix` does for each request beside: the prompt's tokens, and the names of its blocks."""
-    model = store.prepare(config.DEFAULT_MODEL, progress=lambda message, share: None)
-    found = [tokenizing_cost(model, prompts.words(num_words, f"{num_words}")) for num_words in PROMPT_WORDS]
-    table = Table(title="Tokenizing for prefix, processor time per request", title_justify="left")
-    for name in ("prompt tokens", "template (ms)", "tokens (ms)", "block names (ms)"):
-        table.add_column(name, justify="right")
-    for one in found:
-        times = (f"{ms:.3f}" for ms in (one.template_ms, one.tokens_ms, one.block_names_ms))
-        table.add_row(str(one.num_tokens), *times)
-    console.print(table)
-    return found
-
-
-def prefix_gain(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+def prefix_gain(args: argparse.Namespace, console: Console) -> tuple[dict[str, Any], list[Row]]:
     asked = Chats(args.chats, args.chats_at_once, args.turns, args.first_words, args.turn_words, args.answer_tokens,
                   args.pause)  # fmt: skip
     with ExitStack() as stack:
-        routers = {policy: _started(stack, Router(policy, args.out)) for policy in POLICIES}
+        routers = {policy: _started(stack, Router(policy, args.out)) for policy in CHAT_POLICIES}
         flags = ["--router", ",".join(router.url for router in routers.values()), "--threads", str(args.threads),
                  "--num-kv-blocks", str(args.num_kv_blocks), *args.serve_argument]  # fmt: skip
         for number in range(NUM_INSTANCES):
@@ -161,16 +131,17 @@ def prefix_gain(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         for router in routers.values():
             router.wait_for_instances(NUM_INSTANCES)
         console.print(f"{NUM_INSTANCES} mixed instances, each: onward serve {' '.join(flags)}")
-        found: dict[str, list[Figures]] = {policy: [] for policy in POLICIES}
+        found: dict[str, list[Figures]] = {policy: [] for policy in CHAT_POLICIES}
         for pair in range(args.pairs):
-            for policy in POLICIES if pair % 2 == 0 else reversed(POLICIES):
+            for policy in CHAT_POLICIES if pair % 2 == 0 else reversed(CHAT_POLICIES):
                 # Every round has chats of its own, so that none finds what another has left.
                 target = Target(routers[policy].url, config.DEFAULT_MODEL)
                 turns = asyncio.run(chats.converse(target, asked, f"{args.seed} {pair} {policy}"))
                 found[policy].append(chats.figures(turns))
-                console.print(f"pair {pair + 1}, {policy}: {_line(found[policy][-1])}")
-    console.print(_chat_table(found))
-    return {"chats": asdict(asked), "flags": flags, "pairs": found}
+                console.print(f"chats, pair {pair + 1} of {args.pairs}, {policy}: {_line(found[policy][-1])}")
+        num_untokenized = routers["prefix"].num_untokenized()
+    document = {"chats": asdict(asked), "flags": flags, "pairs": found, "untokenized": num_untokenized}
+    return document, router_report.chat_rows(found)
 
 
 def _line(one: Figures) -> str:
@@ -180,42 +151,43 @@ def _line(one: Figures) -> str:
     )
 
 
-def _chat_table(found: dict[str, list[Figures]]) -> Table:
-    table = Table(title="Turns of chats after the first, medians of the pairs", title_justify="left")
-    for name in ("policy", "cached", "first token p50 (ms)", "p90 (ms)"):
-        table.add_column(name, justify="left" if name == "policy" else "right")
-    for policy, rounds in found.items():
-        table.add_row(
-            policy,
-            f"{median(one.hit_rate for one in rounds):.1%}",
-            f"{median(one.ttft_p50_s for one in rounds) * 1000:.0f}",
-            f"{median(one.ttft_p90_s for one in rounds) * 1000:.0f}",
-        )
-    return table
-
-
 def main() -> int:
     args = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as with Ctrl-C, the processes are stopped first
     args.out.mkdir(parents=True, exist_ok=True)
-    console = Console(highlight=False, soft_wrap=True)
-    document: dict[str, Any] = {"schema": 1, "environment": environment.facts(), "seed": args.seed}
+    console = Console(highlight=False, soft_wrap=True, stderr=args.json)
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    document: dict[str, Any] = {"schema": 2, "environment": environment.facts(), "seed": args.seed}
+    rows: list[Row] = []
     if not args.skip_costs:
-        document["costs"] = costs(args, console)
-        document["tokenizing"] = tokenizing(console)
+        model = store.prepare(config.DEFAULT_MODEL, progress=lambda message, share: None)
+        document["costs"], cost_rows = costs(args, model, console)
+        tokenizing = [tokenizing_cost(model, prompts.words(num_words, f"{num_words}")) for num_words in PROMPT_WORDS]
+        document["tokenizing"] = tokenizing
+        rows += cost_rows + router_report.tokenizing_rows(tokenizing)
     if not args.skip_chats:
-        document["prefix"] = prefix_gain(args, console)
+        document["prefix"], chat_rows = prefix_gain(args, console)
+        rows += chat_rows
+    document["table"] = rows
+    console.print(
+        "Medians. Costs are processor time. Ratios: least_loaded to nginx, prefix to round_robin, pair by pair"
+    )
+    console.print(router_report.table(rows))
+    written = msgspec.json.format(msgspec.json.encode(document))
     file = args.out / f"bench-router-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
+    file.write_bytes(written)
     console.print(f"written to {file}")
+    if args.json:
+        print(written.decode())
     return 0
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench-router", description="What the router costs, and what it gains.")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of the costs [%(default)s]")
+    parser.add_argument("--rounds", type=int, default=6, metavar="N", help="of the costs [%(default)s]")
     parser.add_argument("--scale", type=int, default=1, metavar="N", help="longer loads for the costs [%(default)s]")
-    parser.add_argument("--pairs", type=int, default=5, metavar="N", help="of chats [%(default)s]")
+    parser.add_argument("--pairs", type=int, default=6, metavar="N", help="of chats [%(default)s]")
     parser.add_argument("--chats", type=int, default=15, metavar="N", help="in each round [%(default)s]")
     parser.add_argument("--chats-at-once", type=int, default=5, metavar="N", help="[%(default)s]")
     parser.add_argument("--turns", type=int, default=6, metavar="N", help="of each chat [%(default)s]")
@@ -228,7 +200,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--num-kv-blocks", type=int, default=3000, metavar="N", help="of each instance [%(default)s]")
     parser.add_argument("--skip-costs", action="store_true", help="only chats")
     parser.add_argument("--skip-chats", action="store_true", help="only costs")
+    parser.add_argument("--nginx", type=Path, metavar="PATH", help="its binary [on PATH, else Debian's is downloaded]")
     parser.add_argument("--skip-nginx", action="store_true", help="costs without it")
+    parser.add_argument("--json", action="store_true", help="everything as JSON to the output, the rest to stderr")
     parser.add_argument("--seed", default=str(time.time_ns()), metavar="TEXT", help="chooses the chats")
     parser.add_argument("--out", type=Path, default=ROOT / "bench-results", metavar="FOLDER", help="[bench-results]")
     parser.add_argument("--serve-argument", action="append", default=[], metavar="FLAG", help="for every instance")

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 from bench_sides import SERVE, Side, free_port
@@ -80,9 +81,9 @@ class Listening(Side):
 
 
 class StandIn(Listening):
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, text: Path) -> None:
         port = free_port()
-        command = [sys.executable, "-m", "onward.bench.stand_in_instance", "--port", str(port)]
+        command = [sys.executable, "-m", "onward.bench.stand_in_instance", "--port", str(port), "--text", str(text)]
         super().__init__(command, port, folder / "stand-in.log")
 
 
@@ -97,6 +98,19 @@ class Router(Listening):
     def wait_for_instances(self, num_instances: int) -> None:
         self.wait_until("/info", num_instances)
 
+    def tokenizing_s(self) -> float:
+        """Processor time that it has spent on making token ids, as it says itself."""
+        return sum(value for name, value in self._metrics() if name == "onward_router_tokenize_seconds_sum")
+
+    def num_untokenized(self) -> float:
+        return sum(value for name, value in self._metrics() if name.startswith("onward_router_untokenized_total"))
+
+    def _metrics(self) -> list[tuple[str, float]]:
+        with urllib.request.urlopen(self.url + "/metrics", timeout=START_TIMEOUT_S) as response:
+            lines = response.read().decode().splitlines()
+        values = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return [(name, float(value)) for name, _, value in values]
+
 
 class Nginx(Listening):
     def __init__(self, binary: Path, upstream_port: int, folder: Path) -> None:
@@ -109,8 +123,12 @@ class Nginx(Listening):
         super().__init__(command, port, home / "start.log")
 
 
-def nginx_binary(folder: Path) -> Path | None:
-    """The system's, or Debian's package unpacked into the folder. None: it cannot be had here."""
+def nginx_binary(named: Path | None, folder: Path) -> Path | None:
+    """The one that was named, the system's, or Debian's package unpacked into the folder. None: it cannot be had."""
+    if named is not None:
+        if not (named.exists() and _starts(named)):
+            raise SystemExit(f"--nginx {named}: is not there, or does not start")
+        return named
     if found := shutil.which("nginx"):
         return Path(found)
     unpacked = folder / "usr" / "sbin" / "nginx"

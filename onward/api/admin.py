@@ -3,23 +3,24 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from onward.api.engine_client import EngineClient
+from onward.api.proven import Proven
 from onward.api.streams import Streams
 from onward.config import ApiConfig
 from onward.errors import NotFound, Unavailable
-from onward.obs.metrics import render
 from onward.proto.control import InstanceView
 from onward.proto.model import PreparedModel
+from onward.proto.stats import EngineStats
 from onward.version import __version__
+from onward.web.responses import json_response, metrics_response
 
 MAX_STALL_S = 30.0
 """Work without a completed step for this long is no progress."""
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MAX_DRAIN_BYTES = 4096
 ROLES = ("supervisor", "api", "engine", "worker")
 
 
@@ -45,7 +46,13 @@ class Admin:
         self._supervisor = supervisor
         self._streams = streams
 
-    def routes(self) -> list[Route]:
+    def routes(self, proven: Proven) -> list[Route]:
+        """`proven`: who may take the instance out of service."""
+
+        async def drain(request: Request) -> Response:
+            await proven.body(request, MAX_DRAIN_BYTES)
+            return self.drain()
+
         endpoints: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "/v1/models": self.models,
             "/v1/models/{model:path}": self.model,
@@ -56,10 +63,10 @@ class Admin:
             "/info": self.info,
         }
         routes = [Route(path, endpoint, methods=["GET"]) for path, endpoint in endpoints.items()]
-        return [*routes, Route("/drain", self.drain, methods=["POST"])]
+        return [*routes, Route("/drain", drain, methods=["POST"])]
 
     async def models(self, _: Request) -> Response:
-        return _json({"object": "list", "data": [self._model_card()]})
+        return json_response({"object": "list", "data": [self._model_card()]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
@@ -69,41 +76,42 @@ class Admin:
                 code="model_not_found",
                 param="model",
             )
-        return _json(self._model_card())
+        return json_response(self._model_card())
 
     async def health(self, _: Request) -> Response:
         if self._streams.is_draining:
-            return _json({"status": "draining", "reason": "this instance is being drained"}, status=503)
+            return json_response({"status": "draining", "reason": "this instance is being drained"}, status=503)
         problem = await self._problem()
         if problem is not None:
-            return _json({"status": "unavailable", "reason": problem}, status=503)
-        return _json({"status": "ok"})
+            return json_response({"status": "unavailable", "reason": problem}, status=503)
+        return json_response({"status": "ok"})
 
-    async def drain(self, _: Request) -> Response:
+    def drain(self) -> Response:
         """Of the whole instance, and for good. Asking again changes nothing."""
         self._supervisor.ask_drain()
         self._streams.drain()
-        return _json({"status": "draining"})
+        return json_response({"status": "draining"})
 
     async def live(self, _: Request) -> Response:
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     async def version(self, _: Request) -> Response:
-        return _json({"version": __version__})
+        return json_response({"version": __version__})
 
     async def metrics(self, _: Request) -> Response:
         view = await self._supervisor.instance()
-        return Response(render(view.families), headers={"content-type": METRICS_TYPE})
+        return metrics_response(view.families)
 
     async def info(self, _: Request) -> Response:
         view = await self._supervisor.instance()
         pids = {role: [process.pid for process in view.processes if process.role == role] for role in ROLES}
-        return _json(
+        return json_response(
             {
                 "version": __version__,
                 "model": self._model_card()
                 | {"fingerprint": self._model.fingerprint, "architecture": self._model.config.architecture},
                 "role": self._config.role,
+                "state": state_of(self._client, self._streams, view.engine),
                 "incarnation": view.incarnation,
                 "pids": pids,
                 "processes": view.processes,
@@ -142,5 +150,11 @@ class Admin:
         }
 
 
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+def state_of(client: EngineClient, streams: Streams, engine: EngineStats | None) -> str:
+    """Of the whole instance, as routers and people are told: `starting`, `ready`, `restarting` or `draining`."""
+    if streams.is_draining:
+        return "draining"
+    if client.worker is None:
+        return "starting"
+    is_ready = client.engine is not None and engine is not None and engine.worker_ready
+    return "ready" if is_ready else "restarting"

@@ -270,6 +270,8 @@ class Answer:
         self.choices = choices
         self._prompt_token_ids = prompt_token_ids
         self._by_id = {choice.request_id: choice for choice in choices}
+        self._held: list[Piece] = []
+        """News that wait until every choice is where the client has it."""
 
     @property
     def finished(self) -> bool:
@@ -295,19 +297,38 @@ class Answer:
                 break
             if choice.finish_reason == RESCHEDULE and self.finished and not self.usage().completion_tokens:
                 return Progress(error=delivery.error)
+        progress.pieces = self._in_turn(progress.pieces)
         return progress
 
+    def _in_turn(self, pieces: list[Piece]) -> list[Piece]:
+        """An event's cursor names the places of all choices, and none may be behind what the client has: while one choice
+        is still being made again, news of the others wait."""
+        known, news = [one for one in pieces if one.skipped], [one for one in pieces if not one.skipped]
+        self._held += news
+        if any(choice.skip_to is not None for choice in self.choices):
+            return known
+        held, self._held = self._held, []
+        return known + held
+
     def _take_part(self, choice: Choice, part: Delivery, progress: Progress) -> None:
-        is_skipped = choice.skip_to is not None
+        if choice.skip_to is not None:
+            self._take_skipped(choice, part, progress)
+            return
         if part.token_ids or not part.failed:
-            piece = choice.take(part, None if is_skipped else self._of_prompt(choice, part))
-            progress.pieces.append(replace(piece, skipped=True) if is_skipped else self.with_ids(piece))
+            progress.pieces.append(self.with_ids(choice.take(part, self._of_prompt(choice, part))))
         if choice.finish_reason is not None and part.finish_reason is None:
             progress.stopped.append(choice)
         elif part.failed and choice.finish_reason is None:
             progress.error = part.error
-        if is_skipped and progress.error is None:
-            progress.error = choice.compare_skipped(part.error)
+
+    def _take_skipped(self, choice: Choice, part: Delivery, progress: Progress) -> None:
+        """What the client has already. If that ends otherwise than it should, nobody is told of the end."""
+        piece = choice.take(part) if part.token_ids or not part.failed else None
+        progress.error = choice.compare_skipped(part.error) or (part.error if part.failed else None)
+        if piece is not None and progress.error is None:
+            progress.pieces.append(replace(piece, skipped=True))
+            if choice.finish_reason is not None and part.finish_reason is None:
+                progress.stopped.append(choice)
 
     def with_ids(self, piece: Piece) -> Piece:
         """With all of its choice's tokens, if it ends in an answer that is to be continued."""

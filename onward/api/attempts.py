@@ -8,8 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from onward.api import http
-from onward.api.generation import Generator, answer_errors, check_room
+from onward.api.generation import Generator, check_room
 from onward.api.jobs import STREAM_UNKNOWN, Backend
 from onward.api.proven import Proven
 from onward.api.streams import Streams
@@ -17,6 +16,8 @@ from onward.api.wrong_role import WRONG_ROLE
 from onward.errors import InvalidRequest, TooLarge
 from onward.proto import SCHEMA_VERSION
 from onward.proto.router import Attempt, Find
+from onward.web import http
+from onward.web.error_answers import answer_errors
 
 MAX_OTHER_BYTES = 64 << 20
 """Of an attempt beside the client's body: tokens."""
@@ -48,7 +49,7 @@ class AttemptEndpoint:
         check_room(self._num_open)
         max_body_bytes = self._backend.config.max_body_bytes
         started_at_s = self._backend.clock.now_s()
-        message = await http.read_body(scope, receive, max_body_bytes + MAX_OTHER_BYTES)
+        message = await http.read_body(receive, max_body_bytes + MAX_OTHER_BYTES)
         self._proven.check(scope, message)
         attempt = _decoded(self._decoder, message)
         if attempt.schema_version != SCHEMA_VERSION:
@@ -89,12 +90,7 @@ class Finding:
 
 async def proven_message(request: Request, proven: Proven, decoder: "msgspec.msgpack.Decoder[T]") -> T:
     """A router's question."""
-    try:
-        message = await http.read_body(request.scope, request.receive, MAX_QUESTION_BYTES)
-    except http.Disconnected:
-        raise InvalidRequest("the router has gone") from None
-    proven.check(request.scope, message)
-    return _decoded(decoder, message)
+    return _decoded(decoder, await proven.body(request, MAX_QUESTION_BYTES))
 
 
 def _decoded(decoder: "msgspec.msgpack.Decoder[T]", message: bytes) -> T:

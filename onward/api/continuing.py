@@ -13,9 +13,9 @@ stream ended long before. The new answer begins where the text of the first one 
 from typing import Any
 
 from onward.api.answer import Answer, Choice, Piece
-from onward.api.failures import error_fields
 from onward.api.ledger import RESCHEDULE
 from onward.api.openai import GenerationRequest
+from onward.web.failures import error_fields
 
 
 def of_choice(piece: Piece) -> dict[str, Any]:

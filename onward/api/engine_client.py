@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from onward import log
-from onward.api.failures import RequestFailed
 from onward.api.ledger import MAX_WAIT_S, NO_ENGINE, TOO_LATE, Actions, Delivery, Ledger, Order
 from onward.clock import Clock
 from onward.errors import Conflict, Overloaded, Unavailable
@@ -21,6 +20,7 @@ from onward.proto.kv_events import KvEvents
 from onward.proto.request import AbortAnswer, ErrorInfo, FromEngine, KvEventsAnswer, ToEngine
 from onward.proto.router import Progress
 from onward.proto.step import WorkerHello
+from onward.web.failures import RequestFailed
 
 MAX_OPEN_REQUESTS = 4096
 TICK_S = 0.25
@@ -112,13 +112,19 @@ class EngineClient:
         self._wire: Wire | None = None
         self._mailboxes: dict[str, Mailbox] = {}
         self._labels: dict[str, Mailbox] = {}
-        self._nudged: set[Mailbox] = set()
+        self._nudged: dict[Mailbox, None] = {}
+        """In the order in which they came."""
         self._ask_ids = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._first_engine = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
         self._ticking = self._watched(self._tick_for_ever())
         self._stopping = False
+
+    @property
+    def num_open(self) -> int:
+        """Requests that somebody waits for, or that the engine may still have."""
+        return len(self._mailboxes) + len(self._ledger)
 
     @property
     def engine(self) -> str | None:
@@ -161,7 +167,7 @@ class EngineClient:
         mailbox = Mailbox([order.request_id for order in orders], orders[0].label)
         self._take_label(mailbox, is_new)
         if with_nudges:
-            self._nudged.add(mailbox)
+            self._nudged[mailbox] = None
         now_s = self._clock.now_s()
         for order in orders:
             self._mailboxes[order.request_id] = mailbox
@@ -177,18 +183,18 @@ class EngineClient:
         """Idempotent; also tidies up after a request that has ended by itself."""
         if self._labels.get(mailbox.label) is mailbox:
             del self._labels[mailbox.label]
-        self._nudged.discard(mailbox)
+        self._nudged.pop(mailbox, None)
         for request_id in mailbox.request_ids:
             self._mailboxes.pop(request_id, None)
             self._perform(self._ledger.abort(request_id))
 
     async def abort_by_name(self, names: list[str], everything: bool = False) -> set[str]:
         """Ends everybody's requests that go by these names, or all there are. Returns the names that were known."""
-        ours = self._ledger.known(names, everything)
+        ours, now_s = self._ledger.known(names, everything), self._clock.now_s()
         ask_id = next(self._ask_ids)
         answer = self._asked[ask_id] = asyncio.get_running_loop().create_future()
         try:
-            self._perform(self._ledger.abort_by_name(ask_id, names, everything))
+            self._perform(self._ledger.abort_by_name(ask_id, names, everything, now_s, self._clock.wall_s()))
             if self.engine is None and not everything and ours.issuperset(names):
                 return ours
             return ours.union((await asyncio.wait_for(answer, ABORT_ANSWER_S)).aborted)

@@ -4,11 +4,12 @@ from typing import Protocol
 
 import msgspec
 
-from onward.api import sse
 from onward.api.answer import Answer, Piece, joined
+from onward.api.cursors import Cursors
 from onward.api.dialect import Chunks, Dialect
 from onward.api.jobs import Job
 from onward.proto.router import Facts
+from onward.web import sse
 
 
 class Form(Protocol):
@@ -45,7 +46,7 @@ class ChunkForm:
         self._job = job
         self._include_usage = job.prepared.request.include_usage
         self._chunks = Chunks(dialect, job.head, self._include_usage)
-        self._cursors = sse.Cursors(job.prepared.attempt, job.positions, job.known)
+        self._cursors = Cursors(job.prepared.attempt, job.positions, job.known)
 
     def opening(self) -> list[bytes]:
         """Of all choices at once, with the answer's first event. Whoever goes on with an answer has had them."""
@@ -65,7 +66,9 @@ class ChunkForm:
         return sse.bare_event(cursor) if self._job.prepared.is_routed and cursor is not None else b""
 
     def end(self) -> list[bytes]:
-        return [sse.event(self._chunks.usage(self._job.answer.usage()))] if self._include_usage else []
+        if not self._include_usage or self._job.prepared.attempt.usage_told:
+            return []
+        return [sse.event(self._chunks.usage(self._job.answer.usage()), self._cursors.at_usage())]
 
 
 class RoutedChunkForm:
@@ -92,7 +95,7 @@ class RoutedWholeForm:
         self._dialect = dialect
         self._job = job
         self._facts = FactsOnce(job)
-        self._cursors = sse.Cursors(job.prepared.attempt, job.positions, job.known)
+        self._cursors = Cursors(job.prepared.attempt, job.positions, job.known)
         self._collected = Collected(job.answer)
         self._collected.add(job.replayed)
 

@@ -7,24 +7,25 @@ tokens, by which it can be gone on with.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from onward.api import http, sse
 from onward.api.answer import Piece
-from onward.api.body import wrong
-from onward.api.envelope import Identity, identity_of
-from onward.api.failures import RequestFailed, info_of
 from onward.api.forms import ChunkForm, Collected, Form, RoutedChunkForm, RoutedWholeForm
+from onward.api.identity import Identity, identity_of
 from onward.api.jobs import EXACT_QUANTIZATION, STREAM_UNKNOWN, Backend, Job, Jobs, Prepared, continued
 from onward.api.ledger import RESCHEDULE, Delivery
 from onward.api.streams import Stream, Streams
-from onward.errors import InternalError, OnwardError, Overloaded, Unavailable
-from onward.proto.cursor import Cursor, parse_cursor
+from onward.errors import InternalError, Overloaded, Unavailable
+from onward.proto.cursor import Cursor
 from onward.proto.request import ErrorInfo
+from onward.proto.router import Attempt
+from onward.web import http, sse
+from onward.web.error_answers import answer_errors
+from onward.web.failures import RequestFailed, info_of
+from onward.web.last_event import last_event
 
 MAX_OPEN_EXCHANGES = 2048
 ONLY_WITH_CURSOR = ErrorInfo(
@@ -157,8 +158,8 @@ class GenerationEndpoint:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_room(self._num_open)
-        body = await http.read_body(scope, receive, self._backend.config.max_body_bytes)
-        cursor = _last_event(scope)
+        body = await http.read_body(receive, self._backend.config.max_body_bytes)
+        cursor = last_event(scope)
         if scope["method"] == "GET":
             work = self._continue(identity_of(scope), cursor, send)
         else:
@@ -169,10 +170,11 @@ class GenerationEndpoint:
     async def _generate(self, identity: Identity, body: bytes, cursor: Cursor | None, send: Send) -> None:
         jobs = self._generator.jobs
         if cursor is not None:
-            record = self._streams.find(cursor.request_id)
-            if record is not None and record.attempt.body == body:
-                await self._continue(identity, cursor, send)
+            attempt = self._next_attempt(cursor)
+            if attempt is not None and attempt.body == body:
+                await self._go_on(identity, attempt, send)
                 return
+            # Nobody has it, or not so much of it as the client: where that gives the same tokens, it is made again.
             if self._backend.model.quantization != EXACT_QUANTIZATION:
                 raise STREAM_UNKNOWN
         prepared = await self._generator.prepared(lambda: jobs.of_client(identity, body, cursor))
@@ -181,45 +183,26 @@ class GenerationEndpoint:
     async def _continue(self, identity: Identity, cursor: Cursor | None, send: Send) -> None:
         if cursor is None:
             raise RequestFailed(ONLY_WITH_CURSOR)
-        jobs, record = self._generator.jobs, self._streams.find(cursor.request_id)
-        attempt = None if record is None or record.attempt.path != jobs.path else continued(record.attempt, cursor)
+        attempt = self._next_attempt(cursor)
         if attempt is None:
             raise STREAM_UNKNOWN
-        started_at_s = identity.started_at_s
-        prepared = await self._generator.prepared(
-            lambda: jobs.of_attempt(attempt, started_at_s, is_routed=False),
-        )
+        await self._go_on(identity, attempt, send)
+
+    def _next_attempt(self, cursor: Cursor) -> Attempt | None:
+        """From the client's place on, if what we have of the stream reaches so far."""
+        record = self._streams.find(cursor.request_id)
+        is_ours = record is not None and record.attempt.path == self._generator.jobs.path
+        return continued(record.attempt, cursor) if record is not None and is_ours else None
+
+    async def _go_on(self, identity: Identity, attempt: Attempt, send: Send) -> None:
+        jobs, started_at_s = self._generator.jobs, identity.started_at_s
+        prepared = await self._generator.prepared(lambda: jobs.of_attempt(attempt, started_at_s, is_routed=False))
         if not prepared.request.stream:
             raise STREAM_UNKNOWN
         await self._generator.run(prepared, send)
-
-
-async def answer_errors(send: Send, work: Coroutine[Any, Any, None]) -> None:
-    """Runs what answers a request. Whatever it raises becomes an answer too."""
-    try:
-        await work
-    except http.Disconnected:
-        return
-    except OnwardError as error:
-        await http.respond_error(send, info_of(error))
-    except RequestFailed as failure:
-        await http.respond_error(send, failure.info)
-    except Exception:
-        _logger.exception("a request failed by a fault of ours")
-        await http.respond_error(send, info_of(InternalError("internal error")))
 
 
 def check_room(num_open: int) -> None:
     """Bounds what is held before the engine can say that it is too much: bodies, and work for the threads."""
     if num_open > MAX_OPEN_EXCHANGES:
         raise Overloaded(f"{MAX_OPEN_EXCHANGES} requests are open here already; try again later", retry_after_s=1.0)
-
-
-def _last_event(scope: Scope) -> Cursor | None:
-    header = http.header(scope, b"last-event-id")
-    if not header:
-        return None
-    try:
-        return parse_cursor(header)
-    except ValueError as fault:
-        raise wrong("Last-Event-ID", str(fault)) from None

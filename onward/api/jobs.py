@@ -4,7 +4,6 @@ Whoever asks, a request is an `Attempt`: of a plain client's we fix id, seed and
 before. That is all that is needed to go on with it later, here or elsewhere. Knows nothing of HTTP.
 """
 
-import secrets
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -13,14 +12,14 @@ import msgspec
 
 from onward.api import continuing
 from onward.api.answer import Answer, Choice, Piece, Start
-from onward.api.body import wrong
 from onward.api.dialect import Dialect, Head
 from onward.api.engine_client import EngineClient, Mailbox
-from onward.api.envelope import Identity
+from onward.api.identity import Identity
 from onward.api.ledger import MAX_ATTEMPT, RESCHEDULE, Order
 from onward.api.limits import output_limit
 from onward.api.openai import Bounds, GenerationRequest, check_token_ids
 from onward.api.prompts import Prompts
+from onward.chance import Chance
 from onward.clock import Clock
 from onward.config import ApiConfig
 from onward.errors import NotFound
@@ -31,6 +30,7 @@ from onward.proto.model import PreparedModel
 from onward.proto.router import Attempt, GivenChoice
 from onward.proto.sampling import Sampling
 from onward.proto.step import WorkerHello
+from onward.web.body import wrong
 
 SEED_BITS = 53
 """Of a seed that we choose: a client that reads it from JSON as a double sends back the same one."""
@@ -55,6 +55,7 @@ class Backend:
     threads: Executor
     """For templates and tokenizing, which may take long and must not hold up anybody's tokens."""
     unknown_fields: Counter
+    chance: Chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class Jobs:
     def of_client(self, identity: Identity, body: bytes, cursor: Cursor | None = None) -> Prepared:
         """Runs in a thread. With a cursor, the client has the answer up to there, and nobody else has it."""
         request, num_unknown = self.dialect.decode(body, self._bounds)
-        seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
+        seed = self._backend.chance.bits(SEED_BITS) if request.seed is None else request.seed
         attempt = Attempt(
             schema_version=SCHEMA_VERSION,
             path=self.path,
@@ -261,6 +262,9 @@ def _made_again(attempt: Attempt, request: GenerationRequest, cursor: Cursor) ->
         raise wrong("Last-Event-ID", problem)
     if request.seed is not None and request.seed != cursor.seed:
         raise wrong("seed", f"the stream that is gone on with has the seed {cursor.seed}, got {request.seed}")
+    if any(choice.finish_reason == RESCHEDULE for choice in cursor.choices):
+        # It was given up, and its client has been told so: it goes on as a new request with `generated_token_ids`.
+        raise STREAM_UNKNOWN
     for choice, given in zip(cursor.choices, request.generated(), strict=True):
         if choice.position < len(given):
             raise wrong("Last-Event-ID", "names a place before the end of generated_token_ids")
@@ -269,7 +273,9 @@ def _made_again(attempt: Attempt, request: GenerationRequest, cursor: Cursor) ->
         request_id=cursor.request_id,
         epoch=min(cursor.epoch + 1, MAX_ATTEMPT),
         seed=cursor.seed,
+        created_s=cursor.created_s,
         skip_to=cursor.choices,
+        usage_told=cursor.usage_told,
     )
 
 
@@ -285,6 +291,7 @@ def continued(attempt: Attempt, cursor: Cursor) -> Attempt | None:
         epoch=max(attempt.epoch, cursor.epoch) + 1,
         choices=[GivenChoice(made.token_ids[: client.position], client.finish_reason) for made, client in pairs],
         skip_to=[],
+        usage_told=cursor.usage_told,
     )
 
 
@@ -311,7 +318,7 @@ def _start_stream(
     given: GivenChoice, num_own: int, own_end: str | None, rescore_from: int | None, skip_to: ChoiceCursor | None
 ) -> Start:
     """The client has been told `given`, of which it has brought `num_own` along itself."""
-    token_ids, end = given.token_ids, _end_of(given)
+    token_ids, end = given.token_ids, given.finish_reason
     if skip_to is not None and end is None and len(token_ids) >= skip_to.position:
         # Where it was as far as this already, only the end remains to be skipped.
         end, skip_to = skip_to.finish_reason, None
@@ -332,11 +339,8 @@ def _start_whole(
         return Start(token_ids[:num_own], own_end, rescore_from=rescore_from)
     scored_from = num_own if rescore_from is None else rescore_from
     is_scored = has_logprobs and scored_from < len(token_ids)
-    return Start(token_ids, _end_of(given), tells_from=num_own, rescore_from=scored_from if is_scored else None)
-
-
-def _end_of(given: GivenChoice) -> str | None:
-    return None if given.finish_reason == RESCHEDULE else given.finish_reason
+    end = None if given.finish_reason == RESCHEDULE else given.finish_reason
+    return Start(token_ids, end, tells_from=num_own, rescore_from=scored_from if is_scored else None)
 
 
 def _known(prepared: Prepared, start: Start, choice: Choice) -> ChoiceCursor:

@@ -6,6 +6,7 @@ counted. A request that the engine gives up (`pd_reschedule`) has ended: the eng
 asked carries on elsewhere. Knows nothing of sockets, text or HTTP.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -34,12 +35,17 @@ MAX_WAIT_S = 60.0
 """How long a request waits for an engine that takes it."""
 MAX_FRUITLESS_RESUBMISSIONS = 16
 """Repairs of one request without a new token in between. Engine restarts do not count: the supervisor bounds those."""
+FIRST_WORD_S = 3.0
+"""How long we wait for the first word of an engine before we send a request again."""
 MAX_UNREAD_HOLDINGS = 3
 """So many comparisons in a row that an engine makes without having read a submission mean that it never came. Only the
 last message of all can be lost in this way; a later one that is read shows the loss at once."""
 EPOCHS_PER_ATTEMPT = 1 << 20
 MAX_ATTEMPT = 1 << 40
 """So that an epoch is a number of 64 bits."""
+ABORT_HOLDS_S = 30.0
+MAX_ABORTS = 1024
+"""So many, for so long, are said again to an engine that is new: who else serves these requests resubmits them to it."""
 DEADLINE_MARGIN_S = 2.0
 """The engine ends a request at its deadline; if its word is lost, we do, this much later."""
 
@@ -149,11 +155,29 @@ class Promise:
         return self.epoch > self.order.epoch_before
 
 
+@dataclass(frozen=True, slots=True)
+class GivenAbort:
+    """Somebody has asked us to end requests by name."""
+
+    ask_id: int
+    names: frozenset[str]
+    everything: bool
+    wall_s: float
+    until_s: float
+
+    def again(self, seq: int) -> AbortByName:
+        return AbortByName(seq, self.ask_id, sorted(self.names), self.everything, self.wall_s)
+
+
 class Ledger:
     def __init__(self, registry: Registry) -> None:
         self.engine: str | None = None
         self._promises: dict[str, Promise] = {}
         self._held: dict[str, Held] = {}
+        self._aborts_given: deque[GivenAbort] = deque(maxlen=MAX_ABORTS)
+        self._is_new_engine = False
+        """It has not told us yet what it holds."""
+        self._engine_up_s = 0.0
         self._step = 0
         self._seq = 0
         self._stale_events = stale_events(registry)
@@ -173,6 +197,10 @@ class Ledger:
             waiting_since_s=now_s,
         )
         self._promises[order.request_id] = promise
+        if self._was_aborted(order.name, now_s):
+            actions = Actions()
+            self._fail(promise, ABORTED, actions)
+            return actions
         return Actions(send=self._attempt(promise, now_s))
 
     def stop(self, request_id: str, num_tokens: int) -> Actions:
@@ -195,9 +223,11 @@ class Ledger:
                 self._fail(promise, error, actions)
         return actions
 
-    def abort_by_name(self, ask_id: int, names: list[str], everything: bool) -> Actions:
-        """Asks the engine, which knows everybody's requests. Our own end at once, also if no engine has them now."""
+    def abort_by_name(self, ask_id: int, names: list[str], everything: bool, now_s: float, wall_s: float) -> Actions:
+        """Asks the engine, which knows everybody's requests. Our own end at once, also if no engine has them now. It holds
+        for a while, whatever becomes of the engine: other processes may have promised these requests too."""
         actions = Actions()
+        self._aborts_given.append(GivenAbort(ask_id, frozenset(names), everything, wall_s, now_s + ABORT_HOLDS_S))
         if self.engine is not None:
             actions.send.append(AbortByName(self._next_seq(), ask_id, names, everything))
         for promise in list(self._promises.values()):
@@ -221,6 +251,9 @@ class Ledger:
             return actions
         self.engine = incarnation
         self._held = {}
+        self._is_new_engine = True
+        self._engine_up_s = now_s
+        actions.send += self._aborts_again(now_s)
         for promise in self._promises.values():
             if promise.was_submitted:
                 self._resubmissions.inc("engine_restart")
@@ -282,6 +315,7 @@ class Ledger:
         promise = self._current(delta.request_id, delta.epoch)
         if promise is None:
             return
+        promise.retry_at_s = None
         have, end = len(promise.tokens), delta.position + len(delta.token_ids)
         if delta.position > have or _lacks_scores(promise, delta):
             self._repair(promise, "gap", now_s, actions)
@@ -326,6 +360,12 @@ class Ledger:
         if holding.engine_incarnation != self.engine:
             self._stale_events.inc("incarnation")
             return
+        actions.send += self._aborts_again(now_s)
+        if self._is_new_engine:
+            self._is_new_engine = False
+            for promise in self._promises.values():
+                if promise.submitted_seq is not None:
+                    promise.retry_at_s = None
         held = self._held = {one.request_id: one for one in holding.held}
         self._step = holding.step
         unknown = {one.request_id: one.epoch for one in holding.held if one.request_id not in self._promises}
@@ -357,7 +397,7 @@ class Ledger:
         return promise
 
     def _accept(self, promise: Promise, actions: Actions) -> None:
-        promise.waiting_since_s = None
+        promise.waiting_since_s = promise.retry_at_s = None
         if not promise.accepted:
             promise.accepted = True
             actions.deliver.append(Delivery(promise.order.request_id))
@@ -391,6 +431,9 @@ class Ledger:
         promise.epoch += 1
         promise.submitted_seq = self._next_seq()
         promise.num_unread_holdings = 0
+        if self._is_new_engine:
+            # It tells what it holds to those that it has heard of. Our first word to it may be the one that is lost.
+            promise.retry_at_s = now_s + FIRST_WORD_S
         return [
             Submit(
                 seq=promise.submitted_seq,
@@ -424,6 +467,21 @@ class Ledger:
         if self.engine is None:
             return []
         return [Abort(self._next_seq(), request_id, epoch) for request_id, epoch in epochs.items()]
+
+    def _aborts_again(self, now_s: float) -> list[ToEngine]:
+        """Of those that an earlier engine was to carry out: this one may be given what they mean at any time, by a process
+        that learns of it late."""
+        standing = self._standing_aborts(now_s)
+        return [one.again(self._next_seq()) for one in standing if one.until_s - ABORT_HOLDS_S <= self._engine_up_s]
+
+    def _was_aborted(self, name: str, now_s: float) -> bool:
+        """Ids are given once, so whoever brings one of these comes too late. A label may be another request's by now."""
+        return any(name in given.names for given in self._standing_aborts(now_s))
+
+    def _standing_aborts(self, now_s: float) -> "deque[GivenAbort]":
+        while self._aborts_given and self._aborts_given[0].until_s <= now_s:
+            self._aborts_given.popleft()
+        return self._aborts_given
 
     def _next_seq(self) -> int:
         self._seq += 1

@@ -5,14 +5,15 @@ ignored and counted. An error names the path of the field.
 """
 
 import re
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from onward.api.body import decode, decode_fields, plain, wrong
 from onward.api.ledger import RESCHEDULE
 from onward.errors import NotFound
 from onward.text.bad_words import check_bad_words
+from onward.text.prompt_tokens import ChatMessage, ContentPart
+from onward.web.body import decode, decode_fields, plain, wrong
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 512
@@ -28,19 +29,6 @@ FINISH_REASONS = ("stop", "length", RESCHEDULE)
 
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
-
-
-class ContentPart(msgspec.Struct, frozen=True):
-    type: str
-    text: str | None = None
-
-
-class Message(msgspec.Struct, frozen=True):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_call_id: str | None = None
-    tool_calls: list[Any] | None = None
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +104,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
-    messages: list[Message]
+    messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -373,7 +361,7 @@ def check_token_ids(path: str, ids: list[Any], bounds: Bounds) -> None:
             raise wrong(f"{path}[{index}]", f"must be below {bounds.vocab_size} (the vocabulary), got {one}")
 
 
-def _check_messages(messages: list[Message]) -> None:
+def _check_messages(messages: list[ChatMessage]) -> None:
     if not messages:
         raise wrong("messages", "must not be empty")
     for index, message in enumerate(messages):

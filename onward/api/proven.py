@@ -1,21 +1,34 @@
-"""Who may use the routes between routers and instances: those who hold the cluster's key, or, without one, this host."""
+"""Who may use the routes between routers and instances, and take an instance out of service: those who hold the cluster's
+key, or, without one, this host.
+"""
 
 import ipaddress
 
+from starlette.requests import Request
 from starlette.types import Scope
 
-from onward.api import http
-from onward.api.failures import RequestFailed
 from onward.clock import Clock
+from onward.errors import InvalidRequest
 from onward.proto.request import ErrorInfo
 from onward.proto.router import PROOF_HEADER
 from onward.transport.proof import is_proven
+from onward.web import http
+from onward.web.failures import RequestFailed
 
 
 class Proven:
     def __init__(self, cluster_key: str, clock: Clock) -> None:
         self._cluster_key = cluster_key
         self._clock = clock
+
+    async def body(self, request: Request, max_bytes: int) -> bytes:
+        """What somebody says who may."""
+        try:
+            message = await http.read_body(request.receive, max_bytes)
+        except http.Disconnected:
+            raise InvalidRequest("whoever asked has gone") from None
+        self.check(request.scope, message)
+        return message
 
     def check(self, scope: Scope, body: bytes) -> None:
         if self._cluster_key:

@@ -7,6 +7,7 @@ engine's cache has learnt goes along as `kv_events`, to each router whose last a
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 
 import aiohttp
 import msgspec
@@ -14,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from onward import log
-from onward.api.admin import ROLES, Instance
+from onward.api.admin import ROLES, Instance, state_of
 from onward.api.attempts import MSGPACK, proven_message
 from onward.api.engine_client import EngineClient
 from onward.api.proven import Proven
@@ -29,6 +30,7 @@ from onward.proto.model import PreparedModel
 from onward.proto.router import PROOF_HEADER, REGISTER_PATH, Load, RegisterAnswer, Registration
 from onward.proto.stats import EngineStats
 from onward.proto.step import WorkerHello
+from onward.text.prompt_tokens import read_text, text_hash
 from onward.transport.proof import prove
 
 POST_TIMEOUT_S = 2.0
@@ -61,6 +63,7 @@ class Description:
         self._supervisor = supervisor
         self._streams = streams
         self._clock = clock
+        self._text_hash = text_hash(read_text(model))
         self._view: InstanceView | None = None
         self._seen_at_s = 0.0
         self._looking = asyncio.Lock()
@@ -76,7 +79,7 @@ class Description:
             instance=view.incarnation,
             url=self._config.url,
             role=self._config.role,
-            state="leaving" if is_leaving else self._state(stats),
+            state="leaving" if is_leaving else state_of(self._client, self._streams, stats),
             model=self._model.name,
             fingerprint=self._model.fingerprint if worker is None else worker.fingerprint,
             layout=None if worker is None else worker.layout,
@@ -88,18 +91,11 @@ class Description:
             load=Load() if stats is None else load_of(stats),
             kv_events=kv_events,
             pids={role: [process.pid for process in view.processes if process.role == role] for role in ROLES},
+            text_hash=self._text_hash,
         )
 
     async def _kv_events(self, asked: RegisterAnswer) -> KvEvents | None:
         return await self._client.kv_events(asked.next_kv_event) if asked.wants_kv_events else None
-
-    def _state(self, stats: EngineStats | None) -> str:
-        if self._streams.is_draining:
-            return "draining"
-        if self._client.worker is None:
-            return "starting"
-        is_ready = self._client.engine is not None and stats is not None and stats.worker_ready
-        return "ready" if is_ready else "restarting"
 
     async def _instance(self) -> InstanceView:
         async with self._looking:
@@ -116,10 +112,17 @@ class Description:
 class Registering:
     """The task that does it, for as long as the process runs."""
 
-    def __init__(self, config: ApiConfig, description: Description, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: ApiConfig,
+        description: Description,
+        clock: Clock,
+        new_session: Callable[[], aiohttp.ClientSession],
+    ) -> None:
         self._config = config
         self._description = description
         self._clock = clock
+        self._new_session = new_session
         self._telling: list[asyncio.Task[None]] = []
         self._leaving: asyncio.Task[None] | None = None
 
@@ -143,14 +146,14 @@ class Registering:
             task.cancel()
         with contextlib.suppress(Unavailable, TimeoutError):
             message = await asyncio.wait_for(self._description.now(is_leaving=True), POST_TIMEOUT_S)
-            async with aiohttp.ClientSession() as session:
+            async with self._new_session() as session:
                 posts = [self._post(session, url, message) for url in self._config.routers]
                 await asyncio.gather(*posts, return_exceptions=True)
 
     async def _tell_for_ever(self, router_url: str) -> None:
         pause_s, problem = FIRST_PAUSE_S, ""
         answer: RegisterAnswer | None = None
-        async with aiohttp.ClientSession() as session:
+        async with self._new_session() as session:
             while True:
                 try:
                     answer = await self._post(session, router_url, await self._description.now(answer))

@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from onward.api.engine_client import EngineClient
-from onward.api.failures import RequestFailed
 from onward.api.jobs import Job
 from onward.clock import Clock
 from onward.errors import Conflict
 from onward.proto.request import ErrorInfo
 from onward.proto.router import Attempt, Record
+from onward.web.failures import RequestFailed
 
 MAX_RECORDS = 1024
 MAX_RECORD_BYTES = 64 << 20
@@ -102,6 +102,10 @@ class Streams:
         # Streams that were written to their end, which their client may not have read, push out none that was cut.
         self._detached = Shelf(ttl_s, MAX_RECORDS // 2, MAX_RECORD_BYTES // 2)
         self._ended = Shelf(ttl_s, MAX_RECORDS // 2, MAX_RECORD_BYTES // 2)
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
 
     def check(self, attempt: Attempt) -> None:
         """Refuses an attempt that another one has overtaken."""

@@ -4,9 +4,9 @@ import contextlib
 
 from starlette.types import Receive, Scope, Send
 
-from onward.api import http
-from onward.api.failures import info_of
 from onward.errors import InvalidRequest, OnwardError, TooLarge
+from onward.web import http
+from onward.web.failures import info_of
 
 WRONG_ROLE = InvalidRequest(
     "this instance has the role prefill: it computes prompts for decode instances, and sends no text to clients; "
@@ -21,7 +21,7 @@ class WrongRole:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with contextlib.suppress(TooLarge):
-                await http.read_body(scope, receive, max_bytes=0)
+                await http.read_body(receive, max_bytes=0)
             await http.respond_error(send, info_of(WRONG_ROLE))
         except http.Disconnected:
             return

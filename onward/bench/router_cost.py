@@ -24,6 +24,9 @@ class Sample(msgspec.Struct, frozen=True):
     num_reads: int
     """By the client. Near the number of events where each of them travelled alone."""
     cpu_s: float
+    """Without `tokenizing_s`."""
+    tokenizing_s: float = 0.0
+    """What a router itself says it has spent on making token ids: told apart, since only `prefix` does it."""
 
     @property
     def cpu_per_request_s(self) -> float:
@@ -42,6 +45,24 @@ class Cost(msgspec.Struct, frozen=True):
     @property
     def is_within_bars(self) -> bool:
         return self.us_per_event <= MAX_US_PER_EVENT and self.ms_per_request <= MAX_MS_PER_REQUEST
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """One side under one setting, in one round."""
+
+    side: str
+    setting: str
+    round: int
+    short: Sample
+    long: Sample
+    cost: Cost
+    other_programs_cores: float
+
+    @property
+    def tokenizing_ms(self) -> float:
+        """Per request."""
+        tokenizing_s = self.short.tokenizing_s + self.long.tokenizing_s
+        return tokenizing_s / (self.short.num_requests + self.long.num_requests) * 1e3
 
 
 class Setting(msgspec.Struct, frozen=True):

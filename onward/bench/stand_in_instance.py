@@ -6,11 +6,14 @@ and how far they are apart (`interval_ms`; 0: all at once, as fast as they are t
 together, as those of an engine do.
 
     python -m onward.bench.stand_in_instance --port 9000
+
+With `--text FILE` (a `ModelText`, as msgpack) it has a tokenizer to give to routers that ask for one.
 """
 
 import argparse
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -19,7 +22,9 @@ import uvloop
 from onward.config import DEFAULT_MODEL
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import ChoiceCursor, Cursor, format_cursor
-from onward.proto.router import ATTEMPT_PATH, PROBE_PATH, Attempt, Facts, Load, Registration
+from onward.proto.model import ModelText
+from onward.proto.router import ATTEMPT_PATH, PROBE_PATH, TEXT_PATH, Attempt, Facts, Load, Registration
+from onward.text.prompt_tokens import text_hash
 
 MAX_EVENTS = 1 << 16
 BLOCK_SIZE = 16
@@ -105,9 +110,9 @@ class Steps:
 class Connection(asyncio.Protocol):
     """One request after the other."""
 
-    def __init__(self, steps: Steps, registration: bytes) -> None:
+    def __init__(self, steps: Steps, answers: dict[str, bytes]) -> None:
         self._steps = steps
-        self._registration = registration
+        self._answers = answers
         self._received = b""
         self._transport: asyncio.Transport | None = None
 
@@ -132,8 +137,8 @@ class Connection(asyncio.Protocol):
         self._write(_LAST_CHUNK)
 
     def _answer(self, path: str, body: bytes) -> None:
-        if path == PROBE_PATH:
-            self._write(_whole(b"application/msgpack", self._registration))
+        if (told := self._answers.get(path)) is not None:
+            self._write(_whole(b"application/msgpack", told))
         elif path == ATTEMPT_PATH:
             attempt = _attempts.decode(body)
             self._stream(attempt, attempt.body, with_facts=True)
@@ -179,30 +184,36 @@ def _whole(kind: bytes, body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (kind, len(body), body)
 
 
-def registration(url: str) -> Registration:
+def registration(url: str, its_text_hash: str = "") -> Registration:
     return Registration(
         schema_version=SCHEMA_VERSION, instance="stand-in", url=url, role="mixed", state="ready", model=DEFAULT_MODEL,
         fingerprint="stand-in", layout=None, max_tokens=1 << 20, block_size=BLOCK_SIZE, engine="stand-in",
-        load=Load(max_running=64, free_blocks=1000, num_blocks=1000),
+        load=Load(max_running=64, free_blocks=1000, num_blocks=1000), text_hash=its_text_hash,
     )  # fmt: skip
 
 
-async def listen(port: int = 0) -> asyncio.Server:
+async def listen(port: int = 0, text: ModelText | None = None) -> asyncio.Server:
     steps = Steps()
-    bodies: list[bytes] = []
+    answers: dict[str, bytes] = {}
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(steps, bodies[0]), "127.0.0.1", port)
-    bound = server.sockets[0].getsockname()[1]
-    bodies.append(msgspec.msgpack.encode(registration(f"http://127.0.0.1:{bound}")))
+    server = await loop.create_server(lambda: Connection(steps, answers), "127.0.0.1", port)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    if text is not None:
+        answers[TEXT_PATH] = msgspec.msgpack.encode(text)
+    its_text_hash = "" if text is None else text_hash(text)
+    answers[PROBE_PATH] = msgspec.msgpack.encode(registration(url, its_text_hash))
     return server
 
 
-async def _serve(port: int) -> None:
-    async with await listen(port) as server:
+async def _serve(port: int, text_file: Path | None) -> None:
+    text = None if text_file is None else msgspec.msgpack.decode(text_file.read_bytes(), type=ModelText)
+    async with await listen(port, text) as server:
         await server.serve_forever()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="An instance that computes nothing.")
     parser.add_argument("--port", type=int, required=True)
-    uvloop.run(_serve(parser.parse_args().port))
+    parser.add_argument("--text", type=Path)
+    args = parser.parse_args()
+    uvloop.run(_serve(args.port, args.text))

@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 from onward.bench.openai_chunks import error_message
+from onward.cli.api_key import add_api_key_file, api_key_of
 from onward.errors import InvalidRequest, NotFound, ServerError, Unavailable
 from onward.proto.router import PROOF_HEADER
 from onward.supervisor.cluster_key import read_key
@@ -67,6 +68,7 @@ class Server:
 def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("url", metavar="URL", help=f"{what}, such as http://127.0.0.1:8000")
     parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    add_api_key_file(parser)
     parser.add_argument("--cluster-key-file", metavar="FILE", help="the cluster's secret, where there is one")
 
 
@@ -79,7 +81,7 @@ def server_of(args: argparse.Namespace) -> Server:
         well_formed = False
     if not well_formed:
         raise InvalidRequest(f"URL: {args.url!r} is no address such as http://127.0.0.1:8000", param="url")
-    return Server(url.rstrip("/"), args.api_key, read_key(args.cluster_key_file))
+    return Server(url.rstrip("/"), api_key_of(args), read_key(args.cluster_key_file))
 
 
 def _connect(parts: SplitResult) -> http.client.HTTPConnection:

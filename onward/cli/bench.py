@@ -14,6 +14,7 @@ from onward.bench import environment, load
 from onward.bench.load import Job, Record, Snapshot, Target
 from onward.bench.prompts import words
 from onward.bench.report import Summary, summarize, table_of
+from onward.cli.api_key import add_api_key_file, api_key_of
 from onward.errors import InvalidRequest
 
 SCHEMA = 1
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server [%(default)s]")
     parser.add_argument("--model", metavar="ID", help="the model to ask for (default: the first one offered)")
     parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    add_api_key_file(parser)
     parser.add_argument("--endpoint", choices=tuple(load.PATHS), default="chat", help="[%(default)s]")
     parser.add_argument("--streams", type=int, default=8, metavar="N", help="requests at once [%(default)s]")
     parser.add_argument("--requests", type=int, metavar="N", help="requests in all (default: four for each stream)")
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     for name in _AT_LEAST_ONE:
         if getattr(args, name) < 1:
             raise InvalidRequest(f"--{name.replace('_', '-')} must be at least 1", param=name)
-    target = Target(args.url.rstrip("/"), args.model or "", args.endpoint, args.api_key, args.timeout)
+    target = Target(args.url.rstrip("/"), args.model or "", args.endpoint, api_key_of(args), args.timeout)
     console = Console()
     target, records = asyncio.run(_measure(target, args, console))
     summary = summarize(records)

@@ -6,10 +6,12 @@ import math
 import signal
 import socket
 import sys
+from dataclasses import replace
 
 from rich.console import Console
 
 from onward import log
+from onward.cli.api_key import api_key_of
 from onward.cli.flags import add_flags, from_args
 from onward.cli.serve import check_port, listen
 from onward.cli.welcome import welcome_router
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    config: RouterConfig = from_args(args, RouterConfig)
+    config: RouterConfig = replace(from_args(args, RouterConfig), api_key=api_key_of(args))
     check(config)
     cluster_key = read_key(config.cluster_key_file)
     log.set_up("router", config.log_level)

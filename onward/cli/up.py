@@ -17,13 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 from onward import log
+from onward.cli.api_key import api_key_of
 from onward.cli.flags import add_flags, from_args
 from onward.cli.progress import StartProgress
 from onward.cli.router import check as check_router
 from onward.cli.serve import check, prepare_model
 from onward.cli.welcome import GREETING, curl
 from onward.clock import SystemClock
-from onward.config import RouterConfig, ServeConfig
+from onward.config import API_KEY_VARIABLE, RouterConfig, ServeConfig
 from onward.errors import StartupError
 from onward.supervisor.cluster import Cluster, InstancePlan
 from onward.supervisor.cluster_key import new_key
@@ -54,9 +55,10 @@ ROUTERS_OWN = (
     "retry_budget",
     "restart_grace_s",
     "request_timeout_s",
-    "api_key",
     "tell_resumes",
 )
+ROUTERS_SECRETS = ("api_key", "api_key_file")
+"""The router has them from its environment: command lines can be read by everybody on the machine."""
 ROUTERS_AND_INSTANCES = ("detach_ttl_s", "drain_s", "max_body_bytes", "log_level")
 
 
@@ -88,7 +90,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_flags(parser, ServeConfig, skip=OURS_TO_SAY)
     group = parser.add_argument_group("options of the router")
-    add_flags(group, RouterConfig, skip=tuple(f.name for f in fields(RouterConfig) if f.name not in ROUTERS_OWN))
+    add_flags(
+        group,
+        RouterConfig,
+        skip=tuple(f.name for f in fields(RouterConfig) if f.name not in (*ROUTERS_OWN, *ROUTERS_SECRETS)),
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,12 +104,14 @@ def run(args: argparse.Namespace) -> int:
         config = replace(config, model=args.model_argument)
     counts = counts_of(args.prefill, args.decode, args.mixed)
     check(replace(config, port=args.port))
+    check_kv_ports(config.kv_port, counts)
     check_router_flags(args)
+    api_key = api_key_of(args)
     log.set_up("cluster", config.log_level)
     with StartProgress(Console(stderr=True)) as progress:
         model_name = prepare_model(config, progress).name
     with (
-        _reserved_ports(counts, config.host, args.port, with_router=args.with_router) as ports,
+        _reserved_ports(counts, config.host, args.port, with_router=args.with_router, first_kv=config.kv_port) as ports,
         _key_in_memory() as key_fd,
     ):
         cores = len(os.sched_getaffinity(0))
@@ -111,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         key_file = f"/dev/fd/{key_fd}"
         plans = plan(counts, passed_on(args), config.host, threads, ports, key_file)
         if ports.router is not None:
-            plans.insert(0, plan_router(router_flags(args), config.host, ports.router, key_file))
+            plans.insert(0, plan_router(router_flags(args), config.host, ports.router, key_file, api_key))
         print(f"{counts.total} instances with --threads {threads} each, on {cores} cores", file=sys.stderr)
         cluster = Cluster(
             plans,
@@ -121,7 +129,11 @@ def run(args: argparse.Namespace) -> int:
             drain_s=config.drain_s,
             on_line=lambda name, line: print(f"{name:<9} | {line}", file=sys.stderr, flush=True),
             on_ready=lambda cluster: show(
-                Console(highlight=False), cluster, model_name, key_fd, needs_key=args.api_key is not None
+                Console(highlight=False),
+                cluster,
+                model_name,
+                key_fd,
+                needs_key=args.with_router and api_key is not None,
             ),
         )
         cluster.run()
@@ -129,7 +141,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_router_flags(args: argparse.Namespace) -> None:
-    said = {name: getattr(args, name) for name in ROUTERS_OWN if getattr(args, name) is not None}
+    names = (*ROUTERS_OWN, *ROUTERS_SECRETS)
+    said = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if said and not args.with_router:
         raise StartupError(f"--{next(iter(said)).replace('_', '-')} is for a router, and --no-router leaves it out")
     check_router(RouterConfig(**said))
@@ -155,6 +168,12 @@ def counts_of(prefill: int | None, decode: int | None, mixed: int | None) -> Cou
     return counts
 
 
+def check_kv_ports(first: int, counts: Counts) -> None:
+    last = first + max(0, counts.decode - 1)
+    if first < 0 or (first and last > 65535):
+        raise StartupError(f"--kv-port {first}: {counts.decode} decode instances need the ports up to {last}")
+
+
 def threads_each(cores: int, workers: int) -> int:
     return max(1, cores // workers)
 
@@ -166,6 +185,8 @@ class Ports:
     http: tuple[int, ...]
     handoff: tuple[int, ...]
     router: int | None = None
+    first_kv: int = 0
+    """Of the decode instances, each of which has the next one; 0: any that are free."""
 
 
 def plan(counts: Counts, flags: list[str], host: str, threads: int, ports: Ports, key_file: str) -> list[InstancePlan]:
@@ -181,6 +202,8 @@ def plan(counts: Counts, flags: list[str], host: str, threads: int, ports: Ports
         own += ["--cluster-key-file", key_file]
         if role == "prefill":
             own += ["--handoff-port", str(ports.handoff[index])]
+        if role == "decode" and ports.first_kv:
+            own += ["--kv-port", str(ports.first_kv + index - counts.prefill)]
         if ports.router is not None:
             own += _behind_router(host, ports.router, http_url(own_host, http_port), flags)
         elif role == "decode" and peers:
@@ -201,15 +224,16 @@ def _reached_from_here(host: str) -> str:
     return {"": LOOPBACK, "0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
 
 
-def plan_router(flags: list[str], host: str, port: int, key_file: str) -> InstancePlan:
+def plan_router(flags: list[str], host: str, port: int, key_file: str, api_key: str | None = None) -> InstancePlan:
     own = ["--host", host, "--port", str(port), "--cluster-key-file", key_file]
     command = (sys.executable, "-m", "onward.cli.main", "router", *flags, *own)
-    return InstancePlan("router", "router", command, http_url(host, port), None, None)
+    secrets = {} if api_key is None else {API_KEY_VARIABLE: api_key}
+    return InstancePlan("router", "router", command, http_url(host, port), None, None, secrets)
 
 
 def passed_on(args: argparse.Namespace) -> list[str]:
     """The flags of `onward serve` that were given to us, for every instance."""
-    skipped = (*OURS_TO_SAY, "host", "threads")
+    skipped = (*OURS_TO_SAY, "host", "threads", "kv_port")
     return _flags_of(args, tuple(knob.name for knob in fields(ServeConfig) if knob.name not in skipped))
 
 
@@ -230,7 +254,7 @@ def _flags_of(args: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _reserved_ports(counts: Counts, host: str, port: int, *, with_router: bool) -> Iterator[Ports]:
+def _reserved_ports(counts: Counts, host: str, port: int, *, with_router: bool, first_kv: int = 0) -> Iterator[Ports]:
     """Ports that stay the cluster's for its life, also while one of it is restarted: a socket that is bound but does not
     listen keeps others away, and lets our children in, which say SO_REUSEADDR as well."""
     with contextlib.ExitStack() as held:
@@ -243,10 +267,10 @@ def _reserved_ports(counts: Counts, host: str, port: int, *, with_router: bool) 
         handoff = tuple(hold(LOOPBACK) for _ in range(counts.prefill))
         if with_router:
             http += [hold(LOOPBACK) for _ in range(counts.decode + counts.mixed)]
-            yield Ports(tuple(http), handoff, front)
+            yield Ports(tuple(http), handoff, front, first_kv)
         else:
             http += [front, *(hold(host) for _ in range(counts.decode + counts.mixed - 1))]
-            yield Ports(tuple(http), handoff)
+            yield Ports(tuple(http), handoff, None, first_kv)
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -86,6 +86,8 @@ class EngineCore:
         self._step = 0
         self._progress_s = 0.0
         """When a step was completed last, or none was due."""
+        self._worker_due_s = 0.0
+        """Since when the worker owes the step it is at, or has been away."""
         self._next_holding_s = 0.0
         self._next_deadline_check_s = 0.0
         self._scheduler_log = SchedulerLog(config.log_interval_s)
@@ -130,7 +132,7 @@ class EngineCore:
         self._tokens.commit(result, now_s)
         self.step_log.result(result.step, now_s)
         self._step = result.step
-        self._progress_s = now_s
+        self._progress_s = self._worker_due_s = now_s
 
     def plan(self, now_s: float) -> StepPlan | None:
         if self.worker is None:
@@ -139,13 +141,14 @@ class EngineCore:
         overlapped = bool(self.scheduler.steps_in_flight)
         plan = self.scheduler.plan(now_s)
         if plan is not None:
+            self._worker_due_s = self._worker_due_s if overlapped else now_s
             self.step_log.planned(plan, now_s, overlapped=overlapped)
             self.metrics.steps.inc("true" if overlapped else "false")
         return plan
 
     def worker_lost(self, now_s: float) -> None:
         """The worker is dead and reaped. Whoever had a part in a step in flight is charged; all start again."""
-        self.worker = None
+        self.worker, self._worker_due_s = None, now_s
         self.metrics.worker_losses.inc()
         self._handovers.worker_lost(now_s)
         for request in [*self.scheduler.running, *self.scheduler.preempting]:
@@ -164,7 +167,7 @@ class EngineCore:
 
     def tick(self, now_s: float) -> None:
         """What time alone brings about. All that has arrived by now was delivered before."""
-        self._handovers.tick(now_s)
+        self._handovers.tick(now_s, self._worker_silent_s(now_s))
         if not self._owes_a_step:
             self._progress_s = now_s
         if now_s >= self._next_deadline_check_s:
@@ -205,7 +208,7 @@ class EngineCore:
         return EngineStats(
             step=self._step,
             worker_ready=self.worker is not None,
-            stalled_s=max(0.0, now_s - self._progress_s) if self._owes_a_step else 0.0,
+            stalled_s=self._stalled_s(now_s),
             requests=requests,
             kv_blocks=self.scheduler.pool.counts(),
             free_slots=self.scheduler.slots.num_free,
@@ -228,6 +231,16 @@ class EngineCore:
         """Whether our own worker is due. What a peer computes for us, however slowly, is not our illness."""
         scheduler = self.scheduler
         return bool(scheduler.waiting or scheduler.running or scheduler.preempting)
+
+    def _stalled_s(self, now_s: float) -> float:
+        """For how long our worker owes something: a step, or its word on KV that peers bring."""
+        step_s = now_s - self._progress_s if self._owes_a_step else 0.0
+        since_s = self._handovers.worker_owes_since_s
+        return max(0.0, step_s, 0.0 if since_s is None else now_s - since_s)
+
+    def _worker_silent_s(self, now_s: float) -> float:
+        """For how long it has been at one step, or away. Unlike a stall, this is never for want of blocks."""
+        return now_s - self._worker_due_s if self.worker is None or self.scheduler.steps_in_flight else 0.0
 
     def _new_pool(self) -> BlockPool:
         return BlockPool(self._limits.num_blocks, self._limits.block_size, self._kv_events)
@@ -314,10 +327,12 @@ class EngineCore:
     def _abort_by_name(self, owner: str, message: AbortByName, now_s: float) -> None:
         """Exact names only: an empty one, or the beginning of another, matches nothing."""
         by_name: dict[str, list[Request]] = {}
-        for request in self._live.values():
+        since_s = message.again_since_s
+        meant = [r for r in self._live.values() if since_s is None or r.arrival_s <= since_s]
+        for request in meant:
             for name in {request.name, request.label} - {""}:
                 by_name.setdefault(name, []).append(request)
-        names = sorted({r.name for r in self._live.values()}) if message.everything else message.names
+        names = sorted({r.name for r in meant}) if message.everything else message.names
         aborted = [name for name in dict.fromkeys(names) if name in by_name]
         unknown = [name for name in dict.fromkeys(names) if name not in by_name]
         for name in aborted:

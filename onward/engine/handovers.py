@@ -100,11 +100,17 @@ class Handovers:
             assert self._remote is not None, "nothing else is written by peers"
             self._remote.kv_report(report, now_s)
 
-    def tick(self, now_s: float) -> None:
+    @property
+    def worker_owes_since_s(self) -> float | None:
+        """Since when our worker has not said a word on KV for us that it should have. None: it has."""
+        return self._remote.worker_owes_since_s if self._remote else None
+
+    def tick(self, now_s: float, worker_silent_s: float) -> None:
+        """`worker_silent_s`: for how long our worker has been at one step, or away."""
         if self._remote is not None:
             self._remote.tick(now_s)
         if self._service is not None:
-            self._service.tick(now_s)
+            self._service.tick(now_s, worker_silent_s)
 
     def worker_lost(self, now_s: float) -> None:
         """Before the pool is renewed: what is under way between instances ends with the memory it was about."""

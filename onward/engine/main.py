@@ -9,7 +9,7 @@ import logging
 import msgspec
 
 from onward import log
-from onward.clock import SystemClock
+from onward.clock import Clock, SystemClock
 from onward.engine.core import EngineCore
 from onward.engine.peer_links import PeerLinks
 from onward.engine.recording import RecordedCore
@@ -42,11 +42,13 @@ MAX_INBOX_PER_TURN = 1000
 
 
 class EngineProcess:
-    def __init__(self, start: StartEngine, channel: ControlChannel) -> None:
+    """The simulator brings wires, a channel and a clock of its own, and calls `turn` when something has arrived."""
+
+    def __init__(self, start: StartEngine, channel: ControlChannel, wires: Wires, clock: Clock) -> None:
         self._start = start
         self._channel = channel
-        self._clock = SystemClock()
-        self._wires = Wires()
+        self._clock = clock
+        self._wires = wires
         self._wires.watch_fd(channel.fileno())
         self._apis = self._wires.api_port(start.address)
         self._peers = PeerLinks(self._wires, start)
@@ -56,23 +58,32 @@ class EngineProcess:
         self._recording = RecordingWriter(start.config.record) if start.config.record else None
         self._stopped = False
 
+    @property
+    def core(self) -> EngineCore | None:
+        """None before the first worker has said hello."""
+        return self._core
+
     def run(self) -> None:
         while not self._stopped:
             self._wires.wait(TICK_MS)
-            now_s = self._clock.now_s()
-            self._read_control(now_s)
-            self._read_apis(now_s)
-            self._read_worker(now_s)
-            self._read_peers(now_s)
-            if self._core is not None:
-                self._turn(self._core, now_s)
+            self.turn()
+
+    def turn(self) -> None:
+        """All that has arrived, then all that follows from it."""
+        now_s = self._clock.now_s()
+        self._read_control(now_s)
+        self._read_apis(now_s)
+        self._read_worker(now_s)
+        self._read_peers(now_s)
+        if self._core is not None:
+            self._act(self._core, now_s)
 
     def close(self) -> None:
         self._wires.close()
         if self._recording is not None:
             self._recording.close()
 
-    def _turn(self, core: EngineCore, now_s: float) -> None:
+    def _act(self, core: EngineCore, now_s: float) -> None:
         while self._link is not None and (plan := core.plan(now_s)) is not None:
             self._link.send(plan)
         core.tick(now_s)
@@ -194,7 +205,7 @@ def main() -> None:
     assert isinstance(start, StartEngine), "the first message says what to be"
     log.set_up("engine", start.config.log_level)
     try:
-        process = EngineProcess(start, channel)
+        process = EngineProcess(start, channel, Wires(), SystemClock())
     except OnwardError as error:
         channel.send(StartFailed(error.message))
         return

@@ -30,8 +30,12 @@ from onward.proto.step import WorkerHello
 
 log = logging.getLogger(__name__)
 
-STOP_S = 30.0
-"""A worker that cannot even stop a push within this time is given up."""
+STOP_S = 15.0
+"""A worker that cannot even stop a push within this time is given up: before the peer gives up its own memory, which that
+worker may still write."""
+WORKER_SILENT_S = 10.0
+"""A worker that is at one step for so long, or away, is waited for no longer by those we compute for: they have other
+peers, or compute by themselves."""
 
 
 @dataclass(slots=True)
@@ -73,6 +77,7 @@ class PrefillService:
         """Pushes that were told to stop, and since when."""
         self._commands: list[KvCommand] = []
         self._pongs: list[tuple[str, ToDecode]] = []
+        self._worker_is_silent = False
 
     @property
     def incarnation(self) -> str:
@@ -109,8 +114,11 @@ class PrefillService:
             case _:
                 self._metrics.stray.inc()
 
-    def tick(self, now_s: float) -> None:
+    def tick(self, now_s: float, worker_silent_s: float) -> None:
         self._take_results(now_s)
+        self._worker_is_silent = worker_silent_s >= WORKER_SILENT_S
+        if self._worker_is_silent:
+            self._turn_all_away(now_s)
         self._side.tick(now_s)
         self._process_events(now_s)
         offers, self._scheduler.offers.fresh = self._scheduler.offers.fresh, []
@@ -170,6 +178,8 @@ class PrefillService:
             if reason := difference(self._layout, prefill.layout):
                 self._refuse(key, faults.layout_mismatch(reason), now_s)
                 return
+            if self._worker_is_silent:
+                raise _worker_silent()
             door.check_queue(len(self._scheduler.waiting), self._config.max_queue)
             request = door.admit_prefill(prefill, key, self._limits, now_s)
         except OnwardError as error:
@@ -180,6 +190,11 @@ class PrefillService:
         self._scheduler.enqueue(request)
         if policy.must_run_alone(request):
             self._scheduler.suspects.add(request)
+
+    def _turn_all_away(self, now_s: float) -> None:
+        """All but what lies ready for the peer to take: that needs our worker no more."""
+        for job in [job for job in self._jobs.values() if job.result is None or job.sent is None]:
+            self._fail(job, _worker_silent(), now_s)
 
     def _refuse(self, key: HandoverKey, error: ErrorInfo, now_s: float) -> None:
         self._metrics.refusals.inc("prefill", error.code)
@@ -260,3 +275,9 @@ class PrefillService:
         if job.block_ids is not None:
             self._scheduler.end_push(job.block_ids)
             job.block_ids = None
+
+
+def _worker_silent() -> PdError:
+    """Says more of us than of the prompt, so the peer leaves us alone for a while."""
+    message = f"the prefill instance's worker has completed no step for {WORKER_SILENT_S:g} s"
+    return PdError("pd_prefill_failed", message, stage=faults.SILENCE)

@@ -66,7 +66,9 @@ class Errand:
     asked_s: float = 0.0
     attempts: Counter[str] = field(default_factory=Counter)
     num_signs: int = 0
-    """How often its peer has said that it is still at work."""
+    """How often its peer has said that it is still at work, while it was the peer's turn."""
+    ready_s: float | None = None
+    """When its peer was done: from then on it is our own worker that is waited for."""
     waits_for_room: bool = False
     """We have refused blocks for it ourselves: nobody is asked again before there are some."""
     error: ErrorInfo | None = None
@@ -93,6 +95,8 @@ class RemotePrefill:
         self._errands: dict[Request, Errand] = {}
         self._by_handover: dict[int, Errand] = {}
         self._by_lease: dict[str, Errand] = {}
+        self._expected_s: dict[str, float] = {}
+        """Leases that our worker has been told of and has not said a word about, and since when."""
         self._revoked_s: dict[str, float] = {}
         self._commands: list[KvCommand] = []
         self._pings: list[tuple[str, ToPrefill]] = []
@@ -142,6 +146,8 @@ class RemotePrefill:
         self._peers.heard(peer)
         if isinstance(message, Heartbeat):
             self._note_signs(message)
+        if isinstance(message, Ready) and (errand := self._by_handover.get(message.handover)):
+            errand.ready_s = errand.ready_s if errand.ready_s is not None else now_s
         if not isinstance(message, Pong):
             self._side.receive(peer, message, now_s)
         elif before := self._peers.is_now(peer, message.incarnation, now_s):
@@ -153,6 +159,12 @@ class RemotePrefill:
         """Grows as long as somebody works for this one, though nothing of it is here yet."""
         errand = self._errands.get(request)
         return errand.num_signs if errand else 0
+
+    @property
+    def worker_owes_since_s(self) -> float | None:
+        """Since when our own worker is due: to open the door for a peer, or to count what one has written."""
+        ready_s = (errand.ready_s for errand in self._by_lease.values() if errand.ready_s is not None)
+        return min((*self._expected_s.values(), *ready_s), default=None)
 
     def reached(self, peer: str, ok: bool, now_s: float) -> None:
         """Whether the last message to this peer could be sent. One that is away for long is not waited for."""
@@ -166,6 +178,7 @@ class RemotePrefill:
 
     def kv_report(self, report: KvReport, now_s: float) -> None:
         self._let_go_of_abandoned(now_s)  # their leases have ended, though the worker may not know it yet
+        self._expected_s.pop(report.lease_id, None)
         match report:
             case LeaseQuiet():
                 self._revoked_s.pop(report.lease_id, None)
@@ -202,6 +215,7 @@ class RemotePrefill:
             errand.waits_for_room = True
         self._endpoint = None
         self._by_lease.clear()
+        self._expected_s.clear()
         self._revoked_s.clear()
         self._commands.clear()
         self._leases.fresh.clear()
@@ -373,6 +387,7 @@ class RemotePrefill:
     def _ask(self, errand: Errand, address: str, now_s: float) -> None:
         request = errand.request
         errand.peer, errand.handover, errand.asked_s = address, self._side.next_number(), now_s
+        errand.ready_s = None
         errand.attempts[address] += 1
         self._by_handover[errand.handover] = errand
         prefill = Prefill(
@@ -410,8 +425,10 @@ class RemotePrefill:
         self._tokens.give_up(errand.request, door.error_info(error), now_s)
 
     def _note_signs(self, heartbeat: Heartbeat) -> None:
+        """Of work that the peer is at. Where it waits for our worker its word says nothing of whether that lives."""
         for number in heartbeat.handovers:
-            if errand := self._by_handover.get(number):
+            errand = self._by_handover.get(number)
+            if errand is not None and errand.ready_s is None:
                 errand.num_signs += 1
 
     def _let_go_of_abandoned(self, now_s: float) -> None:
@@ -476,6 +493,7 @@ class RemotePrefill:
         for request in leases:
             if request.lease is not None and (errand := self._errands.get(request)) is not None:
                 self._by_lease[request.lease.lease_id] = errand
+                self._expected_s[request.lease.lease_id] = now_s
                 expect = Expect(request.lease.lease_id, request.lease.block_ids, self._config.kv_checksums)
                 self._commands.append(expect)
         revoked, self._leases.revoked = self._leases.revoked, []

@@ -2,22 +2,24 @@
 
 A router follows a stream by these lines alone, without JSON, and a client sends the last one back as `Last-Event-ID`.
 
-    1;5f0c9d3e…;42;3;17,9:stop;0:19556+33
-    │ │         │  │ │         └ new tokens: choice 0 got the ids 19556 and 33
-    │ │         │  │ └ choice 0 is open at position 17; choice 1 finished at position 9, by a stop
-    │ │         │  └ epoch
-    │ │         └ seed
+    1;5f0c9d3e…;1767225600;42;3;17,9:stop;0:19556+33
+    │ │         │          │  │ │         └ new tokens: choice 0 got the ids 19556 and 33
+    │ │         │          │  │ └ choice 0 is open at position 17; choice 1 finished at position 9, by a stop
+    │ │         │          │  └ epoch
+    │ │         │          └ seed
+    │ │         └ when the request was created; also the clock of chat templates
     │ └ request id
     └ version of this format
 
-    cursor     = "1" ";" request-id ";" seed ";" epoch ";" choices ";" new-tokens
+    cursor     = "1" ";" request-id ";" created ";" seed ";" epoch ";" choices ";" new-tokens
     request-id = 1*128( ALPHA / DIGIT / "_" / "-" / "." )
+    created    = number                                  ; seconds of Unix time, below 2^37
     seed       = [ "-" ] number                          ; -2^63 .. 2^64-1
     epoch      = number                                  ; below 2^63
     choices    = choice *( "," choice )                  ; at most 128, in the order of their index
     choice     = position [ ":" reason ]                 ; with a reason: finished
     reason     = 1*32( %x61-7A / "_" )
-    new-tokens = [ advance *( "," advance ) ]
+    new-tokens = [ advance *( "," advance ) ] / "usage"  ; "usage": this event has told it, all that is left is the end
     advance    = index ":" token-id *( "+" token-id )    ; each index once
     position, token-id                                   ; numbers below 2^31
     number     = "0" / ( %x31-39 *DIGIT )                ; one way to write each, so equal cursors are equal strings
@@ -34,6 +36,7 @@ MAX_CURSOR_CHARS = 1 << 16
 MAX_CHOICES = 128
 
 _VERSION = "1"
+_USAGE = "usage"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _REASON = re.compile(r"[a-z_]{1,32}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,19}")
@@ -41,7 +44,8 @@ _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,19}")
 
 # Nearly every event's line: one choice, open, and one new token. Numbers are a digit short of every limit.
 _USUAL_LINE = re.compile(
-    r"1;([A-Za-z0-9_.-]{1,128});(0|-?[1-9][0-9]{0,17});(0|[1-9][0-9]{0,17});([1-9][0-9]{0,8});0:(0|[1-9][0-9]{0,8})"
+    r"1;([A-Za-z0-9_.-]{1,128});(0|[1-9][0-9]{0,10});(0|-?[1-9][0-9]{0,17});(0|[1-9][0-9]{0,17});([1-9][0-9]{0,8})"
+    r";0:(0|[1-9][0-9]{0,8})"
 )
 
 
@@ -58,6 +62,10 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
     choices: list[ChoiceCursor]
     new_tokens: dict[int, list[int]] = {}
     """By choice, for those that this event advances. No list is empty."""
+    created_s: int = 0
+    """With the seed, what it takes to make the stream again where nobody holds it."""
+    usage_told: bool = False
+    """Every choice has ended, and so has the usage been told: only the end itself is missing."""
 
 
 def is_request_id(text: str) -> bool:
@@ -71,7 +79,8 @@ def format_cursor(cursor: Cursor) -> str:
         [str(c.position) if c.finish_reason is None else f"{c.position}:{c.finish_reason}" for c in cursor.choices]
     )
     advances = ",".join([f"{index}:{'+'.join(map(str, ids))}" for index, ids in cursor.new_tokens.items()])
-    return f"{_VERSION};{cursor.request_id};{cursor.seed};{cursor.epoch};{choices};{advances}"
+    news = _USAGE if cursor.usage_told else advances
+    return f"{_VERSION};{cursor.request_id};{cursor.created_s};{cursor.seed};{cursor.epoch};{choices};{news}"
 
 
 def parse_cursor(text: str) -> Cursor:
@@ -80,22 +89,23 @@ def parse_cursor(text: str) -> Cursor:
     usual = _USUAL_LINE.fullmatch(text)
     if usual is None:
         return parse_any_cursor(text)
-    request_id, seed, epoch, position, token_id = usual.groups()
-    return Cursor(request_id, int(seed), int(epoch), [ChoiceCursor(int(position))], {0: [int(token_id)]})
+    request_id, created, seed, epoch, position, token_id = usual.groups()
+    place, new_tokens = [ChoiceCursor(int(position))], {0: [int(token_id)]}
+    return Cursor(request_id, int(seed), int(epoch), place, new_tokens, int(created))
 
 
 def parse_any_cursor(text: str) -> Cursor:
     """The whole grammar."""
     if len(text) > MAX_CURSOR_CHARS:
         raise ValueError(f"the cursor is longer than {MAX_CURSOR_CHARS} characters")
-    fields = text.split(";", 6)
+    fields = text.split(";", 7)
     if fields[0] != _VERSION:
         raise ValueError(f"the cursor's version is {_shown(fields[0])}, not {_VERSION}")
-    if len(fields) != 6:
+    if len(fields) != 7:
         raise ValueError(
-            f"the cursor does not have 6 fields separated by ';' but {len(fields)}{'+' * (len(fields) > 6)}"
+            f"the cursor does not have 7 fields separated by ';' but {len(fields)}{'+' * (len(fields) > 7)}"
         )
-    _, request_id, seed, epoch, choices, new_tokens = fields
+    _, request_id, created, seed, epoch, choices, new_tokens = fields
     if not is_request_id(request_id):
         raise ValueError(f"the cursor's request id is {_shown(request_id)}")
     parsed_choices = _parse_choices(choices)
@@ -104,7 +114,9 @@ def parse_any_cursor(text: str) -> Cursor:
         seed=_parse_seed(seed),
         epoch=_parse_number("epoch", epoch, 1 << 63),
         choices=parsed_choices,
-        new_tokens=_parse_new_tokens(new_tokens, parsed_choices),
+        new_tokens=_parse_new_tokens("" if new_tokens == _USAGE else new_tokens, parsed_choices),
+        usage_told=new_tokens == _USAGE,
+        created_s=_parse_number("time of creation", created, 1 << 37),
     )
 
 

@@ -59,3 +59,13 @@ class PreparedModel(msgspec.Struct, frozen=True):
     eos_token: str | None
     eos_token_ids: list[int]
     created_s: int = 0
+
+
+class ModelText(msgspec.Struct, frozen=True):
+    """All that decides which token ids a text or a chat becomes."""
+
+    tokenizer: str | None
+    """The contents of `tokenizer.json`."""
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None

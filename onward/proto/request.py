@@ -77,6 +77,9 @@ class AbortByName(msgspec.Struct, frozen=True, array_like=True, tag="abort_by_na
     ask_id: int
     names: list[str]
     everything: bool = False
+    again_since_s: float | None = None
+    """Said again to an engine that is new: the wall clock of the first time. A request that came later is another one,
+    though it may have the same label."""
 
 
 class AskKvEvents(msgspec.Struct, frozen=True, array_like=True, tag="ask_kv_events"):

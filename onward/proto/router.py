@@ -7,6 +7,7 @@ far, and reads tokens and ends from the `id:` lines of the answer; what the toke
     POST /internal/register     instance -> router   a Registration, each second; answered by a RegisterAnswer
     POST /internal/probe        router -> instance   what it would answer to a Registration; answered by a Registration
     POST /internal/find         router -> instance   a Find: who has this stream's record? answered by a Record, or 404
+    POST /internal/text         router -> instance   an AskText: the tokenizer and template; answered by a ModelText
 
 Bodies are msgpack both ways but for an attempt's answer. The probe is for instances that do not register by themselves.
 All of them carry the header `X-Onward-Proof` where there is a cluster key; see `transport.proof`.
@@ -34,6 +35,7 @@ ATTEMPT_PATH = "/internal/attempt"
 REGISTER_PATH = "/internal/register"
 PROBE_PATH = "/internal/probe"
 FIND_PATH = "/internal/find"
+TEXT_PATH = "/internal/text"
 
 
 class GivenChoice(msgspec.Struct, frozen=True, array_like=True):
@@ -66,7 +68,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int | None = None
     """Of the first admission, once known."""
     prompt_token_ids: list[int] | None = None
-    """Where the router has made them."""
+    """Where the router has made them, by a tokenizer that this instance has too. The body's text is not looked at."""
     prefill_peers: list[str] = []
     """Hand-over addresses that a decode instance may ask, best first. Empty: its own."""
     final: bool = False
@@ -74,6 +76,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     skip_to: list[ChoiceCursor] = []
     """What the client has of each choice although nobody has the tokens any more. They are made again from the seed and
     told by `id:` lines alone, without openings; the chunks begin behind these places."""
+    usage_told: bool = False
+    """The client has everything but the end."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -127,6 +131,8 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     load: Load = Load()
     kv_events: KvEvents | None = None
     pids: dict[str, list[int]] = {}
+    text_hash: str = ""
+    """Of the tokenizer and the chat template: equal ones make the same token ids. Empty: it takes token ids only."""
 
 
 class RegisterAnswer(msgspec.Struct, frozen=True):
@@ -142,6 +148,10 @@ class RegisterAnswer(msgspec.Struct, frozen=True):
 
 class Find(msgspec.Struct, frozen=True):
     request_id: str
+
+
+class AskText(msgspec.Struct, frozen=True):
+    """Nothing to say: an instance has one model."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

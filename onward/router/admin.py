@@ -11,15 +11,15 @@ from starlette.responses import Response
 
 from onward import log
 from onward.errors import ClientError, InvalidRequest, OnwardError, Unavailable
-from onward.obs.metrics import Registry, render
+from onward.obs.metrics import Registry
 from onward.proto.router import PROOF_HEADER, Registration
-from onward.router import http
-from onward.router.envelope import has_key
+from onward.router.api_key import has_key
 from onward.router.serving import Serving
 from onward.transport.proof import is_proven
 from onward.version import __version__
+from onward.web import http
+from onward.web.responses import json_response, metrics_response
 
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_REGISTRATION_BYTES = 16 << 20
 _logger = logging.getLogger(__name__)
 
@@ -47,22 +47,22 @@ class Admin:
 
     async def health(self, _: Request) -> Response:
         if not self._core.can_serve(self._serving.clock.now_s()):
-            return _json({"status": "unavailable", "reason": "there is no instance to serve requests"}, 503)
-        return _json({"status": "ok"})
+            return json_response({"status": "unavailable", "reason": "there is no instance to serve requests"}, 503)
+        return json_response({"status": "ok"})
 
     async def live(self, _: Request) -> Response:
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     async def version(self, _: Request) -> Response:
-        return _json({"version": __version__})
+        return json_response({"version": __version__})
 
     async def metrics(self, _: Request) -> Response:
-        return Response(render(self._registry.snapshot()), headers={"content-type": METRICS_TYPE})
+        return metrics_response(self._registry.snapshot())
 
     async def info(self, _: Request) -> Response:
         shown = dataclasses.asdict(self._core.config)
         shown["api_key"] = None if self._core.config.api_key is None else "***"
-        return _json(
+        return json_response(
             {
                 "version": __version__,
                 "role": "router",
@@ -78,7 +78,7 @@ class Admin:
         api_key = self._core.config.api_key
         if api_key is not None and not has_key(request.scope, api_key):
             self._check_proof(request, b"")
-        return _json(self._core.status(self._serving.clock.now_s()))
+        return json_response(self._core.status(self._serving.clock.now_s()))
 
     async def register(self, request: Request) -> Response:
         try:
@@ -111,7 +111,3 @@ class Admin:
         wall_s = self._serving.clock.wall_s()
         if not (self._cluster_key and is_proven(self._cluster_key, proof, request.url.path, body, wall_s)):
             raise NotProven(f"{PROOF_HEADER}: a proof of the cluster's key is required")
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -1,25 +1,23 @@
-"""The router's HTTP application: routes, errors in one form, and what wraps them all."""
+"""The router's HTTP application: routes, and what wraps them all."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from onward.errors import InternalError, OnwardError
 from onward.obs.metrics import Registry
-from onward.proto.request import ErrorInfo
 from onward.proto.router import REGISTER_PATH
 from onward.router.aborting import Aborting
 from onward.router.admin import Admin
-from onward.router.envelope import Envelope
-from onward.router.failures import error_body, error_headers, info_of
+from onward.router.api_key import ApiKey
 from onward.router.generation import GenerationEndpoint
 from onward.router.serving import Serving
+from onward.router.tokenizing import Tokenizing
+from onward.web.envelope import Envelope
+from onward.web.error_answers import EXCEPTION_HANDLERS
 
 GENERATING_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/generate")
 GENERATING_METHODS = ("GET", "POST")
@@ -30,6 +28,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 def build_app(serving: Serving, registry: Registry, cluster_key: str) -> ASGIApp:
     config, admin = serving.core.config, Admin(serving, registry, cluster_key)
+    # Only `prefix` looks at the tokens of a prompt; without it no tokenizer is fetched, and nothing costs.
+    tokenizing = Tokenizing(serving, registry) if serving.core.replicas.index is not None else None
+    generating = GenerationEndpoint(serving, tokenizing)
     aborting = Aborting(serving, config.max_body_bytes)
     asked: dict[str, Handler] = {
         "/v1/models": admin.models,
@@ -42,16 +43,29 @@ def build_app(serving: Serving, registry: Registry, cluster_key: str) -> ASGIApp
         STATUS_PATH: admin.status,
     }
     routes = [
-        *(Route(path, GenerationEndpoint(serving), methods=GENERATING_METHODS) for path in GENERATING_PATHS),
+        *(Route(path, generating, methods=GENERATING_METHODS) for path in GENERATING_PATHS),
         Route("/v1/abort", aborting.abort, methods=["POST"]),
-        Route(REGISTER_PATH, admin.register, methods=["POST"]),
+        Route(REGISTER_PATH, _looking_for_text(admin.register, tokenizing), methods=["POST"]),
         *(Route(path, handler, methods=["GET"]) for path, handler in asked.items()),
     ]
     paths = [route.path for route in routes]
-    handlers: Any = {OnwardError: _on_onward_error, HTTPException: _on_http_exception, Exception: _on_fault}
-    others = Starlette(routes=routes, exception_handlers=handlers)
-    app = _Streams({path: GenerationEndpoint(serving) for path in GENERATING_PATHS}, others)
-    return Envelope(app, serving.core.metrics.requests, paths, config.api_key)
+    others = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
+    app = _Streams(dict.fromkeys(GENERATING_PATHS, generating), others)
+    return Envelope(app, serving.core.metrics.requests, paths, ApiKey(config.api_key).refusal)
+
+
+def _looking_for_text(register: Handler, tokenizing: Tokenizing | None) -> Handler:
+    """A new instance's tokenizer is fetched before a request needs it."""
+    if tokenizing is None:
+        return register
+    source = tokenizing.source
+
+    async def register_and_look(request: Request) -> Response:
+        answer = await register(request)
+        source.look()
+        return answer
+
+    return register_and_look
 
 
 class _Streams:
@@ -66,26 +80,3 @@ class _Streams:
         if scope["type"] == "http" and scope["method"] in GENERATING_METHODS:
             app = self._generating.get(scope["path"], app)
         await app(scope, receive, send)
-
-
-async def _on_onward_error(_: Request, error: OnwardError) -> Response:
-    return _error_response(info_of(error))
-
-
-async def _on_http_exception(request: Request, error: HTTPException) -> Response:
-    """Starlette's own refusals: no such route, or not this method."""
-    if error.status_code == 405:
-        message, code = f"{request.method} is not allowed on {request.url.path[:200]}", "method_not_allowed"
-    else:
-        message, code = f"there is nothing at {request.url.path[:200]}", "not_found"
-    response = _error_response(ErrorInfo(code, message, error.status_code))
-    response.headers.update(error.headers or {})
-    return response
-
-
-async def _on_fault(_: Request, __: Exception) -> Response:
-    return _error_response(info_of(InternalError("internal error")))
-
-
-def _error_response(info: ErrorInfo) -> Response:
-    return Response(error_body(info), info.status, headers=error_headers(info), media_type="application/json")

@@ -1,8 +1,15 @@
 """How much the router may try again, so that an outage does not become a storm. Knows neither streams nor instances.
 
-Two cases, since they deserve different answers. An attempt after one that brought nothing is counted against a share of
-the requests of the last minute, and may be refused. The first resume after progress is never refused, since it is owed
-to the client; many at once are only spread out.
+Two cases, since they deserve different answers:
+
+* A stream is *owed* its first attempt after progress, and its first one after it has lost its instance, also if that had
+  not come to a token yet: what it waited for there, in a queue or in a long prompt, has died with many others' at once,
+  and a share of the traffic would refuse most of them. These are never refused, only spread out.
+* Any further attempt without a token in between, and any that follows on an error of an instance that lives, is counted
+  against a share of the requests of the last minute, and may be refused.
+
+So in the worst outage, where whatever is tried is lost, each request costs two attempts and the share, not all that its
+own count would allow; and instances that answer with errors, as they do when there is too much, get the share alone.
 """
 
 from collections import deque
@@ -57,7 +64,7 @@ class RetryBudget:
         self._requests.add(now_s)
 
     def may_retry(self, now_s: float) -> bool:
-        """Whether another attempt without progress may begin. If so, it is counted."""
+        """Whether an attempt may begin that is not owed. If so, it is counted."""
         allowed = max(self._floor, self._share * self._requests.count(now_s))
         if self._attempts.count(now_s) + 1 > allowed:
             return False
@@ -65,7 +72,7 @@ class RetryBudget:
         return True
 
     def pace(self, now_s: float) -> float:
-        """How long the first resume after progress should wait: the more of them at once, the longer, up to a bound."""
+        """How long an attempt that is owed should wait: the more of them at once, the longer, up to a bound."""
         interval_s = 1 / PACED_PER_S
         slot_s = max(now_s, self._next_slot_s if self._next_slot_s is not None else now_s)
         wait_s = max(0.0, slot_s - now_s - (PACE_BURST - 1) * interval_s)

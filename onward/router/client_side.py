@@ -9,19 +9,11 @@ import asyncio
 from starlette.types import Send
 
 from onward.proto.request import ErrorInfo
-from onward.router import http
-from onward.router.events import BLANK_LINE, DONE
-from onward.router.failures import error_event
 from onward.router.stream import Stream
+from onward.web import http, sse
 
 KEEP_ALIVE_S = 15.0
-_STREAM_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
-_START = http.start_message(200, _STREAM_HEADERS)
-_END = DONE + BLANK_LINE
+_START = http.start_message(200, sse.HEADERS)
 
 
 class ClientSide:
@@ -51,14 +43,14 @@ class ClientSide:
             await http.respond(self._send, 200, self._stream.answer, headers)
             return
         comment = b": resumes %d\n\n" % self._stream.num_resumes if self._tells_resumes else b""
-        await self.write(comment + _END)
+        await self.write(comment + sse.DONE)
         await self._send(http.part(b"", more=False))
 
     async def fail(self, info: ErrorInfo, body: bytes | None) -> None:
         if not self._has_started:
             await http.respond_error(self._send, info, body)
             return
-        await self.write(error_event(info) + _END)
+        await self.write(sse.error_event(info) + sse.DONE)
         await self._send(http.part(b"", more=False))
 
     def _resume_header(self) -> dict[str, str]:

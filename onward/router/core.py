@@ -19,9 +19,8 @@ from onward.proto.cursor import Cursor
 from onward.proto.request import ErrorInfo
 from onward.proto.router import Attempt, RegisterAnswer, Registration
 from onward.router.budget import RetryBudget
-from onward.router.failures import info_of
 from onward.router.overview import instances_shown
-from onward.router.policy import Chance, Chooser, Pair, RouteFacts, may_take
+from onward.router.policy import Chance, Chooser, Pair, RouteFacts, can_hold, may_take
 from onward.router.records import Records, Tombstones
 from onward.router.replicas import Replica, Replicas, State
 from onward.router.resumes import Resumes
@@ -29,6 +28,7 @@ from onward.router.retrying import BUDGET_STEP_S, Retrying
 from onward.router.route import Route
 from onward.router.router_metrics import RouterMetrics
 from onward.router.stream import Cause, Failed, Origin, Stream, continued
+from onward.web.failures import info_of
 
 MAX_WAIT_S = 60.0
 """For an instance, where the client has set no deadline."""
@@ -163,7 +163,7 @@ class RouterCore:
         stream, origin = route.stream, route.stream.origin
         num_prompt = stream.num_prompt_tokens
         if num_prompt is None and origin.known_prompt is not None:
-            num_prompt = len(origin.known_prompt)
+            num_prompt = self._minded_length(origin.known_prompt, origin.max_output, now_s)
         return RouteFacts(
             num_prompt_tokens=num_prompt,
             max_output=origin.max_output,
@@ -173,6 +173,11 @@ class RouterCore:
             exclude=route.excluded(now_s),
             fingerprint=stream.fingerprint,
         )
+
+    def _minded_length(self, prompt: list[int], max_output: int | None, now_s: float) -> int | None:
+        """None for what nobody can hold: an instance will refuse it, instead of us waiting for a larger one."""
+        facts = RouteFacts(num_prompt_tokens=len(prompt), max_output=max_output)
+        return len(prompt) if any(can_hold(replica, facts) for replica in self.takers(now_s)) else None
 
     def _hashes(self, origin: Origin) -> list[BlockHash]:
         """Of the prompt's full blocks, where anybody will look at them."""
@@ -186,7 +191,8 @@ class RouterCore:
         if failed is not None and failed.cause is Cause.REJECTED:
             return self._give_up(route, failed.info)
         if failed is not None and failed.cause is Cause.OVERLOADED and not stream.accepted_once:
-            return self._give_up(route, failed.info, failed.body)
+            soonest = route.soonest_room or failed
+            return self._give_up(route, soonest.info, soonest.body)
         if route.waiting_since_s is None:
             if not stream.accepted_once and self._num_waiting >= self.config.max_queue:
                 self.metrics.overloads.inc()
@@ -214,7 +220,11 @@ class RouterCore:
         return GiveUp(route.verdict, route.verdict_body)
 
     def _dispatch(self, route: Route, pair: Pair, now_s: float) -> Dispatch:
-        instance = pair.instance
+        instance, stream = pair.instance, route.stream
+        has_ids = stream.origin.prompt_token_ids is not None
+        if has_ids and not stream.has_progress and instance.text_hash != stream.origin.text_hash:
+            # It has come since the ids were made, with another tokenizer. What has begun with them goes on with them.
+            stream.origin = replace(stream.origin, prompt_token_ids=None)
         route.booking = self.replicas.book(instance.instance)
         route.prefill_bookings = [self.replicas.book(peer.instance) for peer in pair.prefill[:1]]
         route.stream.begin(instance.instance, now_s)

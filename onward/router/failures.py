@@ -1,11 +1,7 @@
-"""Errors as clients see them, and as instances tell them: OpenAI's form in both directions."""
-
-import math
-from typing import Any
+"""What went wrong at an instance, as it told a router or failed to: the reading side of `web.failures`."""
 
 import msgspec
 
-from onward.errors import OnwardError
 from onward.proto.request import ErrorInfo
 
 _STATUS_OF_CODE = {
@@ -35,12 +31,6 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 _decoder = msgspec.json.Decoder(_ErrorBody)
 
 
-def info_of(error: OnwardError) -> ErrorInfo:
-    return ErrorInfo(
-        error.code, error.message, error.status, error.retryable, error.param, error.retry_after_s, error.stage
-    )
-
-
 def info_from_body(body: bytes, status: int | None) -> ErrorInfo:
     """What an instance, or something between, said. `status`: of its response; None for an event in a stream."""
     try:
@@ -65,35 +55,3 @@ def _status(told: _ToldError) -> int:
     if told.type == "invalid_request_error":
         return 400
     return 503 if told.retryable else 500
-
-
-def error_body(info: ErrorInfo) -> bytes:
-    """`{"error": {...}}`, as the openai package reads it."""
-    fields: dict[str, Any] = {
-        "message": info.message,
-        "type": _type(info),
-        "param": info.param,
-        "code": info.code,
-        "retryable": info.retryable,
-    }
-    if info.stage is not None:
-        fields["stage"] = info.stage
-    if info.retry_after_s is not None:
-        fields["retry_after_s"] = info.retry_after_s
-    return msgspec.json.encode({"error": fields})
-
-
-def _type(info: ErrorInfo) -> str:
-    if info.status == 429:
-        return "rate_limit_error"
-    return "invalid_request_error" if info.status < 500 else "server_error"
-
-
-def error_headers(info: ErrorInfo) -> dict[str, str]:
-    if info.retry_after_s is None:
-        return {}
-    return {"retry-after": str(max(1, math.ceil(info.retry_after_s)))}
-
-
-def error_event(info: ErrorInfo) -> bytes:
-    return b"event: error\ndata: %b\n\n" % error_body(info)

@@ -5,51 +5,42 @@ looked for here, then at the instances; only a POST can do without, since it bri
 """
 
 import asyncio
-import logging
-import secrets
 
 from starlette.types import Receive, Scope, Send
 
-from onward.errors import InternalError, InvalidRequest, OnwardError
-from onward.proto.cursor import Cursor, parse_cursor
-from onward.router import http
+from onward.errors import InvalidRequest
+from onward.proto.cursor import Cursor
 from onward.router.client_side import ClientSide
 from onward.router.core import unknown_stream
-from onward.router.envelope import label_of, show_id
-from onward.router.failures import info_of
 from onward.router.origin import Arrival, origin_of, stream_of_record
 from onward.router.route import Route
 from onward.router.serving import Serving
-from onward.router.stream import Stream
+from onward.router.stream import Stream, reaches
+from onward.router.tokenizing import Tokenizing
+from onward.web import http
+from onward.web.envelope import label_of, show_id
+from onward.web.error_answers import answer_errors
+from onward.web.last_event import last_event
 
 SEED_BITS = 53
 """Of a seed that we choose: a client that reads it from JSON as a double sends back the same one."""
 TAKE_OVER_S = 5.0
 ASK_AGAIN_S = 0.5
 
-_logger = logging.getLogger(__name__)
-
 
 class GenerationEndpoint:
-    """An ASGI application for one path."""
+    """An ASGI application for every path that generates. `tokenizing`: where somebody chooses by the prompt's tokens."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, tokenizing: Tokenizing | None) -> None:
         self._serving = serving
+        self._tokenizing = tokenizing
         self._config = serving.core.config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._handle(scope, receive, send)
-        except http.Disconnected:
-            return
-        except OnwardError as error:
-            await http.respond_error(send, info_of(error))
-        except Exception:
-            _logger.exception("a request failed by a fault of ours")
-            await http.respond_error(send, info_of(InternalError("internal error")))
+        await answer_errors(send, self._handle(scope, receive, send))
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        place = _place(scope)
+        place = last_event(scope)
         if scope["method"] == "GET":
             if place is None:
                 raise InvalidRequest("Last-Event-ID: is required with GET", param="Last-Event-ID")
@@ -68,8 +59,8 @@ class GenerationEndpoint:
             return route
         serving = self._serving
         arrival = Arrival(
-            request_id=secrets.token_hex(16),
-            random_seed=secrets.randbits(SEED_BITS),
+            request_id=serving.chance.token(),
+            random_seed=serving.chance.bits(SEED_BITS),
             wall_s=serving.clock.wall_s(),
             now_s=serving.clock.now_s(),
             label=label_of(scope),
@@ -79,13 +70,18 @@ class GenerationEndpoint:
         origin = origin_of(scope["path"], body, arrival, place)
         if place is not None and not origin.streams:
             raise InvalidRequest("Last-Event-ID: only for a request that streams", param="Last-Event-ID")
-        return serving.core.open(origin, arrival.now_s, epoch=0 if place is None else place.epoch)
+        if self._tokenizing is not None:
+            origin = await self._tokenizing.with_ids(origin)
+        return serving.core.open(origin, serving.clock.now_s(), epoch=0 if place is None else place.epoch)
 
     async def _taken_up(self, path: str, place: Cursor) -> Route | None:
         core, clock = self._serving.core, self._serving.clock
         core.check_alive(place.request_id, clock.now_s())
         await self._serving.detach(place.request_id, TAKE_OVER_S)
-        known = core.records.find(place.request_id, clock.now_s()) or await self._looked_for(place.request_id)
+        known = core.records.find(place.request_id, clock.now_s())
+        if known is None or not reaches(known, place):
+            # It may have been elsewhere since it was here.
+            known = await self._looked_for(place.request_id)
         # Somebody else may have come back for it while we asked around.
         if known is None or known.origin.path != path or core.live(place.request_id) is not None:
             return None
@@ -112,13 +108,3 @@ class GenerationEndpoint:
             return None
         best = max(attempts, key=lambda attempt: sum(len(choice.token_ids) for choice in attempt.choices))
         return stream_of_record(best, serving.clock.now_s())
-
-
-def _place(scope: Scope) -> Cursor | None:
-    line = http.header(scope, b"last-event-id")
-    if line is None:
-        return None
-    try:
-        return parse_cursor(line)
-    except ValueError as fault:
-        raise InvalidRequest(f"Last-Event-ID: {fault}", param="Last-Event-ID") from None

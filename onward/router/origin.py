@@ -60,7 +60,7 @@ def origin_of(path: str, body: bytes, arrival: Arrival, place: Cursor | None = N
     return Origin(
         request_id=arrival.request_id if place is None else place.request_id,
         seed=_seed(sketch, arrival, place),
-        created_s=int(arrival.wall_s),
+        created_s=int(arrival.wall_s) if place is None else place.created_s,
         arrival_s=arrival.wall_s,
         path=path,
         body=body,
@@ -70,6 +70,7 @@ def origin_of(path: str, body: bytes, arrival: Arrival, place: Cursor | None = N
         deadline_at_s=_deadline(sketch, arrival),
         given=_given(sketch),
         skip_to=() if place is None else tuple(place.choices),
+        usage_told=place is not None and place.usage_told,
         known_prompt=_known_prompt(sketch),
         cache_salt=sketch.cache_salt or "",
         max_output=sketch.max_completion_tokens or sketch.max_tokens,
@@ -125,11 +126,13 @@ def _session(sketch: _Sketch, arrival: Arrival) -> str:
 def stream_of_record(attempt: Attempt, now_s: float) -> Stream:
     """A stream as an instance has kept it."""
     arrival = Arrival(attempt.request_id, attempt.seed, attempt.arrival_s, now_s, attempt.label)
+    origin = origin_of(attempt.path, attempt.body, arrival)
     origin = replace(
-        origin_of(attempt.path, attempt.body, arrival),
+        origin,
         seed=attempt.seed,
         created_s=attempt.created_s,
         prompt_token_ids=attempt.prompt_token_ids,
+        known_prompt=attempt.prompt_token_ids or origin.known_prompt,
     )
     choices = [Choice(list(one.token_ids), one.finish_reason) for one in attempt.choices]
     stream = Stream(origin, 0, epoch=attempt.epoch, choices=choices)

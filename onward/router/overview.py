@@ -23,7 +23,6 @@ def _shown(replica: Replica, told: Registration | None, num_streams: int) -> dic
         "state": replica.state.value,
         "url": replica.url,
         "incarnation": replica.instance,
-        "engine": told.engine if told else "",
         "load": replica.load,
         "blocks": {"free": replica.load.free_blocks, "total": replica.load.num_blocks},
         "streams": num_streams,

@@ -69,6 +69,8 @@ class Replica:
     """Not chosen before, unless there is nobody else."""
     booked_at_report: int = 0
     """Of `booked`, as it was when `load` was told: those are in both."""
+    text_hash: str = ""
+    """Of its tokenizer and chat template."""
 
 
 @dataclass(slots=True)
@@ -161,6 +163,7 @@ class _Member:
             booked=len(self.bookings),
             broken_until_s=self.breaker.open_until_s,
             booked_at_report=self.booked_at_report,
+            text_hash=told.text_hash,
         )
 
 

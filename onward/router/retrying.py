@@ -1,8 +1,10 @@
 """What a failed attempt means: for the instance, and for whether, when and where the stream is tried again.
 
 One owner of retries, with four bounds: the stream's own count since its last token, the cluster's budget for attempts
-that follow on no progress, the client's deadline, and the time that a stream waits for anything at all.
+that are not owed (see `budget`), the client's deadline, and the time that a stream waits for anything at all.
 """
+
+import math
 
 from onward.config import RouterConfig
 from onward.proto.request import ErrorInfo
@@ -24,6 +26,8 @@ MAX_BUDGET_WAIT_S = 10.0
 """For the retry budget to have something left, before a stream is given up."""
 MAX_HOLD_BACK_S = 2.0
 """New requests let resumes go first, for so long."""
+LOSSES = frozenset({Cause.LOST, Cause.STALL, Cause.RESTART, Cause.GONE})
+"""The instance has not answered with an error: it is dead, or as good as that."""
 
 
 class Retrying:
@@ -46,6 +50,7 @@ class Retrying:
                 return  # no work was done
             case Cause.OVERLOADED:
                 route.crowded_since_s = route.crowded_since_s if route.crowded_since_s is not None else now_s
+                route.soonest_room = sooner(route.soonest_room, failed)
                 return  # nor here
             case Cause.REJECTED:
                 if not stream.accepted_once:
@@ -62,7 +67,7 @@ class Retrying:
             route.settle(info)
             return
         self._resumes.begin(route, failed.cause, instance, now_s)
-        self._spend(route, info, now_s)
+        self._spend(route, failed, now_s)
 
     def pause_s(self, route: Route, now_s: float) -> float:
         """How long the next attempt has to wait yet."""
@@ -104,12 +109,12 @@ class Retrying:
         if replica is not None and replica.state is State.RESTARTING:
             route.grace_instance, route.grace_until_s = instance, now_s + self._config.restart_grace_s
 
-    def _spend(self, route: Route, info: ErrorInfo, now_s: float) -> None:
+    def _spend(self, route: Route, failed: Failed, now_s: float) -> None:
         """One attempt more, if the stream's own count and the cluster's budget have one left."""
-        stream = route.stream
+        stream, info = route.stream, failed.info
         if stream.last_attempt_is_due or stream.failures > self._config.preempt_retry_count:
             route.settle(info)
-        elif stream.advanced:
+        elif stream.advanced or (stream.failures == 1 and failed.cause in LOSSES):
             self._pace(route, now_s)
         elif self._budget.may_retry(now_s):
             route.not_before_s = now_s + retry_pause_s(stream.failures)
@@ -137,6 +142,13 @@ class Retrying:
             return False
         route.owes_budget = None
         return True
+
+
+def sooner(one: Failed | None, other: Failed) -> Failed:
+    """Of two instances that are full, the one that says to come back earlier; one that says nothing counts as last."""
+    if one is None:
+        return other
+    return min(one, other, key=lambda full: math.inf if full.info.retry_after_s is None else full.info.retry_after_s)
 
 
 def retry_pause_s(failures: int) -> float:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from onward.proto.request import ErrorInfo
 from onward.router.replicas import Booking
-from onward.router.stream import Cause, Stream
+from onward.router.stream import Cause, Failed, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class Route:
     waiting_since_s: float | None = None
     crowded_since_s: float | None = None
     """Since when instances that begin with it find no room, one after the other or again and again."""
+    soonest_room: Failed | None = None
+    """Of the instances that were full, what the one has said that will have room first."""
     booking: Booking | None = None
     prefill_bookings: list[Booking] = field(default_factory=list)
     resuming: Resuming | None = None

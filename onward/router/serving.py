@@ -11,6 +11,7 @@ import logging
 import aiohttp
 
 from onward import log
+from onward.chance import Chance
 from onward.clock import Clock
 from onward.errors import InternalError, Unavailable
 from onward.proto.request import ErrorInfo
@@ -18,10 +19,11 @@ from onward.proto.router import RegisterAnswer
 from onward.router.client_side import KEEP_ALIVE_S, ClientSide
 from onward.router.core import Dispatch, Finish, GiveUp, RouterCore, Wait
 from onward.router.events import BLANK_LINE, EventSplitter, MalformedEvent, read_event
-from onward.router.failures import info_from_body, info_of
+from onward.router.failures import info_from_body
 from onward.router.route import Route
 from onward.router.stream import Cause
 from onward.router.upstream import NotReached, Upstream, error_bytes
+from onward.web.failures import info_of
 
 TICK_S = 0.25
 SETTLE_S = 4.0
@@ -37,12 +39,14 @@ class Serving:
         core: RouterCore,
         upstream: Upstream,
         clock: Clock,
+        chance: Chance,
         settle_s: float = SETTLE_S,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
         self.core = core
         self.upstream = upstream
         self.clock = clock
+        self.chance = chance
         self.settled_s = clock.now_s() + settle_s
         self._keep_alive_s = keep_alive_s
         self._streams: dict[str, asyncio.Task[None]] = {}

@@ -70,8 +70,12 @@ class Origin:
     given: tuple[list[int], ...] = ()
     """Tokens that the client brought along from an earlier answer, of each choice. Their ends are told again."""
     skip_to: tuple[ChoiceCursor, ...] = ()
+    usage_told: bool = False
+    """The client has it from an earlier attempt that nobody else remembers."""
     prompt_token_ids: list[int] | None = None
     """Made for the request, and passed on."""
+    text_hash: str = ""
+    """Of the tokenizer and template that made them."""
     known_prompt: list[int] | None = None
     """Where the request itself has token ids, or they were made: for choosing."""
     cache_salt: str = ""
@@ -119,7 +123,7 @@ class Stream:
         self.delivered_s: float | None = None
         self.num_stale = 0
         self._retry_limit = retry_limit
-        self._usage_told = False
+        self._usage_told = origin.usage_told
         self._openings: list[bytes] = []
         self._progress: Progress | None = None
 
@@ -175,6 +179,7 @@ class Stream:
             prefill_peers=prefill_peers,
             final=self.is_final,
             skip_to=list(origin.skip_to),
+            usage_told=self._usage_told,
         )
 
     def accepted(self, now_s: float) -> None:
@@ -238,6 +243,8 @@ class Stream:
         if cursor.epoch != self.epoch or cursor.request_id != self.request_id:
             self.num_stale += 1
             return None
+        if cursor.usage_told:
+            return self._take_plain(event)
         choices = self.choices or self._first_choices(len(cursor.choices))
         if _goes_on_as_usual(choices, cursor):
             choices[0].token_ids += cursor.new_tokens[0]
@@ -280,7 +287,7 @@ class Stream:
             for old, new in zip(choices, cursor.choices, strict=True)
         )
 
-    def _take_plain(self, event: Plain) -> bytes | None:
+    def _take_plain(self, event: Plain | Advance) -> bytes | None:
         if not self.origin.streams:
             return None
         if self.choices:
@@ -290,7 +297,7 @@ class Stream:
             self._openings.append(event.raw)
         return None
 
-    def _take_usage(self, event: Plain) -> bytes | None:
+    def _take_usage(self, event: Plain | Advance) -> bytes | None:
         if self._usage_told:
             self.num_stale += 1
             return None
@@ -371,16 +378,23 @@ def _apply(choices: list[Choice], cursor: Cursor) -> None:
             choice.finish_reason = told.finish_reason
 
 
+def reaches(stream: Stream, place: Cursor) -> bool:
+    """Whether what is known of a stream is at least what its client has."""
+    if len(place.choices) != len(stream.choices) or place.seed != stream.origin.seed:
+        return False
+    pairs = zip(stream.choices, place.choices, strict=True)
+    return all(told.position <= len(known.token_ids) for known, told in pairs)
+
+
 def continued(stream: Stream, place: Cursor, retry_limit: int, deadline_at_s: float | None) -> Stream | None:
     """The same stream from a place that its client names: tokens beyond it are made again. None: it was never there."""
-    if len(place.choices) != len(stream.choices) or place.seed != stream.origin.seed:
+    if not reaches(stream, place):
         return None
-    choices: list[Choice] = []
-    for known, told in zip(stream.choices, place.choices, strict=True):
-        if told.position > len(known.token_ids):
-            return None
-        choices.append(Choice(known.token_ids[: told.position], told.finish_reason))
-    origin = replace(stream.origin, streams=True, deadline_at_s=deadline_at_s, skip_to=())
+    choices = [
+        Choice(known.token_ids[: told.position], told.finish_reason)
+        for known, told in zip(stream.choices, place.choices, strict=True)
+    ]
+    origin = replace(stream.origin, streams=True, deadline_at_s=deadline_at_s, skip_to=(), usage_told=place.usage_told)
     again = Stream(origin, retry_limit, epoch=max(stream.epoch, place.epoch), choices=choices)
     again.num_cached_tokens = stream.num_cached_tokens
     again.num_prompt_tokens = stream.num_prompt_tokens

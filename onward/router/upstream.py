@@ -10,11 +10,14 @@ import aiohttp
 import msgspec
 
 from onward.clock import Clock
+from onward.proto.model import ModelText
 from onward.proto.router import (
     ATTEMPT_PATH,
     FIND_PATH,
     PROBE_PATH,
     PROOF_HEADER,
+    TEXT_PATH,
+    AskText,
     Attempt,
     Find,
     Record,
@@ -34,19 +37,23 @@ MAX_ANSWER_BYTES = 64 << 20
 _MSGPACK = {"content-type": "application/msgpack"}
 
 
+def new_session() -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=10)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+    return aiohttp.ClientSession(
+        connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+    )
+
+
 class NotReached(Exception):
     """There was nobody to talk to, so nothing has been begun."""
 
 
 class Upstream:
-    def __init__(self, cluster_key: str, clock: Clock) -> None:
+    def __init__(self, cluster_key: str, clock: Clock, session: aiohttp.ClientSession) -> None:
         self._cluster_key = cluster_key
         self._clock = clock
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=10)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
-        self._session = aiohttp.ClientSession(
-            connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
-        )
+        self._session = session
 
     async def close(self) -> None:
         await self._session.close()
@@ -78,6 +85,10 @@ class Upstream:
     async def probe(self, url: str, question: RegisterAnswer) -> Registration | None:
         answer = await self._ask(url, PROBE_PATH, msgspec.msgpack.encode(question))
         return None if answer is None else _decoded(answer, Registration)
+
+    async def text(self, url: str) -> ModelText | None:
+        answer = await self._ask(url, TEXT_PATH, msgspec.msgpack.encode(AskText()))
+        return None if answer is None else _decoded(answer, ModelText)
 
     async def post_json(self, url: str, path: str, value: Any) -> Any | None:
         answer = await self._ask(url, path, msgspec.json.encode(value), {"content-type": "application/json"})

@@ -5,8 +5,10 @@ target's memory, as with shared memory; it lands whether the lease still stands 
 block that no lease covers, or whose lease was declared quiet, is what must never happen.
 """
 
+import zlib
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -77,6 +79,18 @@ class DataPlane:
     """Peers to which nothing moves for now."""
     unheard: list[KvCommand] = field(default_factory=list)
     """Said while it was stalled."""
+    stopped: set[str] = field(default_factory=set)
+    """Pushes that were stopped: the command may overtake the step that opens one."""
+    notify: Callable[[], None] = lambda: None
+    """There is a report."""
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.outgoing) or any(lease.revoked for lease in self.expected.values())
+
+    def report(self, report: KvReport) -> None:
+        self.reports.append(report)
+        self.notify()
 
     def command(self, command: KvCommand) -> None:
         if self.stalled:
@@ -85,7 +99,7 @@ class DataPlane:
         match command:
             case Expect():
                 self.expected[command.lease_id] = Expected(set(command.block_ids), command.block_ids, command.checksums)
-                self.reports.append(Expecting(command.lease_id))
+                self.report(Expecting(command.lease_id))
             case EndLease():
                 del self.expected[command.lease_id]
             case Revoke():
@@ -93,13 +107,15 @@ class DataPlane:
                 if command.lease_id in self.expected:
                     self.expected[command.lease_id].revoked = True
                 else:
-                    self.reports.append(LeaseQuiet(command.lease_id))
+                    self.report(LeaseQuiet(command.lease_id))
             case StopPush():
                 self.drop_push(command.lease_id)
-                self.reports.append(PushQuiet(command.lease_id))
+                self.stopped.add(command.lease_id)
+                self.report(PushQuiet(command.lease_id))
 
     def open_push(self, push: Push, block_ids: list[int], memory: Memory) -> None:
-        self.pushes[push.lease_id] = Pushing(push, block_ids, memory, push.first_block)
+        if push.lease_id not in self.stopped:
+            self.pushes[push.lease_id] = Pushing(push, block_ids, memory, push.first_block)
 
     def advance_push(self, lease_id: str, num_computed_blocks: int) -> None:
         """So many leading blocks of the request are final."""
@@ -141,30 +157,48 @@ class PlaneNetwork:
             for lease_id, pushing in list(plane.pushes.items()):
                 if pushing.push.endpoint.address == address:
                     plane.drop_push(lease_id)
-                    plane.reports.append(PushFailed(lease_id, "the peer is gone"))
-            for lease_id in dead.pushes.keys() & plane.expected.keys():
-                if not plane.expected[lease_id].revoked:
-                    plane.reports.append(WriterLost(lease_id, "the writer is gone"))
+                    plane.report(PushFailed(lease_id, "the peer is gone"))
+            for lease_id in dead.pushes:
+                if lease_id in plane.expected and not plane.expected[lease_id].revoked:
+                    plane.report(WriterLost(lease_id, "the writer is gone"))
 
     def step(self) -> bool:
         """Every plane that is not stalled moves one write; revoked leases whose writer has stopped become quiet."""
-        moved = False
-        for plane in list(self._planes.values()):
-            if not plane.stalled:
-                unheard, plane.unheard = plane.unheard, []
-                for command in unheard:
-                    plane.command(command)
-            write = None if plane.stalled else plane.next_write()
-            if write is not None:
-                self._land(plane, write)
-                moved = True
-        for plane in self._planes.values():
-            for lease_id, lease in list(plane.expected.items()):
-                if lease.revoked and self._stop_writer(lease_id):
-                    del plane.expected[lease_id]
-                    plane.reports.append(LeaseQuiet(lease_id))
-                    moved = True
-        return moved
+        planes = list(self._planes.values())
+        moved = [self.move(plane) for plane in planes]
+        return any([*moved, *(self.quiet(plane) for plane in planes)])
+
+    def move(self, plane: DataPlane) -> bool:
+        """One write of this plane lands."""
+        if plane.stalled:
+            return False
+        unheard, plane.unheard = plane.unheard, []
+        for command in unheard:
+            plane.command(command)
+        write = plane.next_write()
+        if write is not None:
+            self._land(plane, write)
+        return write is not None
+
+    def quiet(self, plane: DataPlane) -> bool:
+        """Revoked leases on this plane's memory whose writer has stopped become quiet."""
+        quiet = [lease_id for lease_id, one in plane.expected.items() if one.revoked and self._stop_writer(lease_id)]
+        for lease_id in quiet:
+            del plane.expected[lease_id]
+            plane.report(LeaseQuiet(lease_id))
+        return bool(quiet)
+
+    def break_transfer(self, plane: DataPlane) -> bool:
+        """The connection under the oldest write of this plane is lost, as both sides notice."""
+        if not plane.outgoing:
+            return False
+        lease_id, address = plane.outgoing[0].lease_id, plane.outgoing[0].address
+        plane.drop_push(lease_id)
+        plane.report(PushFailed(lease_id, "the connection was lost"))
+        target = self._planes.get(address)
+        if target is not None and lease_id in target.expected and not target.expected[lease_id].revoked:
+            target.report(WriterLost(lease_id, "the connection was lost"))
+        return True
 
     def _stop_writer(self, lease_id: str) -> bool:
         for plane in self._planes.values():
@@ -172,7 +206,7 @@ class PlaneNetwork:
                 if plane.stalled:
                     return False
                 plane.drop_push(lease_id)
-                plane.reports.append(PushFailed(lease_id, "the lease was revoked"))
+                plane.report(PushFailed(lease_id, "the lease was revoked"))
         return True
 
     def _land(self, writer: DataPlane, write: Write) -> None:
@@ -182,7 +216,7 @@ class PlaneNetwork:
             stands = target is not None and write.lease_id in target.expected
             if not stands or (target and target.expected[write.lease_id].revoked):
                 writer.drop_push(write.lease_id)
-                writer.reports.append(PushFailed(write.lease_id, "there is no such lease"))
+                writer.report(PushFailed(write.lease_id, "there is no such lease"))
                 return
             pushing.joined = True
         lease = target.expected.get(write.lease_id) if target else None
@@ -197,9 +231,9 @@ class PlaneNetwork:
             size = len(lease.blocks) * len(write.memory[write.source]) * 8
             sums = [_checksum(target.memory[block]) for block in lease.blocks] if lease.checksums else []
             if not lease.revoked:
-                target.reports.append(Counted(write.lease_id, sums, size, 0.001))
-            writer.reports.append(Sent(write.lease_id, sums, size, 0.001))
+                target.report(Counted(write.lease_id, sums, size, 0.001))
+            writer.report(Sent(write.lease_id, sums, size, 0.001))
 
 
 def _checksum(block: "array[int]") -> int:
-    return hash(block.tobytes()) & 0xFFFF_FFFF
+    return zlib.crc32(block.tobytes())

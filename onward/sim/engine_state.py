@@ -1,4 +1,4 @@
-"""What must hold between any two events, whatever happened before: asked of the engine's own state, from outside."""
+"""What must hold of an engine between any two events, whatever happened before: asked of its own state, from outside."""
 
 from collections import Counter
 

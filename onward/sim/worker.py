@@ -7,7 +7,7 @@ results like any worker, and fails a request when it is told to.
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -98,6 +98,10 @@ class Slot:
     score_from: int | None = None
 
 
+class Poisoned(Exception):
+    """A request is in the step that no worker survives."""
+
+
 class HashWorker:
     def __init__(
         self,
@@ -107,6 +111,9 @@ class HashWorker:
         vocab_size: int = 64,
         max_model_len: int = 1 << 20,
         plane: DataPlane | None = None,
+        poison: int | None = None,
+        doom: int | None = None,
+        watch_write: Callable[[int, str, int], None] | None = None,
     ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.plane = plane
@@ -116,6 +123,10 @@ class HashWorker:
         self.slots: dict[int, Slot] = {}
         self.doomed: set[str] = set()
         """Requests that fail when they run next, as one whose logits are not numbers."""
+        self._poison, self._doom = poison, doom
+        """Tokens of prompts that kill a worker, or make their request fail, always."""
+        self._watch_write = watch_write
+        """Told of each block before it is written: for which request, under which epoch."""
 
     def hello(self, incarnation: str = "w1", engine_incarnation: str = "e1") -> WorkerHello:
         return WorkerHello(
@@ -167,10 +178,15 @@ class HashWorker:
             return None  # it failed in the step before, when this one was under way already
         assert slot.epoch == run.epoch, "the engine runs what it has assigned"
         slot.block_ids += run.new_block_ids
-        if slot.request_id in self.doomed:
+        if self._poison in slot.token_ids:
+            raise Poisoned
+        if slot.request_id in self.doomed or self._doom in slot.token_ids:
             self.doomed.discard(slot.request_id)
             return self._fail(run, "invalid_logits", "told to fail")
         begin, end = slot.num_computed, min(slot.num_computed + run.num_tokens, len(slot.token_ids))
+        if self._watch_write is not None:
+            for index in range(begin // self.block_size, -(-end // self.block_size)):
+                self._watch_write(slot.block_ids[index], slot.request_id, slot.epoch)
         for position in range(begin, end):
             block = self.memory[slot.block_ids[position // self.block_size]]
             block[position % self.block_size] = _cell(position, slot.token_ids[position])

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from onward import log
 from onward.clock import Clock
+from onward.config import environment_with
 from onward.errors import StartupError
 from onward.supervisor.restarts import RestartPolicy
 from onward.transport.control import die_with_parent
@@ -44,6 +45,8 @@ class InstancePlan:
     handoff_address: str | None
     threads: int | None
     """None for a router, which computes nothing."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Beside our own: for secrets, which a command line would show to everybody on the machine."""
 
 
 @dataclass(slots=True, eq=False)
@@ -137,6 +140,7 @@ class Cluster:
         instance.last_lines.clear()
         instance.process = subprocess.Popen(
             instance.plan.command,
+            env=environment_with(instance.plan.environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -68,8 +68,9 @@ class Tokenizer:
         return self._tokenizer.token_to_id(token)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # Of the library's ways only this one lets other threads run meanwhile: a long prompt takes a while.
         try:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidRequest("the text holds half a surrogate pair, which is not Unicode text") from error
 

@@ -132,10 +132,12 @@ class StandInEngine:
     def _abort_by_name(self, message: AbortByName) -> list[FromEngine]:
         self.asked_aborts.append(message)
         by_name: dict[str, list[Running]] = {}
-        for one in self.running.values():
+        since_s = message.again_since_s
+        meant = [one for one in self.running.values() if since_s is None or one.submit.arrival_s <= since_s]
+        for one in meant:
             for name in one.names:
                 by_name.setdefault(name, []).append(one)
-        ids = {request_id.rpartition("-")[0] for request_id in self.running}
+        ids = {one.submit.request_id.rpartition("-")[0] for one in meant}
         names = ids if message.everything else set(message.names)
         for name in names & by_name.keys():
             for one in by_name[name]:

@@ -1,7 +1,7 @@
 """`POST /v1/abort`: exact names, every process, one clear end for those who are aborted."""
 
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,6 +86,7 @@ def test_nothing_but_the_whole_name_matches(instance: Instance) -> None:
 
 
 def test_all_means_all_and_names_them(instance: Instance) -> None:
+    abort(instance, all=True)  # records that other tests have left
     with waiting(instance, {}, {"n": 2}, {"stream": True}) as answers:
         ids = sorted(set(running_ids(instance)))
         assert len(ids) == 3
@@ -144,6 +145,27 @@ def test_an_abort_is_not_undone_by_an_engine_that_dies(instance: Instance) -> No
         finally:
             instance.start_engine()
         assert not instance.engine.running
+
+
+@pytest.mark.parametrize("by", ["id", "label"])
+def test_an_abort_without_an_engine_holds_whichever_process_has_the_request(model: PreparedModel, by: str) -> None:
+    with running(model, num_api=2) as instance, ThreadPoolExecutor(12) as threads:
+        instance.engine.paused = True
+        url, labels = f"{instance.url}/v1/completions", [f"label-{number}" for number in range(6)]
+        asking = [
+            threads.submit(httpx.post, url, json=FIELDS, headers={"X-Request-Id": label}, timeout=30)
+            for label in labels
+        ]
+        instance.wait_until(lambda: len(instance.engine.running) == 6)
+        names = labels if by == "label" else sorted(running_ids(instance))
+        instance.kill_engine()
+        aborting = [threads.submit(abort, instance, ids=[name]) for name in names]
+        wait(aborting, timeout=0.5)
+        instance.start_engine(lambda engine: setattr(engine, "paused", True))
+        assert [one.result(20).json()["error"]["code"] for one in asking] == ["aborted"] * 6
+        for one in aborting:
+            assert one.result(20)["aborted"] + one.result(20)["unknown"]
+        instance.wait_until(lambda: not instance.engine.running)
 
 
 def test_a_request_that_missed_its_abort_does_not_run_again(instance: Instance) -> None:

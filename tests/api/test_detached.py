@@ -84,10 +84,21 @@ def test_a_client_goes_on_from_any_place_and_gets_each_token_once(instance: Inst
     last = whole.cursor
     assert last is not None and whole.reasons == ["stop"] * n
     for choices in places(whole, every_pair="completions" in path and "chat" not in path):
-        response = go_on(instance.url, path, Cursor(last.request_id, 7, last.epoch, choices))
+        response = go_on(
+            instance.url, path, msgspec.structs.replace(last, choices=choices, new_tokens={}, usage_told=False)
+        )
         assert response.status_code == 200, response.text
         assert '"role"' not in response.text, "the openings were told"
         assert_gone_on(whole, path, choices, read(response, body))
+
+
+@EVERY_PATH
+def test_a_client_that_has_the_usage_gets_only_the_end(instance: Instance, path: str) -> None:
+    body = request(path, True, **FIELDS)
+    whole = ask(instance.url, path, body)
+    assert whole.usage is not None and whole.cursor is not None and whole.cursor.usage_told
+    for again in (None, body):
+        assert go_on(instance.url, path, whole.cursor, again).text == "data: [DONE]\n\n"
 
 
 def test_a_lost_connection_stops_the_work_and_leaves_what_was_made(instance: Instance) -> None:
@@ -199,7 +210,12 @@ def test_a_repeated_post_goes_on_with_what_is_held(instance: Instance) -> None:
     whole = ask(instance.url, path, body)
     assert whole.cursor is not None
     place = [ChoiceCursor(5)]
-    response = go_on(instance.url, path, Cursor(whole.cursor.request_id, 7, 1, place), body)
+    response = go_on(
+        instance.url,
+        path,
+        msgspec.structs.replace(whole.cursor, epoch=1, choices=place, new_tokens={}, usage_told=False),
+        body,
+    )
     rest = read(response, body)
     assert rest.choices[0].token_ids == whole.choices[0].token_ids[5:]
     assert instance.engine.submits[-1].generated_token_ids == whole.choices[0].token_ids[:5]
@@ -220,14 +236,17 @@ def test_an_exact_stream_is_made_again_from_its_seed(forgetful: Instance, path: 
     body = request(path, True, n=n, **FIELDS, **with_logprobs(path))
     del body["seed"]
     whole = ask(forgetful.url, path, body)
-    last = whole.cursor
-    assert last is not None
+    assert whole.cursor is not None
+    last = msgspec.structs.replace(whole.cursor, created_s=1767225600)
     assert go_on(forgetful.url, path, last).status_code == 404
     for choices in places(whole, every_pair=False):
-        response = go_on(forgetful.url, path, Cursor(last.request_id, last.seed, last.epoch, choices), body)
+        response = go_on(
+            forgetful.url, path, msgspec.structs.replace(last, choices=choices, new_tokens={}, usage_told=False), body
+        )
         assert response.status_code == 200, response.text
         assert '"role"' not in response.text and "\ndata:\n" not in response.text
         assert f"chatcmpl-{last.request_id}" in response.text or "chat" not in path
+        assert response.text.count('"created":1767225600') == response.text.count('"created"')
         assert_gone_on(whole, path, choices, read(response, body))
         assert forgetful.engine.submits[-1].sampling.seed == last.seed
 

@@ -7,8 +7,11 @@ from typing import Any
 import httpx
 import msgspec
 
+from onward.clock import SystemClock
+from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
-from onward.proto.router import PROBE_PATH, RegisterAnswer, Registration
+from onward.proto.router import PROBE_PATH, PROOF_HEADER, RegisterAnswer, Registration
+from onward.transport.proof import prove
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES, ask, read, request
 from tests.api.routed import attempt_of, error_in, given, post
@@ -62,6 +65,24 @@ def test_streams_move_or_end_and_nothing_new_begins(model: PreparedModel) -> Non
         instance.engine.choose, instance.engine.paused = hashed_token, False
         assert read(asked[0].result(20), {"stream": True}).texts == [whole]
         assert httpx.post(f"{instance.url}/drain", verify=NO_CERTIFICATES).status_code == 200
+
+
+def test_only_who_holds_the_clusters_key_may_drain_an_instance_that_has_one(model: PreparedModel) -> None:
+    key, now_s = "ab" * 32, SystemClock().wall_s()
+    with running(model, ApiConfig(cluster_key=key)) as instance:
+        wrong = [
+            {},
+            {PROOF_HEADER: prove("cd" * 32, "/drain", b"", now_s)},
+            {PROOF_HEADER: prove(key, "/internal/find", b"", now_s)},
+            {PROOF_HEADER: prove(key, "/drain", b"", now_s - 100)},
+        ]
+        for headers in wrong:
+            refused = httpx.post(f"{instance.url}/drain", headers=headers, verify=NO_CERTIFICATES)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+        assert plain(instance.url, max_tokens=1).status_code == 200
+        right = {PROOF_HEADER: prove(key, "/drain", b"", now_s)}
+        assert httpx.post(f"{instance.url}/drain", headers=right, verify=NO_CERTIFICATES).status_code == 200
+        assert plain(instance.url, max_tokens=1).status_code == 503
 
 
 def probed(instance: Instance) -> Registration:

@@ -7,7 +7,6 @@ import pytest
 
 from onward.api import engine_client
 from onward.api.engine_client import MAX_OPEN_REQUESTS, EngineClient
-from onward.api.failures import RequestFailed
 from onward.api.ledger import Ledger, Order
 from onward.clock import SystemClock
 from onward.errors import Conflict, Overloaded, Unavailable
@@ -29,6 +28,7 @@ from onward.proto.request import (
 )
 from onward.proto.sampling import Sampling
 from onward.proto.step import WorkerHello
+from onward.web.failures import RequestFailed
 
 
 class ListWire:

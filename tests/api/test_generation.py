@@ -13,20 +13,22 @@ from onward.api.jobs import Backend, Jobs
 from onward.api.ledger import Ledger
 from onward.api.prompts import Prompts
 from onward.api.streams import Streams
+from onward.chance import SystemChance
 from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.obs.metrics import Registry
 from onward.proto.model import PreparedModel
+from onward.text.prompt_tokens import read_text
 
 
 def test_open_requests_have_a_bound_and_those_that_leave_make_room(model: PreparedModel) -> None:
     async def scenario() -> None:
         registry, clock = Registry(), SystemClock()
         client = EngineClient(Ledger(registry), clock, connect=_no_engine, on_fault=_no_fault)
-        prompts = Prompts(model)
+        prompts = Prompts(read_text(model))
         unknown = registry.counter("onward_unknown_fields_total", "")
         with ThreadPoolExecutor(1) as threads:
-            backend = Backend(ApiConfig(), model, prompts, client, clock, threads, unknown)
+            backend = Backend(ApiConfig(), model, prompts, client, clock, threads, unknown, SystemChance())
             streams = Streams(client, clock, ttl_s=60.0)
             generator = Generator(Jobs(Completions(prompts), "/v1/completions", backend), backend, streams)
             endpoint = GenerationEndpoint(generator, backend, streams)

@@ -8,8 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.api.ledger import (
+    ABORT_HOLDS_S,
     ABORTED,
     DEADLINE_MARGIN_S,
+    FIRST_WORD_S,
+    MAX_ABORTS,
     MAX_FRUITLESS_RESUBMISSIONS,
     MAX_UNREAD_HOLDINGS,
     MAX_WAIT_S,
@@ -300,7 +303,7 @@ def test_an_abort_by_name_asks_the_engine_and_ends_our_own_at_once(ledger: Ledge
         ledger.submit(order(name, label=label), 0.0)
     assert ledger.known(["red", "b", "", "x", "re"], everything=False) == {"red", "b"}
     assert ledger.known([], everything=True) == {"a", "b", "c"}
-    actions = ledger.abort_by_name(9, ["red", "b", "", "x", "re"], everything=False)
+    actions = ledger.abort_by_name(9, ["red", "b", "", "x", "re"], False, 0.0, 0.0)
     assert actions.send[0] == AbortByName(5, 9, ["red", "b", "", "x", "re"])
     assert [(one.request_id, one.error) for one in actions.deliver] == [
         ("a-0", ABORTED),
@@ -314,9 +317,40 @@ def test_an_abort_by_name_works_while_there_is_no_engine(registry: Registry) -> 
     ledger = Ledger(registry)
     ledger.submit(order("a-0"), 0.0)
     ledger.submit(order("b-0"), 0.0)
-    actions = ledger.abort_by_name(1, [], everything=True)
+    actions = ledger.abort_by_name(1, [], True, 0.0, 1000.0)
     assert (actions.send, [one.request_id for one in actions.deliver]) == ([], ["a-0", "b-0"])
-    assert ledger.engine_up("engine-1", 1.0) == Actions()
+    assert [type(message) for message in ledger.engine_up("engine-1", 1.0).send] == [AbortByName]
+
+
+def test_an_abort_is_said_again_to_a_new_engine_for_others_may_resubmit_what_it_ends(ledger: Ledger) -> None:
+    ledger.submit(order("mine-0"), 0.0)
+    ledger.abort_by_name(9, ["theirs", "label"], False, 1.0, 1000.0)
+    ledger.engine_gone("engine-1", 2.0)
+    again = {"ask_id": 9, "names": ["label", "theirs"], "everything": False, "again_since_s": 1000.0}
+    first, submit = ledger.engine_up("engine-2", 3.0).send
+    assert isinstance(first, AbortByName) and isinstance(submit, Submit)
+    assert {name: getattr(first, name) for name in again} == again
+    held = [Held("mine-0", submit.epoch, 0)]
+    for step, now_s in enumerate((4.0, 5.0, ABORT_HOLDS_S), 1):
+        [later] = ledger.receive("engine-2", Holding("engine-2", submit.seq, step, held), now_s).send
+        assert {name: getattr(later, name) for name in again} == again, "others may resubmit late"
+    assert ledger.receive("engine-2", Holding("engine-2", submit.seq, 9, held), 1.0 + ABORT_HOLDS_S).send == []
+    ledger.engine_gone("engine-2", 1.0 + ABORT_HOLDS_S)
+    assert isinstance(only_submit(ledger.engine_up("engine-3", 1.0 + ABORT_HOLDS_S)), Submit)
+
+
+def test_an_attempt_that_comes_after_the_abort_of_its_id_is_not_begun(ledger: Ledger) -> None:
+    ledger.abort_by_name(9, ["a", "label"], False, 0.0, 1000.0)
+    actions = ledger.submit(order("a-0", attempt=2), 1.0)
+    assert (actions.send, [one.error for one in actions.deliver], len(ledger)) == ([], [ABORTED], 0)
+    assert only_submit(ledger.submit(order("b-0", label="label"), 1.0)), "a label may be another's by now"
+    assert only_submit(ledger.submit(order("a-1", attempt=3), ABORT_HOLDS_S))
+
+
+def test_only_so_many_aborts_are_remembered(ledger: Ledger) -> None:
+    for number in range(MAX_ABORTS + 10):
+        ledger.abort_by_name(number, [f"n{number}"], False, 0.0, 1000.0)
+    assert len(ledger.engine_up("engine-2", 1.0).send) == MAX_ABORTS
 
 
 def test_the_label_goes_along_with_every_attempt(ledger: Ledger) -> None:
@@ -363,7 +397,7 @@ def test_an_abort_stays_an_abort_whatever_else_befell_the_request(ledger: Ledger
 def test_a_reschedule_that_comes_behind_a_users_abort_is_not_heard(ledger: Ledger) -> None:
     ledger.submit(order(), 0.0)
     ledger.receive("engine-1", delta(0, 5), 0.0)
-    assert ledger.abort_by_name(1, ["a"], everything=False).deliver[0].error == ABORTED
+    assert ledger.abort_by_name(1, ["a"], False, 0.0, 0.0).deliver[0].error == ABORTED
     assert ledger.receive("engine-1", delta(1, finish_reason="pd_reschedule", error=PREEMPTED), 0.0) == Actions()
 
 
@@ -485,3 +519,15 @@ def test_every_token_is_delivered_once_and_in_order_whatever_the_wire_does(
         assert (one.request_id in wire.ends) == (output == expected)
         assert one.request_id in wire.ends or one.request_id in wire.left
     assert wire.nothing_is_held()
+
+
+def test_a_request_whose_first_word_to_an_engine_is_lost_is_sent_again() -> None:
+    """The engine tells what it holds only to those it has heard of."""
+    ledger = Ledger(Registry())
+    ledger.engine_up("e1", 0.0)
+    (first,) = ledger.submit(order("a-0"), 0.0).send
+    assert ledger.tick(FIRST_WORD_S - 0.1).send == []
+    (again,) = ledger.tick(FIRST_WORD_S).send
+    assert isinstance(first, Submit) and isinstance(again, Submit) and again.epoch == first.epoch + 1
+    ledger.receive("e1", Holding("e1", again.seq, 1, [Held("a-0", again.epoch, 0)]), FIRST_WORD_S + 1)
+    assert ledger.tick(10 * FIRST_WORD_S).send == [], "it has said that it holds it"

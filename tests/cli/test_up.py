@@ -103,15 +103,26 @@ def test_the_router_gets_the_front_port_its_own_flags_and_those_it_shares() -> N
         *("--policy", "prefix", "--preempt-retry-count", "0", "--tell-resumes", "--api-key", "k", "--max-queue", "7"),
         *("--detach-ttl-s", "9", "--stall-timeout-s", "70"),
     )
-    told = plan_router(up.router_flags(args), "127.0.0.1", 8000, "key")
+    told = plan_router(up.router_flags(args), "127.0.0.1", 8000, "key", "k")
     config = router_config_of(told.command)
     assert (told.url, told.threads) == ("http://127.0.0.1:8000", None)
     assert (config.host, config.port, config.cluster_key_file) == ("127.0.0.1", 8000, "key")
-    assert (config.policy, config.preempt_retry_count, config.tell_resumes, config.api_key) == ("prefix", 0, True, "k")
+    assert (config.policy, config.preempt_retry_count, config.tell_resumes) == ("prefix", 0, True)
+    assert told.environment == {"ONWARD_API_KEY": "k"} and "k" not in told.command, "others can read command lines"
     assert config.detach_ttl_s == 9
     assert config.stall_timeout_s == RouterConfig().stall_timeout_s, "what an instance calls so is another thing"
     [instance] = plan(Counts(0, 0, 1), passed_on(args), "127.0.0.1", 1, Ports((9001,), (), 8000), "key")
     assert (config_of(instance.command).detach_ttl_s, config_of(instance.command).max_queue) == (9, 7)
+
+
+def test_every_decode_instance_has_a_port_of_its_own_for_kv() -> None:
+    args = arguments("--kv-port", "7100")
+    ports = Ports(PORTS.http, PORTS.handoff, None, args.kv_port)
+    plans = plan(Counts(2, 2, 1), passed_on(args), "127.0.0.1", 1, ports, "k")
+    assert [config_of(told.command).kv_port for told in plans] == [0, 0, 7100, 7101, 0]
+    up.check_kv_ports(65534, Counts(1, 2, 0))
+    with pytest.raises(StartupError, match=r"--kv-port 65534.*65536"):
+        up.check_kv_ports(65534, Counts(1, 3, 0))
 
 
 def test_flags_of_a_router_that_is_left_out_or_cannot_work_are_named() -> None:

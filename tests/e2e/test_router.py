@@ -4,6 +4,7 @@ The answers to compare with are an instance's own, undisturbed and without a rou
 """
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
@@ -33,7 +34,7 @@ from tests.e2e.pd_instances import wait_for, wait_until_at_rest
 from tests.e2e.server import STOP_TIMEOUT_S
 
 MAX_TOKENS = 64
-ROUTER = ("--stall-timeout-s", "4", "--restart-grace-s", "3", "--retry-budget", "10")
+ROUTER = ("--stall-timeout-s", "4", "--restart-grace-s", "3")
 TOO_SMALL = ("--num-kv-blocks", "24", "--no-local-prefill", "--local-prefill-tokens", "0")
 """For 8 streams of 130 tokens."""
 
@@ -159,9 +160,36 @@ def test_nobody_notices_that_an_instance_is_drained_and_replaced(
 
 
 def onward_drain(victim: Instance) -> int:
+    return onward("drain", victim.url).returncode
+
+
+def onward(*words: str) -> "subprocess.CompletedProcess[bytes]":
     return subprocess.run(
-        [sys.executable, "-m", "onward.cli.main", "drain", victim.url], timeout=STOP_TIMEOUT_S, capture_output=True
-    ).returncode
+        [sys.executable, "-m", "onward.cli.main", *words], timeout=STOP_TIMEOUT_S, capture_output=True
+    )
+
+
+def test_status_tells_scripts_who_is_there_and_what_was_carried_on(cluster: Cluster, asked: list[Question]) -> None:
+    def disturb(hearings: list[Hearing]) -> None:
+        wait_for_tokens(hearings, 20)
+        cluster.with_stream(1).kill("api")
+
+    answers_of(cluster.url, salted(asked[:4], "status"), disturb)
+    cluster.heal()
+    told = json.loads(onward("status", cluster.url, "--json").stdout)
+    assert told.keys() == {"instances", "resumes"}
+    assert {one["url"]: one["role"] for one in told["instances"]} == {i.url: i.role for i in cluster.instances}
+    for one in told["instances"]:
+        assert list(one) == ["id", "role", "state", "url", "incarnation", "load", "blocks", "streams", "pids"]
+        itself = json.loads(onward("status", one["url"], "--json").stdout)
+        assert (itself.keys(), itself["resumes"]) == (told.keys(), [])
+        assert list(itself["instances"][0]) == list(one)
+        for name in ("role", "state", "url", "incarnation", "pids"):
+            assert itself["instances"][0][name] == one[name]
+    assert {"request_id", "cause", "outcome", "from", "to", "positions", "pause_s", "ago_s"} == told["resumes"][
+        -1
+    ].keys()
+    assert told["resumes"][-1]["cause"] in ("lost", "restart", "gone")
 
 
 def test_a_client_comes_back_to_a_router_that_was_killed(
@@ -203,6 +231,27 @@ def test_streams_of_a_stopped_process_are_carried_on_elsewhere(
         wait_for(lambda: cluster.router.resumes("stall") > before, "a resume")
 
     assert answers_of(cluster.url, salted(asked, f"stopped {target}"), disturb) == expected
+
+
+@pytest.mark.full
+def test_a_prefill_instance_whose_worker_hangs_is_left_long_before_a_hand_over_times_out(cluster: Cluster) -> None:
+    """That would take a minute, and these clients have three quarters of one."""
+    patient = [chat(f"{number}", number, 8, temperature=0.0, **USAGE) for number in range(4)]
+    hasty = [chat(f"{number}", number, 8, temperature=0.0, deadline_ms=45_000, **USAGE) for number in range(4)]
+    expected = answers_of(cluster.of_role("decode")[0].url, patient)
+    for instance in cluster.of_role("prefill"):
+        instance.stop("worker")
+    assert answers_of(cluster.url, salted(hasty, "hangs")) == expected
+
+
+@pytest.mark.full
+def test_a_stream_that_waits_for_its_prompt_is_carried_on_when_its_own_worker_hangs(cluster: Cluster) -> None:
+    """The prefill instance's word that it is at work hides nothing."""
+    asked = [chat(f"{number}", number, 8, temperature=0.0, deadline_ms=45_000, **USAGE) for number in range(4)]
+    first, other = cluster.of_role("decode")
+    expected = answers_of(other.url, asked)
+    first.stop("worker")
+    assert answers_of(cluster.url, salted(asked, "own worker")) == expected
 
 
 @pytest.mark.full

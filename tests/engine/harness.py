@@ -19,8 +19,8 @@ from onward.proto.request import (
 )
 from onward.proto.sampling import Sampling
 from onward.proto.step import StepPlan, StepResult
+from onward.sim import engine_state
 from onward.sim.worker import HashWorker, expected_output
-from tests.engine import invariants
 
 API = "api-1"
 
@@ -183,7 +183,7 @@ class Harness:
 
     def check(self) -> None:
         """Everything that must hold between two events."""
-        invariants.check(self.core)
+        engine_state.check(self.core)
         pool = self.core.scheduler.pool
         free = {*pool._free, *pool._cached}
         for plan in self.plans:

@@ -4,9 +4,9 @@ from collections import deque
 from collections.abc import Callable
 
 from onward.proto.handoff import ToDecode, ToPrefill
+from onward.sim import engine_state
 from onward.sim.data_plane import DataPlane, PlaneNetwork
 from onward.sim.worker import HashWorker
-from tests.engine import invariants
 from tests.engine.harness import Client, Harness
 
 
@@ -18,6 +18,7 @@ class Instance(Harness):
         self.arguments = dict(config)
         self.num_workers = 0
         self.alive = True
+        self.worker_is_stopped = False
         super().__init__(incarnation=name, **config)
 
     def _new_worker(self) -> HashWorker:
@@ -34,6 +35,13 @@ class Instance(Harness):
     @property
     def plane(self) -> DataPlane:
         return self.worker.plane
+
+    def stop_worker(self) -> None:
+        """It completes no step, says nothing of KV and writes none; nobody is told."""
+        self.worker_is_stopped = self.plane.stalled = True
+
+    def continue_worker(self) -> None:
+        self.worker_is_stopped = self.plane.stalled = False
 
     def kill(self) -> None:
         """The whole instance, without a word."""
@@ -72,7 +80,7 @@ class Cluster:
             if steps:
                 while instance.core.worker is not None and instance.plan() is not None:
                     moved = True
-                if instance.plans:
+                if instance.plans and not instance.worker_is_stopped:
                     instance.answer()
                     moved = True
             instance.tick(0.0)
@@ -105,6 +113,8 @@ class Cluster:
     def report(self) -> bool:
         moved = False
         for instance in self._instances():
+            if instance.worker_is_stopped:
+                continue
             reports, instance.plane.reports = instance.plane.reports, []
             for report in reports:
                 instance.core.kv_report(report, instance.now_s)
@@ -145,7 +155,7 @@ class Cluster:
         for instance in self._instances():
             assert instance.core.idle, instance.name
             instance.core.audit_idle()
-            invariants.check(instance.core)
+            engine_state.check(instance.core)
             assert not instance.plane.expected, f"{instance.name} expects what nobody will send"
             assert not instance.plane.pushes, f"{instance.name} pushes what nobody wants"
 

@@ -1,7 +1,8 @@
 """The rules of the engine core, one by one."""
 
+from onward.proto.request import AbortByName
 from onward.proto.step import Failed, StepResult, Tokens
-from tests.engine.harness import Harness
+from tests.engine.harness import API, Harness
 
 
 def test_one_request_gets_the_model_s_tokens() -> None:
@@ -95,6 +96,18 @@ def test_abort_works_in_every_state_and_twice() -> None:
     harness.run_until_idle()
     assert harness.clients["other"].tokens == harness.expected(harness.clients["other"])
     harness.core.audit_idle()
+
+
+def test_an_abort_that_is_said_again_spares_what_came_after_it() -> None:
+    harness = Harness()
+    for name, arrival_s in (("old-0", 10.0), ("new-0", 20.0)):
+        harness.submit(name, [1, 2], max_tokens=9, label="mine", arrival_s=arrival_s)
+    for names, everything in ((["mine"], False), ([], True)):
+        harness.core.receive(API, AbortByName(harness.seq, 0, names, everything, 15.0), harness.now_s)
+        harness.deliver()
+        assert [client.finish_reason for client in harness.clients.values()] == ["abort", None]
+    assert harness.abort_by_name("mine").aborted == ["mine"]
+    assert [client.finish_reason for client in harness.clients.values()] == ["abort", "abort"]
 
 
 def test_a_user_s_abort_leaves_a_tombstone_for_late_resubmissions() -> None:

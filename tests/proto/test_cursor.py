@@ -30,6 +30,7 @@ def cursors(draw: st.DrawFn) -> Cursor:
         epoch=draw(st.integers(0, 2**63 - 1)),
         choices=choices,
         new_tokens=draw(st.dictionaries(st.integers(0, len(choices) - 1), token_ids)),
+        created_s=draw(st.integers(0, 2**37 - 1)),
     )
 
 
@@ -44,9 +45,9 @@ def test_a_cursor_comes_back_from_its_line(cursor: Cursor) -> None:
 
 
 def test_the_line_is_as_documented() -> None:
-    cursor = Cursor(ID, 42, 3, [ChoiceCursor(17), ChoiceCursor(9, "stop")], {0: [19556, 33]})
-    assert format_cursor(cursor) == f"1;{ID};42;3;17,9:stop;0:19556+33"
-    assert format_cursor(Cursor(ID, 42, 3, [ChoiceCursor(0)])) == f"1;{ID};42;3;0;"
+    cursor = Cursor(ID, 42, 3, [ChoiceCursor(17), ChoiceCursor(9, "stop")], {0: [19556, 33]}, 1767225600)
+    assert format_cursor(cursor) == f"1;{ID};1767225600;42;3;17,9:stop;0:19556+33"
+    assert format_cursor(Cursor(ID, 42, 3, [ChoiceCursor(0)])) == f"1;{ID};0;42;3;0;"
 
 
 @pytest.mark.parametrize(
@@ -54,44 +55,47 @@ def test_the_line_is_as_documented() -> None:
     [
         ("", "version"),
         ("2;x", "version"),
-        ("1", "6 fields"),
-        ("1;a;1;1;1", "6 fields"),
-        ("1;a;1;1;1;;", "6 fields"),
-        ("1;;1;1;1;", "request id"),
-        ("1;a b;1;1;1;", "request id"),
-        ("1;a\n;1;1;1;", "request id"),
-        (f"1;{'a' * 129};1;1;1;", "request id"),
-        ("1;é;1;1;1;", "request id"),
-        ("1;a;;1;1;", "seed"),
-        ("1;a;+1;1;1;", "seed"),
-        ("1;a;-0;1;1;", "seed"),
-        ("1;a;01;1;1;", "seed"),
-        ("1;a;1_0;1;1;", "seed"),
-        (f"1;a;{2**64};1;1;", "seed"),
-        (f"1;a;{-(2**63) - 1};1;1;", "seed"),
-        ("1;a;1;-1;1;", "epoch"),
-        ("1;a;1;٣;1;", "epoch"),
-        ("1;a;1;1 ;1;", "epoch"),
-        ("1;a;1;01;1;", "epoch"),
-        (f"1;a;1;{2**63};1;", "epoch"),
-        ("1;a;1;1;01;", "position"),
-        ("1;a;1;1;1;0:05", "token id"),
-        ("1;a;1;1;;", "position"),
-        ("1;a;1;1;1,;", "position"),
-        (f"1;a;1;1;{2**31};", "position"),
-        ("1;a;1;1;1:;", "finish reason"),
-        ("1;a;1;1;1:STOP;", "finish reason"),
-        ("1;a;1;1;1:stop:x;", "finish reason"),
-        ("1;a;1;1;" + ",".join(["1"] * (MAX_CHOICES + 1)) + ";", "choices"),
-        ("1;a;1;1;1;1:5", "choice"),
-        ("1;a;1;1;1;0", "token ids"),
-        ("1;a;1;1;1;0:", "token id"),
-        ("1;a;1;1;1;0:5+", "token id"),
-        ("1;a;1;1;1;0:-5", "token id"),
-        (f"1;a;1;1;1;0:{2**31}", "token id"),
-        ("1;a;1;1;2;0:5,0:6", "twice"),
-        ("1;a;1;1;1;0:5+6", "more new tokens"),
-        ("1;a;1;1;9;" + "0:" + "+".join(["5"] * MAX_CURSOR_CHARS), "longer"),
+        ("1", "7 fields"),
+        ("1;a;9;1;1;1", "7 fields"),
+        ("1;a;9;1;1;1;;", "7 fields"),
+        ("1;;9;1;1;1;", "request id"),
+        ("1;a b;9;1;1;1;", "request id"),
+        ("1;a\n;9;1;1;1;", "request id"),
+        (f"1;{'a' * 129};9;1;1;1;", "request id"),
+        ("1;é;9;1;1;1;", "request id"),
+        ("1;a;;1;1;1;", "time of creation"),
+        ("1;a;-1;1;1;1;", "time of creation"),
+        (f"1;a;{2**37};1;1;1;", "time of creation"),
+        ("1;a;9;;1;1;", "seed"),
+        ("1;a;9;+1;1;1;", "seed"),
+        ("1;a;9;-0;1;1;", "seed"),
+        ("1;a;9;01;1;1;", "seed"),
+        ("1;a;9;1_0;1;1;", "seed"),
+        (f"1;a;9;{2**64};1;1;", "seed"),
+        (f"1;a;9;{-(2**63) - 1};1;1;", "seed"),
+        ("1;a;9;1;-1;1;", "epoch"),
+        ("1;a;9;1;٣;1;", "epoch"),
+        ("1;a;9;1;1 ;1;", "epoch"),
+        ("1;a;9;1;01;1;", "epoch"),
+        (f"1;a;9;1;{2**63};1;", "epoch"),
+        ("1;a;9;1;1;01;", "position"),
+        ("1;a;9;1;1;1;0:05", "token id"),
+        ("1;a;9;1;1;;", "position"),
+        ("1;a;9;1;1;1,;", "position"),
+        (f"1;a;9;1;1;{2**31};", "position"),
+        ("1;a;9;1;1;1:;", "finish reason"),
+        ("1;a;9;1;1;1:STOP;", "finish reason"),
+        ("1;a;9;1;1;1:stop:x;", "finish reason"),
+        ("1;a;9;1;1;" + ",".join(["1"] * (MAX_CHOICES + 1)) + ";", "choices"),
+        ("1;a;9;1;1;1;1:5", "choice"),
+        ("1;a;9;1;1;1;0", "token ids"),
+        ("1;a;9;1;1;1;0:", "token id"),
+        ("1;a;9;1;1;1;0:5+", "token id"),
+        ("1;a;9;1;1;1;0:-5", "token id"),
+        (f"1;a;9;1;1;1;0:{2**31}", "token id"),
+        ("1;a;9;1;1;2;0:5,0:6", "twice"),
+        ("1;a;9;1;1;1;0:5+6", "more new tokens"),
+        ("1;a;9;1;1;9;" + "0:" + "+".join(["5"] * MAX_CURSOR_CHARS), "longer"),
     ],
 )
 def test_a_malformed_line_is_refused_by_field(line: str, reason: str) -> None:
@@ -123,12 +127,18 @@ usual_numbers = st.one_of(
 
 
 @given(
-    request_ids, usual_numbers, usual_numbers, usual_numbers, usual_numbers, st.sampled_from(["", "\n", ",1:2", "+7"])
+    request_ids,
+    usual_numbers,
+    usual_numbers,
+    usual_numbers,
+    usual_numbers,
+    usual_numbers,
+    st.sampled_from(["", "\n", ",1:2", "+7"]),
 )
 def test_the_short_way_reads_a_usual_line_as_the_whole_grammar_does(
-    request_id: str, seed: str, epoch: str, position: str, token_id: str, rest: str
+    request_id: str, created: str, seed: str, epoch: str, position: str, token_id: str, rest: str
 ) -> None:
-    line = f"1;{request_id};{seed};{epoch};{position};0:{token_id}{rest}"
+    line = f"1;{request_id};{created};{seed};{epoch};{position};0:{token_id}{rest}"
     try:
         expected = parse_any_cursor(line)
     except ValueError as refusal:

@@ -165,19 +165,19 @@ class StandInInstance:
         if path == ATTEMPT_PATH:
             await self._attempt(msgspec.msgpack.decode(body, type=Attempt), reader, writer)
         elif path == PROBE_PATH:
-            _respond(writer, 200, msgspec.msgpack.encode(self.registration()))
+            respond(writer, 200, msgspec.msgpack.encode(self.registration()))
         elif path == FIND_PATH:
             record = self.records.get(msgspec.msgpack.decode(body, type=Find).request_id)
-            _respond(writer, 200 if record else 404, msgspec.msgpack.encode(record) if record else b"")
+            respond(writer, 200 if record else 404, msgspec.msgpack.encode(record) if record else b"")
         elif path == "/v1/abort":
             ids = msgspec.json.decode(body).get("ids", [])
             self.aborted.append(ids)
             ours = [one for one in ids if any(one == attempt.request_id for attempt in self.attempts)]
-            _respond(writer, 200, msgspec.json.encode({"aborted": ours, "unknown": []}))
+            respond(writer, 200, msgspec.json.encode({"aborted": ours, "unknown": []}))
         elif path == "/v1/models":
-            _respond(writer, 200, b'{"object":"list","data":[{"id":"hash","object":"model"}]}')
+            respond(writer, 200, b'{"object":"list","data":[{"id":"hash","object":"model"}]}')
         else:
-            _respond(writer, 404, b"{}")
+            respond(writer, 404, b"{}")
         await writer.drain()
 
     async def _attempt(self, attempt: Attempt, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -185,7 +185,7 @@ class StandInInstance:
         self.attempts.append(attempt)
         await self._tell()
         if behaviour.status != 200:
-            _respond(writer, behaviour.status, msgspec.json.encode({"error": behaviour.error}), behaviour.headers)
+            respond(writer, behaviour.status, msgspec.json.encode({"error": behaviour.error}), behaviour.headers)
             return
         sending = asyncio.create_task(self._stream(attempt, behaviour, writer))
         leaving = asyncio.create_task(reader.read(1))
@@ -309,7 +309,7 @@ class _Answer:
     def _cursor(self, new: dict[int, list[int]]) -> str:
         choices = [ChoiceCursor(len(t), r) for t, r in zip(self._tokens, self._reasons, strict=True)]
         attempt = self._attempt
-        return format_cursor(Cursor(attempt.request_id, attempt.seed, attempt.epoch, choices, new))
+        return format_cursor(Cursor(attempt.request_id, attempt.seed, attempt.epoch, choices, new, attempt.created_s))
 
     def _head(self) -> dict[str, Any]:
         return {"id": f"chatcmpl-{self._attempt.request_id}", "created": self._attempt.created_s, "model": "hash"}
@@ -353,7 +353,7 @@ async def _read_request(reader: asyncio.StreamReader) -> tuple[str, bytes] | Non
     return path, await reader.readexactly(int(headers.get("content-length", "0")))
 
 
-def _respond(writer: asyncio.StreamWriter, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+def respond(writer: asyncio.StreamWriter, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
     more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
     writer.write(f"HTTP/1.1 {status} X\r\n{more}content-length: {len(body)}\r\n\r\n".encode() + body)
 

@@ -18,6 +18,8 @@ from onward.router.route import Route
 from onward.router.stream import Cause, Origin
 
 NO_BLOCKS = ErrorInfo("pd_preempted", "PD Error: no blocks", 503, True)
+LIVING = ErrorInfo("internal_error", "something went wrong", 500, True)
+"""What an instance answers that is there."""
 
 
 class World:
@@ -144,7 +146,7 @@ def test_attempts_without_progress_are_bounded_for_all_streams_together() -> Non
     for route in routes:
         world.start(route)
     for route in routes:
-        world.fail(route)
+        world.fail(route, Cause.ERROR, LIVING)
     assert world.core.metrics.budget_refusals.value() == 20, "ten are free in each minute"
     world.pass_time(1.0)
     steps = [world.step(route) for route in routes]
@@ -160,11 +162,11 @@ def test_a_stream_goes_on_as_soon_as_the_budget_has_something_for_it() -> None:
     for _ in range(10):
         route = world.open()
         world.start(route)
-        world.fail(route)
+        world.fail(route, Cause.ERROR, LIVING)
     world.pass_time(55.0)
     late = world.open()
     world.start(late)
-    world.fail(late)
+    world.fail(late, Cause.ERROR, LIVING)
     refused_s = world.now_s
     assert isinstance(world.dispatch(late), Dispatch)
     assert 4.0 < world.now_s - refused_s < 7.0, "the first ten are a minute old"
@@ -182,6 +184,30 @@ def test_the_first_resume_after_progress_is_never_refused_but_paced() -> None:
     assert any(isinstance(step, Wait) for step in steps), "so many at once are spread out"
     late = world.open()
     assert isinstance(world.step(late), Wait), "new requests come after them"
+
+
+@pytest.mark.parametrize("cause", [Cause.LOST, Cause.STALL, Cause.RESTART, Cause.GONE])
+def test_every_stream_of_an_instance_that_dies_goes_on_also_without_a_token(cause: Cause) -> None:
+    world = World("a", "b", retry_budget=0.0)
+    routes = [world.open() for _ in range(60)]
+    for route in routes:
+        world.start(route)
+    for route in routes:
+        world.fail(route, cause)
+    for route in routes:
+        world.start(route)
+    assert world.core.metrics.budget_refusals.value() == 0
+
+
+def test_what_loses_every_instance_it_is_given_costs_the_budget_from_the_second_time_on() -> None:
+    world = World("a", "b", preempt_retry_count=100, retry_budget=0.0)
+    routes = [world.open() for _ in range(30)]
+    for _ in range(2):
+        for route in routes:
+            world.start(route)
+        for route in routes:
+            world.fail(route)
+    assert world.core.metrics.budget_refusals.value() == 20, "ten are free in each minute"
 
 
 def test_when_the_budget_is_spent_a_preempted_request_gets_its_tokens_in_its_own_form() -> None:
@@ -303,6 +329,16 @@ def test_a_new_request_is_not_retried_where_all_are_overloaded() -> None:
     assert tried == {"a", "b"}
     step = world.step(route)
     assert isinstance(step, GiveUp) and step.info == full
+
+
+def test_where_all_are_overloaded_the_client_is_told_the_shortest_time() -> None:
+    world = World("a", "b", "c")
+    route = world.open()
+    for retry_after_s in (3.0, 2.0, None):
+        world.dispatch(route)
+        world.fail(route, Cause.OVERLOADED, ErrorInfo("overloaded", "full", 429, True, retry_after_s=retry_after_s))
+    step = world.step(route)
+    assert isinstance(step, GiveUp) and (step.info.status, step.info.retry_after_s) == (429, 2.0)
 
 
 def test_a_resume_waits_as_long_as_an_overloaded_instance_says() -> None:

@@ -14,7 +14,7 @@ EVENTS = [
     b"event: facts\ndata: {}",
     b": progress e 1 2 3",
     b'data: {"choices":[]}',
-    b'id: 1;r;7;1;1;0:5\ndata: {"x":"a\\nb"}',
+    b'id: 1;r;9;7;1;1;0:5\ndata: {"x":"a\\nb"}',
     b"data: [DONE]",
 ]
 WIRE = b"".join(event + b"\n\n" for event in EVENTS)
@@ -42,11 +42,11 @@ def test_an_event_may_not_grow_without_bound() -> None:
 
 
 def test_events_are_told_apart() -> None:
-    advance = read_event(b"id: 1;r;7;2;3:stop;0:5\ndata: {}")
+    advance = read_event(b"id: 1;r;9;7;2;3:stop;0:5\ndata: {}")
     assert isinstance(advance, Advance)
     assert (advance.is_for_client, advance.cursor.epoch) == (True, 2)
     assert advance.cursor.choices == [ChoiceCursor(3, "stop")]
-    alone = read_event(b"id: 1;r;7;2;3;0:5")
+    alone = read_event(b"id: 1;r;9;7;2;3;0:5")
     assert isinstance(alone, Advance) and not alone.is_for_client
     assert read_event(b'data: {"a":1}') == Plain(b'data: {"a":1}')
     assert read_event(b"data: [DONE]") == Done()
@@ -73,7 +73,9 @@ def test_an_error_event_keeps_what_a_machine_needs() -> None:
     assert info.status == 503
 
 
-@pytest.mark.parametrize("event", [b"id: nonsense\ndata: {}", b"id: 1;r;7;\xff;3;\ndata: {}", b"event: facts\ndata: {"])
+@pytest.mark.parametrize(
+    "event", [b"id: nonsense\ndata: {}", b"id: 1;r;9;7;\xff;3;\ndata: {}", b"event: facts\ndata: {"]
+)
 def test_what_breaks_the_protocol_is_said_to(event: bytes) -> None:
     with pytest.raises(MalformedEvent):
         read_event(event)

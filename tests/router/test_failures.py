@@ -1,16 +1,30 @@
 """Failures that other routers had, each as a case for this one. The numbers are those of the failure list."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 import uvloop
 
+from onward.proto.request import ErrorInfo
+from onward.proto.router import Registration
+from onward.router.core import ABORTED, GiveUp
+from onward.router.events import WholeAnswer
+from onward.router.stream import Cause, Stream
 from tests.router.harness import assert_seamless, expected_text, running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance
+from tests.router.test_core import World
 
 CHAT_BODY: dict[str, Any] = {"model": "hash", "messages": [], "seed": 3, "max_tokens": 5}
 LOST = {"code": "upstream", "message": "gone", "retryable": True}
+FULL = Behaviour(status=429, error={"code": "overloaded", "message": "full"}, headers={"retry-after": "2"})
+PATIENCE_S = 20.0
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    """A stream that nobody ends fails its test."""
+    uvloop.run(asyncio.wait_for(scenario, PATIENCE_S))
 
 
 def pair(behaviour: Behaviour) -> tuple[StandInInstance, StandInInstance]:
@@ -40,7 +54,7 @@ def test_f40_after_a_retry_the_whole_answer_comes_back_and_after_the_last_one_an
                 answer = await router.post(body)
                 assert (answer.status, answer.json["error"]["code"]) == (503, "upstream")
 
-    uvloop.run(scenario())
+    run(scenario())
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/generate"])
@@ -60,7 +74,7 @@ def test_f41_all_choices_all_endpoints_and_both_modes_are_carried_on(path: str, 
                     assert texts == [expected_text(3, 4, index) for index in range(3)]
                 assert len(a.attempts) + len(b.attempts) == 2 * (fails_after + 1)
 
-    uvloop.run(scenario())
+    run(scenario())
 
 
 def test_f45_a_live_connection_that_brings_nothing_is_left() -> None:
@@ -72,7 +86,7 @@ def test_f45_a_live_connection_that_brings_nothing_is_left() -> None:
             assert router.metric("resumes", "stall", "exact") == 1
             assert sum(len(instance.cancelled) for instance in instances) == 1
 
-    uvloop.run(scenario())
+    run(scenario())
 
 
 def test_f45_an_instance_that_accepts_and_never_answers_is_left() -> None:
@@ -80,7 +94,7 @@ def test_f45_an_instance_that_accepts_and_never_answers_is_left() -> None:
         async with running_router(*pair(Behaviour(answers=False)), stall_timeout_s=0.3) as router:
             assert_seamless((await router.post(CHAT_BODY | {"stream": True})).stream, 3, 5)
 
-    uvloop.run(scenario())
+    run(scenario())
 
 
 @pytest.mark.parametrize("moves", ["e {} 0 3", "e 5 {} 0", "e 5 0 {}"])
@@ -92,7 +106,7 @@ def test_f45_a_long_queue_or_prefill_is_no_stall(moves: str) -> None:
             assert_seamless((await router.post(CHAT_BODY | {"stream": True})).stream, 3, 5)
             assert sum(len(instance.attempts) for instance in instances) == 1
 
-    uvloop.run(scenario())
+    run(scenario())
 
 
 def test_f46_when_all_attempts_fail_mid_stream_there_is_an_error_and_an_end() -> None:
@@ -109,19 +123,18 @@ def test_f46_when_all_attempts_fail_mid_stream_there_is_an_error_and_an_end() ->
             assert answer.body.rstrip().endswith(b"data: [DONE]")
             assert sum(len(instance.attempts) for instance in instances) == 3
 
-    uvloop.run(scenario())
+    run(scenario())
 
 
 def test_f47_a_429_is_not_retried_against_the_same_instance_and_retries_do_not_multiply() -> None:
     async def scenario() -> None:
-        full = Behaviour(status=429, error={"code": "overloaded", "message": "full"}, headers={"retry-after": "2"})
-        instances = failing(full)
+        instances = failing(FULL)
         async with running_router(*instances) as router:
             answer = await router.post(CHAT_BODY | {"stream": True})
             assert (answer.status, answer.headers["retry-after"]) == (429, "2")
             assert [len(instance.attempts) for instance in instances] == [1, 1]
 
-    uvloop.run(scenario())
+    run(scenario())
 
 
 def test_f47_an_outage_does_not_become_a_storm() -> None:
@@ -133,7 +146,7 @@ def test_f47_an_outage_does_not_become_a_storm() -> None:
             assert {answer.status for answer in answers} <= {503, 504}
             assert sum(len(instance.attempts) for instance in broken) == 20 + 10, "ten retries are free in a minute"
 
-    uvloop.run(scenario())
+    run(scenario())
 
 
 def test_f48_an_abort_by_id_reaches_the_instance_that_has_it_now_and_both_sides_stop() -> None:
@@ -162,7 +175,39 @@ def test_f48_an_abort_by_id_reaches_the_instance_that_has_it_now_and_both_sides_
             again = await router.post({"ids": ["mine"]}, path="/v1/abort")
             assert again.json == {"aborted": [], "unknown": ["mine"]}
 
-    uvloop.run(scenario())
+    run(scenario())
+
+
+class Probed(StandInInstance):
+    """Counts how often it was asked how it is."""
+
+    num_probes = 0
+
+    def registration(self) -> Registration:
+        self.num_probes += 1
+        return super().registration()
+
+
+def test_f49_an_instance_that_answers_no_probe_holds_up_nobody_else() -> None:
+    async def scenario() -> None:
+        unanswered: list[asyncio.StreamWriter] = []
+
+        async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            unanswered.append(writer)
+            await reader.read()
+            writer.close()
+
+        well = Probed("well")
+        await well.start()
+        async with await asyncio.start_server(hang, "127.0.0.1", 0) as hung:
+            urls = f"http://127.0.0.1:{hung.sockets[0].getsockname()[1]},{well.url}"
+            async with running_router(well, registers=False, instances=urls) as router:
+                while well.num_probes < 2:
+                    await asyncio.sleep(0.01)
+                assert len(unanswered) == 1, "still waited for"
+                assert_seamless((await router.post(CHAT_BODY | {"stream": True})).stream, 3, 5)
+
+    run(scenario())
 
 
 def test_f50_how_an_aborted_stream_ends_is_decided_once() -> None:
@@ -179,4 +224,45 @@ def test_f50_how_an_aborted_stream_ends_is_decided_once() -> None:
             assert (answer.status, answer.json["error"]["code"]) == (409, "aborted")
             assert len(instance.attempts) == 1, "no attempt brings it back"
 
-    uvloop.run(scenario())
+    run(scenario())
+
+
+CROSSING: dict[str, Callable[[Stream], object]] = {
+    "answer": lambda stream: stream.hear(WholeAnswer(b"{}"), 100.0),
+    "lost": lambda stream: stream.lose(Cause.LOST, "gone"),
+    "refused": lambda stream: stream.lose(Cause.REFUSED, "nobody there"),
+    "final": lambda stream: stream.fail(Cause.ERROR, ErrorInfo("crashed_worker", "three times", 500)),
+}
+
+
+@pytest.mark.parametrize("crossing", CROSSING)
+def test_f50_an_abort_that_crosses_another_end_stays_an_abort(crossing: str) -> None:
+    world = World("a", "b")
+    route = world.open(label="mine")
+    world.start(route, tokens=1)
+    CROSSING[crossing](route.stream)
+    assert world.core.abort(["mine"], world.now_s) == ([route], {"mine"})
+    world.core.ended(route, world.now_s)
+    route.settle(ErrorInfo("unavailable", "the router is stopping", 503))
+    assert world.step(route) == GiveUp(ABORTED, None)
+
+
+@pytest.mark.parametrize("fault", ["refused", "overloaded", "failed"])
+def test_f51_nothing_stays_booked_when_a_dispatch_fails(fault: str) -> None:
+    async def scenario() -> None:
+        instances = failing(FULL if fault == "overloaded" else Behaviour(status=503, error=LOST))
+        prefill = StandInInstance("p", role="prefill")
+        prefill.handoff_address = "tcp://p:1"
+        for instance in instances:
+            instance.role = "decode"
+        async with running_router(*instances, prefill, preempt_retry_count=1) as router:
+            if fault == "refused":
+                for instance in instances:
+                    await instance.stop()
+            answer = await router.post(CHAT_BODY | {"deadline_ms": 500})
+            assert answer.status == {"refused": 504, "overloaded": 429, "failed": 503}[fault]
+            serving = router.process.serving
+            booked = {one.instance: one.booked for one in serving.core.replicas.all(serving.clock.now_s())}
+            assert booked == {"a": 0, "b": 0, "p": 0}
+
+    run(scenario())

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,13 @@ def test_lines_of_the_log_name_their_instance_and_the_welcome_is_swallowed() -> 
     script = f"import sys; sys.stderr.write('one\\n\\ntwo'); sys.stderr.flush(); {READY}; {WAIT}"
     cluster_of(instance("mixed-0", script), on_line=lambda *said: lines.append(said), on_ready=stop).run()
     assert lines == [("mixed-0", "one"), ("mixed-0", "two")]
+
+
+def test_a_process_has_its_secrets_in_its_environment(tmp_path: Path) -> None:
+    script = f"import os; open({str(tmp_path / 'seen')!r}, 'w').write(os.environ['ONWARD_API_KEY']); {READY}; {WAIT}"
+    plan = replace(instance("router", script), environment={"ONWARD_API_KEY": "k"})
+    cluster_of(plan, on_ready=stop).run()
+    assert (tmp_path / "seen").read_text() == "k"
 
 
 def test_an_instance_that_never_gets_ready_ends_the_cluster_with_its_own_words() -> None:

@@ -10,7 +10,7 @@ from onward.proto.request import ErrorInfo
 
 
 class RequestFailed(Exception):
-    """An error that came as data: from the engine, or from the ledger."""
+    """An error that came as data: from another process, or from what was noted of a request."""
 
     def __init__(self, info: ErrorInfo) -> None:
         super().__init__(info.message)

@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from onward.errors import ClientError, TooLarge
 from onward.proto.request import ErrorInfo
-from onward.router.failures import error_body, error_headers
+from onward.web.failures import error_body, error_headers
 
 BODY_TIMEOUT_S = 60.0
 MAX_DISCARDED_BYTES = 64 << 20
@@ -17,10 +17,11 @@ JSON_HEADERS = {"content-type": "application/json"}
 
 
 class Disconnected(Exception):
-    """The client has gone; there is nobody to answer."""
+    """The client has gone, or was given up; there is nobody to answer."""
 
 
 def header(scope: Scope, name: bytes) -> str | None:
+    """The first one of this lower-case name. Bytes that are no text stay visible as such."""
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
 
 
@@ -47,12 +48,13 @@ async def _read_body(receive: Receive, max_bytes: int) -> bytes:
         else:
             parts.clear()
     if num_bytes > max_bytes:
-        raise TooLarge(f"the body is larger than {max_bytes} bytes, the limit of this router")
+        raise TooLarge(f"the body is larger than {max_bytes} bytes, the limit of this server")
     return b"".join(parts)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work` to its end, or until the client has gone."""
+    """Runs `work` to its end, or until the client has gone. Whoever cancels the task of the work gives the client up,
+    which is the same."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(receive))
     try:
@@ -61,6 +63,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
         working.cancel()
         leaving.cancel()
         await asyncio.wait((working, leaving))
+    # Not passed on as it is: it would look as if the caller's own task had been cancelled, which goes on.
     if working.cancelled():
         raise Disconnected
     working.result()

@@ -1,0 +1,44 @@
+"""Who a request is: fixed when it comes in, before its first attempt, and the same for all of them."""
+
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from onward.chance import Chance
+from onward.clock import Clock
+from onward.web.envelope import label_of, show_id
+
+_KEY = "onward.identity"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    request_id: str
+    """128 random bits. A client's own id is only a label beside it."""
+    created_s: int
+    arrival_s: float
+    """Wall clock."""
+    started_at_s: float
+    """This process's clock."""
+    label: str = ""
+    """The client's own name for its request: its `X-Request-Id`, if it sent one."""
+
+
+def identity_of(scope: Scope) -> Identity:
+    return scope[_KEY]
+
+
+class Identified:
+    """ASGI middleware inside the envelope."""
+
+    def __init__(self, app: ASGIApp, clock: Clock, chance: Chance) -> None:
+        self._app = app
+        self._clock = clock
+        self._chance = chance
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wall_s = self._clock.wall_s()
+        identity = Identity(self._chance.token(), int(wall_s), wall_s, self._clock.now_s(), label_of(scope))
+        scope[_KEY] = identity
+        show_id(scope, identity.label or identity.request_id)
+        await self._app(scope, receive, send)

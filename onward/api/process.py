@@ -1,0 +1,120 @@
+"""All parts of an api process, joined; but for its rim: the event loop, the sockets, the threads and the way out.
+
+`main` brings the real ones, the simulator others.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import aiohttp
+
+from onward.api.admin import Admin
+from onward.api.app import build_app
+from onward.api.engine_client import EngineClient, Wire
+from onward.api.jobs import Backend
+from onward.api.ledger import Ledger
+from onward.api.prompts import Prompts
+from onward.api.registering import Description, Registering
+from onward.api.streams import Streams
+from onward.api.supervisor_link import Channel, SupervisorLink
+from onward.chance import Chance
+from onward.clock import Clock
+from onward.obs.metrics import Registry
+from onward.proto.control import Ready, StartApi
+from onward.transport.control import ChannelClosed
+
+EXPIRE_EVERY_S = 5.0
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rim:
+    """What an api process must not make for itself."""
+
+    clock: Clock
+    chance: Chance
+    connect: Callable[[str], Wire]
+    """To the engine at this address."""
+    new_session: Callable[[], aiohttp.ClientSession]
+    threads: Executor
+    stop_server: Callable[[float, Callable[[], object]], None]
+    """No new connections; what is under way has the grace, and at its end somebody is called."""
+    leave_at_once: Callable[[], None]
+    """For when nothing can be put right from here. The supervisor, if there is one, starts another."""
+
+
+class Api:
+    """Needs a running event loop."""
+
+    def __init__(self, start: StartApi, channel: Channel, prompts: Prompts, rim: Rim) -> None:
+        self._channel, self._rim = channel, rim
+        registry = Registry()
+        self._link = SupervisorLink(channel, registry.snapshot)
+        self._client = EngineClient(Ledger(registry), rim.clock, rim.connect, rim.leave_at_once)
+        backend = Backend(
+            config=start.config,
+            model=start.model,
+            prompts=prompts,
+            client=self._client,
+            clock=rim.clock,
+            threads=rim.threads,
+            unknown_fields=registry.counter("onward_unknown_fields_total", "Request fields that nobody knows, ignored"),
+            chance=rim.chance,
+        )
+        self._streams = Streams(self._client, rim.clock, start.config.detach_ttl_s)
+        admin = Admin(start.config, start.model, self._client, self._link, self._streams)
+        description = Description(start.config, start.model, self._client, self._link, self._streams, rim.clock)
+        self.app = build_app(backend, admin, self._streams, description, registry)
+        # Of several processes one speaks for all.
+        speaks = start.index == 0
+        self._registering = Registering(start.config, description, rim.clock, rim.new_session) if speaks else None
+
+    @property
+    def num_held(self) -> int:
+        """Requests that are not over."""
+        return self._client.num_open + self._streams.num_live
+
+    def started(self) -> None:
+        """Connections are taken."""
+        self._send(Ready())
+        self._forget_old_records()
+        if self._registering is not None:
+            self._registering.start()
+
+    def read_control(self) -> None:
+        """The supervisor has said something."""
+        try:
+            self._link.read(self._client, self._streams.drain, self._stop)
+        except ChannelClosed:
+            _logger.warning("the supervisor is gone")
+            self._rim.leave_at_once()
+        except Exception:
+            _logger.critical("the supervisor's message could not be handled", exc_info=True)
+            self._rim.leave_at_once()
+
+    async def close(self) -> None:
+        if self._registering is not None:
+            await self._registering.close()
+        await self._client.close()
+
+    def _forget_old_records(self) -> None:
+        self._streams.expire()
+        asyncio.get_running_loop().call_later(EXPIRE_EVERY_S, self._forget_old_records)
+
+    def _stop(self, grace_s: float) -> None:
+        """No new connections. What a router sent goes on elsewhere; clients' own streams have the grace, and are then
+        told."""
+        self._streams.drain()
+        if self._registering is not None:
+            self._registering.leave()
+        self._rim.stop_server(grace_s, self._client.fail_all)
+
+    def _send(self, message: Ready) -> None:
+        try:
+            self._channel.send(message)
+        except ChannelClosed:
+            self._rim.leave_at_once()

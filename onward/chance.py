@@ -1,0 +1,29 @@
+"""Randomness, passed in, as the clock is: ids that nobody can guess, and seeds. The simulator passes another."""
+
+import random
+import secrets
+from typing import Protocol
+
+
+class Chance(Protocol):
+    def token(self) -> str:
+        """128 bits, as hex."""
+        ...
+
+    def bits(self, count: int) -> int: ...
+
+    def below(self, bound: int) -> int: ...
+
+
+class SystemChance:
+    def __init__(self) -> None:
+        self._random = random.SystemRandom()
+
+    def token(self) -> str:
+        return secrets.token_hex(16)
+
+    def bits(self, count: int) -> int:
+        return secrets.randbits(count)
+
+    def below(self, bound: int) -> int:
+        return self._random.randrange(bound)

@@ -1,0 +1,37 @@
+"""All parts of a router, joined; but for its rim: the event loop, the sockets and the way out.
+
+`main` brings the real ones, the simulator others.
+"""
+
+import aiohttp
+
+from onward.chance import Chance
+from onward.clock import Clock
+from onward.config import RouterConfig
+from onward.obs.metrics import Registry
+from onward.router import client_side
+from onward.router.app import build_app
+from onward.router.core import RouterCore
+from onward.router.serving import SETTLE_S, Serving
+from onward.router.upstream import Upstream
+
+
+class Router:
+    """Needs a running event loop."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        cluster_key: str,
+        clock: Clock,
+        chance: Chance,
+        session: aiohttp.ClientSession,
+        *,
+        settle_s: float = SETTLE_S,
+        keep_alive_s: float = client_side.KEEP_ALIVE_S,
+    ) -> None:
+        self.registry = Registry()
+        core = RouterCore(config, f"router-{chance.token()}", self.registry, chance.below)
+        upstream = Upstream(cluster_key, clock, session)
+        self.serving = Serving(core, upstream, clock, chance, settle_s, keep_alive_s)
+        self.app = build_app(self.serving, self.registry, cluster_key)

@@ -1,0 +1,117 @@
+"""Token ids of prompts that come as text or as chats: made once, for choosing by cached prefixes, and passed on.
+
+A request of which no ids can be made goes on as it came: the instance makes them, or says in its own words what is wrong.
+Exists only where a policy is `prefix`.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
+
+import msgspec
+
+from onward.errors import OnwardError
+from onward.obs.metrics import Registry
+from onward.router.serving import Serving
+from onward.router.stream import Origin
+from onward.router.tokenizer_source import TokenizerSource
+from onward.text.prompt_tokens import ChatMessage, PromptTokens
+
+MAX_INLINE_BYTES = 4 << 10
+"""A longer body, of a millisecond or more, must not hold up everybody's tokens: it goes to a thread."""
+MAX_QUEUED = 64
+"""For the thread. Beyond, the instances share the work."""
+CPU_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+REFUSED, BUSY = "refused", "busy"
+
+_logger = logging.getLogger(__name__)
+
+
+class _Chat(msgspec.Struct, frozen=True):
+    messages: list[ChatMessage]
+
+
+class _Completion(msgspec.Struct, frozen=True):
+    prompt: str
+
+
+_chats = msgspec.json.Decoder(_Chat)
+_completions = msgspec.json.Decoder(_Completion)
+
+
+def _of_chat(tokens: PromptTokens, origin: Origin) -> list[int]:
+    return tokens.of_chat(_chats.decode(origin.body).messages, origin.created_s)
+
+
+def _of_completion(tokens: PromptTokens, origin: Origin) -> list[int]:
+    return tokens.of_text(_completions.decode(origin.body).prompt)
+
+
+_MAKERS: dict[str, Callable[[PromptTokens, Origin], list[int]]] = {
+    "/v1/chat/completions": _of_chat,
+    "/v1/completions": _of_completion,
+}
+
+
+class Tokenizing:
+    def __init__(self, serving: Serving, registry: Registry, thread: Executor | None = None) -> None:
+        self._thread = thread or ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
+        self._num_queued = 0
+        self.source = TokenizerSource(serving, self._thread)
+        self.cpu = registry.histogram(
+            "onward_router_tokenize_seconds", "Processor time of making a prompt's token ids", CPU_BOUNDS_S
+        )
+        self.untokenized = registry.counter(
+            "onward_router_untokenized_total", "Prompts that were passed on as they came, by why", ["reason"]
+        )
+
+    async def with_ids(self, origin: Origin) -> Origin:
+        make = _MAKERS.get(origin.path)
+        if make is None or origin.known_prompt is not None:
+            return origin
+        agreed = await self.source.current()
+        if isinstance(agreed, str):
+            self.untokenized.inc(agreed)
+            return origin
+        token_ids = await self._made(make, agreed.tokens, origin)
+        if token_ids is None:
+            return origin
+        return replace(origin, prompt_token_ids=token_ids, known_prompt=token_ids, text_hash=agreed.text_hash)
+
+    async def _made(
+        self, make: Callable[[PromptTokens, Origin], list[int]], tokens: PromptTokens, origin: Origin
+    ) -> list[int] | None:
+        if len(origin.body) <= MAX_INLINE_BYTES:
+            token_ids, cpu_s = _timed(make, tokens, origin)
+        elif self._num_queued >= MAX_QUEUED:
+            self.untokenized.inc(BUSY)
+            return None
+        else:
+            self._num_queued += 1
+            try:
+                loop = asyncio.get_running_loop()
+                token_ids, cpu_s = await loop.run_in_executor(self._thread, _timed, make, tokens, origin)
+            finally:
+                self._num_queued -= 1
+        self.cpu.observe(cpu_s)
+        if token_ids is None:
+            self.untokenized.inc(REFUSED)
+        return token_ids
+
+
+def _timed(
+    make: Callable[[PromptTokens, Origin], list[int]], tokens: PromptTokens, origin: Origin
+) -> tuple[list[int] | None, float]:
+    """The ids, if it has any, and the processor time that it took."""
+    began_s = time.thread_time()
+    try:
+        token_ids = make(tokens, origin)
+    except (OnwardError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        token_ids = None
+    except Exception:
+        _logger.exception("a prompt could not be tokenized by a fault of ours")
+        token_ids = None
+    return token_ids, time.thread_time() - began_s

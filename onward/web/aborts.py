@@ -1,0 +1,65 @@
+"""What `POST /v1/abort` is asked and what it answers, in front of an instance or of a router.
+
+    {"ids": ["chatcmpl-5f0c…", "my label"]}   or   {"all": true}      ->      {"aborted": […], "unknown": […]}
+
+A name is a response's id, with or without what stands before its 32 hexadecimal digits, or the `X-Request-Id` that the
+request was sent with; it is compared whole. The answer repeats the names as they came; with `all` it has the ids.
+"""
+
+import re
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from onward.errors import ClientError
+from onward.web import http
+from onward.web.body import decode, wrong
+from onward.web.envelope import MAX_LABEL_LENGTH
+
+MAX_IDS = 1024
+_RESPONSE_ID = re.compile(r"(?:chatcmpl|cmpl|gen)-([0-9a-f]{32})")
+
+
+class AbortRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    ids: list[str] | None = None
+    all: bool | None = None
+
+
+_decoder = msgspec.json.Decoder(AbortRequest)
+
+
+async def asked_names(request: Request, max_body_bytes: int) -> list[str] | None:
+    """None: everything."""
+    try:
+        body = await http.read_body(request.receive, max_body_bytes)
+    except http.Disconnected:
+        raise ClientError("the client has gone") from None
+    return decode_abort(body)
+
+
+def decode_abort(body: bytes) -> list[str] | None:
+    """The names, or None for everything."""
+    request = decode(body, _decoder)
+    if request.all:
+        if request.ids is not None:
+            raise wrong("ids", "not allowed with all: true")
+        return None
+    if request.ids is None:
+        raise wrong("ids", "is required, unless all is true")
+    if len(request.ids) > MAX_IDS:
+        raise wrong("ids", f"at most {MAX_IDS} ids, got {len(request.ids)}")
+    for index, given in enumerate(request.ids):
+        if not 1 <= len(given) <= MAX_LABEL_LENGTH:
+            raise wrong(f"ids[{index}]", f"must have 1 to {MAX_LABEL_LENGTH} characters, got {len(given)}")
+    return request.ids
+
+
+def bare_name(given: str) -> str:
+    """A response's id without what stands before it; any other name as it is."""
+    ours = _RESPONSE_ID.fullmatch(given)
+    return ours[1] if ours else given
+
+
+def abort_answer(aborted: list[str], unknown: list[str]) -> Response:
+    return Response(msgspec.json.encode({"aborted": aborted, "unknown": unknown}), media_type="application/json")

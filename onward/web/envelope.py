@@ -1,0 +1,75 @@
+"""What every HTTP exchange has, whatever its route: the client's label or an id, and a place in the counts."""
+
+import secrets
+from collections.abc import Callable, Collection
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from onward.obs.metrics import Counter
+from onward.proto.request import ErrorInfo
+from onward.web import http
+
+MAX_LABEL_LENGTH = 256
+
+_SHOWN_ID = "onward.shown_id"
+_WRONG_LABEL = ErrorInfo(
+    "invalid_request",
+    f"X-Request-Id: must be 1 to {MAX_LABEL_LENGTH} printable ASCII characters",
+    400,
+    param="X-Request-Id",
+)
+
+
+def label_of(scope: Scope) -> str:
+    """The client's own name for its request; empty: it has none."""
+    return http.header(scope, b"x-request-id") or ""
+
+
+def show_id(scope: Scope, shown: str) -> None:
+    """What the response's `X-Request-Id` says. Else it is the label, or an id that nobody knows."""
+    scope[_SHOWN_ID] = shown
+
+
+def _nobody_is_refused(_: Scope) -> None:
+    return None
+
+
+class Envelope:
+    """ASGI middleware around the whole application. `refusal`: why somebody may not come in, if so."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        requests: Counter,
+        paths: Collection[str],
+        refusal: Callable[[Scope], ErrorInfo | None] = _nobody_is_refused,
+    ) -> None:
+        self._app = app
+        self._requests = requests
+        self._paths = frozenset(paths)
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"] if scope["path"] in self._paths else "other"
+        label = http.header(scope, b"x-request-id")
+        is_wrong = label is not None and not _is_valid(label)
+        show_id(scope, secrets.token_hex(16) if label is None or is_wrong else label)
+
+        async def send_in_envelope(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), (b"x-request-id", scope[_SHOWN_ID].encode())]
+                self._requests.inc(path, str(message["status"]))
+            await send(message)
+
+        refusal = self._refusal(scope) or (_WRONG_LABEL if is_wrong else None)
+        if refusal is not None:
+            await http.respond_error(send_in_envelope, refusal)
+        else:
+            await self._app(scope, receive, send_in_envelope)
+
+
+def _is_valid(label: str) -> bool:
+    return 1 <= len(label) <= MAX_LABEL_LENGTH and all(" " <= char < "\x7f" for char in label)

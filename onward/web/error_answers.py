@@ -1,0 +1,70 @@
+"""Whatever an endpoint raises, as an answer in OpenAI's form: for plain ASGI endpoints, and for Starlette's routes."""
+
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Send
+
+from onward.errors import InternalError, OnwardError
+from onward.proto.request import ErrorInfo
+from onward.web import http
+from onward.web.failures import RequestFailed, error_body, error_headers, info_of
+
+INTERNAL_ERROR = info_of(InternalError("internal error"))
+
+_logger = logging.getLogger(__name__)
+
+
+async def answer_errors(send: Send, work: Coroutine[Any, Any, None]) -> None:
+    """Runs what answers a request. Whatever it raises becomes an answer too."""
+    try:
+        await work
+    except http.Disconnected:
+        return
+    except OnwardError as error:
+        await http.respond_error(send, info_of(error))
+    except RequestFailed as failure:
+        await http.respond_error(send, failure.info)
+    except Exception:
+        _logger.exception("a request failed by a fault of ours")
+        await http.respond_error(send, INTERNAL_ERROR)
+
+
+async def _on_onward_error(_: Request, error: OnwardError) -> Response:
+    return _response(info_of(error))
+
+
+async def _on_failed_request(_: Request, failure: RequestFailed) -> Response:
+    return _response(failure.info)
+
+
+async def _on_http_exception(request: Request, error: HTTPException) -> Response:
+    """Starlette's own refusals: no such route, or not this method."""
+    if error.status_code == 405:
+        message, code = f"{request.method} is not allowed on {request.url.path[:200]}", "method_not_allowed"
+    else:
+        message, code = f"there is nothing at {request.url.path[:200]}", "not_found"
+    response = _response(ErrorInfo(code, message, error.status_code))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_fault(_: Request, __: Exception) -> Response:
+    return _response(INTERNAL_ERROR)
+
+
+def _response(info: ErrorInfo) -> Response:
+    return Response(error_body(info), info.status, headers=error_headers(info), media_type="application/json")
+
+
+EXCEPTION_HANDLERS: Any = {
+    OnwardError: _on_onward_error,
+    RequestFailed: _on_failed_request,
+    HTTPException: _on_http_exception,
+    Exception: _on_fault,
+}
+"""For `Starlette(exception_handlers=...)`, which logs the faults by itself."""

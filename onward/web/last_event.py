@@ -1,0 +1,18 @@
+"""The header by which a client comes back to its stream."""
+
+from starlette.types import Scope
+
+from onward.proto.cursor import Cursor, parse_cursor
+from onward.web import http
+from onward.web.body import wrong
+
+
+def last_event(scope: Scope) -> Cursor | None:
+    """The place that `Last-Event-ID` names. An empty one is none: its client has read no event yet."""
+    line = http.header(scope, b"last-event-id")
+    if not line:
+        return None
+    try:
+        return parse_cursor(line)
+    except ValueError as fault:
+        raise wrong("Last-Event-ID", str(fault)) from None

@@ -1,0 +1,36 @@
+"""Server-sent events as bytes: those for clients, and those that an instance sends to a router only."""
+
+from onward.proto.request import ErrorInfo
+from onward.proto.router import Progress
+from onward.web.failures import error_body
+
+HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: bytes, cursor: str | None = None) -> bytes:
+    if cursor is None:
+        return b"data: %b\n\n" % data
+    return b"id: %b\ndata: %b\n\n" % (cursor.encode(), data)
+
+
+def bare_event(cursor: str) -> bytes:
+    """For whoever follows the tokens: a client has nothing to read in it."""
+    return b"id: %b\ndata:\n\n" % cursor.encode()
+
+
+def named_event(name: str, data: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
+
+def error_event(info: ErrorInfo) -> bytes:
+    return named_event("error", error_body(info))
+
+
+def progress_comment(progress: Progress) -> bytes:
+    said = f": progress {progress.engine} {progress.step} {progress.computed} {progress.queue}\n\n"
+    return said.encode()
