@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 # More flags: make serve ARGS='--port 9000', make bench-cpu ARGS='--pairs 5'
 ARGS ?=
 
-.PHONY: serve install test test-full lint sabotage chaos bench-cpu bench-pd bench-router bench-stage clean
+.PHONY: serve install test test-full lint sabotage chaos sim bench-cpu bench-pd bench-router bench-stage clean
 
 serve: install
 	$(BIN)/onward serve $(ARGS)
@@ -36,6 +36,11 @@ sabotage: $(VENV)/.installed-test
 chaos: $(VENV)/.installed-test
 	$(BIN)/onward warm
 	$(BIN)/python scripts/chaos.py $(ARGS)
+
+# Simulated runs: 170,000 of one instance, 20,000 of prefill and decode, 10,000 of whole clusters, on all cores. What is
+# done is kept: after Ctrl-C the same call goes on. Figures are in build/sim/. More: make sim ARGS='--start 200000'
+sim: $(VENV)/.installed
+	$(BIN)/onward sim --runs 200000 --state build/sim/state.json --json build/sim/report.json --markdown build/sim/report.md $(ARGS)
 
 bench-cpu: install
 	$(BIN)/python scripts/bench_cpu.py $(ARGS)

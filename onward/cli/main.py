@@ -15,6 +15,7 @@ COMMANDS = {
     "drain": "let an instance take no more requests, and wait until it has none",
     "chat": "talk to a server in the terminal",
     "bench": "load a server with streams and measure it",
+    "sim": "run whole clusters under faults in virtual time, and check what clients get",
     "replay": "run a recording of the engine again and compare its answers",
     "keygen": "make the secret that instances on several machines share",
     "warm": "fetch, convert and compile now what a first start would",

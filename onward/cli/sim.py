@@ -1,0 +1,199 @@
+"""`onward sim`: whole clusters under faults, in one thread and virtual time; the same seed is always the same run.
+
+Exit status 0: all is well. 1: an invariant is violated. 3: a fault that was asked for never struck. 4: the simulator
+itself failed.
+"""
+
+import argparse
+import os
+import traceback
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from onward.cli import sim_batch
+from onward.cli.sim_batch import FAILED, QUIET, VIOLATED
+from onward.errors import InvalidRequest
+from onward.sim import batch, report
+from onward.sim.faults import KINDS, kinds_of
+from onward.sim.generate import Choice, scenario_of
+from onward.sim.scenario import SHAPES, Outcome, Scenario, Shape
+from onward.sim.world import run as run_scenario
+
+DEFAULT_RUNS = 200
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--seed", type=int, metavar="N", help="one run, with a trace of what happened")
+    what.add_argument("--runs", type=int, metavar="K", help=f"many runs, each of another seed [{DEFAULT_RUNS}]")
+    what.add_argument(
+        "--replay", type=Path, metavar="FILE", help="one run of a scenario in a file, as --save writes it"
+    )
+    what.add_argument("--scenario", metavar="NAME", help="one run of a scenario of the catalogue, as F20")
+    what.add_argument("--list-scenarios", action="store_true", help="the catalogue")
+    what.add_argument("--list-faults", action="store_true", help="the kinds of faults")
+    parser.add_argument(
+        "--shape",
+        choices=(*SHAPES, "all"),
+        help="an instance; decode and prefill; a router and its instances (default: engine with --seed, else all)",
+    )
+    parser.add_argument("--start", type=int, default=0, metavar="S", help="the first seed of --runs [%(default)s]")
+    parser.add_argument("--messages", action="store_true", help="every message in the trace")
+    parser.add_argument("--only", action="append", default=[], metavar="KIND", help="no other faults; may be repeated")
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="KIND=RATE",
+        help="how likely a kind is, beside 1; may be repeated",
+    )
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes for --runs (default: one for each core)")
+    parser.add_argument("--keep-going", action="store_true", help="behind a violation: collects all and groups them")
+    parser.add_argument("--state", type=Path, metavar="FILE", help="keeps what is done, so that the next call goes on")
+    parser.add_argument("--any-code", action="store_true", help="keeps ranges in --state that other code has run")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="where the scenario of a violation is written")
+    parser.add_argument(
+        "--shrink",
+        action=argparse.BooleanOptionalAction,
+        help="look for a smaller scenario with the same violation (default: with --runs)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="writes the figures of --runs there")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="and here, as tables")
+
+
+def run(args: argparse.Namespace) -> int:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    if args.list_faults:
+        return _list_faults(console)
+    if args.list_scenarios:
+        return _list_scenarios(console)
+    if args.scenario is not None:
+        return _run_catalogued(console, args)
+    if args.replay is not None:
+        return _show_run(console, _scenario_in(args.replay), args)
+    choice = choice_of(args.only, args.fault)
+    shapes = shapes_of(args.shape or ("engine" if args.seed is not None else "all"), choice)
+    if args.seed is not None:
+        return max(_show_run(console, scenario_of(args.seed, shape, choice), args) for shape in shapes)
+    return sim_batch.run(console, batch_args(args), shapes, choice)
+
+
+def batch_args(args: argparse.Namespace) -> argparse.Namespace:
+    args.runs = args.runs if args.runs is not None else DEFAULT_RUNS
+    args.jobs = args.jobs if args.jobs is not None else len(os.sched_getaffinity(0))
+    for name in ("runs", "jobs"):
+        if getattr(args, name) < 1:
+            raise InvalidRequest(f"--{name} must be at least 1", param=name)
+    if args.start < 0:
+        raise InvalidRequest("--start must not be negative", param="start")
+    return args
+
+
+# What may go wrong.
+
+
+def choice_of(only: list[str], rates: list[str]) -> Choice:
+    kinds = frozenset(_known(kind, "only") for kind in only) if only else None
+    parsed: dict[str, float] = {}
+    for word in rates:
+        kind, _, rate = word.partition("=")
+        try:
+            parsed[_known(kind, "fault")] = float(rate)
+        except ValueError:
+            raise InvalidRequest(f"--fault {word}: write KIND=RATE, as kill-worker=3", param="fault") from None
+        if not 0 <= parsed[kind] < float("inf"):
+            raise InvalidRequest(f"--fault {word}: the rate must be a number from 0 on", param="fault")
+    return Choice(kinds, parsed)
+
+
+def _known(kind: str, param: str) -> str:
+    if kind not in KINDS:
+        raise InvalidRequest(f"--{param}: there is no fault {kind!r}; there are {', '.join(KINDS)}", param=param)
+    return kind
+
+
+def shapes_of(word: str, choice: Choice) -> list[Shape]:
+    """Those in which the faults that were asked for can happen."""
+    named = [*(choice.kinds or ()), *choice.rates]
+    shapes: list[Shape] = [shape for shape in SHAPES if word in (shape, "all")]
+    fitting: list[Shape] = [shape for shape in shapes if not named or any(kind in kinds_of(shape) for kind in named)]
+    if not fitting:
+        kinds = ", ".join(sorted(set(named)))
+        raise InvalidRequest(f"--shape {word} knows no fault of the kind {kinds}", param="shape")
+    return fitting
+
+
+def _list_faults(console: Console) -> int:
+    for kind, about in KINDS.items():
+        console.print(Text.assemble((f"{kind:14}", "bold"), f"{about.help}  ", (", ".join(about.shapes), "dim")))
+    return 0
+
+
+# One run.
+
+
+def _show_run(console: Console, scenario: Scenario, args: argparse.Namespace) -> int:
+    try:
+        with batch.collecting_between_runs():
+            outcome = run_scenario(scenario, keeps_lines=True, keeps_messages=args.messages)
+    except Exception:
+        console.print(f"the simulator itself failed:\n{traceback.format_exc()}")
+        return FAILED
+    for line in outcome.trace:
+        console.print(report.styled(line))
+    console.print()
+    for line in report.summary_of(outcome):
+        console.print(line)
+    if outcome.violation is not None:
+        console.print(Text(report.verdict(outcome.violation), "bold red"))
+        if args.shrink:
+            sim_batch.show_smallest(console, outcome, args.save)
+        elif args.save is not None:
+            sim_batch.save_scenario(args.save, outcome.scenario)
+        return VIOLATED
+    return _calm(console, outcome, is_narrowed=bool(args.only))
+
+
+def _calm(console: Console, outcome: Outcome, *, is_narrowed: bool) -> int:
+    quiet = batch.quiet_kinds(outcome)
+    if is_narrowed and quiet:
+        console.print(Text(f"never struck: {', '.join(quiet)}", "bold red"))
+        return QUIET
+    console.print(Text("no invariant is violated", "bold green"))
+    return 0
+
+
+def _scenario_in(path: Path) -> Scenario:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Scenario)
+    except (OSError, msgspec.MsgspecError) as fault:
+        raise InvalidRequest(f"--replay {path}: {fault}", param="replay") from None
+
+
+# The catalogue.
+
+
+def _run_catalogued(console: Console, args: argparse.Namespace) -> int:
+    from onward.sim.catalogue import SCENARIOS
+
+    entry = SCENARIOS.get(args.scenario)
+    if entry is None:
+        known = ", ".join(SCENARIOS)
+        raise InvalidRequest(f"--scenario: there is no {args.scenario!r}; there are {known}", param="scenario")
+    console.print(Text(f"{args.scenario}  {entry.title}", "bold"))
+    if entry.scenario is None:
+        console.print(f"no simulation can show this; {entry.covered_by} does")
+        return 0
+    return _show_run(console, entry.scenario, args)
+
+
+def _list_scenarios(console: Console) -> int:
+    from onward.sim.catalogue import SCENARIOS
+
+    for name, entry in SCENARIOS.items():
+        where = entry.scenario.shape if entry.scenario is not None else entry.covered_by
+        console.print(Text.assemble((f"{name:5}", "bold"), f"{entry.title}  ", (where, "dim")))
+    return 0

@@ -1,0 +1,251 @@
+"""`onward sim --runs`: a batch with its progress, what it keeps, and what is shown of it at its end."""
+
+import argparse
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from onward.sim import batch, report, resume
+from onward.sim.batch import Part, Stopper, Tally
+from onward.sim.generate import Choice, scenario_of
+from onward.sim.resume import Done, State
+from onward.sim.scenario import Outcome, Scenario, Shape
+from onward.sim.shrink import MAX_RUNS, shrink
+from onward.sim.world import run as run_scenario
+
+VIOLATED, QUIET, FAILED, INTERRUPTED = 1, 3, 4, 130
+SAVE_EVERY_S = 5.0
+TELL_EVERY_S = 30.0
+MAX_LINES_SHOWN = 400
+
+
+def run(console: Console, args: argparse.Namespace, shapes: list[Shape], choice: Choice) -> int:
+    seeds = batch.wanted(shapes, args.start, args.runs)
+    code = resume.code_digest()
+    state = resume.load(args.state, choice) if args.state is not None else State(choice)
+    _forget_other_code(console, state, code, args.any_code)
+    jobs = batch.plan(seeds, state.ranges(), args.jobs, choice, args.keep_going)
+    course = _Course(console, args, state, code)
+    course.run(jobs)
+    return course.conclude()
+
+
+def _forget_other_code(console: Console, state: State, code: str, keeps_them: bool) -> None:
+    others = state.of_other_code(code)
+    if not others:
+        return
+    count = sum(one.tally.num_runs for one in others)
+    if keeps_them:
+        console.print(f"{count:,} runs were made by other code, and are kept")
+    else:
+        console.print(f"{count:,} runs were made by other code, and are made again (--any-code keeps them)")
+        state.done = [one for one in state.done if one.code == code]
+
+
+class _Course:
+    def __init__(self, console: Console, args: argparse.Namespace, state: State, code: str) -> None:
+        self._console, self._args, self._state, self._code = console, args, state, code
+        self._stoppers: list[Stopper] = []
+        self._is_interrupted, self._broken = False, ""
+        self._num_runs = self._num_tokens = 0
+        self._began_s = self._told_s = time.monotonic()
+        self._saved_s = -SAVE_EVERY_S
+
+    # While it runs.
+
+    def run(self, jobs: list[batch.Job]) -> None:
+        total = sum(job.stop - job.start for job in jobs)
+        columns = (
+            SpinnerColumn(),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+        )
+        with _interrupts_to(self._interrupt), Progress(*columns, console=self._console, transient=True) as progress:
+            bar = progress.add_task("", total=total)
+            try:
+                for part in batch.parts(jobs, self._args.jobs, self._should_stop):
+                    self._take(part)
+                    progress.update(bar, completed=self._num_runs, description=self._rate())
+                    self._tell_files(total)
+            except BrokenProcessPool as fault:
+                self._broken = str(fault)
+            finally:
+                self._state.wall_s += time.monotonic() - self._began_s
+                self._save(at_once=True)
+
+    def _should_stop(self) -> bool:
+        return self._is_interrupted or bool(self._stoppers)
+
+    def _interrupt(self) -> None:
+        self._is_interrupted = True
+
+    def _take(self, part: Part) -> None:
+        if part.stopper is not None:
+            self._stoppers.append(part.stopper)
+        if part.stop > part.start:
+            self._num_runs += part.tally.num_runs
+            self._num_tokens += report.total_of(part.tally.tokens)
+            self._state.add(Done(part.shape, part.start, part.stop, self._code, part.tally))
+        self._save()
+
+    def _save(self, *, at_once: bool = False) -> None:
+        now_s = time.monotonic()
+        if self._args.state is not None and (at_once or now_s - self._saved_s > SAVE_EVERY_S):
+            self._saved_s = now_s
+            resume.save(self._args.state, self._state)
+
+    def _tell_files(self, total: int) -> None:
+        """A bar is for terminals; elsewhere a line now and then says that it goes on."""
+        now_s = time.monotonic()
+        if not self._console.is_terminal and now_s - self._told_s > TELL_EVERY_S:
+            self._told_s = now_s
+            self._console.print(f"{self._num_runs:,} of {total:,} runs, {self._rate()}")
+
+    def _rate(self) -> str:
+        seconds = time.monotonic() - self._began_s
+        return f"{self._num_runs / seconds:.1f} runs/s, {self._num_tokens / seconds:,.0f} tokens/s"
+
+    # At its end.
+
+    def conclude(self) -> int:
+        tallies = self._state.tallies()
+        total = batch.added(list(tallies.values()))
+        if total.num_runs:
+            self._show(tallies, total)
+        if self._stoppers:
+            return self._show_stopper(min(self._stoppers, key=lambda one: (one.seed, one.shape)))
+        if self._broken:
+            self._console.print(Text(f"the simulator itself failed: {self._broken}", "bold red"))
+            return FAILED
+        if self._is_interrupted:
+            self._console.print(self._continuation())
+            return INTERRUPTED
+        return self._judge(tallies, total)
+
+    def _show(self, tallies: dict[Shape, Tally], total: Tally) -> None:
+        rates = self._rates(total)
+        for rows in (report.shape_rows, report.distribution_rows, report.fault_rows, report.end_rows):
+            self._console.print(report.table_of(rows(tallies)), "")
+        self._console.print(report.rates_line(rates))
+        if self._args.json is not None:
+            document = msgspec.json.encode(report.document_of(tallies, rates, self._state.num_runs_by_code()))
+            _write(self._args.json, msgspec.json.format(document))
+        if self._args.markdown is not None:
+            _write(self._args.markdown, report.markdown_of(tallies, rates).encode())
+
+    def _rates(self, total: Tally) -> report.Rates:
+        return report.Rates(self._state.wall_s, self._args.jobs, total.num_runs, report.total_of(total.tokens))
+
+    def _continuation(self) -> str:
+        if self._args.state is None:
+            return "stopped; with --state FILE the next call would go on from here"
+        return f"stopped; what is done is in {self._args.state}, and the same call goes on"
+
+    def _judge(self, tallies: dict[Shape, Tally], total: Tally) -> int:
+        for name, title in (("violations", "violations"), ("failures", "failures of the simulator itself")):
+            if getattr(total, name):
+                self._console.print(Text(f"\n{title}", "bold red"))
+            for shape, tally in tallies.items():
+                for line in report.group_lines(shape, getattr(tally, name)):
+                    self._console.print(line)
+        if total.violations or total.failures:
+            return FAILED if total.failures else VIOLATED
+        return self._judge_faults(total)
+
+    def _judge_faults(self, total: Tally) -> int:
+        for kind, group in total.quiet.items():
+            self._console.print(Text(f"{kind} never struck in {group.count:,} runs, as seed {group.seeds[0]}", "red"))
+        never = [] if total.quiet else report.never_fired(total)
+        for kind in never:
+            self._console.print(Text(f"{kind} was drawn {total.drawn[kind]:,} times, and never struck", "bold red"))
+        if total.quiet or never:
+            return QUIET
+        self._console.print(Text("no invariant is violated", "bold green"))
+        return 0
+
+    def _show_stopper(self, stopper: Stopper) -> int:
+        self._console.print()
+        name = f"seed {stopper.seed} of shape {stopper.shape}"
+        if stopper.violation is None:
+            self._console.print(Text(f"{name}: the simulator itself failed", "bold red"))
+            self._console.print(stopper.failure)
+            return FAILED
+        self._console.print(Text(f"{name}: {report.verdict(stopper.violation)}", "bold red"))
+        scenario = scenario_of(stopper.seed, stopper.shape, self._state.choice)
+        outcome = run_scenario(scenario)
+        if outcome.violation is None:
+            self._console.print("run again here, it is not violated: the run is not repeatable")
+            return FAILED
+        show_smallest(self._console, outcome, self._args.save, shrinks=self._args.shrink is not False)
+        narrowed = "".join(f" --only {kind}" for kind in self._args.only)
+        narrowed += "".join(f" --fault {word}" for word in self._args.fault)
+        self._console.print(f"as found: onward sim --seed {stopper.seed} --shape {stopper.shape}{narrowed}")
+        return VIOLATED
+
+
+def show_smallest(console: Console, outcome: Outcome, path: Path | None, *, shrinks: bool = True) -> None:
+    """The smallest scenario with this violation that can be found: its trace, and how to run it again."""
+    scenario = outcome.scenario
+    if shrinks:
+        scenario = _shrunk(console, outcome)
+    final = run_scenario(scenario, keeps_lines=True)
+    assert final.violation is not None, "it was found so"
+    for line in final.trace[-MAX_LINES_SHOWN:]:
+        console.print(report.styled(line))
+        if "VIOLATION" in line:
+            break
+    console.print(Text(report.verdict(final.violation), "bold red"))
+    path = path or Path(f"sim-{outcome.scenario.shape}-{outcome.scenario.seed}.json")
+    save_scenario(path, scenario)
+    console.print(f"again:    onward sim --replay {path}")
+
+
+def _shrunk(console: Console, outcome: Outcome) -> Scenario:
+    columns = (SpinnerColumn(), TextColumn("looking for a smaller one"), BarColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("", total=MAX_RUNS)
+
+        def show(num_runs: int, smallest: Scenario) -> None:
+            progress.update(bar, completed=num_runs, description=report.described(smallest))
+
+        shrunk = shrink(outcome, on_run=show)
+    before, after = outcome.scenario, shrunk.scenario
+    more = "; more may be possible" if shrunk.was_cut_short else ""
+    console.print(f"found as: {report.described(before)}")
+    console.print(f"smaller:  {report.described(after)} ({shrunk.num_runs} runs, {shrunk.seconds:.1f} s{more})")
+    return after
+
+
+def save_scenario(path: Path, scenario: Scenario) -> None:
+    _write(path, msgspec.json.format(msgspec.json.encode(scenario)))
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+@contextlib.contextmanager
+def _interrupts_to(notice: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C lets what is under way finish; the second one does not."""
+
+    def handle(_: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        notice()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,220 @@
+"""What a client has received, checked against the oracle event by event: the same tokens, once each, in order, one end."""
+
+import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from onward.proto.cursor import Cursor, parse_cursor
+from onward.sim.oracle import Expected, expected_choice
+from onward.sim.scenario import Ask
+
+RESCHEDULE = "pd_reschedule"
+
+
+class Wrong(AssertionError):
+    """The client got what it should not have got."""
+
+    def __init__(self, invariant: int, what: str) -> None:
+        super().__init__(what)
+        self.invariant, self.what = invariant, what
+
+
+@dataclass(slots=True)
+class Received:
+    """Of one choice."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+class Answer:
+    """Grows over all attempts of a client to have its request answered."""
+
+    def __init__(self, ask: Ask, prompt: list[int]) -> None:
+        self.ask = ask
+        self.choices = [Received() for _ in range(ask.n)]
+        self._base = copy.deepcopy(self.choices)
+        """What a request that is sent anew goes on from."""
+        self.cursor = ""
+        """As the client sends it back."""
+        self.answer_id: str | None = None
+        self.resume: dict[str, Any] = {}
+        """To be put into the request that continues this one."""
+        self.usage: dict[str, Any] | None = None
+        self.num_tokens = 0
+        """Told by events and compared."""
+        self._prompt = prompt
+        self._expected: list[Expected] | None = None
+        self._roles = 0
+        if ask.seed is not None or not ask.temperature:
+            self._fix_seed(ask.seed or 0)
+
+    @property
+    def is_finished(self) -> bool:
+        return all(choice.finish_reason not in (None, RESCHEDULE) for choice in self.choices)
+
+    @property
+    def was_given_up(self) -> bool:
+        return any(choice.finish_reason == RESCHEDULE for choice in self.choices)
+
+    def own_resume(self) -> dict[str, Any]:
+        """To be put into a request that goes on with this one, from the cursors alone."""
+        token_ids = [choice.token_ids for choice in self.choices]
+        reasons = [None if one.finish_reason == RESCHEDULE else one.finish_reason for one in self.choices]
+        return {
+            "seed": parse_cursor(self.cursor).seed,
+            "generated_token_ids": token_ids[0] if len(token_ids) == 1 else token_ids,
+            "generated_finish_reasons": reasons,
+        }
+
+    def begin_again(self) -> None:
+        """The request is sent anew, from its beginning: what little has come without a place in the stream is void."""
+        assert not self.cursor, "what has a place is continued"
+        self.choices = copy.deepcopy(self._base)
+        self.answer_id, self.usage, self._roles = None, None, 0
+
+    def continue_by_hand(self) -> None:
+        """What was given up goes on as a new request. That tells all ends, also those that were told before."""
+        for choice in self.choices:
+            choice.finish_reason = None
+        self.cursor = ""
+        self._base = copy.deepcopy(self.choices)
+
+    # A stream's events.
+
+    def take_event(self, event_id: str | None, data: dict[str, Any]) -> None:
+        self._check_id(data)
+        if event_id is not None:
+            self._take_place(parse_cursor(event_id))
+            self.cursor = event_id
+        if data.get("usage") is not None:
+            if self.usage is not None:
+                raise Wrong(2, "a second usage")
+            self.usage = data["usage"]
+        for told in data.get("choices", []):
+            self._take_piece(told)
+        self.resume = data.get("resume", self.resume)
+        self._check_texts()
+
+    def _check_id(self, data: dict[str, Any]) -> None:
+        told = (data["id"], data["created"])
+        if self.answer_id is None:
+            self.answer_id = repr(told)
+        elif self.answer_id != repr(told):
+            raise Wrong(2, f"the stream's id and time change from {self.answer_id} to {told}")
+
+    def _take_place(self, cursor: Cursor) -> None:
+        self._fix_seed(cursor.seed)
+        for index, new in cursor.new_tokens.items():
+            choice, expected = self.choices[index], self.expected[index]
+            position = cursor.choices[index].position
+            if position - len(new) != len(choice.token_ids):
+                kind = "again" if position - len(new) < len(choice.token_ids) else "skipped"
+                raise Wrong(3, f"choice {index} is told {new} up to {position} behind {len(choice.token_ids)}: {kind}")
+            choice.token_ids += new
+            self.num_tokens += len(new)
+            if choice.token_ids != expected.token_ids[: len(choice.token_ids)]:
+                raise Wrong(2, f"choice {index} gets {choice.token_ids} instead of {expected.token_ids}")
+        for choice, told in zip(self.choices, cursor.choices, strict=True):
+            if told.position != len(choice.token_ids):
+                raise Wrong(3, f"the cursor says {told.position}, and {len(choice.token_ids)} tokens have come")
+
+    def _take_piece(self, told: dict[str, Any]) -> None:
+        choice = self.choices[told["index"]]
+        delta = told.get("delta", told)
+        if "role" in delta:
+            self._roles += 1
+            if self._roles > self.ask.n:
+                raise Wrong(2, "a role is told again")
+        choice.text += delta.get("text") or delta.get("content") or ""
+        choice.logprobs += _logprobs(told.get("logprobs"))
+        if told.get("finish_reason") is not None:
+            if choice.finish_reason is not None:
+                raise Wrong(1, f"choice {told['index']} ends twice")
+            choice.finish_reason = told["finish_reason"]
+
+    # A whole answer.
+
+    def take_whole(self, body: bytes) -> None:
+        data = msgspec.json.decode(body)
+        for told in data["choices"]:
+            choice = self.choices[told["index"]]
+            message = told.get("message", told)
+            choice.text += message.get("text") or message.get("content") or ""
+            choice.logprobs += _logprobs(told.get("logprobs"))
+            choice.finish_reason = told["finish_reason"]
+            choice.token_ids += told.get("token_ids", [])
+        self.usage, self.resume = data["usage"], data.get("resume", {})
+
+    # What it should be.
+
+    @property
+    def expected(self) -> list[Expected]:
+        assert self._expected is not None, "the seed is known"
+        return self._expected
+
+    def _fix_seed(self, seed: int) -> None:
+        if self._expected is None:
+            expected = [expected_choice(self.ask, self._prompt, seed, index) for index in range(self.ask.n)]
+            if self._speaks_tokens:
+                expected = [replace(one, text="") for one in expected]
+            self._expected = expected
+
+    @property
+    def _speaks_tokens(self) -> bool:
+        return self.ask.path == "/v1/generate"
+
+    def _check_texts(self) -> None:
+        if self._expected is None:
+            return
+        for index, (choice, expected) in enumerate(zip(self.choices, self.expected, strict=True)):
+            if not expected.text.startswith(choice.text):
+                raise Wrong(2, f"choice {index} reads {choice.text!r} instead of {expected.text!r}")
+
+    def check_end(self) -> None:
+        """It claims to be complete."""
+        self._check_texts()
+        if self._expected is None:
+            return  # a whole answer with a seed that nobody was told
+        for index, (choice, expected) in enumerate(zip(self.choices, self.expected, strict=True)):
+            if choice.finish_reason != expected.finish_reason:
+                raise Wrong(2, f"choice {index} ends by {choice.finish_reason} instead of {expected.finish_reason}")
+            if choice.text != expected.text:
+                raise Wrong(2, f"choice {index} reads {choice.text!r} instead of {expected.text!r}")
+            if (self.ask.streams or self._speaks_tokens) and choice.token_ids != expected.token_ids:
+                raise Wrong(2, f"choice {index} has {choice.token_ids} instead of {expected.token_ids}")
+            if self.ask.logprobs is not None:
+                self._check_logprobs(index, choice, expected)
+        self._check_usage()
+        if not self.ask.streams:
+            self.num_tokens = sum(len(one.token_ids) for one in self.expected)
+
+    def _check_logprobs(self, index: int, choice: Received, expected: Expected) -> None:
+        wanted = [-token / 8 for token in expected.token_ids]
+        if choice.logprobs != wanted:
+            raise Wrong(2, f"choice {index} has the logprobs {choice.logprobs} instead of {wanted}")
+
+    def _check_usage(self) -> None:
+        if self.usage is None:
+            if self.ask.wants_usage or not self.ask.streams:
+                raise Wrong(2, "no usage")
+            return
+        wanted = (len(self._prompt), sum(len(one.token_ids) for one in self.expected))
+        told = (self.usage["prompt_tokens"], self.usage["completion_tokens"])
+        if told != wanted:
+            raise Wrong(2, f"the usage is {told} instead of {wanted}")
+
+
+def _logprobs(told: Any) -> list[float]:
+    """Of the chosen tokens, whichever dialect tells them."""
+    if not told:
+        return []
+    if isinstance(told, list):
+        return [one["logprob"] for one in told]
+    if "token_logprobs" in told:
+        return list(told["token_logprobs"])
+    return [one["logprob"] for one in told["content"]]

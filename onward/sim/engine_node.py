@@ -1,0 +1,58 @@
+"""An engine process in a simulation: the shipping `EngineProcess` on simulated wires, woken by what arrives and by time."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from onward.engine.core import EngineCore
+from onward.engine.main import TICK_MS, EngineProcess
+from onward.proto.control import FromChild, StartEngine
+from onward.proto.step import StepPlan
+from onward.sim.channel import ChildChannel
+from onward.sim.engine_wires import Addresses, EngineWires
+from onward.sim.process import Process
+from onward.sim.wire import Ground
+
+IDLE_TICK_S = 0.5
+"""An idle engine is woken by what arrives; its own time need not be so fine."""
+
+
+class EngineNode:
+    def __init__(
+        self,
+        ground: Ground,
+        addresses: Addresses,
+        process: Process,
+        supervisor: Process,
+        start: StartEngine,
+        heard: Callable[[FromChild], None],
+        handoff_address: str,
+        after_turn: Callable[["EngineNode"], None],
+        watch_plan: Callable[[StepPlan], None],
+    ) -> None:
+        self.process, self.incarnation = process, start.incarnation
+        self._after_turn = after_turn
+        self._turn_is_due = False
+        self.channel = ChildChannel(ground, supervisor, process, heard, self._wake)
+        self._wires = EngineWires(ground, addresses, process, self._wake, watch_plan)
+        self._wires.handoff_address = handoff_address
+        self._engine = EngineProcess(start, cast(Any, self.channel), cast(Any, self._wires), process)
+        self._tick()
+
+    @property
+    def core(self) -> EngineCore | None:
+        return self._engine.core
+
+    def _tick(self) -> None:
+        self._wake()
+        is_idle = self.core is None or self.core.idle
+        self.process.later(IDLE_TICK_S if is_idle else TICK_MS / 1000, self._tick)
+
+    def _wake(self) -> None:
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self.process.soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_is_due = False
+        self._engine.turn()
+        self._after_turn(self)

@@ -1,0 +1,201 @@
+"""The engine's sockets in a simulation: the same ports as `transport.zmq.Wires` gives, over simulated wires.
+
+An address belongs to whoever has bound it last. What is sent to one that nobody has bound is lost, or refused where the
+real socket would refuse it.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from onward.proto.handoff import ToDecode, ToPrefill
+from onward.proto.kv_transfer import KvCommand, KvReport
+from onward.proto.request import FromEngine, ToEngine
+from onward.proto.step import StepPlan, StepResult, WorkerHello
+from onward.sim.process import Process
+from onward.sim.wire import Ground, Wire
+
+
+@dataclass(slots=True)
+class Addresses:
+    """Who listens where."""
+
+    apis: dict[str, "ApiPort"] = field(default_factory=dict)
+    workers: dict[str, "WorkerPort"] = field(default_factory=dict)
+    kv: dict[str, "KvPort"] = field(default_factory=dict)
+    handoff: dict[str, "DecodePort"] = field(default_factory=dict)
+
+
+class EngineWires:
+    def __init__(
+        self,
+        ground: Ground,
+        addresses: Addresses,
+        process: Process,
+        wake: Callable[[], None],
+        watch_plan: Callable[[StepPlan], None],
+    ) -> None:
+        self.ground, self.addresses, self.process = ground, addresses, process
+        self.wake = wake
+        """Something has arrived."""
+        self.watch_plan = watch_plan
+        self.handoff_address = ""
+        """Where decode instances find us: in the place of a listening socket."""
+
+    def watch_fd(self, fd: int) -> None:
+        pass
+
+    def api_port(self, address: str) -> "ApiPort":
+        port = self.addresses.apis[address] = ApiPort(self)
+        return port
+
+    def worker_port(self, address: str) -> "WorkerPort":
+        port = self.addresses.workers[address] = WorkerPort(self)
+        return port
+
+    def kv_port(self, address: str) -> "KvPort":
+        port = self.addresses.kv[address] = KvPort(self)
+        return port
+
+    def decode_port(self, listening_fd: int, cluster_key: str) -> "DecodePort":
+        port = self.addresses.handoff[self.handoff_address] = DecodePort(self)
+        return port
+
+    def prefill_peer(self, address: str, cluster_key: str, incarnation: str) -> "PrefillPeer":
+        return PrefillPeer(self, address, incarnation)
+
+    def drop(self, port: Any) -> None:
+        port.close()
+
+    def close(self) -> None:
+        pass
+
+
+class _Port:
+    def __init__(self, wires: EngineWires) -> None:
+        self._wires = wires
+        self._inbox: deque[Any] = deque()
+        self.is_open = True
+
+    def arrived(self, message: Any) -> None:
+        if self.is_open:
+            self._inbox.append(message)
+            self._wires.wake()
+
+    def receive(self) -> Any | None:
+        return self._inbox.popleft() if self._inbox else None
+
+    def close(self) -> None:
+        self.is_open = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self.is_open and not self._wires.process.is_dead
+
+
+class ApiPort(_Port):
+    """Of an engine, for the api processes of its instance."""
+
+    def __init__(self, wires: EngineWires) -> None:
+        super().__init__(wires)
+        self._outgoing: dict[str, Wire] = {}
+
+    def connect(self, incarnation: str, api: Process, deliver: Callable[[FromEngine], None]) -> Wire:
+        """The api's way to us; what we say goes to `deliver`."""
+        ground, engine = self._wires.ground, self._wires.process
+        self._outgoing[incarnation] = Wire(ground, f"{engine}>{api}", engine, api, deliver, FromEngine)
+
+        def arrived(message: ToEngine) -> None:
+            self.arrived((incarnation, message))
+
+        return Wire(ground, f"{api}>{engine}", api, engine, arrived, ToEngine)
+
+    def send(self, receiver: str, message: FromEngine) -> bool:
+        wire = self._outgoing.get(receiver)
+        if wire is None:
+            return False
+        wire.send(message)
+        return True
+
+
+class WorkerPort(_Port):
+    """Of an engine, for one worker: in order and complete, or the worker is dead."""
+
+    _to_worker: Wire | None = None
+
+    def connect(self, worker: Process, deliver: Callable[[StepPlan], None]) -> tuple[Wire, Wire]:
+        """The worker's ways to us: for its hello, and for results."""
+        ground, engine = self._wires.ground, self._wires.process
+        self._to_worker = Wire(ground, f"{engine}>{worker}", engine, worker, deliver, StepPlan, may_lose=False)
+        name = f"{worker}>{engine}"
+        hello = Wire(ground, name, worker, engine, self.arrived, WorkerHello, may_lose=False)
+        return hello, Wire(ground, name, worker, engine, self.arrived, StepResult, may_lose=False)
+
+    def send(self, plan: StepPlan) -> None:
+        assert self._to_worker is not None, "it has said hello"
+        self._wires.watch_plan(plan)
+        self._to_worker.send(plan)
+
+
+class KvPort(_Port):
+    """Of an engine, about its worker's data plane."""
+
+    _to_worker: Wire | None = None
+
+    def connect(self, worker: Process, deliver: Callable[[KvCommand], None]) -> Wire:
+        ground, engine = self._wires.ground, self._wires.process
+        self._to_worker = Wire(ground, f"{engine}>{worker} kv", engine, worker, deliver, KvCommand, may_lose=False)
+        return Wire(ground, f"{worker}>{engine} kv", worker, engine, self.arrived, KvReport, may_lose=False)
+
+    def send(self, command: KvCommand) -> None:
+        assert self._to_worker is not None, "it has said hello"
+        self._to_worker.send(command)
+
+
+class DecodePort(_Port):
+    """Of a prefill engine. Each decode instance is known by its incarnation."""
+
+    def __init__(self, wires: EngineWires) -> None:
+        super().__init__(wires)
+        self._outgoing: dict[str, Wire] = {}
+
+    def connect(self, peer: "PrefillPeer", decode: Process, incarnation: str) -> Wire:
+        ground, engine = self._wires.ground, self._wires.process
+        back = Wire(ground, f"{engine}>{decode} peers", engine, decode, peer.arrived, ToDecode, may_reorder=True)
+        self._outgoing[incarnation] = back
+
+        def arrived(message: ToPrefill) -> None:
+            self.arrived((incarnation, message))
+
+        return Wire(ground, f"{decode}>{engine} peers", decode, engine, arrived, ToPrefill, may_reorder=True)
+
+    def send(self, decode: str, message: ToDecode) -> bool:
+        wire = self._outgoing.get(decode)
+        if wire is None:
+            return False
+        wire.send(message)
+        return True
+
+
+class PrefillPeer(_Port):
+    """A decode engine's way to one prefill instance: connects, and connects again."""
+
+    def __init__(self, wires: EngineWires, address: str, incarnation: str) -> None:
+        super().__init__(wires)
+        self._address, self._incarnation = address, incarnation
+        self._port: DecodePort | None = None
+        self._wire: Wire | None = None
+
+    def send(self, message: ToPrefill) -> bool:
+        if self._port is None or not self._port.is_alive:
+            self._connect()
+        if self._wire is None:
+            return False
+        self._wire.send(message)
+        return True
+
+    def _connect(self) -> None:
+        port = self._wires.addresses.handoff.get(self._address)
+        self._port = port if port is not None and port.is_alive else None
+        self._wire = self._port.connect(self, self._wires.process, self._incarnation) if self._port else None

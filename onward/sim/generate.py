@@ -1,0 +1,244 @@
+"""Draws a scenario from a seed: sizes, traffic and faults, each chosen so that something interesting is likely."""
+
+import msgspec
+
+from onward.sim.chance import Chance
+from onward.sim.faults import KINDS, kinds_of
+from onward.sim.scenario import Ask, Fault, Machine, Path, Scenario, Shape
+from onward.sim.vocabulary import DOOM, POISON
+
+FIRST_ASK_S = 2.0
+ROUTED_FIRST_ASK_S = 3.0
+TEMPLATE_TOKENS = 8
+"""What a chat template adds to a prompt, at most."""
+MESSAGE_KINDS = ("lose", "repeat", "reorder", "delay", "partition", "cut", "refuse", "slow-kv", "break-kv")
+CALM_KINDS = (
+    "kill-worker",
+    "kill-engine",
+    "kill-api",
+    "kill-instance",
+    "stop-worker",
+    "stop-engine",
+    "stop-api",
+    "drain",
+)
+CALM_S = 6.0
+"""From the end of a fault to the next: everything is back by then."""
+PATHS: dict[Path, float] = {"/v1/completions": 0.5, "/v1/chat/completions": 0.35, "/v1/generate": 0.15}
+WORDS = ("the sea", "a bee", "face", "dead beef", "café", "日本", "🌊🐙", "fade", "cab", "decade")
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Which faults a run may have."""
+
+    kinds: frozenset[str] | None = None
+    """None: all of its shape."""
+    rates: dict[str, float] = {}
+    """How likely a kind is chosen, beside 1 for all others."""
+
+
+ANYTHING = Choice()
+
+
+def scenario_of(seed: int, shape: Shape, choice: Choice = ANYTHING) -> Scenario:
+    chance = Chance(seed, shape)
+    kinds = [kind for kind in kinds_of(shape) if choice.kinds is None or kind in choice.kinds]
+    machines = _machines(chance.of("machines"), shape)
+    asks = _asks(chance.of("asks"), shape, kinds, choice)
+    if chance.of("squeeze").happens(0.35):
+        machines = [_squeezed(machine, asks) for machine in machines]
+    span_s = max(ask.at_s for ask in asks) + 3.0
+    num_routers = (1 + chance.below(2)) if shape == "cluster" else 0
+    is_calm = shape == "cluster" and choice.kinds is None and chance.happens(0.25)
+    if is_calm:
+        return _calm(chance.of("calm"), seed, kinds)
+    return Scenario(
+        seed=seed,
+        shape=shape,
+        machines=machines,
+        asks=asks,
+        faults=_faults(chance.of("faults"), shape, machines, num_routers, kinds, choice, span_s),
+        num_routers=num_routers,
+        policy=chance.one_of(("least_loaded", "round_robin", "random", "power_of_two", "prefix", "session")),
+        preempt_retry_count=chance.weighted({3: 0.8, 0: 0.1, 1: 0.1}),
+        preempt_retry_exclude_decode=chance.happens(0.2),
+        delay_s=chance.one_of((0.0005, 0.002, 0.01)),
+    )
+
+
+def _calm(chance: Chance, seed: int, kinds: list[str]) -> Scenario:
+    """One fault after another, each over before the next: what the failure contract promises is that nobody notices."""
+    machines = [msgspec.structs.replace(one, num_blocks=400, max_queue=64) for one in _machines(chance, "cluster")]
+    num_routers = 1 + chance.below(2)
+    usual = [kind for kind in CALM_KINDS if kind in kinds]
+    faults: list[Fault] = []
+    at_s = 4.0
+    for _ in range(4):
+        fault = _fault(chance, chance.one_of(usual), machines, num_routers, 0.0)
+        faults.append(msgspec.structs.replace(fault, at_s=round(at_s, 3), duration_s=min(fault.duration_s, 7.0)))
+        at_s += faults[-1].duration_s + CALM_S
+    asks = [_ask(chance, "cluster", index, chance.between(3.0, at_s - 4.0), "the sea") for index in range(16)]
+    asks = [
+        _troubled(chance, ask, [kind for kind in kinds if kind in ("disconnect", "leave")], ANYTHING) for ask in asks
+    ]
+    return Scenario(seed, "cluster", machines, asks, faults, num_routers, expects_calm=True)
+
+
+# Machines.
+
+
+def _machines(chance: Chance, shape: Shape) -> list[Machine]:
+    if shape == "engine":
+        return [_machine(chance, "m0", "mixed")]
+    if shape == "pd":
+        num_prefill = 1 + chance.below(2)
+        peers = [_machine(chance, f"p{index}", "prefill") for index in range(num_prefill)]
+        return [_machine(chance, "d0", "decode"), *peers]
+    if chance.happens(0.4):
+        return [_machine(chance, f"m{index}", "mixed") for index in range(2 + chance.below(2))]
+    decode = [_machine(chance, f"d{index}", "decode") for index in range(2)]
+    return [*decode, *(_machine(chance, f"p{index}", "prefill") for index in range(1 + chance.below(2)))]
+
+
+def _machine(chance: Chance, name: str, role: str) -> Machine:
+    block_size = chance.one_of((2, 4, 8))
+    return Machine(
+        name=name,
+        role=role,
+        block_size=4 if role != "mixed" else block_size,
+        num_blocks=chance.whole(200, 640) // (4 if role != "mixed" else block_size),
+        max_num_seqs=chance.one_of((2, 4, 8)),
+        max_num_batched_tokens=chance.one_of((8, 16, 32, 64)),
+        max_queue=chance.weighted({64: 0.9, 2: 0.1}),
+        num_apis=chance.weighted({1: 0.7, 2: 0.3}),
+        clock_rate=chance.weighted({1.0: 0.6, 0.95: 0.2, 1.05: 0.2}),
+        step_s=chance.one_of((0.01, 0.03, 0.06)),
+        restart_s=chance.between(0.2, 1.5),
+        local_prefill_tokens=chance.weighted({0: 0.7, 8: 0.3}),
+        prefix_caching=chance.happens(0.85),
+    )
+
+
+def _squeezed(machine: Machine, asks: list[Ask]) -> Machine:
+    """With room for the largest request and hardly more: they push each other out."""
+    needed = max(len(ask.prompt.encode()) + ask.max_tokens for ask in asks) + TEMPLATE_TOKENS
+    num_blocks = -(-needed // machine.block_size) + 1
+    return msgspec.structs.replace(machine, num_blocks=min(machine.num_blocks, num_blocks))
+
+
+# What clients ask for.
+
+
+def _asks(chance: Chance, shape: Shape, kinds: list[str], choice: Choice) -> list[Ask]:
+    count = {"engine": chance.whole(4, 9), "pd": chance.whole(5, 10), "cluster": chance.whole(12, 18)}[shape]
+    first_s = ROUTED_FIRST_ASK_S if shape == "cluster" else FIRST_ASK_S
+    spread_s = chance.one_of((0.5, 3.0, 8.0))
+    prefix = " ".join(chance.one_of(WORDS) for _ in range(chance.whole(1, 6)))
+    asks = [_ask(chance, shape, index, first_s + chance.between(0.0, spread_s), prefix) for index in range(count)]
+    return [_troubled(chance, ask, kinds, choice) for ask in asks]
+
+
+def _ask(chance: Chance, shape: Shape, index: int, at_s: float, prefix: str) -> Ask:
+    is_long = chance.happens(0.2)
+    own = " ".join(chance.one_of(WORDS) for _ in range(chance.whole(4, 9) if is_long else chance.whole(1, 3)))
+    prompt = f"{prefix} {own}" if chance.happens(0.5) else own
+    streams = chance.happens(0.75)
+    path = chance.weighted(PATHS)
+    temperature = chance.weighted({0.0: 0.4, 1.0: 0.6})
+    length = chance.whole(20, 60) if shape == "cluster" else chance.whole(6, 30)
+    return Ask(
+        name=f"q{index}",
+        at_s=round(at_s, 4),
+        path=path,
+        prompt=prompt,
+        streams=streams,
+        max_tokens=length,
+        min_tokens=chance.weighted({0: 0.8, 5: 0.2}),
+        n=chance.weighted({1: 0.8, 2: 0.15, 3: 0.05}),
+        seed=chance.bits(30) if not streams or chance.happens(0.5) else None,
+        temperature=temperature,
+        stop=[chance.one_of(("the", "ab", "🌊", " sea", "\n"))] if chance.happens(0.25) else [],
+        presence_penalty=chance.weighted({0.0: 0.8, 0.5: 0.2}),
+        logprobs=chance.weighted({None: 0.8, 0: 0.1, 2: 0.1}),
+        wants_usage=chance.happens(0.4),
+        ignore_eos=chance.happens(0.6 if shape == "cluster" else 0.3),
+        priority=chance.weighted({0: 0.8, -1: 0.1, 3: 0.1}),
+        session=chance.one_of(("", "", "anna", "ben")),
+        turns=chance.weighted({1: 0.8, 2: 0.2}) if path == "/v1/chat/completions" else 1,
+        reads_slowly=streams and chance.happens(0.05),
+    )
+
+
+def _troubled(chance: Chance, ask: Ask, kinds: list[str], choice: Choice) -> Ask:
+    """What its client does, or the request itself brings about."""
+    rates = {"abort": 0.05, "leave": 0.05, "disconnect": 0.15, "deadline": 0.05, "poison": 0.02, "doom": 0.02}
+    trouble = {kind: rate * choice.rates.get(kind, 1.0) for kind, rate in rates.items() if kind in kinds}
+    if choice.kinds is not None:
+        trouble = {kind: min(1.0, 6 * rate) for kind, rate in trouble.items()}
+    hits = [kind for kind, rate in trouble.items() if chance.happens(rate)]
+    at_s = round(chance.between(0.05, 2.5), 4)
+    for kind in hits[:1]:
+        match kind:
+            case "abort":
+                return msgspec.structs.replace(ask, abort_at_s=at_s, turns=1)
+            case "leave":
+                return msgspec.structs.replace(ask, leave_at_s=at_s, turns=1)
+            case "disconnect":
+                return msgspec.structs.replace(ask, streams=True, drop_at_s=[at_s, round(at_s * 2, 4)])
+            case "deadline":
+                return msgspec.structs.replace(ask, deadline_ms=chance.whole(100, 3000), turns=1)
+            case "poison":
+                return msgspec.structs.replace(ask, prompt=f"{ask.prompt}{POISON}", turns=1)
+            case _:
+                return msgspec.structs.replace(ask, prompt=f"{ask.prompt}{DOOM}", turns=1)
+    return ask
+
+
+# What goes wrong.
+
+
+def _faults(
+    chance: Chance,
+    shape: Shape,
+    machines: list[Machine],
+    num_routers: int,
+    kinds: list[str],
+    choice: Choice,
+    span_s: float,
+) -> list[Fault]:
+    weights = {kind: choice.rates.get(kind, 1.0) for kind in kinds if not KINDS[kind].is_of_clients}
+    if not any(weights.values()):
+        return []
+    count = {"engine": chance.whole(0, 4), "pd": chance.whole(1, 5), "cluster": chance.whole(4, 8)}[shape]
+    if choice.kinds is not None:
+        count = max(count, 3)
+    faults = [_fault(chance, chance.weighted(weights), machines, num_routers, span_s) for _ in range(count)]
+    return sorted(faults, key=lambda fault: fault.at_s)
+
+
+def _fault(chance: Chance, kind: str, machines: list[Machine], num_routers: int, span_s: float) -> Fault:
+    at_s = round(chance.between(1.5, span_s), 4)
+    if kind in MESSAGE_KINDS:
+        return Fault(
+            kind,
+            target=_wires(chance, kind, machines),
+            at_s=at_s,
+            duration_s=round(chance.between(0.1, 3.0), 3),
+            rate=1.0 if kind == "partition" else round(chance.between(0.05, 0.6), 3),
+        )
+    if kind.endswith("-router"):
+        target = f"r{chance.below(num_routers)}"
+    else:
+        target = chance.one_of(machines).name
+    short = {"stop": (0.05, 8.0), "kill": (0.3, 3.0), "drain": (6.5, 8.0)}[kind.partition("-")[0]]
+    return Fault(kind, target=target, at_s=at_s, duration_s=round(chance.between(*short), 3))
+
+
+def _wires(chance: Chance, kind: str, machines: list[Machine]) -> str:
+    """A part of the names of the wires that are hit."""
+    name = chance.one_of(machines).name
+    if kind in ("cut", "refuse"):
+        return chance.one_of(("http", f">{name}", "http client"))
+    if kind in ("slow-kv", "break-kv"):
+        return chance.one_of(("", name))
+    return chance.one_of(("", f"{name}/engine", f">{name}/engine", f"{name}/api", "peers", "http", f">{name}"))

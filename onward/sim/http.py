@@ -1,0 +1,339 @@
+"""HTTP between simulated processes: what the code under test asks of aiohttp on one side, and of a server on the other.
+
+A connection is in order and complete, or it breaks. Chunks are cut anywhere. Whoever listens may be dead (refused), stopped
+(silence), or its supervisor may hold the socket for a successor (the connection waits).
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from typing import Any
+
+import aiohttp
+from aiohttp.client_reqrep import ConnectionKey
+
+from onward.sim.process import Process
+from onward.sim.wire import SLOW_S, Ground
+
+App = Callable[..., Any]
+HIGH_WATER_BYTES = 4096
+"""What may be under way to a client that does not read."""
+
+
+class Listener:
+    """An address. The processes that serve it come and go."""
+
+    def __init__(self, name: str, *, waits: bool) -> None:
+        self.name = name
+        self._waits = waits
+        """Somebody keeps the socket open while no process serves it."""
+        self._servers: list[tuple[Process, App]] = []
+        self._waiting: list[Exchange] = []
+
+    def serve(self, process: Process, app: App) -> None:
+        self._servers = [(one, its) for one, its in self._servers if not one.is_dead] + [(process, app)]
+        waiting, self._waiting = self._waiting, []
+        for exchange in waiting:
+            exchange.begin(process, app)
+
+    def close(self, process: Process) -> None:
+        """It takes no more connections; those it has go on."""
+        self._servers = [(one, app) for one, app in self._servers if one is not process]
+
+    def give_up(self) -> None:
+        """Nobody keeps the socket any more."""
+        self._waits = False
+        for exchange in self._waiting:
+            exchange.break_off()
+        self._waiting.clear()
+
+    def connect(self, exchange: "Exchange", pick: Callable[[int], int]) -> bool:
+        living = [(process, app) for process, app in self._servers if not process.is_dead]
+        if living:
+            exchange.begin(*living[pick(len(living))])
+        elif self._waits:
+            self._waiting.append(exchange)
+        else:
+            return False
+        return True
+
+
+class Web:
+    """All listeners, by URL."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.ground = ground
+        self.chance = ground.chance.of("http")
+        self.listeners: dict[str, Listener] = {}
+        self.num_serving = 0
+        """Exchanges that a living process is busy with, for people: not the instances' own reports."""
+
+    def listen(self, url: str, name: str, *, waits: bool) -> Listener:
+        self.listeners[url] = listener = Listener(name, waits=waits)
+        return listener
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(self, web: Web, client: Process, scope: dict[str, Any], body: bytes, name: str) -> None:
+        self.web, self.client, self.name = web, client, name
+        self.response = Response(self)
+        self._scope, self._body = scope, body
+        self._server: Process | None = None
+        self._gone = asyncio.Event()
+        """As the server knows: the client has left."""
+        self._drained = asyncio.Event()
+        self._is_broken = self._is_complete = False
+        self._last_s = 0.0
+        self._num_under_way = 0
+
+    def begin(self, server: Process, app: App) -> None:
+        if self._is_broken:
+            return
+        self._server = server
+        server.on_death.append(self.break_off)
+        self._transmit(server, lambda: server.start(self._serve(app)))
+
+    async def _serve(self, app: App) -> None:
+        try:
+            await app(self._scope, self._receive, self._send)
+        finally:
+            if not self._is_complete:
+                self.break_off()
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        server = self._server
+        if server is None or server.is_dead or self._is_broken or self._gone.is_set():
+            return
+        if message["type"] == "http.response.start":
+            status, headers = message["status"], {k.decode().lower(): v.decode() for k, v in message["headers"]}
+            self._transmit(self.client, lambda: self.response.start(status, headers))
+            return
+        body, is_last = message.get("body", b""), not message.get("more_body", False)
+        for piece in self._cut(body):
+            self._num_under_way += len(piece)
+            self._transmit(self.client, lambda piece=piece: self.response.feed(piece))
+        if is_last:
+            self._is_complete = True
+            self._transmit(self.client, self.response.finish)
+        elif self.web.ground.weather.strikes("cut", self.name):
+            self.break_off()
+        while self._num_under_way > HIGH_WATER_BYTES and not self._gone.is_set():
+            self._drained.clear()
+            await self._drained.wait()
+
+    def _cut(self, body: bytes) -> list[bytes]:
+        if len(body) < 2 or not self.web.chance.happens(0.25):
+            return [body] if body else []
+        at = 1 + self.web.chance.below(len(body) - 1)
+        return [body[:at], body[at:]]
+
+    def read(self, num_bytes: int) -> None:
+        """The client has taken so much."""
+        self._num_under_way -= num_bytes
+        self._drained.set()
+
+    def leave(self) -> None:
+        """The client closes the connection."""
+        if self._is_broken or self._server is None:
+            self._is_broken = True
+            return
+        self._is_broken = True
+        self._transmit(self._server, self._note_gone)
+
+    def break_off(self) -> None:
+        """The connection is lost: the other side is dead, or the network has dropped it."""
+        if self._is_broken or self._is_complete:
+            return
+        self._is_broken = True
+        self._transmit(self.client, self.response.lose)
+        if self._server is not None and not self._server.is_dead:
+            self._transmit(self._server, self._note_gone)
+
+    def _note_gone(self) -> None:
+        self._gone.set()
+        self._drained.set()
+
+    def _transmit(self, receiver: Process, deliver: Callable[[], object]) -> None:
+        ground = self.web.ground
+        weather, delay_s = ground.weather, ground.delay_s
+        if not weather.is_calm and (weather.strikes("delay", self.name) or weather.strikes("partition", self.name)):
+            delay_s = SLOW_S
+        self._last_s = max(self._last_s, ground.loop.now_s + self.web.chance.about(delay_s))
+        ground.loop.call_at_real(self._last_s, receiver.context(), self._deliver, receiver, deliver)
+
+    @staticmethod
+    def _deliver(receiver: Process, deliver: Callable[[], object]) -> None:
+        if not receiver.is_dead:
+            deliver()
+
+
+class Response:
+    """As much of `aiohttp.ClientResponse` as anybody uses; `content` is itself."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.status = 0
+        self.headers: Mapping[str, str] = {}
+        self.started = asyncio.Event()
+        self._exchange = exchange
+        self._chunks: deque[bytes] = deque()
+        self._news = asyncio.Event()
+        self._is_finished = self._is_lost = False
+
+    @property
+    def content(self) -> "Response":
+        return self
+
+    def start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status, self.headers = status, headers
+        self.started.set()
+
+    def feed(self, piece: bytes) -> None:
+        self._chunks.append(piece)
+        self._news.set()
+
+    def finish(self) -> None:
+        self._is_finished = True
+        self._news.set()
+
+    def lose(self) -> None:
+        if not self._is_finished:
+            self._is_lost = True
+            self.started.set()
+            self._news.set()
+
+    def at_eof(self) -> bool:
+        return self._is_finished and not self._chunks
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        while True:
+            if self._chunks:
+                chunk = b"".join(self._chunks)
+                self._chunks.clear()
+                self._exchange.read(len(chunk))
+                yield chunk
+            elif self._is_finished:
+                return
+            elif self._is_lost:
+                raise aiohttp.ClientPayloadError("the connection was lost")
+            else:
+                self._news.clear()
+                await self._news.wait()
+
+    async def read(self) -> bytes:
+        return b"".join([chunk async for chunk in self.iter_any()])
+
+    def raise_for_status(self) -> None:
+        if self.status >= 400:
+            raise aiohttp.ClientPayloadError(f"status {self.status}")
+
+    def release(self) -> None:
+        """Given back whole."""
+
+    def close(self) -> None:
+        self._exchange.leave()
+
+    async def begun(self) -> "Response":
+        await self.started.wait()
+        if self._is_lost and not self.status:
+            raise aiohttp.ServerDisconnectedError
+        return self
+
+
+class Session:
+    """As much of `aiohttp.ClientSession` as anybody uses. Belongs to the process that makes requests with it."""
+
+    def __init__(self, web: Web, process: Process) -> None:
+        self._web, self._process = web, process
+
+    def post(self, url: str, *, data: Any, headers: Mapping[str, str], **options: Any) -> "Requesting":
+        body = data if isinstance(data, bytes) else data.read()
+        return Requesting(self._web, self._process, "POST", url, body, headers, options.get("timeout"))
+
+    def get(self, url: str, *, headers: Mapping[str, str] | None = None, **options: Any) -> "Requesting":
+        return Requesting(self._web, self._process, "GET", url, b"", headers or {}, options.get("timeout"))
+
+    async def close(self) -> None:
+        pass
+
+    async def __aenter__(self) -> "Session":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+class Requesting:
+    """Both what can be awaited and what can be entered, as aiohttp's is."""
+
+    def __init__(
+        self,
+        web: Web,
+        process: Process,
+        method: str,
+        url: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        timeout: aiohttp.ClientTimeout | None,
+    ) -> None:
+        self._web, self._process = web, process
+        self._method, self._url, self._body, self._headers = method, url, body, headers
+        self._timeout_s = timeout.total if timeout is not None else None
+        self._response: Response | None = None
+
+    def __await__(self) -> Generator[Any, None, Response]:
+        return self._request().__await__()
+
+    async def __aenter__(self) -> Response:
+        self._response = await asyncio.wait_for(self._request(), self._timeout_s)
+        return self._response
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._response is not None and not self._response.at_eof():
+            self._response.close()
+
+    async def _request(self) -> Response:
+        exchange = self._connect()
+        try:
+            return await exchange.response.begun()
+        except BaseException:
+            exchange.leave()
+            raise
+
+    def _connect(self) -> Exchange:
+        root = self._url.split("/", 3)
+        base, path = "/".join(root[:3]), "/" + (root[3] if len(root) > 3 else "")
+        listener = self._web.listeners[base]
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "asgi": {"version": "3.0"},
+            "method": self._method,
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "scheme": "http",
+            "query_string": b"",
+            "headers": [(name.lower().encode(), value.encode()) for name, value in self._headers.items()],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80),
+        }
+        exchange = Exchange(self._web, self._process, scope, self._body, f"http {self._process.name}>{listener.name}")
+        ground = self._web.ground
+        ground.trace.message(exchange.name, f"{self._method} {path}")
+        for watcher in ground.watchers:
+            watcher(exchange.name, f"{self._method} {path}")
+        refused = not ground.weather.is_calm and ground.weather.strikes("refuse", exchange.name)
+        if refused or not listener.connect(exchange, self._web.chance.below):
+            key = ConnectionKey(listener.name, 80, False, True, None, None, None)
+            raise aiohttp.ClientConnectorError(key, ConnectionRefusedError(111, "refused"))
+        self._process.on_death.append(exchange.leave)
+        return exchange

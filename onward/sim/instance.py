@@ -1,0 +1,356 @@
+"""One instance of a simulation: the supervisor's rules, and the processes that it starts, watches, ends and replaces.
+
+The rules are those of `supervisor.supervisor`, which itself is all signals, sockets and processes.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from onward.api.prompts import Prompts
+from onward.config import ApiConfig, EngineConfig
+from onward.proto.control import (
+    ApiGone,
+    AskDrain,
+    AskInstance,
+    AskSnapshot,
+    Drain,
+    EngineGone,
+    EngineUp,
+    FromChild,
+    InstanceView,
+    ProcessView,
+    Ready,
+    RenewWorker,
+    Snapshot,
+    StartApi,
+    StartEngine,
+    Stop,
+    WorkerGone,
+    WorkerStarting,
+)
+from onward.proto.model import PreparedModel
+from onward.proto.stats import EngineStats
+from onward.proto.step import StepPlan, WorkerHello
+from onward.proto.wire import ZmqWire
+from onward.sim.api_node import ApiNode
+from onward.sim.data_plane import DataPlane, PlaneNetwork
+from onward.sim.engine_node import EngineNode
+from onward.sim.engine_wires import Addresses
+from onward.sim.http import Listener, Web
+from onward.sim.process import Process
+from onward.sim.scenario import Machine
+from onward.sim.vocabulary import DOOM_ID, NUM_SPOKEN, POISON_ID
+from onward.sim.worker import HashWorker
+from onward.sim.worker_node import WorkerNode
+from onward.supervisor.restarts import RestartPolicy
+
+NOTICE_S = 0.02
+"""From a child's death until its supervisor has reaped it."""
+WATCH_S = 1.0
+STALL_TIMEOUT_S = 4.0
+DRAIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What all instances of a run share."""
+
+    web: Web
+    addresses: Addresses
+    planes: PlaneNetwork
+    model: PreparedModel
+    prompts: Prompts
+    routers: tuple[str, ...]
+    prefill_peers: tuple[str, ...]
+    after_turn: Callable[["Instance"], None]
+    """Looks at the instance's engine after each of its turns."""
+    watch_write: Callable[["Instance", int, str, int], None]
+    """Told of each block that a worker writes, for whom and under which epoch."""
+    watch_plan: Callable[["Instance", StepPlan], None]
+
+
+@dataclass(slots=True)
+class Life:
+    """One life of the instance: all of it can be killed, and another one started in its place."""
+
+    incarnation: str
+    supervisor: Process
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    engine: EngineNode | None = None
+    worker: WorkerNode | None = None
+    worker_incarnation: str = ""
+    worker_started_s: float = 0.0
+    apis: dict[int, ApiNode] = field(default_factory=dict)
+    announced: EngineUp | None = None
+    stats: EngineStats | None = None
+    engine_heard_s: float = 0.0
+    api_heard_s: dict[int, float] = field(default_factory=dict)
+    is_draining: bool = False
+    is_leaving: bool = False
+
+
+class Instance:
+    def __init__(self, place: Place, machine: Machine) -> None:
+        self.place, self.machine = place, machine
+        self.url = f"http://{machine.name}"
+        self.handoff_address = f"tcp://{machine.name}" if machine.role != "decode" else ""
+        self._ground = place.web.ground
+        self._numbers = itertools.count(1)
+        self._listener: Listener = place.web.listen(self.url, machine.name, waits=True)
+        self.life = self._begin()
+
+    # Births.
+
+    def _begin(self) -> Life:
+        number = next(self._numbers)
+        supervisor = self._process("supervisor", number)
+        self.life = Life(f"instance-{self.machine.name}-{number}", supervisor)
+        self._listener = self.place.web.listen(self.url, self.machine.name, waits=True)
+        self._start_engine(self.life)
+        for index in range(self.machine.num_apis):
+            supervisor.later(self.machine.restart_s, self._start_api, self.life, index)
+        supervisor.later(WATCH_S, self._watch, self.life)
+        return self.life
+
+    def _process(self, role: str, number: int) -> Process:
+        return Process(self._ground.loop, f"{self.machine.name}/{role}.{number}", self.machine.clock_rate)
+
+    def _start_engine(self, life: Life) -> None:
+        if life.supervisor.is_dead or life.is_leaving:
+            return
+        machine, number = self.machine, next(self._numbers)
+        process = self._process("engine", number)
+        config = EngineConfig(
+            max_num_seqs=machine.max_num_seqs,
+            max_num_batched_tokens=machine.max_num_batched_tokens,
+            max_queue=machine.max_queue,
+            prefix_caching=machine.prefix_caching,
+            role=machine.role,  # pyright: ignore[reportArgumentType]
+            prefill_peers=self.place.prefill_peers if machine.role == "decode" else (),
+            local_prefill_tokens=machine.local_prefill_tokens,
+            lease_s=2.0,
+            handover_timeout_s=10.0,
+            log_interval_s=0.0,
+        )
+        handoff_fd = 0 if self.handoff_address and machine.role != "mixed" else -1
+        start = StartEngine(f"engine-{process.name}", config, f"apis of {process.name}", handoff_fd)
+        engine = life.engine = EngineNode(
+            self._ground,
+            self.place.addresses,
+            process,
+            life.supervisor,
+            start,
+            lambda message: self._heard_engine(life, engine, message),
+            self.handoff_address,
+            lambda _: self.place.after_turn(self),
+            lambda plan: self.place.watch_plan(self, plan),
+        )
+        process.on_death.append(lambda: self._died(life, engine))
+        self._start_worker(life, engine)
+
+    def _start_worker(self, life: Life, engine: EngineNode) -> None:
+        if life.supervisor.is_dead or engine.process.is_dead or life.is_leaving:
+            return
+        process = self._process("worker", next(self._numbers))
+        incarnation = f"worker-{process.name}"
+        has_plane = self.machine.role != "mixed"
+        kv_address = f"kv of {process.name}" if has_plane else ""
+        plane = DataPlane(incarnation) if has_plane else None
+        hash_worker = HashWorker(
+            self.machine.num_blocks,
+            self.machine.block_size,
+            vocab_size=NUM_SPOKEN,
+            plane=plane,
+            poison=POISON_ID,
+            doom=DOOM_ID,
+            watch_write=lambda block, request, epoch: self.place.watch_write(self, block, request, epoch),
+        )
+        if plane is not None:
+            plane.memory = hash_worker.memory
+        planes = self.place.planes if has_plane else None
+        worker = WorkerNode(self._ground, process, self.machine, hash_worker, (incarnation, engine.incarnation), planes)
+        life.worker, life.worker_incarnation = worker, incarnation
+        life.worker_started_s = life.supervisor.now_s()
+        process.on_death.append(lambda: self._died(life, worker))
+        engine.channel.tell(WorkerStarting(incarnation, ZmqWire(incarnation), kv_address))
+        process.later(self.machine.restart_s, self._join, worker, incarnation, kv_address)
+
+    def _join(self, worker: WorkerNode, address: str, kv_address: str) -> None:
+        """Ready: it says hello, once its engine listens."""
+        addresses = self.place.addresses
+        port, kv = addresses.workers.get(address), addresses.kv.get(kv_address)
+        if port is None or (kv_address and kv is None):
+            worker.process.later(0.1, self._join, worker, address, kv_address)
+        else:
+            worker.join(port, kv)
+
+    def _start_api(self, life: Life, index: int) -> None:
+        if life.supervisor.is_dead or life.is_leaving:
+            return
+        process = self._process(f"api{index}", next(self._numbers))
+        config = ApiConfig(
+            role=self.machine.role,  # pyright: ignore[reportArgumentType]
+            routers=self.place.routers,
+            url=self.url,
+            handoff_address=self.handoff_address if self.machine.role != "mixed" else "",
+        )
+        start = StartApi(f"api-{process.name}", index, config, self.place.model, -1)
+        api = life.apis[index] = ApiNode(
+            self.place.web,
+            self.place.addresses,
+            process,
+            life.supervisor,
+            start,
+            self.place.prompts,
+            self._listener,
+            lambda message: self._heard_api(life, api, message),
+        )
+        process.on_death.append(lambda: self._died(life, api))
+        life.api_heard_s[index] = life.supervisor.now_s()
+        if life.announced is not None:
+            api.channel.tell(life.announced)
+        if life.is_draining:
+            api.channel.tell(Drain())
+
+    # Messages.
+
+    def _heard_engine(self, life: Life, engine: EngineNode, message: FromChild) -> None:
+        match message:
+            case Ready(worker) if worker is not None and life.engine is engine:
+                self._engine_ready(life, engine, worker)
+            case Snapshot():
+                life.stats, life.engine_heard_s = message.engine, life.supervisor.now_s()
+            case RenewWorker() if life.worker is not None and message.incarnation == life.worker_incarnation:
+                self._ground.trace.note(f"{life.worker.process} is renewed: {message.cause}")
+                life.worker.process.kill()
+
+    def _engine_ready(self, life: Life, engine: EngineNode, worker: WorkerHello) -> None:
+        life.engine_heard_s = life.supervisor.now_s()
+        if life.announced is None or life.announced.incarnation != engine.incarnation:
+            life.announced = EngineUp(engine.incarnation, f"apis of {engine.process}", worker)
+            for api in life.apis.values():
+                api.channel.tell(life.announced)
+
+    def _heard_api(self, life: Life, api: ApiNode, message: FromChild) -> None:
+        life.api_heard_s[api.index] = life.supervisor.now_s()
+        match message:
+            case AskInstance():
+                api.channel.tell(self._view(life, message.ask_id))
+            case AskDrain():
+                self.drain()
+
+    def _view(self, life: Life, ask_id: int) -> InstanceView:
+        ours = ProcessView("supervisor", 1, life.incarnation, "ready")
+        stats = None
+        if life.engine is not None and life.engine.core is not None and not life.engine.process.is_stopped:
+            stats = life.engine.core.stats(life.engine.process.now_s())
+        return InstanceView(ask_id, life.incarnation, [ours], {}, [], stats)
+
+    # Deaths.
+
+    def _died(self, life: Life, child: Any) -> None:
+        self._ground.trace.note(f"{child.process} dies")
+        if not life.supervisor.is_dead:
+            life.supervisor.later(NOTICE_S, self._reap, life, child)
+
+    def _reap(self, life: Life, child: Any) -> None:
+        if life.is_leaving:
+            return
+        match child:
+            case WorkerNode() if child is life.worker:
+                life.worker = None
+                engine = life.engine
+                if engine is not None and not engine.process.is_dead:
+                    engine.channel.tell(WorkerGone(child.incarnation, "killed"))
+                    life.supervisor.later(self._pause_s(life), self._start_worker, life, engine)
+            case EngineNode() if child is life.engine:
+                self._engine_died(life, child)
+            case ApiNode() if life.apis.get(child.index) is child:
+                del life.apis[child.index]
+                if life.engine is not None:
+                    life.engine.channel.tell(ApiGone(child.incarnation))
+                pause_s = self._pause_s(life) + self.machine.restart_s
+                life.supervisor.later(pause_s, self._start_api, life, child.index)
+
+    def _engine_died(self, life: Life, engine: EngineNode) -> None:
+        life.announced = life.stats = life.engine = None
+        if life.worker is not None:
+            worker, life.worker = life.worker, None
+            worker.process.kill()
+        for api in life.apis.values():
+            api.channel.tell(EngineGone(engine.incarnation, "killed"))
+        life.supervisor.later(self._pause_s(life), self._start_engine, life)
+
+    def _pause_s(self, life: Life) -> float:
+        progress = life.stats.step if life.stats is not None else 0
+        return life.policy.delay_s(life.supervisor.now_s(), progress)
+
+    def _watch(self, life: Life) -> None:
+        """Each second: everybody is asked, and who has not answered for too long is killed."""
+        if life.supervisor.is_dead:
+            return
+        now_s, stats = life.supervisor.now_s(), life.stats
+        engine, worker = life.engine, life.worker
+        if engine is not None and life.announced is not None:
+            engine.channel.tell(AskSnapshot(1))
+            if now_s - life.engine_heard_s > STALL_TIMEOUT_S:
+                self._ground.trace.note(f"{engine.process} is killed for silence")
+                engine.process.kill()
+        is_stuck = stats is not None and stats.worker_ready and stats.stalled_s > STALL_TIMEOUT_S
+        if is_stuck and worker is not None and now_s - life.worker_started_s > STALL_TIMEOUT_S:
+            self._ground.trace.note(f"{worker.process} is killed for silence")
+            worker.process.kill()
+        for index, api in list(life.apis.items()):
+            api.channel.tell(AskSnapshot(1))
+            if now_s - life.api_heard_s[index] > STALL_TIMEOUT_S:
+                self._ground.trace.note(f"{api.process} is killed for silence")
+                api.process.kill()
+        life.supervisor.later(WATCH_S, self._watch, life)
+
+    # From outside.
+
+    def processes(self, role: str) -> list[Process]:
+        """Those of its present life: `worker`, `engine`, `api`, or all for `instance`."""
+        life = self.life
+        found = {
+            "worker": [life.worker.process] if life.worker else [],
+            "engine": [life.engine.process] if life.engine else [],
+            "api": [api.process for api in life.apis.values()],
+        }
+        found["instance"] = [life.supervisor, *found["worker"], *found["engine"], *found["api"]]
+        return [process for process in found[role] if not process.is_dead]
+
+    def kill(self) -> None:
+        """All of it, without a word."""
+        life = self.life
+        life.is_leaving = True
+        self._listener.give_up()
+        for process in self.processes("instance"):
+            process.kill()
+
+    def revive(self) -> None:
+        if self.life.supervisor.is_dead:
+            self._begin()
+
+    def drain(self) -> None:
+        life = self.life
+        life.is_draining = True
+        for api in life.apis.values():
+            api.channel.tell(Drain())
+
+    def leave(self) -> None:
+        """As by SIGTERM: the apis first, then the rest, which has time to hand over what it has promised."""
+        life = self.life
+        if life.is_leaving:
+            return
+        life.is_leaving = life.is_draining = True
+        for api in life.apis.values():
+            api.channel.tell(Stop(DRAIN_S))
+        life.supervisor.later(DRAIN_S + 1.5, self._stop_engine, life)
+
+    def _stop_engine(self, life: Life) -> None:
+        if life.engine is not None:
+            life.engine.channel.tell(Stop(0.0))
+        life.supervisor.later(0.5, self.kill)

@@ -1,0 +1,144 @@
+"""What must hold whatever happens, looked at from outside while a simulation runs. `docs/simulation.md` has the list.
+
+1 to 3 are the visitors' to check, with `answers`. Here are 4 (nothing is held at idle), 5 (nobody writes what is not
+theirs), 6 (progress) and 7 (the first in line never loses its blocks).
+"""
+
+from typing import TYPE_CHECKING
+
+from onward.engine.core import EngineCore
+from onward.engine.policy import CHARGES_TO_FAIL, queue_key
+from onward.proto.step import StepPlan
+from onward.sim import engine_state
+from onward.sim.instance import Instance
+from onward.sim.needless import needless_repair
+
+if TYPE_CHECKING:
+    from onward.sim.world import World
+
+
+LOOKED_INTO = 16
+"""One run in so many has its engines' books checked at every turn."""
+
+
+class Watch:
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._num_resumes = 0
+
+    def may_crash(self) -> bool:
+        """Whether so many workers have died that a request may have been with each of them."""
+        fired = self._world.weather.fired
+        deaths = sum(fired[kind] for kind in ("kill-worker", "kill-engine", "stop-worker", "stop-instance", "poison"))
+        return deaths >= CHARGES_TO_FAIL
+
+    def num_resumes(self) -> int:
+        return sum(
+            int(series.value)
+            for router in self._world.routers.values()
+            for family in router.router.registry.snapshot()
+            if family.name == "onward_router_resumes_total"
+            for series in family.series
+        )
+
+    # 5.
+
+    def on_write(self, instance: Instance, block: int, request_id: str, epoch: int) -> None:
+        engine = instance.life.engine
+        if engine is None or engine.core is None or engine.core.worker is None:
+            return
+        problem = misplaced(engine.core, block, epoch)
+        if problem is not None:
+            self._world.fail(
+                5, f"{instance.machine.name}: {request_id} (epoch {epoch}) writes block {block}: {problem}"
+            )
+
+    # 7.
+
+    def on_plan(self, instance: Instance, plan: StepPlan) -> None:
+        engine = instance.life.engine
+        if engine is None or engine.core is None or not plan.preempt or not engine.core._live:
+            return
+        alone = "" if plan.run else ", and runs nothing"
+        self._world.trace.note(f"{instance.machine.name} preempts {len(plan.preempt)} in step {plan.step}{alone}")
+        first = min(engine.core._live.values(), key=queue_key)
+        if first.slot_epoch in {preempt.epoch for preempt in plan.preempt}:
+            self._world.fail(7, f"{instance.machine.name}: {first.request_id} is first in line, and is preempted")
+
+    # The engine's own books.
+
+    def after_turn(self, instance: Instance) -> None:
+        """Between two events of an engine. Looking at everything takes longer than the turn, so not every run does."""
+        core = instance.life.engine.core if instance.life.engine is not None else None
+        if core is None or self._world.scenario.seed % LOOKED_INTO:
+            return
+        try:
+            engine_state.check(core)
+        except AssertionError as fault:
+            self._world.fail(0, f"{instance.machine.name}: {fault}")
+
+    # 4.
+
+    def is_settled(self) -> bool:
+        return self._unsettled() is None
+
+    def audit(self) -> None:
+        what = self._unsettled()
+        if what is not None:
+            self._world.fail(4, what)
+            return
+        for instance in self._world.instances.values():
+            self._audit(instance)
+        if (needless := needless_repair(self._world)) is not None:
+            self._world.fail(6, needless)
+
+    def _unsettled(self) -> str | None:
+        """Somebody who still holds something, if there is one."""
+        for name, router in self._world.routers.items():
+            if router.router.serving.core.routes():
+                return f"router {name} still has streams"
+            if booked := sum(one.booked for one in router.router.serving.core.replicas.all(router.process.now_s())):
+                return f"router {name} still has {booked} places booked"
+        for instance in self._world.instances.values():
+            problem = _busy(instance)
+            if problem is not None:
+                return f"{instance.machine.name}: {problem}"
+        return "a connection is still open" if self._world.web.num_serving else None
+
+    def _audit(self, instance: Instance) -> None:
+        engine = instance.life.engine
+        assert engine is not None and engine.core is not None
+        try:
+            engine.core.audit_idle()
+        except AssertionError as leak:
+            self._world.fail(4, f"{instance.machine.name}: {leak}")
+
+
+def misplaced(core: EngineCore, block: int, epoch: int) -> str | None:
+    """What is wrong with a write to this block by the request under this epoch, if something is."""
+    pool, request = core.scheduler.pool, core.scheduler.seating.by_epoch.get(epoch)
+    if block in pool._fenced:
+        return None  # given up, and kept from others until this step is answered
+    if request is None or block not in request.block_ids:
+        holder = next((r.request_id for r in core._live.values() if block in r.block_ids), None)
+        if holder is None:
+            return None if block in pool._sending else "it is free"
+        return f"it belongs to {holder}"
+    if block in pool._leased:
+        return "a peer has the lease"
+    return "others share it" if pool._holders[block] > 1 + pool._sending[block] else None
+
+
+def _busy(instance: Instance) -> str | None:
+    life = instance.life
+    if life.supervisor.is_dead or life.engine is None or life.engine.core is None or life.engine.core.worker is None:
+        return "it is not back"
+    if not life.engine.core.idle:
+        return f"the engine is not idle: {life.engine.core.stats(0.0).requests}"
+    plane = life.worker.plane if life.worker is not None else None
+    if plane is not None and (plane.expected or plane.pushes):
+        return f"leases {sorted(plane.expected)} and pushes {sorted(plane.pushes)} are left"
+    for api in life.apis.values():
+        if (held := api.api.num_held) > 0:
+            return f"an api process still holds {held} requests"
+    return None

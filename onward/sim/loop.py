@@ -1,0 +1,125 @@
+"""An event loop whose time is virtual: it never waits, and the same calls always run in the same order.
+
+Several simulated processes share it. Each handle belongs to the process in whose context it was made: a stopped process's
+handles are kept until it goes on, and time is told to each process by its own clock, which may run fast or slow.
+"""
+
+import asyncio
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context, ContextVar
+from typing import Any, Protocol
+
+START_S = 1000.0
+"""So that no clock shows a time that could be mistaken for a duration."""
+
+
+MAX_EVENTS = 1_000_000
+"""Of one run. Long ones have 50,000."""
+
+
+class Livelock(Exception):
+    """Much happens, and nothing comes of it."""
+
+
+class Owner(Protocol):
+    """What the loop must know of a process."""
+
+    clock_rate: float
+    is_stopped: bool
+    held: list[asyncio.Handle]
+
+    def has_faded(self, now_s: float) -> bool:
+        """It was killed, and what was left of it has unwound."""
+        ...
+
+
+OWNER: ContextVar[Owner | None] = ContextVar("OWNER", default=None)
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = START_S
+        self.num_events = 0
+        self._due: deque[tuple[Owner | None, asyncio.Handle]] = deque()
+        self._later: list[tuple[float, int, Owner | None, asyncio.Handle]] = []
+        self._order = itertools.count()
+
+    def time(self) -> float:
+        """As the clock of the process that asks shows it."""
+        return local_time(OWNER.get(), self.now_s)
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._due.append((_owner(context), handle))
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        owner = _owner(context)
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        at_s = when if owner is None else START_S + (when - START_S) / owner.clock_rate
+        heapq.heappush(self._later, (max(at_s, self.now_s), next(self._order), owner, handle))
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(local_time(_owner(context), self.now_s) + delay, callback, *args, context=context)
+
+    def call_at_real(self, at_s: float, context: Context, callback: Callable[..., Any], *args: Any) -> None:
+        """At this time of the world, whatever the clock of the process shows."""
+        handle = asyncio.Handle(callback, args, self, context)
+        heapq.heappush(self._later, (max(at_s, self.now_s), next(self._order), context.get(OWNER), handle))
+
+    def release(self, owner: Owner) -> None:
+        """It goes on: what it has missed runs now."""
+        self._due.extend((owner, handle) for handle in owner.held)
+        owner.held.clear()
+
+    def run_until(self, end_s: float, is_over: Callable[[], bool]) -> None:
+        """Events in their order, until it is over or this late."""
+        due, later = self._due, self._later
+        asyncio._set_running_loop(self)
+        try:
+            while not is_over():
+                if due:
+                    owner, handle = due.popleft()
+                elif later and later[0][0] <= end_s:
+                    at_s, _, owner, handle = heapq.heappop(later)
+                    if owner is not None and owner.has_faded(at_s):
+                        continue
+                    self.now_s = at_s
+                else:
+                    return
+                self._run_one(owner, handle)
+        finally:
+            asyncio._set_running_loop(None)
+
+    def _run_one(self, owner: Owner | None, handle: asyncio.Handle) -> None:
+        if handle.cancelled():
+            return
+        if owner is not None and owner.is_stopped:
+            owner.held.append(handle)
+            return
+        self.num_events += 1
+        if self.num_events > MAX_EVENTS:
+            raise Livelock(f"{MAX_EVENTS} events, and no end")
+        handle._run()
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Nothing is counted: what was cancelled is dropped when its time comes."""
+
+
+def local_time(owner: Owner | None, now_s: float) -> float:
+    return now_s if owner is None else START_S + (now_s - START_S) * owner.clock_rate
+
+
+def _owner(context: Context | None) -> Owner | None:
+    return OWNER.get() if context is None else context.get(OWNER)

@@ -1,0 +1,80 @@
+"""What a client should have got: from the hash model and the meaning of text alone, by none of the code under test.
+
+Tokens come from `worker.expected_output`; their text is their bytes, joined and read as UTF-8, up to the first stop
+string or the end token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onward.proto.sampling import Sampling
+from onward.sim.scenario import Ask
+from onward.sim.vocabulary import END_ID, NUM_SPOKEN, pieces
+from onward.sim.worker import expected_output
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One choice of an undisturbed answer."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+
+
+def expected_choice(ask: Ask, prompt: Sequence[int], seed: int, index: int) -> Expected:
+    sampling = Sampling(
+        seed=seed,
+        choice=index,
+        temperature=ask.temperature,
+        min_tokens=ask.min_tokens,
+        end_token_ids=() if ask.ignore_eos else (END_ID,),
+        presence_penalty=ask.presence_penalty,
+    )
+    token_ids = expected_output(prompt, sampling, ask.max_tokens, NUM_SPOKEN)
+    stopped_at = _stop(token_ids, ask)
+    if stopped_at is not None:
+        num_tokens, text = stopped_at
+        return Expected(token_ids[:num_tokens], text, "stop")
+    has_ended = token_ids[-1] == END_ID and not ask.ignore_eos
+    return Expected(token_ids, text_of(token_ids), "stop" if has_ended else "length")
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    return b"".join(pieces()[token_id] for token_id in token_ids).decode("utf-8", "replace")
+
+
+def _stop(token_ids: Sequence[int], ask: Ask) -> tuple[int, str] | None:
+    """How many tokens there are when a stop string is complete, and the text before it."""
+    if not ask.stop:
+        return None
+    data, before = b"", ""
+    for num_tokens, token_id in enumerate(token_ids, 1):
+        if token_id == END_ID and not ask.ignore_eos:
+            return None
+        data += pieces()[token_id]
+        text = _complete(data)
+        for end in range(len(before) + 1, len(text) + 1):
+            found = [stop for stop in ask.stop if text[:end].endswith(stop)]
+            if found and num_tokens >= ask.min_tokens:
+                return num_tokens, text[: end - max(map(len, found))]
+        before = text
+    return None
+
+
+def _complete(data: bytes) -> str:
+    """Without the beginning of a character whose rest may come."""
+    for cut in range(min(4, len(data) + 1)):
+        tail = data[len(data) - cut :]
+        if cut and _begins_character(tail):
+            return data[: len(data) - cut].decode("utf-8", "replace")
+    return data.decode("utf-8", "replace")
+
+
+def _begins_character(tail: bytes) -> bool:
+    """Whether these bytes are a character's first ones, and not all of them."""
+    try:
+        tail.decode("utf-8")
+    except UnicodeDecodeError as fault:
+        return fault.reason == "unexpected end of data" and fault.start == 0
+    return False

@@ -1,0 +1,111 @@
+"""A simulated process: it owns the tasks and timers made in it, and can be stopped, continued and killed.
+
+A killed one says nothing more: whoever speaks for it asks `is_dead` first. Its tasks are cancelled, and unwind as ghosts.
+"""
+
+import asyncio
+import weakref
+from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
+from typing import Any
+
+from onward.sim.loop import OWNER, VirtualLoop, local_time
+
+FADING_S = 30.0
+EPOCH_S = 1_700_000_000.0
+
+
+class Process:
+    def __init__(self, loop: VirtualLoop, name: str, clock_rate: float = 1.0) -> None:
+        self.name = name
+        self.clock_rate = clock_rate
+        self.is_stopped = False
+        self.is_dead = False
+        self.held: list[asyncio.Handle] = []
+        self.on_death: list[Callable[[], None]] = []
+        """What others notice: connections break."""
+        self.on_stop: list[Callable[[bool], None]] = []
+        """Told whether it is stopped now."""
+        self._loop = loop
+        self._died_s = 0.0
+        self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self._context = copy_context()
+        self._context.run(OWNER.set, self)
+
+    # The clock that its code reads.
+
+    def now_s(self) -> float:
+        return local_time(self, self._loop.now_s)
+
+    def wall_s(self) -> float:
+        return EPOCH_S + self.now_s()
+
+    # Its life.
+
+    def run(self, call: Callable[..., Any], *args: Any) -> Any:
+        """At once, as this process. Not within itself."""
+        return self._context.copy().run(call, *args)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self.run(self._loop.create_task, work)
+
+    def later(self, seconds: float, call: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
+        return self._loop.call_later(seconds, self._call, call, args, context=self.context())
+
+    def soon(self, call: Callable[[], Any]) -> None:
+        self._loop.call_soon(self._call, call, (), context=self.context())
+
+    def _call(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        if not self.is_dead:
+            call(*args)
+
+    def context(self) -> Context:
+        return self._context.copy()
+
+    def adopt(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.add(task)
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        for notice in self.on_stop:
+            notice(True)
+
+    def cont(self) -> None:
+        if self.is_stopped:
+            self.is_stopped = False
+            self._loop.release(self)
+            for notice in self.on_stop:
+                notice(False)
+
+    def kill(self) -> None:
+        if self.is_dead:
+            return
+        self.is_dead = True
+        self._died_s = self._loop.now_s
+        self.cont()
+        for notice in self.on_death:
+            notice()
+        for task in sorted(self._tasks, key=lambda task: int(task.get_name().rpartition("-")[2])):
+            task.cancel()
+
+    def has_faded(self, now_s: float) -> bool:
+        return self.is_dead and now_s > self._died_s + FADING_S
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def adopt_tasks(loop: VirtualLoop) -> None:
+    """From now on each task belongs to the process that made it."""
+    numbers = iter(range(1, 1 << 62))
+
+    def make(loop: asyncio.AbstractEventLoop, work: Any, context: Context | None = None) -> asyncio.Task[Any]:
+        task = asyncio.Task(work, loop=loop, name=f"sim-{next(numbers)}", context=context)
+        owner = OWNER.get() if context is None else context.get(OWNER)
+        if isinstance(owner, Process):
+            owner.adopt(task)
+            if owner.is_dead:
+                task.cancel()
+        return task
+
+    loop.set_task_factory(make)

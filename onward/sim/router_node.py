@@ -1,0 +1,36 @@
+"""A router process in a simulation: the shipping router, with a simulated way to its instances."""
+
+from typing import Any, cast
+
+from onward.config import RouterConfig
+from onward.router.process import Router
+from onward.sim.http import Session, Web
+from onward.sim.process import Process
+
+
+class RouterNode:
+    """Keeps an address; the process behind it may die and come again."""
+
+    def __init__(self, web: Web, name: str, config: RouterConfig, restart_s: float) -> None:
+        self.url = f"http://{name}"
+        self._web, self._name, self._config, self._restart_s = web, name, config, restart_s
+        self._num_lives = 0
+        self._listener = web.listen(self.url, name, waits=False)
+        self.start()
+
+    def start(self) -> None:
+        self._num_lives += 1
+        process = self.process = Process(self._web.ground.loop, f"{self._name}.{self._num_lives}")
+        chance = self._web.ground.chance.of(process.name)
+        session = cast(Any, Session(self._web, process))
+        self.router = process.run(Router, self._config, "", process, chance, session)
+        process.start(self.router.serving.run_clockwork())
+        self._listener.serve(process, self.router.app)
+
+    def kill(self) -> None:
+        self._web.ground.trace.note(f"{self.process} dies")
+        self.process.kill()
+
+    def revive(self) -> None:
+        if self.process.is_dead:
+            self.start()

@@ -1,0 +1,136 @@
+"""What happens in one simulated run, as data: machines, wires, what clients ask for, and what goes wrong.
+
+A run is a function of its scenario alone. So a scenario can be printed, replayed, and made smaller by taking things out.
+"""
+
+from typing import Literal
+
+import msgspec
+
+Shape = Literal["engine", "pd", "cluster"]
+Path = Literal["/v1/chat/completions", "/v1/completions", "/v1/generate"]
+SHAPES: tuple[Shape, ...] = ("engine", "pd", "cluster")
+
+
+class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One instance: a supervisor, an engine, its worker and api processes."""
+
+    name: str
+    role: str = "mixed"
+    num_blocks: int = 64
+    block_size: int = 4
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 32
+    max_queue: int = 64
+    num_apis: int = 1
+    clock_rate: float = 1.0
+    """Seconds that its clocks show for each second."""
+    step_s: float = 0.02
+    """Of a step of its worker, about."""
+    restart_s: float = 0.5
+    """From a process's start until it is ready."""
+    local_prefill_tokens: int = 0
+    prefix_caching: bool = True
+
+
+class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request, and what its client does with it."""
+
+    name: str
+    at_s: float
+    path: Path = "/v1/completions"
+    prompt: str = ""
+    prompt_token_ids: list[int] | None = None
+    streams: bool = True
+    max_tokens: int = 8
+    min_tokens: int = 0
+    n: int = 1
+    seed: int | None = None
+    """None: the server chooses, and the cursors tell."""
+    temperature: float = 0.0
+    stop: list[str] = []
+    presence_penalty: float = 0.0
+    logprobs: int | None = None
+    wants_usage: bool = False
+    ignore_eos: bool = False
+    priority: int = 0
+    deadline_ms: int | None = None
+    session: str = ""
+    turns: int = 1
+    """A talk: each further turn asks again, with the answer so far and a new question."""
+    abort_at_s: float | None = None
+    """By its label; seconds after it was sent."""
+    leave_at_s: float | None = None
+    """The client goes away for good."""
+    drop_at_s: list[float] = []
+    """Its connection is dropped, and it comes back for the rest."""
+    reads_slowly: bool = False
+
+
+class Moment(msgspec.Struct, frozen=True, omit_defaults=True):
+    """When the n-th message of a kind is sent; over wires with this text in their name, if one is given."""
+
+    message: str
+    nth: int = 1
+    wire: str = ""
+
+
+class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that goes wrong, once or for a while."""
+
+    kind: str
+    """One of `faults.KINDS`."""
+    target: str = ""
+    """A process, a machine or a wire, by a part of its name; empty: all that the kind can concern."""
+    at_s: float = 0.0
+    """After the start; with a moment, after that."""
+    moment: Moment | None = None
+    duration_s: float = 0.0
+    rate: float = 1.0
+    """For kinds that concern messages: which share of them."""
+
+
+class Scenario(msgspec.Struct, frozen=True, omit_defaults=True):
+    seed: int
+    shape: Shape
+    machines: list[Machine]
+    asks: list[Ask]
+    faults: list[Fault]
+    num_routers: int = 0
+    policy: str = "least_loaded"
+    preempt_retry_count: int = 3
+    preempt_retry_exclude_decode: bool = False
+    retry_budget: float = 10.0
+    delay_s: float = 0.002
+    """Of a message, about."""
+    expects_calm: bool = False
+    """Its faults come one after another, so no client may see an error of any kind."""
+    name: str = ""
+    """Of a scenario that was written by hand."""
+
+
+class Violation(msgspec.Struct, frozen=True):
+    invariant: int
+    """1 to 7 of the list in docs/simulation.md; 0: the code under test failed by an exception."""
+    what: str
+    at_s: float
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    scenario: Scenario
+    violation: Violation | None
+    trace: list[str]
+    """What happened, a line each; empty unless asked for."""
+    digest: str
+    """Of the whole trace, also where it was not kept: equal digests, equal runs."""
+    virtual_s: float
+    num_requests: int
+    num_tokens: int
+    """Delivered to clients, and compared."""
+    fired: dict[str, int]
+    """Faults that took effect, by kind."""
+    ends: dict[str, int]
+    """How requests ended, by reason."""
+    num_errors: int
+    """Errors that clients saw and recovered from."""
+    num_resumes: int = 0

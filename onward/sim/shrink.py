@@ -1,0 +1,225 @@
+"""Makes a scenario that violates an invariant smaller: takes out what the violation does not need, and runs it again.
+
+Faults go first, then requests, then machines; then what is left becomes as plain as it can be. What counts as the same
+violation is the caller's to say. The number of runs and the time are bounded, so the result is small, not the smallest.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from onward.sim.batch import signature
+from onward.sim.scenario import Ask, Fault, Machine, Outcome, Scenario
+from onward.sim.world import run
+
+MAX_RUNS = 600
+MAX_S = 90.0
+EARLIER_S = 0.25
+MANY_LUCKS = 6
+SHORT_PROMPTS = ("a", "the sea")
+T = TypeVar("T")
+
+
+class Shrunk(msgspec.Struct, frozen=True):
+    scenario: Scenario
+    outcome: Outcome
+    num_runs: int
+    seconds: float
+    was_cut_short: bool
+    """By the bounds, so that more may be possible."""
+
+
+class _Exhausted(Exception):
+    pass
+
+
+def shrink(
+    outcome: Outcome,
+    *,
+    max_runs: int = MAX_RUNS,
+    max_s: float = MAX_S,
+    on_run: Callable[[int, Scenario], None] = lambda num_runs, smallest: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Shrunk:
+    """`outcome` is of the scenario as it was found."""
+    search = _Search(outcome, max_runs, clock() + max_s, on_run, clock)
+    began_s, was_cut_short = clock(), False
+    try:
+        search.until_nothing_helps()
+    except _Exhausted:
+        was_cut_short = True
+    return Shrunk(search.best.scenario, search.best, search.num_runs, clock() - began_s, was_cut_short)
+
+
+class _Search:
+    def __init__(
+        self,
+        outcome: Outcome,
+        max_runs: int,
+        end_s: float,
+        on_run: Callable[[int, Scenario], None],
+        clock: Callable[[], float],
+    ) -> None:
+        assert outcome.violation is not None, "there is nothing to look for"
+        self.best = outcome
+        self.num_runs = 0
+        self._num_lucks = 1
+        self._wanted = signature(outcome.violation)
+        self._max_runs, self._end_s = max_runs, end_s
+        self._on_run, self._clock = on_run, clock
+
+    @property
+    def _scenario(self) -> Scenario:
+        return self.best.scenario
+
+    def until_nothing_helps(self) -> None:
+        """At last with more patience, where it has become small and a run is cheap."""
+        for self._num_lucks in (1, MANY_LUCKS):
+            before = None
+            while before != self._scenario:
+                before = self._scenario
+                self._drop_parts()
+                self._make_plain()
+
+    def _drop_parts(self) -> None:
+        self._fewer(self._scenario.faults, lambda faults: {"faults": faults})
+        self._fewer(self._scenario.asks, lambda asks: {"asks": asks})
+        self._fewer(self._scenario.machines, self._with_machines)
+
+    def _with_machines(self, machines: list[Machine]) -> dict[str, Any]:
+        """What concerns a machine goes with it."""
+        gone = {one.name for one in self._scenario.machines} - {one.name for one in machines}
+        kept = [fault for fault in self._scenario.faults if fault.target not in gone]
+        return {"machines": machines, "faults": kept}
+
+    def _fewer(self, items: Sequence[T], changes: Callable[[list[T]], dict[str, Any]]) -> None:
+        """First all of them, then halves, quarters, down to one by one."""
+        kept, size = list(items), len(items)
+        while size >= 1:
+            at = 0
+            while at < len(kept):
+                fewer = kept[:at] + kept[at + size :]
+                if self._holds(**changes(fewer)):
+                    kept = fewer
+                else:
+                    at += size
+            size //= 2
+
+    def _make_plain(self) -> None:
+        for change in _plainer_wholes(self._scenario):
+            self._holds(**change)
+        for name, plainer in (("asks", _plainer_asks), ("faults", _plainer_faults), ("machines", _plainer_machines)):
+            for index in range(len(getattr(self._scenario, name))):
+                self._make_one_plain(name, index, plainer)
+
+    def _make_one_plain(self, name: str, index: int, plainer: Callable[[Any], Iterator[Any]]) -> None:
+        """Each step starts from the plainest that has been found, until none is left that helps."""
+        helps = True
+        while helps:
+            items = list(getattr(self._scenario, name))
+            helps = any(
+                self._holds(**{name: [*items[:index], one, *items[index + 1 :]]}) for one in plainer(items[index])
+            )
+
+    def _holds(self, **changes: Any) -> bool:
+        """Whether the violation is still there; then this is the best so far."""
+        candidate = msgspec.structs.replace(self._scenario, **changes)
+        if candidate == self._scenario or not _is_possible(candidate):
+            return False
+        for variant in _variants(candidate, self._num_lucks):
+            if self.num_runs >= self._max_runs or self._clock() > self._end_s:
+                raise _Exhausted
+            self.num_runs += 1
+            self._on_run(self.num_runs, self._scenario)
+            outcome = run(variant)
+            if outcome.violation is not None and signature(outcome.violation) == self._wanted:
+                self.best = outcome
+                return True
+        return False
+
+
+def _variants(scenario: Scenario, num_lucks: int) -> Iterator[Scenario]:
+    """What is taken out changes what befalls the rest, and when: all goes faster. So it may need other luck, or faults
+    that come earlier."""
+    yield scenario
+    for luck in range(1, 1 + num_lucks):
+        yield msgspec.structs.replace(scenario, seed=scenario.seed + luck)
+    if scenario.faults:
+        faults = [
+            msgspec.structs.replace(fault, at_s=round(max(0.0, fault.at_s - EARLIER_S), 4))
+            if fault.moment is None
+            else fault
+            for fault in scenario.faults
+        ]
+        yield msgspec.structs.replace(scenario, faults=faults)
+
+
+def _is_possible(scenario: Scenario) -> bool:
+    return bool(scenario.asks) and any(machine.role != "prefill" for machine in scenario.machines)
+
+
+def _plainer_wholes(scenario: Scenario) -> Iterator[dict[str, Any]]:
+    yield {"asks": [_plain(ask, _ASK_FIXED) for ask in scenario.asks]}
+    yield {"machines": [_plain(machine, _MACHINE_FIXED) for machine in scenario.machines]}
+    if scenario.num_routers > 1:
+        others = [fault for fault in scenario.faults if not fault.target.startswith("r") or fault.target == "r0"]
+        yield {"num_routers": 1, "faults": others}
+    for field in ("policy", "preempt_retry_count", "preempt_retry_exclude_decode", "retry_budget", "delay_s"):
+        yield {field: _default(Scenario, field)}
+
+
+_ASK_FIXED = frozenset({"name", "at_s", "prompt", "prompt_token_ids", "max_tokens", "seed"})
+_MACHINE_FIXED = frozenset({"name", "role"})
+
+
+def _plainer_asks(ask: Ask) -> Iterator[Ask]:
+    yield _plain(ask, _ASK_FIXED)
+    yield from _plainer_fields(ask, _ASK_FIXED)
+    if len(ask.drop_at_s) > 1:
+        yield from (msgspec.structs.replace(ask, drop_at_s=[at_s]) for at_s in ask.drop_at_s)
+    if ask.turns > 2:
+        yield msgspec.structs.replace(ask, turns=ask.turns - 1)
+    for prompt in (*SHORT_PROMPTS, ask.prompt[: len(ask.prompt) // 2].strip()):
+        if prompt and len(prompt) < len(ask.prompt):
+            yield msgspec.structs.replace(ask, prompt=prompt)
+    for max_tokens in (1, 2, 4, 8, ask.max_tokens // 2, ask.max_tokens - 1):
+        if 0 < max_tokens < ask.max_tokens:
+            yield msgspec.structs.replace(ask, max_tokens=max_tokens, min_tokens=min(ask.min_tokens, max_tokens))
+    if ask.seed not in (None, 1):
+        yield msgspec.structs.replace(ask, seed=1)
+    if round(ask.at_s, 1) != ask.at_s:
+        yield msgspec.structs.replace(ask, at_s=round(ask.at_s, 1))
+
+
+def _plainer_faults(fault: Fault) -> Iterator[Fault]:
+    if fault.rate != 1.0:
+        yield msgspec.structs.replace(fault, rate=1.0)
+    for name in ("at_s", "duration_s"):
+        rough = round(getattr(fault, name), 1)
+        if rough != getattr(fault, name):
+            yield msgspec.structs.replace(fault, **{name: rough})
+    if fault.duration_s > 0.2:
+        yield msgspec.structs.replace(fault, duration_s=round(fault.duration_s / 2, 1))
+
+
+def _plainer_machines(machine: Machine) -> Iterator[Machine]:
+    yield _plain(machine, _MACHINE_FIXED)
+    yield from _plainer_fields(machine, _MACHINE_FIXED)
+
+
+def _plain(item: Any, fixed: frozenset[str]) -> Any:
+    changes = {name: _default(type(item), name) for name in item.__struct_fields__ if name not in fixed}
+    return msgspec.structs.replace(item, **changes)
+
+
+def _plainer_fields(item: Any, fixed: frozenset[str]) -> Iterator[Any]:
+    for name in item.__struct_fields__:
+        if name not in fixed and getattr(item, name) != _default(type(item), name):
+            yield msgspec.structs.replace(item, **{name: _default(type(item), name)})
+
+
+def _default(of: type, name: str) -> Any:
+    field = next(one for one in msgspec.structs.fields(of) if one.name == name)
+    return field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default

@@ -1,0 +1,342 @@
+"""A client of a simulation: asks, reads, aborts, leaves, comes back for the rest; and knows what it may be told.
+
+It does what a careful client of the real server does: what was cut off is continued with the last event's id, what was
+refused for now is tried again later, and anything else is a violation.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from onward.sim.answers import Answer, Wrong
+from onward.sim.http import Response, Session, Web
+from onward.sim.process import Process
+from onward.sim.scenario import Ask
+from onward.sim.vocabulary import DOOM, POISON
+from onward.text.prompt_tokens import ChatMessage, PromptTokens
+
+RETRY_S = 0.3
+MAX_TRIES = 200
+PATIENCE_S = 60.0
+"""For one connection that says nothing: then the client tries another."""
+RETRYABLE = frozenset({429, 502, 503})
+FINAL = frozenset({"aborted", "deadline_exceeded", "crashed_worker", "invalid_logits"})
+"""Codes of errors after which nobody tries again."""
+
+
+class CutOff(Exception):
+    """The connection was lost, or the server says that it cannot go on: the client may try again."""
+
+    def __init__(self, why: str, pause_s: float = RETRY_S, visible: bool = True) -> None:
+        super().__init__(why)
+        self.pause_s, self.visible = pause_s, visible
+
+
+class Refused(Exception):
+    def __init__(self, status: int, code: str) -> None:
+        super().__init__(code)
+        self.status, self.code = status, code
+
+
+@dataclass(slots=True)
+class Books:
+    """What all visitors together have seen."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    num_errors: int = 0
+    ends: dict[str, int] | None = None
+
+    def end(self, reason: str) -> None:
+        self.ends = self.ends or {}
+        self.ends[reason] = self.ends.get(reason, 0) + 1
+
+
+class Visitor:
+    def __init__(
+        self,
+        web: Web,
+        process: Process,
+        ask: Ask,
+        doors: list[str],
+        tokens: PromptTokens,
+        books: Books,
+        note: Callable[[str], None],
+        may_crash: Callable[[], bool],
+        *,
+        expects_calm: bool = False,
+    ) -> None:
+        self.process, self.ask = process, ask
+        self.is_over = False
+        self.progress_s = 0.0
+        self.answer: Answer | None = None
+        self._web, self._doors, self._tokens, self._books = web, doors, tokens, books
+        self._note, self._may_crash = note, may_crash
+        self._expects_calm = expects_calm
+        """No error is good enough, also none after which one may try again."""
+        self._session = Session(web, process)
+        self._response: Response | None = None
+        self._has_left = self._was_aborted = False
+        self._chance = web.ground.chance.of(f"visitor {ask.name}")
+        self._label = ask.name
+
+    async def run(self) -> None:
+        ask = self.ask
+        await asyncio.sleep(ask.at_s)
+        history: list[dict[str, str]] = [{"role": "user", "content": ask.prompt}]
+        for turn in range(ask.turns):
+            self._label = ask.name if ask.turns == 1 else f"{ask.name}.{turn + 1}"
+            answer = await self._one_request(history)
+            if answer is None:
+                break
+            text = answer.choices[0].text
+            history += [{"role": "assistant", "content": text}, {"role": "user", "content": f"and {turn}?"}]
+        self.is_over = True
+
+    async def _one_request(self, history: list[dict[str, str]]) -> Answer | None:
+        body = self._body(history)
+        answer = self.answer = Answer(self.ask, self._prompt(history))
+        self._books.num_requests += 1
+        self._was_aborted = False
+        self.progress_s = self._web.ground.loop.now_s
+        asides = self._start_asides()
+        try:
+            reason = await self._answered(answer, body)
+        finally:
+            for aside in asides:
+                aside.cancel()
+        self._books.end(reason)
+        self._books.num_tokens += answer.num_tokens
+        self._note(f"{self._label} ends: {reason}, {answer.num_tokens} tokens")
+        return answer if reason == "complete" else None
+
+    # What it asks.
+
+    def _body(self, history: list[dict[str, str]]) -> dict[str, Any]:
+        ask = self.ask
+        body: dict[str, Any] = {
+            "model": "hash",
+            "max_tokens": ask.max_tokens,
+            "temperature": ask.temperature,
+            "stream": ask.streams,
+        }
+        optional = {
+            "n": ask.n if ask.n > 1 else None,
+            "seed": ask.seed,
+            "stop": ask.stop or None,
+            "presence_penalty": ask.presence_penalty or None,
+            "min_tokens": ask.min_tokens or None,
+            "ignore_eos": ask.ignore_eos or None,
+            "priority": ask.priority or None,
+            "deadline_ms": ask.deadline_ms,
+            "user": ask.session or None,
+            "stream_options": {"include_usage": True} if ask.wants_usage and ask.streams else None,
+        }
+        body |= {name: value for name, value in optional.items() if value is not None}
+        if ask.path == "/v1/chat/completions":
+            body["messages"] = history
+            if ask.logprobs is not None:
+                body |= {"logprobs": True, "top_logprobs": ask.logprobs}
+            return body
+        if ask.logprobs is not None:
+            body["logprobs"] = ask.logprobs
+        if ask.path == "/v1/generate":
+            return body | {"prompt_token_ids": self._prompt(history)}
+        return body | {"prompt": ask.prompt if ask.prompt_token_ids is None else ask.prompt_token_ids}
+
+    def _prompt(self, history: list[dict[str, str]]) -> list[int]:
+        ask = self.ask
+        if ask.path == "/v1/chat/completions":
+            return self._tokens.of_chat([ChatMessage(one["role"], one["content"]) for one in history], 0)  # pyright: ignore[reportArgumentType]
+        return self._tokens.of_text(ask.prompt) if ask.prompt_token_ids is None else ask.prompt_token_ids
+
+    # What it does beside reading.
+
+    def _start_asides(self) -> list[asyncio.Task[None]]:
+        ask = self.ask
+        times = [(at_s, self._drop) for at_s in ask.drop_at_s]
+        if ask.abort_at_s is not None:
+            times.append((ask.abort_at_s, self._abort))
+        if ask.leave_at_s is not None:
+            times.append((ask.leave_at_s, self._leave))
+        return [asyncio.create_task(self._aside(at_s, act)) for at_s, act in times]
+
+    async def _aside(self, at_s: float, act: Callable[[], Any]) -> None:
+        await asyncio.sleep(at_s)
+        await act()
+
+    async def _drop(self) -> None:
+        if self._response is not None:
+            self._web.ground.weather.fired["disconnect"] += 1
+            self._note(f"{self._label} loses its connection")
+            self._response.close()
+            self._response.lose()
+
+    async def _leave(self) -> None:
+        self._has_left = True
+        self._web.ground.weather.fired["leave"] += 1
+        self._note(f"{self._label} goes away")
+        if self._response is not None:
+            self._response.close()
+            self._response.lose()
+
+    async def _abort(self) -> None:
+        """Asked again until somebody answers; known or not."""
+        self._web.ground.weather.fired["abort"] += 1
+        self._note(f"{self._label} is aborted")
+        body = msgspec.json.encode({"ids": [self._label]})
+        for _ in range(MAX_TRIES):
+            try:
+                async with self._session.post(self._door() + "/v1/abort", data=body, headers=_JSON) as response:
+                    told = msgspec.json.decode(await response.read())
+                    self._was_aborted = self._was_aborted or bool(told.get("aborted"))
+                    return
+            except (aiohttp.ClientError, OSError, msgspec.MsgspecError):
+                await asyncio.sleep(RETRY_S)
+
+    def _door(self) -> str:
+        return self._chance.one_of(self._doors)
+
+    # One request, however often it has to be sent.
+
+    async def _answered(self, answer: Answer, body: dict[str, Any]) -> str:
+        for _ in range(MAX_TRIES):
+            try:
+                await asyncio.wait_for(self._try(answer, body), PATIENCE_S)
+                if not answer.was_given_up:
+                    answer.check_end()
+                    return "complete"
+                self._note(f"{self._label} was given up, and goes on by hand")
+                body = body | answer.resume
+                answer.continue_by_hand()
+            except CutOff as why:
+                self._books.num_errors += why.visible
+                if why.visible and self._expects_calm:
+                    raise Wrong(2, f"{self._label} is told: {why}") from None
+                self._note(f"{self._label} is cut off: {why}")
+                if self._has_left:
+                    return "left"
+                if answer.was_given_up:
+                    body = body | answer.own_resume()
+                    answer.continue_by_hand()
+                await asyncio.sleep(why.pause_s)
+            except TimeoutError:
+                if not self._may_crash():
+                    raise Wrong(6, f"{self._label} hears nothing for {PATIENCE_S:g} s") from None
+                self._note(f"{self._label} hears nothing")
+            except Refused as why:
+                return self._last_word(why)
+        raise Wrong(6, f"{self._label} was not answered in {MAX_TRIES} attempts")
+
+    def _last_word(self, refused: Refused) -> str:
+        """Whether it may end so."""
+        ask, code = self.ask, refused.code
+        is_legal = (
+            (code == "deadline_exceeded" and ask.deadline_ms is not None)
+            or (code == "aborted" and ask.abort_at_s is not None)
+            or (code == "stream_unknown" and ask.abort_at_s is not None)
+            or (code == "crashed_worker" and (POISON in ask.prompt or self._may_crash()))
+            or (code == "invalid_logits" and DOOM in ask.prompt)
+            or (code == "context_length_exceeded" and ask.turns > 1)
+        )
+        if code in _FAULTS:
+            self._web.ground.weather.fired[_FAULTS[code]] += 1
+        if not is_legal:
+            raise Wrong(2, f"{self._label} is told {refused.status} {code}")
+        return code
+
+    async def _try(self, answer: Answer, body: dict[str, Any]) -> None:
+        try:
+            response = self._response = await self._sent(answer, body)
+            try:
+                if response.status != 200:
+                    await self._refusal(answer, response)
+                elif self.ask.streams:
+                    await self._read_stream(answer, response)
+                else:
+                    answer.take_whole(await response.read())
+            finally:
+                self._response = None
+                if not response.at_eof():
+                    response.close()
+        except (aiohttp.ClientError, OSError) as fault:
+            raise CutOff(type(fault).__name__, visible=False) from None
+
+    async def _sent(self, answer: Answer, body: dict[str, Any]) -> Response:
+        headers = _JSON | {"X-Request-Id": self._label}
+        url = self._door() + self.ask.path
+        if not answer.cursor:
+            answer.begin_again()
+        elif self._chance.happens(0.5):
+            return await self._session.get(url, headers={"Last-Event-ID": answer.cursor})
+        else:
+            headers["Last-Event-ID"] = answer.cursor
+        return await self._session.post(url, data=msgspec.json.encode(body), headers=headers)
+
+    async def _refusal(self, answer: Answer, response: Response) -> None:
+        told = msgspec.json.decode(await response.read())["error"]
+        self._judge(response.status, told["code"], float(response.headers.get("retry-after", RETRY_S)), answer)
+
+    def _judge(self, status: int, code: str, pause_s: float, answer: Answer) -> None:
+        if code not in FINAL and (status in RETRYABLE or code in ("label_in_use", "stale_attempt", "conflict")):
+            raise CutOff(f"{status} {code}", min(pause_s, 2.0), visible=code not in ("label_in_use", "conflict"))
+        if code == "stream_unknown" and answer.cursor and self.ask.abort_at_s is None:
+            raise CutOff(f"{status} {code}", visible=False)
+        raise Refused(status, code)
+
+    async def _read_stream(self, answer: Answer, response: Response) -> None:
+        is_done, error = False, None
+        async for event_id, data in _events(response):
+            if is_done:
+                raise Wrong(1, "something follows [DONE]")
+            self.progress_s = self._web.ground.loop.now_s
+            if data == b"[DONE]":
+                is_done = True
+                continue
+            if error is not None:
+                raise Wrong(1, "something follows an error")
+            told = msgspec.json.decode(data)
+            if "error" in told and "choices" not in told:
+                error = told["error"]
+                continue
+            answer.take_event(event_id, told)
+            if self.ask.reads_slowly:
+                await asyncio.sleep(0.3)
+        if not is_done:
+            raise Wrong(1, "the answer is complete, and its stream ends without [DONE]")
+        if error is not None:
+            self._judge(error.get("status") or _status(error), error["code"], RETRY_S, answer)
+        if not answer.is_finished and not answer.was_given_up:
+            raise Wrong(1, "[DONE] before every choice has ended")
+
+
+def _status(error: dict[str, Any]) -> int:
+    """Of an error inside a stream, which has none of its own."""
+    return 503 if error.get("retryable") or error["type"] in ("overloaded_error", "server_error") else 400
+
+
+async def _events(response: Response) -> AsyncIterator[tuple[str | None, bytes]]:
+    """Server-sent events; half an event at the end of a lost connection is none."""
+    rest = b""
+    async for chunk in response.iter_any():
+        *whole, rest = (rest + chunk).split(b"\n\n")
+        for raw in whole:
+            event_id, data = None, None
+            for line in raw.split(b"\n"):
+                name, _, value = line.partition(b": ")
+                if name == b"id":
+                    event_id = value.decode()
+                elif name == b"data":
+                    data = value
+                elif name and name != b"event":
+                    raise Wrong(2, f"a line {line!r} in an event")
+            if data is not None:
+                yield event_id, data
+
+
+_FAULTS = {"deadline_exceeded": "deadline", "invalid_logits": "doom"}
+_JSON = {"content-type": "application/json"}

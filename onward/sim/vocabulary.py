@@ -1,0 +1,133 @@
+"""A small byte-level tokenizer for simulations, made to be awkward: many tokens are half a character, or two and a half.
+
+The first ids are those that the hash model speaks. Behind them are all single bytes, so that any prompt can be written.
+"""
+
+import functools
+import json
+
+from onward.proto.model import ModelConfig, ModelText, PreparedModel
+
+END = "<|end|>"
+POISON = "<|poison|>"
+"""In a prompt: no worker survives it."""
+DOOM = "<|doom|>"
+"""In a prompt: its request fails."""
+SPECIAL = (END, "<|user|>", "<|assistant|>")
+END_ID = 0
+
+_WHOLE = (
+    "a",
+    "b",
+    "c",
+    "d",
+    "e",
+    "f",
+    " ",
+    "ab",
+    "bc",
+    " the",
+    " sea",
+    "ing",
+    "\n",
+    '"',
+    "\\",
+    "é",
+    "日",
+    "🌊",
+    "e\u0301",
+)
+_CUT = ("é", "ß", "日", "本", "€", "🌊", "🐙", "👩‍🚀")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def _spoken() -> list[bytes]:
+    """Of what the model says, beside its end."""
+    pieces = [word.encode() for word in _WHOLE]
+    for character in _CUT:
+        data = character.encode()
+        middle = len(data) // 2
+        pieces += [data[:middle], data[middle:], b"x" + data[:1], data[1:] + b"y"]
+    return list(dict.fromkeys(pieces))
+
+
+_SPOKEN = _spoken()
+NUM_SPOKEN = len(SPECIAL) + len(_SPOKEN)
+POISON_ID, DOOM_ID = NUM_SPOKEN, NUM_SPOKEN + 1
+
+
+@functools.cache
+def pieces() -> list[bytes]:
+    """The bytes that each id stands for; none for special ones."""
+    spoken = [b""] * len(SPECIAL) + _SPOKEN + [b"", b""]
+    return spoken + [bytes([byte]) for byte in range(256) if bytes([byte]) not in spoken]
+
+
+@functools.cache
+def text() -> ModelText:
+    letters = _byte_letters()
+    written = [*SPECIAL, *("".join(letters[byte] for byte in piece) for piece in _SPOKEN), POISON, DOOM]
+    written += [letters[piece[0]] for piece in pieces()[len(written) :]]
+    vocabulary = {token: token_id for token_id, token in enumerate(written)}
+    special = [
+        {
+            "id": vocabulary[token],
+            "content": token,
+            "special": True,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+        }
+        for token in (*SPECIAL, POISON, DOOM)
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    spec = {
+        "version": "1.0",
+        "added_tokens": special,
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }
+    return ModelText(json.dumps(spec), CHAT_TEMPLATE, None, END)
+
+
+def model() -> PreparedModel:
+    config = ModelConfig(
+        architecture="llama",
+        vocab_size=len(pieces()),
+        hidden_size=1,
+        intermediate_size=1,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=1,
+        max_position_embeddings=1 << 16,
+        rms_norm_eps=1e-5,
+        rope_theta=1e4,
+    )
+    return PreparedModel(
+        name="hash",
+        folder="",
+        config=config,
+        dtype="float32",
+        quantization="int8",
+        fingerprint="hash",
+        weights=[],
+        tokenizer=None,
+        chat_template=CHAT_TEMPLATE,
+        bos_token=None,
+        eos_token=END,
+        eos_token_ids=[END_ID],
+    )
+
+
+def _byte_letters() -> dict[int, str]:
+    """How byte-level vocabularies write bytes: those that can be seen as themselves, all others from U+0100 on."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = {byte: chr(byte) for byte in seen}
+    others = [byte for byte in range(256) if byte not in letters]
+    return letters | {byte: chr(0x100 + index) for index, byte in enumerate(others)}

@@ -1,0 +1,91 @@
+"""A one-way wire between two processes: messages arrive later, in order, or not at all, as kind and weather have it.
+
+Everything is encoded and decoded as on the real wire, so that nothing is shared by accident and nothing gets lost unseen.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from onward.sim.chance import Chance
+from onward.sim.loop import VirtualLoop
+from onward.sim.process import Process
+from onward.sim.trace import Trace
+from onward.sim.weather import Weather
+
+SLOW_S = 1.5
+"""What a message on a slow wire takes, about."""
+Watcher = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What all wires of a run share."""
+
+    loop: VirtualLoop
+    chance: Chance
+    weather: Weather
+    trace: Trace
+    delay_s: float
+    watchers: list[Watcher]
+    """Told of each message that is sent: the wire's name, and the message's kind."""
+
+
+class Wire:
+    def __init__(
+        self,
+        ground: Ground,
+        name: str,
+        sender: Process,
+        receiver: Process,
+        deliver: Callable[[Any], None],
+        message_type: Any,
+        *,
+        may_lose: bool = True,
+        may_reorder: bool = False,
+    ) -> None:
+        self.name = name
+        self._ground = ground
+        self._sender, self._receiver, self._deliver = sender, receiver, deliver
+        self._may_lose, self._may_reorder = may_lose, may_reorder
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(message_type)
+        self._chance = ground.chance.of(name)
+        self._last_s = 0.0
+        self._context = receiver.context()
+
+    def send(self, message: Any) -> None:
+        if self._sender.is_dead:
+            return
+        ground, weather = self._ground, self._ground.weather
+        kind = type(message).__name__
+        if weather.is_calm:
+            ground.trace.message(self.name, kind)
+            self._post(message, self._chance.about(ground.delay_s))
+        elif self._may_lose and (
+            weather.strikes("partition", self.name) or weather.strikes("lose", f"{self.name} {kind}")
+        ):
+            ground.trace.message(self.name, kind, "lost")
+        else:
+            ground.trace.message(self.name, kind)
+            slow = not self._may_lose and weather.strikes("partition", self.name)
+            delay_s = SLOW_S if slow or weather.strikes("delay", self.name) else ground.delay_s
+            self._post(message, self._chance.about(delay_s))
+            if self._may_lose and weather.strikes("repeat", self.name):
+                self._post(message, self._chance.about(10 * ground.delay_s))
+        for watcher in ground.watchers:
+            watcher(self.name, kind)
+
+    def _post(self, message: Any, delay_s: float) -> None:
+        loop = self._ground.loop
+        at_s = loop.now_s + delay_s
+        if not (self._may_reorder and self._ground.weather.strikes("reorder", self.name)):
+            at_s = self._last_s = max(at_s, self._last_s)
+        encoded = self._encoder.encode(message)
+        loop.call_at_real(at_s, self._context, self._arrive, encoded)
+
+    def _arrive(self, encoded: bytes) -> None:
+        if not self._receiver.is_dead:
+            self._deliver(self._decoder.decode(encoded))

@@ -1,0 +1,258 @@
+"""One run: builds what a scenario describes, lets it happen, and watches the invariants all the while."""
+
+import asyncio
+from collections.abc import Callable
+from contextvars import Context
+from functools import cache
+from typing import Any
+
+from onward.api.prompts import Prompts
+from onward.config import RouterConfig
+from onward.sim import faults, vocabulary
+from onward.sim.answers import Wrong
+from onward.sim.chance import Chance
+from onward.sim.data_plane import CanaryDied, PlaneNetwork
+from onward.sim.engine_wires import Addresses
+from onward.sim.fault_log import errors_to
+from onward.sim.http import Web
+from onward.sim.instance import Instance, Place
+from onward.sim.invariants import Watch
+from onward.sim.loop import START_S, Livelock, VirtualLoop
+from onward.sim.process import Process, adopt_tasks
+from onward.sim.router_node import RouterNode
+from onward.sim.scenario import Ask, Outcome, Scenario, Violation
+from onward.sim.trace import Trace
+from onward.sim.visitor import Books, Visitor
+from onward.sim.weather import Weather
+from onward.sim.wire import Ground
+from onward.text.prompt_tokens import PromptTokens
+
+PATIENCE_S = 90.0
+"""After the last fault and the last request, all must be answered within this."""
+SETTLING_S = 100.0
+"""And everything given back within this."""
+
+
+def run(scenario: Scenario, *, keeps_lines: bool = False, keeps_messages: bool = False) -> Outcome:
+    return World(scenario, keeps_lines, keeps_messages).run()
+
+
+@cache
+def _prompts() -> Prompts:
+    return Prompts(vocabulary.text())
+
+
+@cache
+def _prompt_tokens() -> PromptTokens:
+    return PromptTokens(vocabulary.text())
+
+
+class World:
+    def __init__(self, scenario: Scenario, keeps_lines: bool, keeps_messages: bool) -> None:
+        self.scenario = scenario
+        self.loop = VirtualLoop()
+        self.loop.set_exception_handler(self._on_fault)
+        adopt_tasks(self.loop)
+        chance = Chance(scenario.seed, "run")
+        self.trace = Trace(self.loop, keeps_lines, keeps_messages)
+        self.weather = Weather(chance.of("weather"))
+        self._pending = [fault for fault in scenario.faults if fault.moment is not None]
+        ground = Ground(
+            self.loop,
+            chance,
+            self.weather,
+            self.trace,
+            scenario.delay_s,
+            [self._watch_messages] if self._pending else [],
+        )
+        self.web = Web(ground)
+        self.books = Books()
+        self.violation: Violation | None = None
+        self.watch = Watch(self)
+        self.routers: dict[str, RouterNode] = {}
+        self.instances: dict[str, Instance] = {}
+        self.visitors: list[Visitor] = []
+        self._num_seen: dict[int, int] = {}
+        self._num_unanswered = 0
+        self._context = Context()
+        """Of what no process does."""
+
+    # The run.
+
+    def run(self) -> Outcome:
+        with errors_to(self._on_logged):
+            asyncio._set_running_loop(self.loop)
+            try:
+                self._build()
+            finally:
+                asyncio._set_running_loop(None)
+            try:
+                self._let_happen()
+            finally:
+                self._tear_down()
+        return self._outcome()
+
+    def _build(self) -> None:
+        scenario = self.scenario
+        for index in range(scenario.num_routers):
+            name = f"r{index}"
+            self.routers[name] = RouterNode(self.web, name, self._router_config(), 0.5)
+        place = Place(
+            web=self.web,
+            addresses=Addresses(),
+            planes=PlaneNetwork(),
+            model=vocabulary.model(),
+            prompts=_prompts(),
+            routers=tuple(router.url for router in self.routers.values()),
+            prefill_peers=()
+            if self.routers
+            else tuple(f"tcp://{one.name}" for one in scenario.machines if one.role == "prefill"),
+            after_turn=self.watch.after_turn,
+            watch_write=self.watch.on_write,
+            watch_plan=self.watch.on_plan,
+        )
+        for machine in scenario.machines:
+            self.instances[machine.name] = Instance(place, machine)
+        doors = [router.url for router in self.routers.values()] or [
+            instance.url for instance in self.instances.values() if instance.machine.role != "prefill"
+        ]
+        for ask in scenario.asks:
+            self._invite(ask, doors)
+        for fault in scenario.faults:
+            if fault.moment is None:
+                self.after(fault.at_s, lambda fault=fault: faults.start(self, fault))
+
+    def _router_config(self) -> RouterConfig:
+        scenario = self.scenario
+        return RouterConfig(
+            policy=scenario.policy,  # pyright: ignore[reportArgumentType]
+            preempt_retry_count=scenario.preempt_retry_count,
+            preempt_retry_exclude_decode=scenario.preempt_retry_exclude_decode,
+            retry_budget=scenario.retry_budget,
+            stall_timeout_s=6.0,
+            restart_grace_s=3.0,
+        )
+
+    def _invite(self, ask: Ask, doors: list[str]) -> None:
+        process = Process(self.loop, f"client-{ask.name}")
+        visitor = Visitor(
+            self.web,
+            process,
+            ask,
+            doors,
+            _prompt_tokens(),
+            self.books,
+            self.trace.note,
+            self.watch.may_crash,
+            expects_calm=self.scenario.expects_calm,
+        )
+        self.visitors.append(visitor)
+        self._num_unanswered += 1
+        process.start(self._guarded(visitor))
+
+    async def _guarded(self, visitor: Visitor) -> None:
+        try:
+            await visitor.run()
+            self._num_unanswered -= 1
+        except Wrong as wrong:
+            self.fail(wrong.invariant, f"{visitor.ask.name}: {wrong.what}")
+
+    def _let_happen(self) -> None:
+        scenario = self.scenario
+        last_s = max(
+            [fault.at_s + fault.duration_s for fault in scenario.faults] + [ask.at_s for ask in scenario.asks] + [0.0]
+        )
+        try:
+            self.loop.run_until(START_S + last_s + PATIENCE_S, lambda: self._is_failed or self._all_answered)
+            if not self._is_failed and not self._all_answered:
+                late = [visitor.ask.name for visitor in self.visitors if not visitor.is_over]
+                self.fail(6, f"not answered {PATIENCE_S:g} s after the last fault: {', '.join(late)}")
+            # Nothing is going on any more; what was promised to be given back in time is given back.
+            self.loop.run_until(self.loop.now_s + SETTLING_S, lambda: self._is_failed or self.watch.is_settled())
+            if not self._is_failed:
+                self.watch.audit()
+        except CanaryDied as death:
+            self.fail(5, str(death))
+        except Livelock as fault:
+            self.fail(6, str(fault))
+        self._ended_s = self.trace.at_s
+        self.trace.close()
+
+    @property
+    def _is_failed(self) -> bool:
+        return self.violation is not None
+
+    @property
+    def _all_answered(self) -> bool:
+        return not self._num_unanswered and self.weather.is_calm
+
+    def _tear_down(self) -> None:
+        self.loop.num_events = 0
+        for process in [*self._processes(), *(visitor.process for visitor in self.visitors)]:
+            process.kill()
+        self.loop.run_until(self.loop.now_s + 5.0, lambda: False)
+        self.loop.close()
+
+    def _processes(self) -> list[Process]:
+        running = [process for instance in self.instances.values() for process in instance.processes("instance")]
+        return [*running, *(router.process for router in self.routers.values())]
+
+    # What others call.
+
+    def after(self, seconds: float, act: Callable[[], Any]) -> None:
+        """In the world's own time."""
+        self.loop.call_at_real(self.loop.now_s + seconds, self._context, act)
+
+    def fail(self, invariant: int, what: str) -> None:
+        if self.violation is None:
+            self.violation = Violation(invariant, what, round(self.trace.at_s, 4))
+            self.trace.note(f"VIOLATION of {invariant}: {what}")
+
+    def _on_fault(self, _: Any, context: dict[str, Any]) -> None:
+        """Nothing that runs here may raise."""
+        fault = context.get("exception")
+        if isinstance(fault, CanaryDied):
+            self.fail(5, str(fault))
+        elif isinstance(fault, Wrong):
+            self.fail(fault.invariant, fault.what)
+        elif self.violation is None:
+            where = _where(fault) if fault is not None else ""
+            self.fail(0, f"{context['message']}: {type(fault).__name__}: {fault} {where}")
+
+    def _on_logged(self, message: str, fault: BaseException | None) -> None:
+        """A fault of ours that was caught and logged, so that a server lives on, is still a fault."""
+        if fault is not None:
+            self._on_fault(None, {"message": message, "exception": fault})
+
+    def _watch_messages(self, wire: str, kind: str) -> None:
+        for index, fault in enumerate(self._pending):
+            moment = fault.moment
+            assert moment is not None
+            if moment.message == kind and moment.wire in wire:
+                seen = self._num_seen[index] = self._num_seen.get(index, 0) + 1
+                if seen == moment.nth:
+                    self.after(fault.at_s, lambda fault=fault: faults.start(self, fault))
+
+    def _outcome(self) -> Outcome:
+        fired: dict[str, int] = dict(sorted(self.weather.fired.items()))
+        return Outcome(
+            scenario=self.scenario,
+            violation=self.violation,
+            trace=self.trace.lines,
+            digest=self.trace.digest(),
+            virtual_s=round(self._ended_s, 3),
+            num_requests=self.books.num_requests,
+            num_tokens=self.books.num_tokens,
+            fired=fired,
+            ends=dict(sorted((self.books.ends or {}).items())),
+            num_errors=self.books.num_errors,
+            num_resumes=self.watch.num_resumes(),
+        )
+
+
+def _where(fault: BaseException) -> str:
+    """The innermost line, for a reader who has only the trace."""
+    at = fault.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return f"({at.tb_frame.f_code.co_filename.rpartition('/')[2]}:{at.tb_lineno})" if at is not None else ""

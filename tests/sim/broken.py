@@ -1,0 +1,56 @@
+"""A deliberate bug for tests of what happens when a simulation finds one: needs one kind of fault, and one request."""
+
+import pytest
+
+from onward.engine.block_pool import BlockPool
+from onward.engine.request import Request
+from onward.engine.scheduler import Scheduler
+from onward.sim.scenario import Ask, Fault, Machine, Scenario
+
+MARKED = 7
+"""The priority of requests that it hits."""
+
+
+def break_restarts(monkeypatch: pytest.MonkeyPatch, priority: int = MARKED) -> None:
+    """When a worker dies, the last token of its requests of this priority becomes another one."""
+    original = Scheduler.renew
+
+    def renew(self: Scheduler, pool: BlockPool) -> list[Request]:
+        for request in self.running:
+            if request.priority == priority and request.num_generated:
+                request.token_ids[-1] ^= 1
+        return original(self, pool)
+
+    monkeypatch.setattr(Scheduler, "renew", renew)
+
+
+def crowded() -> Scenario:
+    """Eight faults and ten requests; one of each matters."""
+    asks = [
+        Ask(
+            f"q{index}",
+            2.0 + index / 10,
+            prompt=f"the sea {index} café",
+            max_tokens=30,
+            ignore_eos=True,
+            n=1 + index % 2,
+            temperature=1.0,
+            seed=index,
+            stop=["🌊🌊🌊"],
+            wants_usage=True,
+            priority=MARKED if index == 6 else 0,
+        )
+        for index in range(10)
+    ]
+    faults = [
+        Fault("lose", "api", 2.5, duration_s=0.5, rate=0.1),
+        Fault("delay", "engine", 2.2, duration_s=0.2, rate=0.1),
+        Fault("repeat", "api", 3.0, duration_s=0.5, rate=0.3),
+        Fault("cut", "http", 3.6, duration_s=0.5, rate=0.1),
+        Fault("kill-worker", "m0", 3.43, duration_s=0.5),
+        Fault("refuse", "http", 4.0, duration_s=0.5, rate=0.3),
+        Fault("lose", "api", 4.5, duration_s=0.5, rate=0.1),
+        Fault("stop-api", "m0", 5.0, duration_s=0.3),
+    ]
+    machine = Machine("m0", num_blocks=200, max_num_seqs=16, num_apis=2, clock_rate=1.05)
+    return Scenario(1, "engine", [machine], asks, faults, delay_s=0.001)

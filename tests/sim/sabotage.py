@@ -1,0 +1,87 @@
+"""Deliberate bugs, each with the number of seeds within which the simulator must notice it: the proof that it can fail.
+
+Those of `tests/sabotage.py` that show in a run are here too, by their names. `make sim-sabotage` searches for all of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import msgspec
+
+from onward.sim.catalogue import SCENARIOS
+from onward.sim.catalogue_entry import shortfall
+from onward.sim.generate import Choice, scenario_of
+from onward.sim.needless import HARMLESS
+from onward.sim.scenario import Outcome, Scenario, Shape
+from onward.sim.world import run
+from tests.sabotage import TABLE as TESTED
+from tests.sabotage_kinds import Patches, Sabotage
+
+CALM = HARMLESS
+"""Runs in which nothing suffers but single requests: there, whatever had to be repaired is a finding."""
+_TESTED = {sabotage.name: sabotage for sabotage in TESTED}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    name: str
+    breaks: str
+    apply: Callable[[Patches], None]
+    shape: Shape
+    max_seeds: int
+    only: frozenset[str] | None = None
+    """Kinds of faults that the runs are narrowed to."""
+    scenario: str = ""
+    """Of the catalogue, where the situation is too rare to wait for."""
+
+    def scenario_of(self, seed: int) -> Scenario:
+        if self.scenario:
+            written = SCENARIOS[self.scenario].scenario
+            assert written is not None, "a scenario that can be run"
+            return msgspec.structs.replace(written, seed=seed)
+        return scenario_of(seed, self.shape, Choice(kinds=self.only))
+
+    def problem(self, outcome: Outcome) -> str | None:
+        """What a run shows to be wrong."""
+        if outcome.violation is not None:
+            return f"{outcome.violation.invariant}: {outcome.violation.what}"
+        missed = shortfall(SCENARIOS[self.scenario], outcome) if self.scenario else None
+        return None if missed is None else f"scenario: {missed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    seed: int
+    problem: str
+    seconds: float
+
+
+def search(row: Row) -> Found | None:
+    """The first seed whose run goes wrong with the bug and goes well without it."""
+    began_s = perf_counter()
+    sabotage = Sabotage(row.name, row.breaks, row.apply, [])
+    for seed in range(row.max_seeds):
+        scenario = row.scenario_of(seed)
+        with sabotage.broken():
+            problem = row.problem(_run(row, scenario))
+        if problem is not None and row.problem(_run(row, scenario)) is None:
+            return Found(seed, problem, perf_counter() - began_s)
+    return None
+
+
+def _run(row: Row, scenario: Scenario) -> Outcome:
+    has_to_be_read = bool(row.scenario)
+    return run(scenario, keeps_lines=has_to_be_read, keeps_messages=has_to_be_read)
+
+
+def _tested(name: str, shape: Shape, max_seeds: int, only: frozenset[str] | None = None, scenario: str = "") -> Row:
+    known = _TESTED[name]
+    return Row(name, known.breaks, known.apply, shape, max_seeds, only, scenario)
+
+
+def _of(scenario: str, name: str, max_seeds: int = 1) -> Row:
+    """A tested one, in a scenario of the catalogue."""
+    written = SCENARIOS[scenario].scenario
+    assert written is not None, "a scenario that can be run"
+    return _tested(name, written.shape, max_seeds, scenario=scenario)

@@ -1,0 +1,246 @@
+"""Deliberate bugs for the simulator, beside those of `tests/sabotage.py`: rules that no single test can show broken."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from onward.api.ledger import EPOCHS_PER_ATTEMPT, Actions, Ledger, Promise
+from onward.engine import policy, seating
+from onward.engine.block_pool import BlockPool
+from onward.engine.core import EngineCore
+from onward.engine.outbox import Outbox
+from onward.engine.remote_prefill import Errand, RemotePrefill
+from onward.engine.request import Request
+from onward.engine.scheduler import Scheduler
+from onward.pd.decode_side import DecodeSide, State
+from onward.proto import block_hash
+from onward.proto.handoff import Offer
+from onward.proto.request import Abort, Submit, TokenDelta
+from onward.proto.router import Attempt
+from onward.proto.step import StepPlan
+from onward.router.retrying import Retrying
+from onward.router.route import Route
+from onward.router.stream import Failed, Stream
+from onward.sim.vocabulary import END_ID
+from onward.text.detokenizer import Detokenizer
+from onward.text.stop_strings import StopMatcher
+from tests.sabotage_kinds import Patches
+
+
+def a_new_pool_keeps_its_hashes(patch: Patches) -> None:
+    def renew(original: Callable, self: Scheduler, pool: BlockPool) -> list[Request]:
+        old = self.pool
+        charged = original(self, pool)
+        for block, name in enumerate(old._name):
+            if name is not None and block in pool._free:
+                pool._free.remove(block)
+                pool._cached[block], pool._name[block], pool._by_name[name] = None, name, block
+        return charged
+
+    patch.around(Scheduler, "renew", renew)
+
+
+def an_abort_without_its_epoch(patch: Patches) -> None:
+    def aborts(original: Callable, self: Ledger, epochs: dict[str, int]) -> list[Abort]:
+        return [msgspec.structs.replace(abort, epoch=None) for abort in original(self, epochs)]
+
+    patch.around(Ledger, "_aborts", aborts)
+
+
+def _change_submissions(patch: Patches, change: Callable[[Submit], Submit]) -> None:
+    def attempt(original: Callable, self: Ledger, promise: Promise, now_s: float) -> list[Submit]:
+        return [change(submit) for submit in original(self, promise, now_s)]
+
+    patch.around(Ledger, "_attempt", attempt)
+
+
+def ends_are_filtered_in_the_history(patch: Patches) -> None:
+    def change(submit: Submit) -> Submit:
+        kept = [token for token in submit.generated_token_ids if token != END_ID]
+        return msgspec.structs.replace(submit, generated_token_ids=kept)
+
+    _change_submissions(patch, change)
+
+
+def the_last_token_is_not_resubmitted(patch: Patches) -> None:
+    def change(submit: Submit) -> Submit:
+        return msgspec.structs.replace(submit, generated_token_ids=submit.generated_token_ids[:-1])
+
+    _change_submissions(patch, change)
+
+
+def a_resubmission_under_the_same_epoch(patch: Patches) -> None:
+    def attempt(original: Callable, self: Ledger, promise: Promise, now_s: float) -> list[Submit]:
+        if promise.epoch % EPOCHS_PER_ATTEMPT:
+            promise.epoch -= 1
+        return original(self, promise, now_s)
+
+    patch.around(Ledger, "_attempt", attempt)
+
+
+def duplicates_are_delivered(patch: Patches) -> None:
+    def take(original: Callable, self: Ledger, delta: TokenDelta, now_s: float, actions: Actions) -> None:
+        promise = self._promises.get(delta.request_id)
+        if promise is not None and promise.epoch == delta.epoch and delta.position < len(promise.tokens):
+            self._advance(promise, 0, delta, actions)
+        else:
+            original(self, delta, now_s, actions)
+
+    patch.around(Ledger, "_take", take)
+
+
+def gaps_are_delivered(patch: Patches) -> None:
+    def take(original: Callable, self: Ledger, delta: TokenDelta, now_s: float, actions: Actions) -> None:
+        promise = self._promises.get(delta.request_id)
+        if promise is not None and promise.epoch == delta.epoch and delta.position > len(promise.tokens):
+            self._advance(promise, 0, delta, actions)
+        else:
+            original(self, delta, now_s, actions)
+
+    patch.around(Ledger, "_take", take)
+
+
+def nobody_compares_what_is_held(patch: Patches) -> None:
+    patch.around(EngineCore, "_tell_holding", lambda original, self: None)
+
+
+def everything_is_said_twice(patch: Patches) -> None:
+    def drain(original: Callable, self: Outbox, step: int) -> list:
+        return [message for message in original(self, step) for _ in range(2)]
+
+    patch.around(Outbox, "drain", drain)
+
+
+def crashes_are_not_charged(patch: Patches) -> None:
+    patch.around(EngineCore, "_charge", lambda original, self, request, now_s: None)
+
+
+def a_suspect_is_let_go(patch: Patches) -> None:
+    """A request that always crashes its worker is started again for ever."""
+    patch.put(policy, "CHARGES_TO_FAIL", 1_000_000)
+
+
+def names_outlive_their_blocks(patch: Patches) -> None:
+    def forget(original: Callable, self: BlockPool, block: int) -> None:
+        name = self._name[block]
+        original(self, block)
+        assert name is not None
+        self._by_name[name] = block
+
+    patch.around(BlockPool, "_forget_name", forget)
+
+
+def a_name_without_what_came_before(patch: Patches) -> None:
+    patch.around(block_hash, "extend", lambda original, parent, token_ids: original(b"", token_ids))
+
+
+def admitted_without_room(patch: Patches) -> None:
+    patch.around(policy, "may_admit", lambda original, needed, available, running: needed <= available + 2)
+
+
+def blocks_are_not_given_back(patch: Patches) -> None:
+    def vacate(original: Callable, self: seating.Seating, request: Request, fence_step: int | None) -> None:
+        request.block_ids = request.block_ids[:-1]
+        original(self, request, fence_step)
+
+    patch.around(seating.Seating, "vacate", vacate)
+
+
+def what_is_sent_is_not_held(patch: Patches) -> None:
+    patch.around(BlockPool, "start_sending", lambda original, self, blocks: None)
+    patch.around(BlockPool, "end_sending", lambda original, self, blocks, fence_step: None)
+
+
+def a_late_offer_is_granted(patch: Patches) -> None:
+    """One that comes when its hand-over is over is taken for a new one."""
+    ended: dict[tuple[int, int], Any] = {}
+
+    def forget(original: Callable, self: DecodeSide, number: int, *rest: object, **named: object) -> object:
+        ended[id(self), number] = self._live[number]
+        return original(self, number, *rest, **named)
+
+    def receive_offer(original: Callable, self: DecodeSide, peer: str, offer: Offer, now_s: float) -> None:
+        over = ended.pop((id(self), offer.handover), None)
+        if over is not None and offer.handover not in self._live:
+            over.state, over.grant, over.ready, over.counted = State.ASKED, None, None, None
+            self._live[offer.handover] = over
+        original(self, peer, offer, now_s)
+
+    def forget_errand(original: Callable, self: RemotePrefill, errand: Errand) -> None:
+        number = errand.handover
+        original(self, errand)
+        if number is not None:
+            self._by_handover[number] = errand
+
+    patch.around(DecodeSide, "_forget", forget)
+    patch.around(DecodeSide, "_receive_offer", receive_offer)
+    patch.around(RemotePrefill, "_forget", forget_errand)
+
+
+def a_lost_writer_is_forgotten(patch: Patches) -> None:
+    patch.around(DecodeSide, "writer_lost", lambda original, self, lease_id, message, now_s: None)
+    patch.around(DecodeSide, "_fail", lambda original, self, number, error: None)
+
+
+def held_back_bytes_are_dropped(patch: Patches) -> None:
+    patch.around(Detokenizer, "flush", lambda original, self: "")
+
+
+def held_back_text_is_dropped(patch: Patches) -> None:
+    patch.around(StopMatcher, "flush", lambda original, self: "")
+
+
+def nothing_is_held_back(patch: Patches) -> None:
+    def scan(original: Callable, self: StopMatcher, text: str, ignore_matches: bool) -> str:
+        released = original(self, text, ignore_matches)
+        held, self._held, self._state = self._held, "", 0
+        return released + held
+
+    patch.around(StopMatcher, "_scan", scan)
+
+
+def _change_attempts(patch: Patches, change: Callable[[Attempt], Attempt]) -> None:
+    def attempt(original: Callable, self: Stream, *rest: object) -> Attempt:
+        return change(original(self, *rest))
+
+    patch.around(Stream, "attempt", attempt)
+
+
+def each_attempt_draws_its_own_seed(patch: Patches) -> None:
+    _change_attempts(patch, lambda made: msgspec.structs.replace(made, seed=made.seed ^ (made.epoch - 1)))
+
+
+def each_attempt_has_its_own_time(patch: Patches) -> None:
+    _change_attempts(patch, lambda made: msgspec.structs.replace(made, created_s=made.created_s + made.epoch - 1))
+
+
+def retries_begin_without_the_last_token(patch: Patches) -> None:
+    def change(made: Attempt) -> Attempt:
+        cut = [msgspec.structs.replace(one, token_ids=one.token_ids[:-1]) for one in made.choices]
+        return msgspec.structs.replace(made, choices=cut)
+
+    _change_attempts(patch, change)
+
+
+def every_attempt_has_the_same_epoch(patch: Patches) -> None:
+    _change_attempts(patch, lambda made: msgspec.structs.replace(made, epoch=1))
+
+
+def every_loss_is_final(patch: Patches) -> None:
+    def judge(original: Callable, self: Retrying, route: Route, failed: Failed, *rest: object) -> None:
+        route.settle(failed.info)
+
+    patch.around(Retrying, "judge", judge)
+
+
+def silence_is_a_reply(patch: Patches) -> None:
+    """A slot that says nothing has answered its preempt: the request is queued again at once."""
+
+    def plan(original: Callable, self: EngineCore, now_s: float) -> StepPlan | None:
+        planned = original(self, now_s)
+        for request in list(self.scheduler.preempting):
+            self.scheduler.requeue_preempted(request)
+        return planned
+
+    patch.around(EngineCore, "plan", plan)

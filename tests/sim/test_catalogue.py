@@ -1,0 +1,38 @@
+"""Every failure of the catalogue is there; where it can be simulated, its run is clean, and what should go wrong does."""
+
+import pytest
+
+from onward.sim.catalogue import SCENARIOS, Entry
+from onward.sim.catalogue_entry import shortfall
+from onward.sim.faults import KINDS
+from onward.sim.world import run
+from tests.failures.test_named_tests_exist import is_there
+
+NUMBERS = [*range(1, 19), *range(20, 38), *range(40, 52)]
+RUNNABLE = [name for name, entry in SCENARIOS.items() if entry.scenario is not None]
+
+
+def test_every_failure_has_an_entry() -> None:
+    assert list(SCENARIOS) == [f"F{number:02d}" for number in NUMBERS]
+
+
+def test_nearly_all_can_be_simulated() -> None:
+    assert set(SCENARIOS) - set(RUNNABLE) == {"F18", "F31", "F35", "F42"}
+
+
+@pytest.mark.parametrize("entry", SCENARIOS.values(), ids=SCENARIOS)
+def test_the_test_that_an_entry_names_is_there(entry: Entry) -> None:
+    path, _, name = entry.covered_by.partition("::")
+    assert is_there(path, name)
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_its_run_is_clean_and_what_should_go_wrong_does(name: str) -> None:
+    entry = SCENARIOS[name]
+    assert entry.scenario is not None
+    assert entry.scenario.name == name
+    assert {fault.kind for fault in entry.scenario.faults} <= KINDS.keys()
+    outcome = run(entry.scenario, keeps_lines=True, keeps_messages=True)
+    assert outcome.violation is None
+    assert shortfall(entry, outcome) is None
+    assert sum(outcome.ends.values()) == len(entry.scenario.asks)

@@ -1,0 +1,64 @@
+"""What a batch keeps in a file."""
+
+from pathlib import Path
+
+import pytest
+
+from onward.errors import InvalidRequest
+from onward.sim import resume
+from onward.sim.batch import Tally
+from onward.sim.generate import Choice
+from onward.sim.resume import Done, State
+
+
+def done(start: int, stop: int, code: str = "a", shape: str = "pd") -> Done:
+    return Done(shape, start, stop, code, Tally(num_runs=stop - start, tokens={5: stop - start}))  # type: ignore[arg-type]
+
+
+def test_neighbours_become_one_range_with_the_sums_of_both() -> None:
+    state = State()
+    for one in (done(0, 5), done(10, 12), done(5, 10)):
+        state.add(one)
+    assert [(one.start, one.stop) for one in state.done] == [(0, 12)]
+    assert state.tallies()["pd"].num_runs == 12
+    assert state.tallies()["pd"].tokens == {5: 12}
+
+
+def test_ranges_of_other_code_and_other_shapes_stay_apart() -> None:
+    state = State()
+    for one in (done(0, 5), done(5, 7, code="b"), done(5, 6, shape="engine")):
+        state.add(one)
+    assert len(state.done) == 3
+    assert state.num_runs_by_code() == {"a": 6, "b": 2}
+    assert [one.start for one in state.of_other_code("a")] == [5]
+    assert state.ranges()["pd"] == [range(5), range(5, 7)]
+
+
+def test_a_state_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    choice = Choice(frozenset({"lose", "abort"}), {"lose": 2.0})
+    state = State(choice, [done(0, 5)], 3.5)
+    resume.save(tmp_path / "new" / "state", state)
+    assert resume.load(tmp_path / "new" / "state", choice) == state
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["state"]
+
+
+def test_no_file_is_an_empty_state(tmp_path: Path) -> None:
+    assert resume.load(tmp_path / "none", Choice()).done == []
+
+
+def test_a_state_of_other_faults_is_not_mixed_with_these(tmp_path: Path) -> None:
+    resume.save(tmp_path / "state", State(Choice(frozenset({"lose"}))))
+    with pytest.raises(InvalidRequest, match="other --only"):
+        resume.load(tmp_path / "state", Choice())
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"done": 3}', b'{"schema": 99}'])
+def test_a_damaged_or_foreign_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "state").write_bytes(content)
+    with pytest.raises(InvalidRequest, match="state"):
+        resume.load(tmp_path / "state", Choice())
+
+
+def test_the_code_is_known_by_its_contents() -> None:
+    assert resume.code_digest() == resume.code_digest()
+    assert len(resume.code_digest()) == 16
