@@ -1,6 +1,6 @@
-"""Deliberate bugs, each with the number of seeds within which the simulator must notice it: the proof that it can fail.
+"""A deliberate bug, and the search for a seed by which the simulator notices it: the proof that it can fail.
 
-Those of `tests/sabotage.py` that show in a run are here too, by their names. `make sim-sabotage` searches for all of them.
+The bugs are in `sabotage_table`; `make sim-sabotage` searches for all of them.
 """
 
 from collections.abc import Callable
@@ -12,15 +12,9 @@ import msgspec
 from onward.sim.catalogue import SCENARIOS
 from onward.sim.catalogue_entry import shortfall
 from onward.sim.generate import Choice, scenario_of
-from onward.sim.needless import HARMLESS
 from onward.sim.scenario import Outcome, Scenario, Shape
 from onward.sim.world import run
-from tests.sabotage import TABLE as TESTED
 from tests.sabotage_kinds import Patches, Sabotage
-
-CALM = HARMLESS
-"""Runs in which nothing suffers but single requests: there, whatever had to be repaired is a finding."""
-_TESTED = {sabotage.name: sabotage for sabotage in TESTED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +67,3 @@ def search(row: Row) -> Found | None:
 def _run(row: Row, scenario: Scenario) -> Outcome:
     has_to_be_read = bool(row.scenario)
     return run(scenario, keeps_lines=has_to_be_read, keeps_messages=has_to_be_read)
-
-
-def _tested(name: str, shape: Shape, max_seeds: int, only: frozenset[str] | None = None, scenario: str = "") -> Row:
-    known = _TESTED[name]
-    return Row(name, known.breaks, known.apply, shape, max_seeds, only, scenario)
-
-
-def _of(scenario: str, name: str, max_seeds: int = 1) -> Row:
-    """A tested one, in a scenario of the catalogue."""
-    written = SCENARIOS[scenario].scenario
-    assert written is not None, "a scenario that can be run"
-    return _tested(name, written.shape, max_seeds, scenario=scenario)

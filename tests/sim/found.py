@@ -1,0 +1,81 @@
+"""Faults of shipped code that the simulator found, each as it was: put back, its scenario must violate again."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from onward.api import jobs
+from onward.api.answer import Answer, Choice, Piece, Progress, Start
+from onward.api.cursors import Cursors
+from onward.api.generation import GenerationEndpoint
+from onward.api.jobs import STREAM_UNKNOWN
+from onward.api.ledger import RESCHEDULE, Delivery, Ledger, Promise
+from onward.proto.cursor import Cursor
+from onward.proto.request import Submit
+from onward.proto.router import GivenChoice
+from onward.router import generation
+from tests.sabotage_kinds import Patches
+
+
+def a_cursor_names_a_place_behind_its_client(patch: Patches) -> None:
+    def in_turn(original: Callable, self: Answer, pieces: list[Piece]) -> list[Piece]:
+        return pieces
+
+    patch.around(Answer, "_in_turn", in_turn)
+
+
+def the_usage_has_no_place_in_the_stream(patch: Patches) -> None:
+    def at_usage(original: Callable, self: Cursors) -> None:
+        return None
+
+    patch.around(Cursors, "at_usage", at_usage)
+
+
+def a_short_record_is_all_there_is(patch: Patches) -> None:
+    async def generate(original: Callable, self: GenerationEndpoint, *args: Any) -> None:
+        _, body, cursor, _ = args
+        record = self._streams.find(cursor.request_id) if cursor is not None else None
+        if record is not None and record.attempt.body == body and self._next_attempt(cursor) is None:
+            raise STREAM_UNKNOWN
+        await original(self, *args)
+
+    patch.around(GenerationEndpoint, "_generate", generate)
+
+
+def a_choice_that_was_given_up_runs_again(patch: Patches) -> None:
+    def start(original: Callable, given: GivenChoice, *rest: Any) -> Start:
+        if given.finish_reason == RESCHEDULE:
+            given = msgspec.structs.replace(given, finish_reason=None)
+        return original(given, *rest)
+
+    def made_again(original: Callable, attempt: Any, request: Any, cursor: Cursor) -> Any:
+        choices = [
+            msgspec.structs.replace(one, finish_reason=None) if one.finish_reason == RESCHEDULE else one
+            for one in cursor.choices
+        ]
+        return original(attempt, request, msgspec.structs.replace(cursor, choices=choices))
+
+    patch.around(jobs, "_start_stream", start)
+    patch.around(jobs, "_made_again", made_again)
+
+
+def the_end_of_a_choice_that_is_made_again_is_told(patch: Patches) -> None:
+    def take_skipped(original: Callable, self: Answer, choice: Choice, part: Delivery, progress: Progress) -> None:
+        before = len(progress.pieces)
+        original(self, choice, part, progress)
+        if len(progress.pieces) == before and choice.finish_reason is not None:
+            progress.pieces.append(Piece(choice.index, [], "", choice.finish_reason, skipped=True))
+
+    patch.around(Answer, "_take_skipped", take_skipped)
+    # Seldom needed before: a router now asks around for a record that reaches to the client's place.
+    patch.put(generation, "reaches", lambda stream, place: True)
+
+
+def the_first_word_to_an_engine_is_not_repeated(patch: Patches) -> None:
+    def attempt(original: Callable, self: Ledger, promise: Promise, now_s: float) -> list[Submit]:
+        sent = original(self, promise, now_s)
+        promise.retry_at_s = None
+        return sent
+
+    patch.around(Ledger, "_attempt", attempt)

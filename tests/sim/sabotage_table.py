@@ -1,0 +1,169 @@
+"""The table of deliberate bugs for the simulator: where each shows, and within how many seeds it must."""
+
+from onward.sim.catalogue import SCENARIOS
+from onward.sim.needless import HARMLESS
+from onward.sim.scenario import Shape
+from tests.sabotage import TABLE as TESTED
+from tests.sim import sabotage_bugs as bugs
+from tests.sim.sabotage import Row
+
+CALM = HARMLESS
+"""Runs in which nothing suffers but single requests: there, whatever had to be repaired is a finding."""
+_TESTED = {sabotage.name: sabotage for sabotage in TESTED}
+
+
+def _tested(name: str, shape: Shape, max_seeds: int, only: frozenset[str] | None = None) -> Row:
+    """One of `tests/sabotage.py`."""
+    known = _TESTED[name]
+    return Row(name, known.breaks, known.apply, shape, max_seeds, only)
+
+
+def _in(scenario: str, name: str) -> Row:
+    """One of `tests/sabotage.py`, in a scenario of the catalogue."""
+    known, written = _TESTED[name], SCENARIOS[scenario].scenario
+    assert written is not None, "a scenario that can be run"
+    return Row(name, known.breaks, known.apply, written.shape, 3, scenario=scenario)
+
+
+STEPS = [
+    _tested("skip-epoch-check", "engine", 10),
+    _tested("no-result-when-nothing-runs", "engine", 40, CALM),
+    _tested("token-zero-dropped", "engine", 10),
+    _tested("list-cut-at-preemption", "engine", 40),
+    _tested("no-block-fence", "engine", 10),
+    _tested("fence-survives-sharing", "cluster", 40),
+    _tested("cached-before-computed", "engine", 10),
+    _tested("abort-only-what-runs", "engine", 60, CALM),
+    _tested("no-slot-needed", "engine", 10),
+    _tested("wrong-victim", "engine", 10),
+    _tested("forget-before-publish", "engine", 10),
+    _tested("holding-before-deltas", "engine", 10),
+    _tested("stop-decided-twice", "pd", 20),
+    _tested("engine-and-worker-disagree", "engine", 20),
+    Row(
+        "silence-is-a-reply", "a slot that says nothing has answered its preempt", bugs.silence_is_a_reply, "engine", 20
+    ),
+    Row("admitted-without-room", "a request is let in before there is room", bugs.admitted_without_room, "engine", 20),
+    Row("block-leaks", "the last block of a request is not given back", bugs.blocks_are_not_given_back, "engine", 10),
+    Row("names-outlive-blocks", "an evicted block is still found", bugs.names_outlive_their_blocks, "engine", 10),
+    Row("name-without-parent", "a block's name is its own tokens", bugs.a_name_without_what_came_before, "engine", 10),
+    Row("pool-keeps-hashes", "a new worker's pool has the old hashes", bugs.a_new_pool_keeps_its_hashes, "engine", 10),
+    Row("poison-for-ever", "who crashes every worker is tried again", bugs.a_suspect_is_let_go, "engine", 20),
+    Row("crashes-not-charged", "a crash is nobody's", bugs.crashes_are_not_charged, "engine", 20),
+]
+
+LEDGER = [
+    Row("abort-without-epoch", "an abort ends the next attempt too", bugs.an_abort_without_its_epoch, "engine", 10),
+    Row("ends-filtered", "an end token is not in the history", bugs.ends_are_filtered_in_the_history, "engine", 10),
+    Row("last-token-forgotten", "a resubmission is short", bugs.the_last_token_is_not_resubmitted, "engine", 40),
+    Row(
+        "same-epoch-again",
+        "a resubmission has no higher epoch",
+        bugs.a_resubmission_under_the_same_epoch,
+        "engine",
+        10,
+        frozenset({"lose"}),
+    ),
+    Row("duplicates-delivered", "a repeated token is told again", bugs.duplicates_are_delivered, "engine", 20),
+    Row("gaps-delivered", "a lost token is skipped", bugs.gaps_are_delivered, "engine", 20),
+    Row(
+        "nobody-compares",
+        "what was lost is not missed",
+        bugs.nobody_compares_what_is_held,
+        "engine",
+        10,
+        frozenset({"lose"}),
+    ),
+    Row("said-twice", "each message to the api goes out twice", bugs.everything_is_said_twice, "engine", 10),
+]
+
+TEXT = [
+    Row("held-bytes-dropped", "half a character at the end is lost", bugs.held_back_bytes_are_dropped, "engine", 10),
+    Row("held-text-dropped", "text held for a stop string is lost", bugs.held_back_text_is_dropped, "cluster", 60),
+    Row("nothing-held-back", "the beginning of a stop string is shown", bugs.nothing_is_held_back, "cluster", 20),
+    _tested("tokens-decoded-singly", "engine", 10),
+]
+
+KV = [
+    _tested("leased-freed-at-once", "pd", 10),
+    _tested("decode-ends-silently", "pd", 10),
+    _tested("grant-each-offer", "pd", 20),
+    _tested("granted-is-running", "pd", 20),
+    _tested("leases-not-counted", "pd", 20),
+    _tested("wait-for-transfers", "pd", 30, CALM),
+    _tested("no-lease-at-the-end", "pd", 10),
+    _tested("peer-s-death-is-ours", "pd", 10),
+    _in("F21", "no-heartbeats"),
+    _in("F23", "failed-push-only-logged"),
+    _in("F24", "refusal-not-sent"),
+    Row("sending-not-held", "what a transfer reads is reused", bugs.what_is_sent_is_not_held, "pd", 30),
+    Row(
+        "late-offer-granted",
+        "an offer after the end takes blocks",
+        bugs.a_late_offer_is_granted,
+        "pd",
+        20,
+        frozenset({"delay", "reorder", "abort"}),
+    ),
+    Row(
+        "lost-writer-forgotten",
+        "blocks are waited for whose writer is dead",
+        bugs.a_lost_writer_is_forgotten,
+        "pd",
+        40,
+        frozenset({"break-kv", "kill-worker"}),
+    ),
+]
+
+ROUTER = [
+    _tested("tail-only", "cluster", 30),
+    _tested("retry-starts-over", "cluster", 10),
+    _tested("empty-200", "cluster", 10),
+    _tested("first-choice-only", "cluster", 20),
+    _tested("only-chat-retried", "cluster", 30),
+    _tested("only-whole-retried", "cluster", 30),
+    _tested("output-becomes-prompt", "cluster", 10),
+    _tested("limits-from-the-break", "cluster", 10),
+    _tested("stop-strings-forget", "cluster", 30),
+    _tested("text-encoded-again", "cluster", 10),
+    _tested("no-error-event", "cluster", 10),
+    _tested("no-done-behind-error", "cluster", 10),
+    _in("F47", "no-retry-budget"),
+    _tested("new-id-per-attempt", "cluster", 10),
+    _tested("loser-runs-on", "cluster", 10),
+    _tested("abort-only-cuts", "cluster", 40, CALM),
+    _in("F51", "failed-dispatch-stays-booked"),
+    _tested("prefill-stays-booked", "cluster", 30),
+    Row("seed-per-attempt", "a retry draws another seed", bugs.each_attempt_draws_its_own_seed, "cluster", 10),
+    Row("time-per-attempt", "a retry has another time", bugs.each_attempt_has_its_own_time, "cluster", 10),
+    Row("retry-is-short", "a retry lacks the last token", bugs.retries_begin_without_the_last_token, "cluster", 10),
+    Row("one-epoch-for-all", "retries have one epoch", bugs.every_attempt_has_the_same_epoch, "cluster", 10),
+    Row("losses-are-final", "a lost instance ends its streams", bugs.every_loss_is_final, "cluster", 30),
+]
+
+TABLE = [*STEPS, *LEDGER, *TEXT, *KV, *ROUTER]
+QUICK = {
+    "skip-epoch-check",
+    "silence-is-a-reply",
+    "no-block-fence",
+    "forget-before-publish",
+    "wrong-victim",
+    "pool-keeps-hashes",
+    "poison-for-ever",
+    "abort-without-epoch",
+    "ends-filtered",
+    "duplicates-delivered",
+    "gaps-delivered",
+    "nobody-compares",
+    "held-bytes-dropped",
+    "leased-freed-at-once",
+    "decode-ends-silently",
+    "grant-each-offer",
+    "late-offer-granted",
+    "refusal-not-sent",
+    "retry-starts-over",
+    "seed-per-attempt",
+    "no-retry-budget",
+    "failed-dispatch-stays-booked",
+}
+"""Shown by the first few seeds, all of them together in seconds."""
