@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 # More flags: make serve ARGS='--port 9000', make bench-cpu ARGS='--pairs 5'
 ARGS ?=
 
-.PHONY: serve install test test-full lint sabotage chaos sim bench-cpu bench-pd bench-router bench-stage clean
+.PHONY: serve install test test-full lint sabotage chaos sim sim-sabotage bench-cpu bench-pd bench-router bench-stage clean
 
 serve: install
 	$(BIN)/onward serve $(ARGS)
@@ -41,6 +41,10 @@ chaos: $(VENV)/.installed-test
 # done is kept: after Ctrl-C the same call goes on. Figures are in build/sim/. More: make sim ARGS='--start 200000'
 sim: $(VENV)/.installed
 	$(BIN)/onward sim --runs 200000 --state build/sim/state.json --json build/sim/report.json --markdown build/sim/report.md $(ARGS)
+
+# Deliberate bugs: how many seeds the simulator needs to notice each.
+sim-sabotage: $(VENV)/.installed-test
+	$(BIN)/python scripts/sim_sabotage.py $(ARGS)
 
 bench-cpu: install
 	$(BIN)/python scripts/bench_cpu.py $(ARGS)

@@ -41,7 +41,7 @@ KV: dict[str, Entry] = {
             [when("Grant", "slow-kv", "p0", duration_s=7.0)],
         ),
         TESTS + "test_f21_a_slow_prefill_keeps_its_lease_and_its_blocks_as_long_as_it_lives",
-        ("Heartbeat",),
+        (),
         ("Cancel",),
     ),
     "F22": Entry(

@@ -62,6 +62,7 @@ def scenario_of(seed: int, shape: Shape, choice: Choice = ANYTHING) -> Scenario:
         policy=chance.one_of(("least_loaded", "round_robin", "random", "power_of_two", "prefix", "session")),
         preempt_retry_count=chance.weighted({3: 0.8, 0: 0.1, 1: 0.1}),
         preempt_retry_exclude_decode=chance.happens(0.2),
+        retry_budget=chance.weighted({10.0: 0.5, 0.2: 0.5}),
         delay_s=chance.one_of((0.0005, 0.002, 0.01)),
     )
 
@@ -81,7 +82,7 @@ def _calm(chance: Chance, seed: int, kinds: list[str]) -> Scenario:
     asks = [
         _troubled(chance, ask, [kind for kind in kinds if kind in ("disconnect", "leave")], ANYTHING) for ask in asks
     ]
-    return Scenario(seed, "cluster", machines, asks, faults, num_routers, expects_calm=True)
+    return Scenario(seed, "cluster", machines, asks, faults, num_routers, retry_budget=0.2, expects_calm=True)
 
 
 # Machines.

@@ -217,7 +217,9 @@ class World:
             self.fail(fault.invariant, fault.what)
         elif self.violation is None:
             where = _where(fault) if fault is not None else ""
-            self.fail(0, f"{context['message']}: {type(fault).__name__}: {fault} {where}")
+            # Handles are described with their addresses, and a run must read the same each time.
+            message = context["message"].partition("(")[0].strip()
+            self.fail(0, f"{message}: {type(fault).__name__}: {fault} {where}")
 
     def _on_logged(self, message: str, fault: BaseException | None) -> None:
         """A fault of ours that was caught and logged, so that a server lives on, is still a fault."""

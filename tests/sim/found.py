@@ -35,9 +35,10 @@ def the_usage_has_no_place_in_the_stream(patch: Patches) -> None:
 def a_short_record_is_all_there_is(patch: Patches) -> None:
     async def generate(original: Callable, self: GenerationEndpoint, *args: Any) -> None:
         _, body, cursor, _ = args
-        record = self._streams.find(cursor.request_id) if cursor is not None else None
-        if record is not None and record.attempt.body == body and self._next_attempt(cursor) is None:
-            raise STREAM_UNKNOWN
+        if cursor is not None and self._next_attempt(cursor) is None:
+            record = self._streams.find(cursor.request_id)
+            if record is not None and record.attempt.body == body:
+                raise STREAM_UNKNOWN
         await original(self, *args)
 
     patch.around(GenerationEndpoint, "_generate", generate)

@@ -86,7 +86,7 @@ TEXT = [
 
 KV = [
     _tested("leased-freed-at-once", "pd", 10),
-    _tested("decode-ends-silently", "pd", 10),
+    _in("F22", "decode-ends-silently"),
     _tested("grant-each-offer", "pd", 20),
     _tested("granted-is-running", "pd", 20),
     _tested("leases-not-counted", "pd", 20),
