@@ -131,7 +131,12 @@ def _squeezed(machine: Machine, asks: list[Ask]) -> Machine:
 
 
 def _asks(chance: Chance, shape: Shape, kinds: list[str], choice: Choice) -> list[Ask]:
-    count = {"engine": chance.whole(4, 9), "pd": chance.whole(5, 10), "cluster": chance.whole(12, 18)}[shape]
+    # One engine shows most of its faults with few requests, and then many seeds are worth more than large ones.
+    count = {
+        "engine": chance.weighted({3: 0.3, 4: 0.3, 6: 0.2, 9: 0.2}),
+        "pd": chance.whole(5, 10),
+        "cluster": chance.whole(12, 18),
+    }[shape]
     first_s = ROUTED_FIRST_ASK_S if shape == "cluster" else FIRST_ASK_S
     spread_s = chance.one_of((0.5, 3.0, 8.0))
     prefix = " ".join(chance.one_of(WORDS) for _ in range(chance.whole(1, 6)))

@@ -18,7 +18,7 @@ from onward.sim.report import (
     total_of,
     verdict,
 )
-from onward.sim.scenario import Violation
+from onward.sim.scenario import Ask, Fault, Machine, Scenario, Violation
 from onward.sim.world import run
 
 RATES = Rates(wall_s=10.0, num_processes=2, num_runs=4, num_tokens=1000)
@@ -51,12 +51,13 @@ def test_lines_of_a_trace_keep_their_text_and_get_a_colour_by_kind() -> None:
 
 
 def test_a_summary_tells_what_happened() -> None:
-    outcome = run(scenario_of(3, "engine"))
+    asks = [Ask("q0", 2.0, prompt="a"), Ask("q1", 2.0, prompt="the sea", max_tokens=30)]
+    outcome = run(Scenario(3, "engine", [Machine("m0")], asks, [Fault("kill-engine", "m0", 2.2)]))
     told = "\n".join(summary_of(outcome))
     assert outcome.digest in told
-    assert "5 complete" in told
+    assert "2 complete" in told
     assert "kill-engine" in told
-    assert described(outcome.scenario) == "shape engine: m0 (mixed); 5 requests and 3 faults"
+    assert described(outcome.scenario) == "shape engine: m0 (mixed); 2 requests and 1 fault"
 
 
 def test_groups_are_told_from_the_commonest_on() -> None:
