@@ -215,7 +215,8 @@ def _faults(
     weights = {kind: choice.rates.get(kind, 1.0) for kind in kinds if not KINDS[kind].is_of_clients}
     if not any(weights.values()):
         return []
-    count = {"engine": chance.whole(0, 4), "pd": chance.whole(1, 5), "cluster": chance.whole(4, 8)}[shape]
+    few = chance.weighted({3: 0.3, 4: 0.3, 6: 0.2, 9: 0.2})
+    count = {"engine": few, "pd": chance.whole(5, 10), "cluster": chance.whole(12, 18)}[shape]
     if choice.kinds is not None:
         count = max(count, 3)
     faults = [_fault(chance, chance.weighted(weights), machines, num_routers, span_s) for _ in range(count)]
