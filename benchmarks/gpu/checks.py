@@ -1,0 +1,263 @@
+"""Every kernel against its float64 twin: fresh random inputs, poisoned outputs. Each function returns the error."""
+
+import random as chance
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.gpu.paged_case import (
+    DEVICE,
+    Heads,
+    block_tables,
+    error,
+    filled_pages,
+    on_device,
+    poisoned,
+    random,
+    rotary_tables,
+)
+from onward.kernels.triton import reference
+from onward.kernels.triton.activation import silu_gate
+from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
+from onward.kernels.triton.fused_decode import fused_decode
+from onward.kernels.triton.kv_write import kv_write
+from onward.kernels.triton.linear import LinearPlan, linear
+from onward.kernels.triton.norm import add_rms_norm, rms_norm
+from onward.kernels.triton.one_row_linear import OneRowPlan, one_row_linear
+from onward.kernels.triton.prefill_attention import PrefillPlan, prefill_attention
+from onward.kernels.triton.prefill_tiles import prefill_tiles
+from onward.kernels.triton.rotary import rotate_and_store
+from onward.kernels.triton.sampling import Cuts, SampleInputs, SampleScratch, sample
+
+TOLERANCE = 1e-2
+EPS = 1e-6
+
+
+def decode_error(heads: Heads, block_size: int, lengths: Sequence[int], plan: DecodePlan | None = None) -> float:
+    tables, num_blocks = block_tables(lengths, block_size)
+    kv = filled_pages(lengths, tables, num_blocks, heads, block_size)
+    q, out = random(len(lengths), heads.num_heads, heads.dim), poisoned(len(lengths), heads.num_heads, heads.dim)
+    plan = plan or DecodePlan.choose(len(lengths), heads.num_kv_heads, max(lengths))
+    scratch = _poisoned_scratch(len(lengths), heads, plan)
+    decode_attention(q, kv, tables, _int32(lengths), out, plan, scratch)
+    assert not scratch.tickets.any(), "tickets are put back"
+    expected = [
+        reference.attention(q[row : row + 1], *reference.history(kv, tables[row], length), length - 1)
+        for row, length in enumerate(lengths)
+    ]
+    return error(out, torch.cat(expected))
+
+
+def _poisoned_scratch(batch: int, heads: Heads, plan: DecodePlan) -> DecodeScratch:
+    scratch = DecodeScratch.allocate(batch, heads.num_heads, heads.num_kv_heads, heads.dim, plan.num_splits, DEVICE)
+    for tensor in (scratch.partials, scratch.peaks, scratch.sums):
+        tensor.fill_(float("nan"))
+    return scratch
+
+
+def _int32(values: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def fused_decode_error(
+    heads: Heads, block_size: int, lengths: Sequence[int], *, normed: bool, overlap: bool = False
+) -> float:
+    """`lengths` count the new token, whose place in the pages is still poisoned."""
+    tables, num_blocks = block_tables(lengths, block_size)
+    kv = filled_pages([n - 1 for n in lengths], tables, num_blocks, heads, block_size)
+    qkv, out = random(len(lengths), heads.qkv_width), poisoned(len(lengths), heads.num_heads, heads.dim)
+    norms = (random(heads.dim), random(heads.dim)) if normed else None
+    rotary = rotary_tables(max(lengths), heads.dim)
+    plan = DecodePlan.choose(len(lengths), heads.num_kv_heads, max(lengths), fused=True)
+    scratch = _poisoned_scratch(len(lengths), heads, plan)
+    positions = _int32(lengths).long() - 1
+    q, k, v = _turned(qkv, heads, norms, rotary, positions)
+    fused_decode(qkv, kv, tables, _int32(lengths), out, norms, EPS, rotary, plan, scratch, overlap=overlap)
+    errors = []
+    expected = []
+    for row, length in enumerate(lengths):
+        keys, values = reference.history(kv, tables[row], length)
+        errors += [error(keys[-1], k[row]), error(values[-1], v[row])]
+        expected.append(reference.attention(q[row : row + 1], keys, values, length - 1))
+    return max([error(out, torch.cat(expected)), *errors])
+
+
+def _turned(qkv, heads: Heads, norms, rotary, positions) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    sizes = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
+    q, k, v = qkv.double().view(len(qkv), -1, heads.dim).split(sizes, dim=1)
+    if norms is not None:
+        q, k = reference.rms_norm(q, norms[0], EPS), reference.rms_norm(k, norms[1], EPS)
+    cos, sin = rotary[0][positions], rotary[1][positions]
+    return reference.rotate(q, cos, sin), reference.rotate(k, cos, sin), v
+
+
+def prefill_error(
+    heads: Heads, block_size: int, chunks: Sequence[tuple[int, int]], plan: PrefillPlan | None = None
+) -> float:
+    """`chunks` are (tokens computed before, tokens of the chunk); requests are those of the tables, shuffled."""
+    order = list(range(len(chunks)))
+    chance.shuffle(order)
+    lengths = [0] * len(chunks)
+    for request, (start, count) in zip(order, chunks, strict=True):
+        lengths[request] = start + count
+    tables, num_blocks = block_tables(lengths, block_size)
+    kv = filled_pages(lengths, tables, num_blocks, heads, block_size)
+    rows = sum(count for _, count in chunks)
+    q, out = random(rows, heads.num_heads, heads.dim), poisoned(rows, heads.num_heads, heads.dim)
+    plan = plan or PrefillPlan()
+    spans = [(request, start, count) for request, (start, count) in zip(order, chunks, strict=True)]
+    prefill_attention(q, kv, tables, on_device(prefill_tiles(spans, heads.group, plan.rows)), out, plan)
+    worst, row, largest = 0.0, 0, 0.0
+    for request, start, count in spans:
+        keys, values = reference.history(kv, tables[request], start + count)
+        expected = reference.attention(q[row : row + count], keys, values, start)
+        found = out[row : row + count]
+        if not torch.isfinite(found).all():
+            return float("inf")
+        worst = max(worst, float((found.double() - expected).abs().max()))
+        largest = max(largest, float(expected.abs().max()))
+        row += count
+    return worst / largest
+
+
+def rotate_and_store_error(heads: Heads, block_size: int, rows: int, *, normed: bool) -> float:
+    """Rows are tokens of one request at random places; also: nothing else in the pages is touched."""
+    places = torch.randperm(4 * rows, device=DEVICE)[:rows]
+    num_blocks = 4 * rows // block_size + 1
+    table = torch.randperm(num_blocks, device=DEVICE).int()
+    kv = poisoned(num_blocks, 2, heads.num_kv_heads, block_size, heads.dim)
+    qkv = random(rows, heads.qkv_width)
+    norms = (random(heads.dim), random(heads.dim)) if normed else None
+    rotary = rotary_tables(4 * rows, heads.dim)
+    q, k, v = _turned(qkv, heads, norms, rotary, places)
+    pages = table[places // block_size]
+    rotate_and_store(qkv, kv, places.int(), pages, norms, EPS, rotary)
+    found_q = qkv[:, : heads.num_heads * heads.dim].reshape(q.shape)
+    written = kv[pages.long(), :, :, places % block_size]  # [rows, 2, kv heads, dim]
+    assert int(torch.isfinite(kv).sum()) == 2 * k.numel(), "only the rows' places are written"
+    return max(error(found_q, q), error(written[:, 0], k), error(written[:, 1], v))
+
+
+def kv_write_error(heads: Heads, block_size: int, rows: int) -> float:
+    places = torch.randperm(4 * rows, device=DEVICE)[:rows]
+    kv = poisoned(4 * rows // block_size + 1, 2, heads.num_kv_heads, block_size, heads.dim)
+    keys, values = random(rows, heads.num_kv_heads, heads.dim), random(rows, heads.num_kv_heads, heads.dim)
+    pages = (places // block_size).int()
+    kv_write(keys, values, kv, places.int(), pages)
+    written = kv[pages.long(), :, :, places % block_size]
+    assert int(torch.isfinite(kv).sum()) == 2 * keys.numel(), "only the rows' places are written"
+    return max(error(written[:, 0], keys.double()), error(written[:, 1], values.double()))
+
+
+def norm_error(rows: int, size: int, *, adds: bool) -> float:
+    x, residual, weight, out = random(rows, size), random(rows, size), random(size), poisoned(rows, size)
+    if not adds:
+        rms_norm(x, weight, EPS, out)
+        return error(out, reference.rms_norm(x, weight, EPS))
+    total = x.double() + residual.double()
+    add_rms_norm(x, residual, weight, EPS, out)
+    return max(error(residual, total), error(out, reference.rms_norm(residual, weight, EPS)))
+
+
+def silu_gate_error(rows: int, size: int) -> float:
+    gate_up, out = 3 * random(rows, 2 * size), poisoned(rows, size)
+    silu_gate(gate_up, out)
+    return error(out, reference.silu_gate(gate_up))
+
+
+def one_row_error(
+    num_inputs: int, num_outputs: int, *, normed: bool, adds: bool, gates: bool, scaled: bool = False
+) -> float:
+    x, weight = random(1, num_inputs), random(num_outputs * (2 if gates else 1), num_inputs)
+    scales = None
+    if scaled:
+        scales = torch.rand(len(weight), device=DEVICE) + 0.5
+        weight = weight.to(torch.float8_e4m3fn)
+    out = random(1, num_outputs) if adds else poisoned(1, num_outputs)
+    norm = (random(num_inputs), EPS) if normed else None
+    expected = (reference.rms_norm(x, *norm) if norm else x.double()) @ weight.double().T
+    if scales is not None:
+        expected = expected * scales.double()
+    if gates:
+        expected = reference.silu_gate(expected)
+    if adds:
+        expected = expected + out.double()
+    one_row_linear(
+        x, weight, out, OneRowPlan.choose(len(weight), num_inputs), norm=norm, scales=scales, adds=adds, gates=gates
+    )
+    return error(out, expected)
+
+
+def linear_error(rows: int, num_inputs: int, num_outputs: int, plan: LinearPlan, *, gates: bool) -> float:
+    x, weight = random(rows, num_inputs), random(num_outputs * (2 if gates else 1), num_inputs)
+    out = poisoned(rows, num_outputs)
+    linear(x, weight, out, plan, gates=gates)
+    expected = x.double() @ weight.double().T
+    return error(out, reference.silu_gate(expected) if gates else expected)
+
+
+def linear_differences(num_inputs: int, num_outputs: int, plans: Sequence[LinearPlan], *, gates: bool) -> int:
+    """How many outputs are not the same bits alone, in batches, and cut up in these ways."""
+    x, weight = random(300, num_inputs), random(num_outputs * (2 if gates else 1), num_inputs)
+    whole = poisoned(300, num_outputs)
+    linear(x, weight, whole, plans[0], gates=gates)
+    different = 0
+    for plan in plans:
+        for first, count in ((0, 1), (5, 17), (100, 64), (171, 128), (0, 300)):
+            part = poisoned(count, num_outputs)
+            linear(x[first : first + count], weight, part, plan, gates=gates)
+            different += int((part != whole[first : first + count]).sum())
+    return different
+
+
+def sampling_mistakes(rows: int, size: int, *, cut: bool, dtype: torch.dtype = torch.float32) -> int:
+    """How many rows drew a token in whose share their number does not lie (give or take 1e-4 of the whole)."""
+    logits = (2 * torch.randn(rows, size, device=DEVICE)).to(dtype)
+    temperatures = [chance.choice([0.0, 0.3, 0.6, 1.0, 1.7]) for _ in range(rows)]
+    top_ks = [chance.choice([0, 1, 5, 50, size]) if cut else 0 for _ in range(rows)]
+    top_ps = [chance.choice([1.0, 0.95, 0.5]) if cut else 1.0 for _ in range(rows)]
+    min_ps = [chance.choice([0.0, 0.05]) if cut else 0.0 for _ in range(rows)]
+    seeds = [chance.randrange(-(2**63), 2**63) for _ in range(rows)]
+    positions = [chance.randrange(2**20) for _ in range(rows)]
+    tokens, valid = draw(logits, temperatures, seeds, positions, (top_ks, top_ps, min_ps) if cut else None)
+    mistakes = 0
+    for row in range(rows):
+        if not valid[row]:
+            mistakes += 1
+        elif temperatures[row] == 0.0:
+            mistakes += tokens[row] != int(logits[row].float().argmax())
+        else:
+            weights = reference.kept_weights(logits[row], temperatures[row], top_ks[row], top_ps[row], min_ps[row])
+            number = reference.uniform(seeds[row] % 2**64, row % 3, positions[row])
+            mistakes += not _lies_in(weights, tokens[row], number)
+    return mistakes
+
+
+def _lies_in(weights: torch.Tensor, token: int, number: float) -> bool:
+    ends = weights.cumsum(0) / weights.sum()
+    share = float(weights[token] / weights.sum())
+    end = float(ends[token])
+    return end - share - 1e-4 <= number <= end + 1e-4 and share > 0
+
+
+def draw(
+    logits: torch.Tensor,
+    temperatures: Sequence[float],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    cuts: tuple[Sequence[int], Sequence[float], Sequence[float]] | None = None,
+) -> tuple[list[int], list[int]]:
+    """Tokens and whether they are valid; the choices are 0, 1, 2, 0, …"""
+    rows, size = logits.shape
+
+    def floats(values: Sequence[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=DEVICE)
+
+    def longs(values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=DEVICE)
+
+    inputs = SampleInputs(floats(temperatures), longs(seeds), longs([r % 3 for r in range(rows)]), longs(positions))
+    token_ids, is_valid = longs([-1] * rows), torch.full((rows,), 9, dtype=torch.uint8, device=DEVICE)
+    device_cuts = Cuts(_int32(cuts[0]), floats(cuts[1]), floats(cuts[2])) if cuts is not None else None
+    sample(logits, inputs, token_ids, is_valid, SampleScratch.allocate(rows, size, DEVICE), device_cuts)
+    return token_ids.tolist(), is_valid.tolist()

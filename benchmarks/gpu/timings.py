@@ -1,0 +1,375 @@
+"""How fast the kernels are, beside the least time that their bytes or operations take on this device."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.gpu.paged_case import (
+    DEVICE,
+    QWEN3_0_6B,
+    QWEN3_8B,
+    Heads,
+    on_device,
+    plain_pages,
+    random,
+    rotary_tables,
+)
+from benchmarks.gpu.timing import time_ms
+from onward.kernels.triton.activation import silu_gate
+from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
+from onward.kernels.triton.fused_decode import fused_decode
+from onward.kernels.triton.kv_write import kv_write
+from onward.kernels.triton.linear import LinearPlan, linear
+from onward.kernels.triton.norm import add_rms_norm
+from onward.kernels.triton.one_row_linear import OneRowPlan, one_row_linear
+from onward.kernels.triton.prefill_attention import PrefillPlan, prefill_attention
+from onward.kernels.triton.prefill_tiles import prefill_tiles
+from onward.kernels.triton.rotary import rotate_and_store
+from onward.kernels.triton.sampling import Cuts, SampleInputs, SampleScratch, sample
+
+CACHE_BYTES = 60e6
+DECODE_CASES = [
+    (QWEN3_8B, 256, 1024), (QWEN3_8B, 64, 1024), (QWEN3_8B, 8, 4096), (QWEN3_8B, 1, 4096), (QWEN3_8B, 1, 1024),
+    (QWEN3_8B, 1, 32768), (QWEN3_0_6B, 256, 560), (QWEN3_0_6B, 256, 1024), (QWEN3_0_6B, 64, 1024), (QWEN3_0_6B, 8, 4096),
+    (QWEN3_0_6B, 1, 1024),
+]  # fmt: skip
+PREFILL_CASES = [(QWEN3_0_6B, 16, 1024), (QWEN3_0_6B, 1, 8192), (QWEN3_8B, 8, 1024), (QWEN3_8B, 1, 8192)]
+
+
+def _line(name: str, ms: float, rate: str) -> None:
+    print(f"{name:58s} {ms * 1000:9.1f} us   {rate}", flush=True)
+
+
+def _kv_bytes(heads: Heads, batch: int, length: int) -> int:
+    return 2 * 2 * batch * length * heads.num_kv_heads * heads.dim
+
+
+def _decode_calls(heads: Heads, batch: int, length: int, block_size: int, plan: DecodePlan, *, fused: bool):
+    """One call per copy of the history; as many copies as it takes to be three times the cache."""
+    copies = max(1, min(64, int(3 * CACHE_BYTES / _kv_bytes(heads, batch, length)) + 1))
+    lengths = torch.full((batch,), length, dtype=torch.int32, device=DEVICE)
+    out = random(batch, heads.num_heads, heads.dim)
+    scratch = DecodeScratch.allocate(batch, heads.num_heads, heads.num_kv_heads, heads.dim, plan.num_splits, DEVICE)
+    qkv, norms = random(batch, heads.qkv_width), (random(heads.dim), random(heads.dim))
+    q = qkv[:, : heads.num_heads * heads.dim].view(batch, heads.num_heads, heads.dim)
+    rotary = rotary_tables(length, heads.dim)
+    calls: list[Callable[[], None]] = []
+    for _ in range(copies):
+        kv, tables = plain_pages(batch, length, heads, block_size)
+        if fused:
+            calls.append(partial(fused_decode, qkv, kv, tables, lengths, out, norms, 1e-6, rotary, plan, scratch))
+        else:
+            calls.append(partial(decode_attention, q, kv, tables, lengths, out, plan, scratch))
+    return calls
+
+
+def _time_decode(heads: Heads, batch: int, length: int, block_size: int, plan: DecodePlan, *, fused: bool) -> None:
+    calls = _decode_calls(heads, batch, length, block_size, plan, fused=fused)
+    ms = time_ms(calls, rounds=max(1, 16 // len(calls)))
+    name = (
+        f"{'fused ' if fused else ''}decode {heads.num_heads}/{heads.num_kv_heads} {batch} x {length} page {block_size}"
+    )
+    shape = f"splits {plan.num_splits}/{plan.min_span} tile {plan.tile} w{plan.num_warps} s{plan.num_stages}"
+    _line(name, ms, f"{_kv_bytes(heads, batch, length) / ms / 1e9:6.2f} TB/s  {shape}")
+
+
+def time_decode() -> None:
+    for heads, batch, length in DECODE_CASES:
+        for fused in (False, True):
+            plan = DecodePlan.choose(batch, heads.num_kv_heads, length, fused=fused)
+            _time_decode(heads, batch, length, 16, plan, fused=fused)
+    for block_size in (32, 64, 128):
+        _time_decode(QWEN3_8B, 256, 1024, block_size, DecodePlan.choose(256, 8, 1024), fused=False)
+
+
+def tune_decode() -> None:
+    shapes = [
+        (32, 4, 3),
+        (32, 4, 5),
+        (64, 4, 2),
+        (64, 4, 3),
+        (64, 4, 4),
+        (64, 2, 3),
+        (64, 8, 3),
+        (128, 4, 2),
+        (128, 8, 2),
+    ]
+    shapes += [(128, 4, 3), (32, 2, 4), (32, 1, 3), (16, 1, 4)]
+    for heads, batch, length, splits in ((QWEN3_8B, 256, 1024, (1, 2)), (QWEN3_0_6B, 256, 560, (1, 2))):
+        for num_splits in splits:
+            for tile, warps, stages in shapes:
+                plan = DecodePlan(num_splits, 256, tile, warps, stages)
+                _time_decode(heads, batch, length, 16, plan, fused=False)
+    for num_splits in (8, 16, 32, 64):
+        for tile, warps, stages in ((32, 4, 3), (64, 4, 3), (32, 2, 3), (64, 2, 3)):
+            _time_decode(QWEN3_8B, 1, 4096, 16, DecodePlan(num_splits, 32, tile, warps, stages), fused=False)
+
+
+RAGGED_PLANS = [
+    DecodePlan(1, 64, 32, 1, 4), DecodePlan(1, 64, 64, 2, 3), DecodePlan(2, 256, 64, 2, 3), DecodePlan(4, 256, 64, 2, 3),
+    DecodePlan(4, 512, 64, 2, 3), DecodePlan(8, 256, 64, 2, 3), DecodePlan(4, 512, 32, 1, 4), DecodePlan(4, 256, 64, 4, 3),
+    DecodePlan(2, 768, 64, 2, 3), DecodePlan(8, 256, 32, 1, 4),
+]  # fmt: skip
+
+
+def tune_ragged() -> None:
+    """Streams of the workload "256" while fewer and fewer are left: lengths that differ, longest first."""
+    heads = QWEN3_0_6B
+    for batch in (16, 32, 64, 96, 128, 192, 256):
+        done = 1024 - 4 * batch
+        longest = sorted((100 + 924 * (37 * row % batch) // batch + done for row in range(batch)), reverse=True)
+        lengths = torch.tensor(longest, dtype=torch.int32, device=DEVICE)
+        sets = [plain_pages(batch, 2048, heads, 16) for _ in range(4 if batch < 64 else 2)]
+        qkv, norms = random(batch, heads.qkv_width), (random(heads.dim), random(heads.dim))
+        rotary, out = rotary_tables(2048, heads.dim), random(batch, heads.num_heads, heads.dim)
+        for plan in RAGGED_PLANS:
+            shape = (batch, heads.num_heads, heads.num_kv_heads, heads.dim, plan.num_splits, DEVICE)
+            scratch = DecodeScratch.allocate(*shape)
+            calls = [
+                partial(fused_decode, qkv, kv, tables, lengths, out, norms, 1e-6, rotary, plan, scratch)
+                for kv, tables in sets
+            ]
+            ms = time_ms(calls, rounds=4)
+            cut = f"splits {plan.num_splits}/{plan.min_span} tile {plan.tile} w{plan.num_warps} s{plan.num_stages}"
+            rate = f"{_kv_bytes(heads, 1, sum(longest)) / ms / 1e9:6.2f} TB/s"
+            _line(f"ragged {batch} streams of {longest[-1]} to {longest[0]}", ms, f"{rate}  {cut}")
+
+
+def _time_prefill(heads: Heads, batch: int, length: int, block_size: int, plan: PrefillPlan) -> None:
+    kv, tables = plain_pages(batch, length, heads, block_size)
+    q, out = random(batch * length, heads.num_heads, heads.dim), random(batch * length, heads.num_heads, heads.dim)
+    tiles = on_device(prefill_tiles([(row, 0, length) for row in range(batch)], heads.group, plan.rows))
+    try:
+        ms = time_ms([lambda: prefill_attention(q, kv, tables, tiles, out, plan)], rounds=4)
+    except Exception as problem:
+        print(f"prefill {plan}: {type(problem).__name__} {str(problem)[:100]}")
+        return
+    name = f"prefill {heads.num_heads}/{heads.num_kv_heads} {batch} x {length} page {block_size}"
+    shape = f"rows {plan.rows} tile {plan.tile} w{plan.num_warps} s{plan.num_stages}"
+    _line(name, ms, f"{_prefill_flops(heads, batch, length) / ms / 1e9:6.0f} TFLOP/s  {shape}")
+
+
+def _prefill_flops(heads: Heads, batch: int, length: int) -> float:
+    """Two products over the half below the diagonal."""
+    return 2.0 * batch * heads.num_heads * heads.dim * length * length
+
+
+def _time_dense_prefill(heads: Heads, batch: int, length: int) -> None:
+    """torch's own attention over contiguous keys and values: the same sums without pages."""
+    q = random(batch, heads.num_heads, length, heads.dim)
+    k, v = (random(batch, heads.num_heads, length, heads.dim) for _ in range(2))
+    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+
+        def attend(backend=backend) -> None:
+            with sdpa_kernel(backend):
+                torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        ms = time_ms([attend], rounds=4)
+        rate = f"{_prefill_flops(heads, batch, length) / ms / 1e9:6.0f} TFLOP/s"
+        _line(f"torch {backend.name} {heads.num_heads} heads {batch} x {length}", ms, rate)
+
+
+def time_prefill() -> None:
+    for heads, batch, length in PREFILL_CASES:
+        for block_size in (16, 64):
+            _time_prefill(heads, batch, length, block_size, PrefillPlan())
+        _time_dense_prefill(heads, batch, length)
+
+
+def tune_prefill() -> None:
+    shapes = [(128, 32, 8, 2), (128, 32, 8, 3), (128, 32, 8, 4), (128, 32, 4, 3), (128, 64, 4, 3), (128, 64, 4, 4)]
+    shapes += [(128, 16, 8, 4), (128, 64, 8, 3), (128, 128, 8, 3), (64, 64, 4, 3), (256, 32, 8, 3), (64, 32, 4, 3)]
+    for heads, batch, length in PREFILL_CASES[:2]:
+        for block_size in (16, 64):
+            for rows, tile, warps, stages in shapes:
+                _time_prefill(heads, batch, length, block_size, PrefillPlan(rows, tile, warps, stages))
+
+
+def time_small() -> None:
+    for heads, hidden, mlp in ((QWEN3_0_6B, 1024, 3072), (QWEN3_8B, 4096, 12288)):
+        for rows in (1, 256, 8192):
+            _time_small_at(heads, hidden, mlp, rows)
+    for inputs, outputs, options in _one_row_cases():
+        _time_one_row(
+            inputs, outputs, OneRowPlan.choose(outputs * (2 if options.get("gates") else 1), inputs), **options
+        )
+
+
+def _time_small_at(heads: Heads, hidden: int, mlp: int, rows: int) -> None:
+    sets = 1 if rows > 1000 else 8
+    x, residual, out = ([random(rows, hidden) for _ in range(sets)] for _ in range(3))
+    weight = random(hidden)
+
+    def rate(ms: float, num_bytes: float) -> str:
+        return f"{num_bytes / ms / 1e9:6.2f} TB/s"
+
+    calls = [partial(add_rms_norm, x[i], residual[i], weight, 1e-6, out[i]) for i in range(sets)]
+    ms = time_ms(calls, rounds=4)
+    _line(f"add and norm {rows} x {hidden}", ms, rate(ms, 8 * rows * hidden))
+    gate_up, act = [random(rows, 2 * mlp) for _ in range(sets)], random(rows, mlp)
+    ms = time_ms([partial(silu_gate, gate_up[i], act) for i in range(sets)], rounds=4)
+    _line(f"silu gate {rows} x {mlp}", ms, rate(ms, 6 * rows * mlp))
+    kv = random(rows // 16 + 1, 2, heads.num_kv_heads, 16, heads.dim)
+    positions = torch.arange(rows, device=DEVICE, dtype=torch.int32)
+    pages, norms = positions // 16, (random(heads.dim), random(heads.dim))
+    rotary, qkv = rotary_tables(rows, heads.dim), [random(rows, heads.qkv_width) for _ in range(sets)]
+    calls = [partial(rotate_and_store, qkv[i], kv, positions, pages, norms, 1e-6, rotary) for i in range(sets)]
+    ms = time_ms(calls, rounds=4)
+    _line(f"rotate and store {rows} rows, {heads.num_heads} heads", ms, rate(ms, 4 * rows * heads.qkv_width))
+    k = random(rows, heads.num_kv_heads, heads.dim)
+    ms = time_ms([lambda: kv_write(k, k, kv, positions, pages)], rounds=8)
+    _line(f"kv write {rows} rows", ms, rate(ms, 8 * k.numel()))
+
+
+def _one_row_cases() -> list[tuple[int, int, dict[str, bool]]]:
+    cases = []
+    for hidden, heads, mlp in ((1024, QWEN3_0_6B, 3072), (4096, QWEN3_8B, 12288)):
+        cases += [
+            (hidden, heads.qkv_width, {"normed": True}),
+            (heads.num_heads * heads.dim, hidden, {"adds": True}),
+            (hidden, mlp, {"normed": True, "gates": True}),
+            (mlp, hidden, {"adds": True}),
+            (hidden, 151936, {"normed": True}),
+        ]
+    return cases
+
+
+def _time_one_row(
+    inputs: int, outputs: int, plan: OneRowPlan, *, normed: bool = False, adds: bool = False, gates: bool = False
+) -> None:
+    """Beside torch's product of the same matrix, without what ours does on the way."""
+    rows = outputs * (2 if gates else 1)
+    copies = max(2, min(40, int(4 * CACHE_BYTES / (2 * rows * inputs)) + 1))
+    weights = [random(rows, inputs) for _ in range(copies)]
+    x, out, norm = random(1, inputs), random(1, outputs), (random(inputs), 1e-6) if normed else None
+    for overlap in (False, True):
+        ms = time_ms(
+            [
+                partial(one_row_linear, x, w, out, plan, norm=norm, adds=adds, gates=gates, overlap=overlap)
+                for w in weights
+            ]
+        )
+        name = f"one row {inputs} -> {rows}{' overlapped' if overlap else ''}"
+        _line(name, ms, f"{2 * rows * inputs / ms / 1e9:6.2f} TB/s  {plan.outputs}x{plan.inputs} w{plan.num_warps}")
+    ms = time_ms([partial(torch.nn.functional.linear, x, w) for w in weights])
+    _line(f"torch   {inputs} -> {rows}", ms, f"{2 * rows * inputs / ms / 1e9:6.2f} TB/s")
+
+
+def tune_one_row() -> None:
+    for inputs, outputs, options in _one_row_cases():
+        for rows, columns, warps in ((4, 1024, 4), (8, 1024, 4), (16, 512, 4), (8, 512, 2), (4, 2048, 4), (32, 256, 4)):
+            if inputs % columns == 0:
+                _time_one_row(inputs, outputs, OneRowPlan(rows, columns, warps), **options)
+
+
+LINEAR_CASES = [
+    (1024, 4096, False), (2048, 1024, False), (1024, 3072, True), (3072, 1024, False),
+    (4096, 6144, False), (4096, 4096, False), (4096, 12288, True), (12288, 4096, False),
+]  # fmt: skip
+LINEAR_PLANS = [
+    LinearPlan(128, 64, 64, 4, 4), LinearPlan(64, 32, 128, 4, 4), LinearPlan(64, 64, 64, 4, 5),
+    LinearPlan(128, 128, 64, 8, 3), LinearPlan(64, 128, 64, 4, 4), LinearPlan(128, 64, 128, 4, 3),
+    LinearPlan(128, 128, 64, 8, 4), LinearPlan(128, 32, 128, 4, 4), LinearPlan(64, 64, 128, 4, 4),
+    LinearPlan(128, 256, 64, 8, 3), LinearPlan(256, 64, 64, 8, 4), LinearPlan(256, 128, 64, 8, 3),
+]  # fmt: skip
+
+
+def _time_linear(rows: int, inputs: int, outputs: int, gates: bool, plans: list[LinearPlan]) -> None:
+    """Chained in a graph, gaps included; torch's product and then silu_gate beside it."""
+    width = outputs * (2 if gates else 1)
+    copies = max(2, min(30, int(3 * CACHE_BYTES / (2 * width * inputs)) + 1))
+    weights = [random(width, inputs) for _ in range(copies)]
+    x, out, product = random(rows, inputs), random(rows, outputs), random(rows, width)
+    flops = 2.0 * rows * inputs * width
+
+    def by_torch(w: torch.Tensor) -> None:
+        torch.mm(x, w.T, out=product)
+        if gates:
+            silu_gate(product, out, overlap=True)
+
+    name = f"{rows} rows {inputs} -> {width}{' gated' if gates else ''}"
+    ms = time_ms([partial(by_torch, w) for w in weights])
+    _line(f"torch  {name}", ms, f"{flops / ms / 1e9:6.0f} TFLOP/s {2 * width * inputs / ms / 1e9:6.2f} TB/s")
+    for plan in plans:
+        try:
+            ms = time_ms([partial(linear, x, w, out, plan, gates=gates, overlap=True) for w in weights])
+        except Exception as problem:
+            print(f"linear {plan}: {type(problem).__name__}")
+            continue
+        shape = f"{plan.rows}x{plan.outputs}x{plan.inputs} w{plan.num_warps} s{plan.num_stages}"
+        rate = f"{flops / ms / 1e9:6.0f} TFLOP/s {2 * width * inputs / ms / 1e9:6.2f} TB/s"
+        _line(f"linear {name}", ms, f"{rate}  {shape}")
+
+
+def time_linear() -> None:
+    for rows in (64, 256):
+        for inputs, outputs, gates in LINEAR_CASES:
+            _time_linear(rows, inputs, outputs, gates, [LinearPlan(64, 64, 64, 4, 5)])
+
+
+def tune_linear() -> None:
+    for rows in (64, 256):
+        for inputs, outputs, gates in LINEAR_CASES:
+            _time_linear(rows, inputs, outputs, gates, LINEAR_PLANS)
+
+
+def time_fp8() -> None:
+    """Weights of one byte with a scale per output: torch's scaled product beside bfloat16's, and the single stream's."""
+    for inputs, width in ((4096, 6144), (4096, 4096), (4096, 24576), (12288, 4096)):
+        wide = [random(width, inputs) for _ in range(4)]
+        weights = [w.to(torch.float8_e4m3fn) for w in wide]
+        scales = torch.rand(width, device=DEVICE) + 0.5
+        for rows in (64, 256):
+            x = random(rows, inputs)
+            x8, x_scales = x.to(torch.float8_e4m3fn), torch.rand((rows, 1), device=DEVICE) + 0.5
+
+            def scaled(w: torch.Tensor, x8=x8, x_scales=x_scales, scales=scales) -> None:
+                torch._scaled_mm(x8, w.T, x_scales, scales.view(1, -1), out_dtype=torch.bfloat16, use_fast_accum=True)
+
+            bf16_ms = time_ms([partial(torch.mm, x, w.T) for w in wide])
+            fp8_ms = time_ms([partial(scaled, w) for w in weights])
+            _line(
+                f"fp8 {rows} rows {inputs} -> {width}",
+                fp8_ms,
+                f"bf16 {bf16_ms * 1000:.1f} us, {bf16_ms / fp8_ms:.2f} x",
+            )
+        x, out = random(1, inputs), random(1, width)
+        for name, given, by in (("bf16", wide, None), ("fp8", weights, scales)):
+            plan = OneRowPlan.choose(width, inputs)
+            calls = [partial(one_row_linear, x, w, out, plan, scales=by, overlap=True) for w in given]
+            ms = time_ms(calls, rounds=4)
+            _line(f"{name} one row {inputs} -> {width}", ms, f"{given[0].nbytes / ms / 1e9:6.2f} TB/s")
+
+
+def time_sampling() -> None:
+    size = 151936
+    for rows in (1, 256):
+        logits = [3 * random(rows, size) for _ in range(2)]
+        temperatures = torch.full((rows,), 0.6, device=DEVICE)
+        numbers = torch.arange(rows, device=DEVICE)
+        inputs = SampleInputs(temperatures, numbers, numbers, numbers)
+        tokens, valid = torch.zeros_like(numbers), torch.zeros(rows, dtype=torch.uint8, device=DEVICE)
+        scratch = SampleScratch.allocate(rows, size, DEVICE)
+        cuts = Cuts(torch.full((rows,), 50, dtype=torch.int32, device=DEVICE), temperatures + 0.35, 0 * temperatures)
+        for name, given in (("plain", None), ("top-k and top-p", cuts)):
+            ms = time_ms([partial(sample, x, inputs, tokens, valid, scratch, given) for x in logits], rounds=4)
+            _line(f"sample {rows} x {size} bf16 {name}", ms, f"{2 * rows * size / ms / 1e9:6.2f} TB/s")
+        ms = time_ms([partial(torch.argmax, x, dim=-1) for x in logits], rounds=4)
+        _line(f"torch argmax {rows} x {size}", ms, f"{2 * rows * size / ms / 1e9:6.2f} TB/s")
+
+
+FAMILIES: dict[str, Callable[[], None]] = {
+    "decode": time_decode,
+    "prefill": time_prefill,
+    "small": time_small,
+    "linear": time_linear,
+    "sampling": time_sampling,
+    "fp8": time_fp8,
+    "tune-decode": tune_decode,
+    "tune-ragged": tune_ragged,
+    "tune-prefill": tune_prefill,
+    "tune-one-row": tune_one_row,
+    "tune-linear": tune_linear,
+}

@@ -1,0 +1,23 @@
+"""How keys and values lie in a device's memory.
+
+    one layer   bfloat16 [num_blocks, 2, num_kv_heads, block_size, head_dim]        0: keys, 1: values
+    a page      one block of one layer: keys of head 0, of head 1, …, then values likewise; contiguous
+
+The order of layers, blocks and bytes is that of the CPU's pool (`worker.transfer.geometry`), so a page is one copy when KV
+moves between machines. Within a page a head's keys are one run of block_size * head_dim elements (4 KiB for blocks of 16
+and heads of 128): an attention program, which works for one KV head, reads whole runs and nothing of its neighbours'.
+"""
+
+import torch
+
+
+def page_shape(num_kv_heads: int, block_size: int, head_dim: int) -> tuple[int, int, int, int]:
+    return 2, num_kv_heads, block_size, head_dim
+
+
+def check_pages(kv: torch.Tensor) -> None:
+    """Kernels compute offsets from the shape alone, so a view with other strides would be read wrongly."""
+    assert kv.dim() == 5
+    assert kv.shape[1] == 2
+    assert kv.is_contiguous()
+    assert kv.shape[3] & (kv.shape[3] - 1) == 0, "blocks of a power of two positions"
