@@ -6,7 +6,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onward.chance import Chance
 from onward.clock import Clock
+from onward.web.callers import caller_of
 from onward.web.envelope import label_of, show_id
+from onward.web.keys import ANONYMOUS, Caller
 
 _KEY = "onward.identity"
 
@@ -22,6 +24,7 @@ class Identity:
     """This process's clock."""
     label: str = ""
     """The client's own name for its request: its `X-Request-Id`, if it sent one."""
+    caller: Caller = ANONYMOUS
 
 
 def identity_of(scope: Scope) -> Identity:
@@ -38,7 +41,9 @@ class Identified:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         wall_s = self._clock.wall_s()
-        identity = Identity(self._chance.token(), int(wall_s), wall_s, self._clock.now_s(), label_of(scope))
+        identity = Identity(
+            self._chance.token(), int(wall_s), wall_s, self._clock.now_s(), label_of(scope), caller_of(scope)
+        )
         scope[_KEY] = identity
         show_id(scope, identity.label or identity.request_id)
         await self._app(scope, receive, send)

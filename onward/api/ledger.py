@@ -7,7 +7,7 @@ asked carries on elsewhere. Knows nothing of sockets, text or HTTP.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from onward.obs.metrics import Registry
@@ -17,6 +17,7 @@ from onward.proto.request import (
     AbortByName,
     Accepted,
     AskKvEvents,
+    CallerLimits,
     Charged,
     Deltas,
     ErrorInfo,
@@ -84,6 +85,10 @@ class Order:
     """Of the first admission, if there was one before."""
     prefill_peers: list[str] = field(default_factory=list)
     may_move: bool = False
+    caller: str = ""
+    caller_limits: CallerLimits | None = None
+    asks_anew: bool = False
+    """Nobody is known to have let it in before, whatever number the attempt has: a client's cursor may say any."""
 
     @property
     def epoch_before(self) -> int:
@@ -99,6 +104,10 @@ class Order:
     def names(self) -> set[str]:
         """What the client may call it."""
         return {self.name, self.label} if self.label else {self.name}
+
+    def is_meant(self, names: Collection[str], everything: bool, caller: str | None) -> bool:
+        """By whoever ends requests by name: of this caller's; None: of everybody's."""
+        return caller in (None, self.caller) and (everything or not self.names.isdisjoint(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +173,11 @@ class GivenAbort:
     everything: bool
     wall_s: float
     until_s: float
+    caller: str | None = None
+    """Whose are meant; None: everybody's."""
 
     def again(self, seq: int) -> AbortByName:
-        return AbortByName(seq, self.ask_id, sorted(self.names), self.everything, self.wall_s)
+        return AbortByName(seq, self.ask_id, sorted(self.names), self.everything, self.wall_s, self.caller)
 
 
 class Ledger:
@@ -197,7 +208,7 @@ class Ledger:
             waiting_since_s=now_s,
         )
         self._promises[order.request_id] = promise
-        if self._was_aborted(order.name, now_s):
+        if self._was_aborted(order, now_s):
             actions = Actions()
             self._fail(promise, ABORTED, actions)
             return actions
@@ -223,24 +234,34 @@ class Ledger:
                 self._fail(promise, error, actions)
         return actions
 
-    def abort_by_name(self, ask_id: int, names: list[str], everything: bool, now_s: float, wall_s: float) -> Actions:
+    def abort_by_name(
+        self,
+        ask_id: int,
+        names: list[str],
+        everything: bool,
+        now_s: float,
+        wall_s: float,
+        caller: str | None = None,
+    ) -> Actions:
         """Asks the engine, which knows everybody's requests. Our own end at once, also if no engine has them now. It holds
         for a while, whatever becomes of the engine: other processes may have promised these requests too."""
         actions = Actions()
-        self._aborts_given.append(GivenAbort(ask_id, frozenset(names), everything, wall_s, now_s + ABORT_HOLDS_S))
+        until_s = now_s + ABORT_HOLDS_S
+        self._aborts_given.append(GivenAbort(ask_id, frozenset(names), everything, wall_s, until_s, caller))
         if self.engine is not None:
-            actions.send.append(AbortByName(self._next_seq(), ask_id, names, everything))
+            actions.send.append(AbortByName(self._next_seq(), ask_id, names, everything, caller=caller))
         for promise in list(self._promises.values()):
-            if everything or not promise.order.names.isdisjoint(names):
+            if promise.order.is_meant(names, everything, caller):
                 self._fail(promise, ABORTED, actions)
         return actions
 
     def ask_kv_events(self, ask_id: int, next_number: int) -> Actions:
         return Actions(send=[] if self.engine is None else [AskKvEvents(self._next_seq(), ask_id, next_number)])
 
-    def known(self, names: list[str], everything: bool) -> set[str]:
-        """Which of these names belong to something unfinished here; or the ids of all that is."""
-        orders = [promise.order for promise in self._promises.values()]
+    def known(self, names: list[str], everything: bool, caller: str | None = None) -> set[str]:
+        """Which of these names belong to something unfinished here; or the ids of all that is. Of this caller's only,
+        if one is given."""
+        orders = [one.order for one in self._promises.values() if caller in (None, one.order.caller)]
         if everything:
             return {order.name for order in orders}
         return {name for order in orders for name in order.names}.intersection(names)
@@ -452,6 +473,9 @@ class Ledger:
                 score_from=promise.score_from,
                 prefill_peers=order.prefill_peers,
                 may_move=order.may_move,
+                caller=order.caller,
+                caller_limits=order.caller_limits,
+                asks_anew=order.asks_anew and promise.epoch == order.epoch_before + 1,
             )
         ]
 
@@ -474,9 +498,10 @@ class Ledger:
         standing = self._standing_aborts(now_s)
         return [one.again(self._next_seq()) for one in standing if one.until_s - ABORT_HOLDS_S <= self._engine_up_s]
 
-    def _was_aborted(self, name: str, now_s: float) -> bool:
+    def _was_aborted(self, order: Order, now_s: float) -> bool:
         """Ids are given once, so whoever brings one of these comes too late. A label may be another request's by now."""
-        return any(name in given.names for given in self._standing_aborts(now_s))
+        standing = self._standing_aborts(now_s)
+        return any(order.name in given.names and given.caller in (None, order.caller) for given in standing)
 
     def _standing_aborts(self, now_s: float) -> "deque[GivenAbort]":
         while self._aborts_given and self._aborts_given[0].until_s <= now_s:

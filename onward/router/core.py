@@ -83,7 +83,8 @@ class RouterCore:
         self._tombstones = Tombstones()
         self.metrics = RouterMetrics(registry, self._count_streams, self._count_instances, self._count_records)
         self._routes: dict[str, Route] = {}
-        self._labels: dict[str, str] = {}
+        self._labels: dict[tuple[str, str], str] = {}
+        """By caller and label: what somebody else calls a request is nobody's business."""
         self._told: dict[str, Registration] = {}
         self._num_waiting = 0
         """New requests for which there is no instance."""
@@ -97,7 +98,7 @@ class RouterCore:
         """A client's request. `epoch`: the highest that was ever used for it."""
         if origin.request_id in self._routes:
             raise Conflict(f"Last-Event-ID: the stream {origin.request_id} is under way already")
-        if origin.label and origin.label in self._labels:
+        if origin.label and (origin.caller, origin.label) in self._labels:
             raise Conflict(
                 f"X-Request-Id: {origin.label!r} is the label of a request that is under way", code="label_in_use"
             )
@@ -132,7 +133,7 @@ class RouterCore:
         route = Route(stream, opened_s=now_s, spoken_s=now_s)
         self._routes[stream.request_id] = route
         if stream.origin.label:
-            self._labels[stream.origin.label] = stream.request_id
+            self._labels[stream.origin.caller, stream.origin.label] = stream.request_id
         return route
 
     # What to do next.
@@ -290,8 +291,9 @@ class RouterCore:
         """The client has its end, or has gone. `keep`: it may come back."""
         stream = route.stream
         self._routes.pop(stream.request_id, None)
-        if self._labels.get(stream.origin.label) == stream.request_id:
-            del self._labels[stream.origin.label]
+        label = stream.origin.caller, stream.origin.label
+        if self._labels.get(label) == stream.request_id:
+            del self._labels[label]
         self._stop_waiting(route)
         route.release()
         if stream.is_under_way:
@@ -303,13 +305,18 @@ class RouterCore:
         if keep and stream.origin.streams and stream.has_progress and route.verdict is not ABORTED:
             self.records.keep(stream, now_s)
 
-    def abort(self, names: Iterable[str] | None, now_s: float) -> tuple[list[Route], set[str]]:
-        """Ends streams by id or label, or all. Returns those that run, and which of the names were known."""
+    def abort(
+        self, names: Iterable[str] | None, now_s: float, caller: str | None = None
+    ) -> tuple[list[Route], set[str]]:
+        """Ends streams by id or label, or all; a caller's own, or everybody's. Returns those that run, and which of the
+        names were known."""
         wanted = None if names is None else set(names)
         hit: list[Route] = []
         known: set[str] = set()
         for route in self._routes.values():
             own = {route.stream.request_id, route.stream.origin.label} - {""}
+            if caller not in (None, route.stream.origin.caller):
+                continue
             if wanted is None or own & wanted:
                 hit.append(route)
                 known |= own if wanted is None else own & wanted
@@ -317,7 +324,7 @@ class RouterCore:
             route.settle(ABORTED)
             self._tombstones.add(route.stream.request_id, now_s)
         if wanted is not None:
-            known |= self.records.drop_named(wanted - known)
+            known |= self.records.drop_named(wanted - known, caller)
         return hit, known
 
     # Instances.

@@ -52,9 +52,11 @@ class Records:
         self._num_bytes -= kept.num_bytes
         return True
 
-    def drop_named(self, names: set[str]) -> set[str]:
-        """Drops those that go by one of these names, ids or labels. Returns the names that were known."""
-        hit = {one.stream.request_id: one.stream.origin.label for one in self._kept.values()}
+    def drop_named(self, names: set[str], caller: str | None = None) -> set[str]:
+        """Drops those that go by one of these names, ids or labels; a caller's own, or everybody's. Returns the names that
+        were known."""
+        origins = [one.stream.origin for one in self._kept.values()]
+        hit = {origin.request_id: origin.label for origin in origins if caller in (None, origin.caller)}
         found = {request_id: {request_id, label} & names for request_id, label in hit.items()}
         for request_id, known in found.items():
             if known:

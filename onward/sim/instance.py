@@ -23,6 +23,8 @@ from onward.proto.control import (
     ProcessView,
     Ready,
     RenewWorker,
+    ShelfGone,
+    ShelfUp,
     Snapshot,
     StartApi,
     StartEngine,
@@ -41,6 +43,7 @@ from onward.sim.engine_wires import Addresses
 from onward.sim.http import Listener, Web
 from onward.sim.process import Process
 from onward.sim.scenario import Machine
+from onward.sim.shelf_node import ShelfNode
 from onward.sim.vocabulary import DOOM_ID, NUM_SPOKEN, POISON_ID
 from onward.sim.worker import HashWorker
 from onward.sim.worker_node import WorkerNode
@@ -78,10 +81,13 @@ class Life:
     incarnation: str
     supervisor: Process
     policy: RestartPolicy = field(default_factory=RestartPolicy)
+    shelf_policy: RestartPolicy = field(default_factory=RestartPolicy)
     engine: EngineNode | None = None
     worker: WorkerNode | None = None
     worker_incarnation: str = ""
     worker_started_s: float = 0.0
+    shelf: ShelfNode | None = None
+    shelf_heard_s: float = 0.0
     apis: dict[int, ApiNode] = field(default_factory=dict)
     announced: EngineUp | None = None
     stats: EngineStats | None = None
@@ -98,6 +104,8 @@ class Instance:
         self.handoff_address = f"tcp://{machine.name}" if machine.role != "decode" else ""
         self._ground = place.web.ground
         self._numbers = itertools.count(1)
+        self._shelf_numbers = itertools.count(1)
+        """Apart, so that the names of all others, and so what befalls them, do not depend on it."""
         self._listener: Listener = place.web.listen(self.url, machine.name, waits=True)
         self.life = self._begin()
 
@@ -108,6 +116,7 @@ class Instance:
         supervisor = self._process("supervisor", number)
         self.life = Life(f"instance-{self.machine.name}-{number}", supervisor)
         self._listener = self.place.web.listen(self.url, self.machine.name, waits=True)
+        self._start_shelf(self.life)
         self._start_engine(self.life)
         for index in range(self.machine.num_apis):
             supervisor.later(self.machine.restart_s, self._start_api, self.life, index)
@@ -116,6 +125,19 @@ class Instance:
 
     def _process(self, role: str, number: int) -> Process:
         return Process(self._ground.loop, f"{self.machine.name}/{role}.{number}", self.machine.clock_rate)
+
+    def _start_shelf(self, life: Life) -> None:
+        if life.supervisor.is_dead or life.is_leaving:
+            return
+        process = self._process("shelf", next(self._shelf_numbers))
+        shelf = life.shelf = ShelfNode(
+            self._ground, process, life.supervisor, lambda message: self._heard_shelf(life, message)
+        )
+        life.shelf_heard_s = life.supervisor.now_s()
+        self.place.addresses.shelves[shelf.incarnation] = shelf.port
+        process.on_death.append(lambda: self._died(life, shelf))
+        for api in life.apis.values():
+            api.channel.tell(ShelfUp(shelf.incarnation, shelf.incarnation))
 
     def _start_engine(self, life: Life) -> None:
         if life.supervisor.is_dead or life.is_leaving:
@@ -209,12 +231,17 @@ class Instance:
         )
         process.on_death.append(lambda: self._died(life, api))
         life.api_heard_s[index] = life.supervisor.now_s()
+        if life.shelf is not None:
+            api.channel.tell(ShelfUp(life.shelf.incarnation, life.shelf.incarnation))
         if life.announced is not None:
             api.channel.tell(life.announced)
         if life.is_draining:
             api.channel.tell(Drain())
 
     # Messages.
+
+    def _heard_shelf(self, life: Life, _: FromChild) -> None:
+        life.shelf_heard_s = life.supervisor.now_s()
 
     def _heard_engine(self, life: Life, engine: EngineNode, message: FromChild) -> None:
         match message:
@@ -265,12 +292,19 @@ class Instance:
                 if engine is not None and not engine.process.is_dead:
                     engine.channel.tell(WorkerGone(child.incarnation, "killed"))
                     life.supervisor.later(self._pause_s(life), self._start_worker, life, engine)
+            case ShelfNode() if child is life.shelf:
+                life.shelf = None
+                for api in life.apis.values():
+                    api.channel.tell(ShelfGone(child.incarnation))
+                pause_s = life.shelf_policy.delay_s(life.supervisor.now_s(), _progress(life))
+                life.supervisor.later(pause_s, self._start_shelf, life)
             case EngineNode() if child is life.engine:
                 self._engine_died(life, child)
             case ApiNode() if life.apis.get(child.index) is child:
                 del life.apis[child.index]
-                if life.engine is not None:
-                    life.engine.channel.tell(ApiGone(child.incarnation))
+                for other in (life.engine, life.shelf):
+                    if other is not None:
+                        other.channel.tell(ApiGone(child.incarnation))
                 pause_s = self._pause_s(life) + self.machine.restart_s
                 life.supervisor.later(pause_s, self._start_api, life, child.index)
 
@@ -284,8 +318,7 @@ class Instance:
         life.supervisor.later(self._pause_s(life), self._start_engine, life)
 
     def _pause_s(self, life: Life) -> float:
-        progress = life.stats.step if life.stats is not None else 0
-        return life.policy.delay_s(life.supervisor.now_s(), progress)
+        return life.policy.delay_s(life.supervisor.now_s(), _progress(life))
 
     def _watch(self, life: Life) -> None:
         """Each second: everybody is asked, and who has not answered for too long is killed."""
@@ -302,6 +335,11 @@ class Instance:
         if is_stuck and worker is not None and now_s - life.worker_started_s > STALL_TIMEOUT_S:
             self._ground.trace.note(f"{worker.process} is killed for silence")
             worker.process.kill()
+        if life.shelf is not None:
+            life.shelf.channel.tell(AskSnapshot(1))
+            if now_s - life.shelf_heard_s > STALL_TIMEOUT_S:
+                self._ground.trace.note(f"{life.shelf.process} is killed for silence")
+                life.shelf.process.kill()
         for index, api in list(life.apis.items()):
             api.channel.tell(AskSnapshot(1))
             if now_s - life.api_heard_s[index] > STALL_TIMEOUT_S:
@@ -312,14 +350,15 @@ class Instance:
     # From outside.
 
     def processes(self, role: str) -> list[Process]:
-        """Those of its present life: `worker`, `engine`, `api`, or all for `instance`."""
+        """Those of its present life: `worker`, `engine`, `shelf`, `api`, or all for `instance`."""
         life = self.life
         found = {
             "worker": [life.worker.process] if life.worker else [],
             "engine": [life.engine.process] if life.engine else [],
+            "shelf": [life.shelf.process] if life.shelf else [],
             "api": [api.process for api in life.apis.values()],
         }
-        found["instance"] = [life.supervisor, *found["worker"], *found["engine"], *found["api"]]
+        found["instance"] = [life.supervisor, *found["worker"], *found["engine"], *found["shelf"], *found["api"]]
         return [process for process in found[role] if not process.is_dead]
 
     def kill(self) -> None:
@@ -354,3 +393,7 @@ class Instance:
         if life.engine is not None:
             life.engine.channel.tell(Stop(0.0))
         life.supervisor.later(0.5, self.kill)
+
+
+def _progress(life: Life) -> int:
+    return life.stats.step if life.stats is not None else 0

@@ -177,8 +177,9 @@ def test_the_order_has_what_the_router_fixed(instance: Instance) -> None:
     assert (submit.sampling.seed, submit.prompt_token_ids) == (99, [1, 2, 3, 4])
     assert submit.deadline_s is not None and 40 < submit.deadline_s <= 50
     assert (submit.may_move, submit.prefill_peers) == (True, ["tcp://10.0.0.1:1"])
-    hear(instance.url, msgspec.structs.replace(attempt, epoch=1_000_001))
+    hear(instance.url, msgspec.structs.replace(attempt, epoch=1_000_001, was_taken=True))
     later = instance.engine.submits[-1]
+    assert (submit.asks_anew, later.asks_anew) == (True, False), "none has let it in before; the first has"
     assert later.epoch > submit.epoch + 10_000, "above all epochs that the earlier attempt may have used"
 
 

@@ -34,9 +34,9 @@ def the_usage_has_no_place_in_the_stream(patch: Patches) -> None:
 
 def a_short_record_is_all_there_is(patch: Patches) -> None:
     async def generate(original: Callable, self: GenerationEndpoint, *args: Any) -> None:
-        _, body, cursor, _ = args
-        if cursor is not None and self._next_attempt(cursor) is None:
-            record = self._streams.find(cursor.request_id)
+        identity, body, cursor, _ = args
+        if cursor is not None and await self._next_attempt(identity, cursor) is None:
+            record = await self._streams.find(cursor.request_id)
             if record is not None and record.attempt.body == body:
                 raise STREAM_UNKNOWN
         await original(self, *args)
