@@ -12,6 +12,7 @@ from onward.chance import SystemChance
 from onward.clock import Clock, SystemClock
 from onward.config import RouterConfig
 from onward.router import client_side
+from onward.router.posting import Poster
 from onward.router.process import Router
 from onward.router.serving import SETTLE_S
 from onward.router.upstream import new_session
@@ -30,8 +31,16 @@ class RouterProcess:
         on_started: Callable[[], None] = lambda: None,
     ) -> None:
         clock = clock or SystemClock()
+        self._poster = Poster(clock)
         router = Router(
-            config, cluster_key, clock, SystemChance(), new_session(), settle_s=settle_s, keep_alive_s=keep_alive_s
+            config,
+            cluster_key,
+            clock,
+            SystemChance(),
+            new_session(),
+            self._poster.post,
+            settle_s=settle_s,
+            keep_alive_s=keep_alive_s,
         )
         self.serving = router.serving
         self._drain_s = config.drain_s
@@ -45,6 +54,7 @@ class RouterProcess:
         finally:
             clockwork.cancel()
             await asyncio.wait((clockwork,))
+            self._poster.close()
             await self.serving.close()
 
     def stop(self) -> None:

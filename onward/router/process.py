@@ -13,7 +13,7 @@ from onward.router import client_side
 from onward.router.app import build_app
 from onward.router.core import RouterCore
 from onward.router.serving import SETTLE_S, Serving
-from onward.router.upstream import Upstream
+from onward.router.upstream import Post, Upstream
 
 
 class Router:
@@ -26,12 +26,13 @@ class Router:
         clock: Clock,
         chance: Chance,
         session: aiohttp.ClientSession,
+        post: Post,
         *,
         settle_s: float = SETTLE_S,
         keep_alive_s: float = client_side.KEEP_ALIVE_S,
     ) -> None:
         self.registry = Registry()
         core = RouterCore(config, f"router-{chance.token()}", self.registry, chance.below)
-        upstream = Upstream(cluster_key, clock, session)
+        upstream = Upstream(cluster_key, clock, session, post)
         self.serving = Serving(core, upstream, clock, chance, settle_s, keep_alive_s)
         self.app = build_app(self.serving, self.registry, cluster_key)

@@ -12,12 +12,17 @@ from typing import Any
 import aiohttp
 from aiohttp.client_reqrep import ConnectionKey
 
+from onward.router.posting import NotReached
 from onward.sim.process import Process
 from onward.sim.wire import SLOW_S, Ground
 
 App = Callable[..., Any]
 HIGH_WATER_BYTES = 4096
 """What may be under way to a client that does not read."""
+
+
+class LostConnection(aiohttp.ClientPayloadError, OSError):
+    """As either kind of client notices it."""
 
 
 class Listener:
@@ -223,7 +228,7 @@ class Response:
             elif self._is_finished:
                 return
             elif self._is_lost:
-                raise aiohttp.ClientPayloadError("the connection was lost")
+                raise LostConnection("the connection was lost")
             else:
                 self._news.clear()
                 await self._news.wait()
@@ -260,6 +265,15 @@ class Session:
 
     def get(self, url: str, *, headers: Mapping[str, str] | None = None, **options: Any) -> "Requesting":
         return Requesting(self._web, self._process, "GET", url, b"", headers or {}, options.get("timeout"))
+
+    async def post_attempt(self, url: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        """As `router.posting` does it."""
+        try:
+            return await self.post(url, data=body, headers=headers)
+        except aiohttp.ClientConnectorError as fault:
+            raise NotReached(str(fault)) from None
+        except aiohttp.ClientError as fault:
+            raise ConnectionResetError(str(fault)) from None
 
     async def close(self) -> None:
         pass

@@ -127,6 +127,7 @@ class Instance:
             max_num_batched_tokens=machine.max_num_batched_tokens,
             max_queue=machine.max_queue,
             prefix_caching=machine.prefix_caching,
+            output_caching=machine.output_caching,
             role=machine.role,  # pyright: ignore[reportArgumentType]
             prefill_peers=self.place.prefill_peers if machine.role == "decode" else (),
             local_prefill_tokens=machine.local_prefill_tokens,

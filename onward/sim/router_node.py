@@ -22,8 +22,8 @@ class RouterNode:
         self._num_lives += 1
         process = self.process = Process(self._web.ground.loop, f"{self._name}.{self._num_lives}")
         chance = self._web.ground.chance.of(process.name)
-        session = cast(Any, Session(self._web, process))
-        self.router = process.run(Router, self._config, "", process, chance, session)
+        session = Session(self._web, process)
+        self.router = process.run(Router, self._config, "", process, chance, cast(Any, session), session.post_attempt)
         process.start(self.router.serving.run_clockwork())
         self._listener.serve(process, self.router.app)
 

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from onward.proto.cursor import parse_cursor
 from onward.sim.answers import Answer, Wrong
 from onward.sim.http import Response, Session, Web
 from onward.sim.process import Process
@@ -134,6 +135,7 @@ class Visitor:
             "priority": ask.priority or None,
             "deadline_ms": ask.deadline_ms,
             "user": ask.session or None,
+            "cache_salt": ask.cache_salt or None,
             "stream_options": {"include_usage": True} if ask.wants_usage and ask.streams else None,
         }
         body |= {name: value for name, value in optional.items() if value is not None}
@@ -188,7 +190,9 @@ class Visitor:
         """Asked again until somebody answers; known or not."""
         self._web.ground.weather.fired["abort"] += 1
         self._note(f"{self._label} is aborted")
-        body = msgspec.json.encode({"ids": [self._label]})
+        cursor = self.answer.cursor if self.answer is not None and self._chance.happens(0.5) else ""
+        name = parse_cursor(cursor).request_id if cursor else self._label
+        body = msgspec.json.encode({"ids": [name]})
         for _ in range(MAX_TRIES):
             try:
                 async with self._session.post(self._door() + "/v1/abort", data=body, headers=_JSON) as response:

@@ -103,7 +103,7 @@ class World:
             planes=PlaneNetwork(),
             model=vocabulary.model(),
             prompts=_prompts(),
-            routers=tuple(router.url for router in self.routers.values()),
+            routers=() if scenario.lists_instances else tuple(router.url for router in self.routers.values()),
             prefill_peers=()
             if self.routers
             else tuple(f"tcp://{one.name}" for one in scenario.machines if one.role == "prefill"),
@@ -125,6 +125,7 @@ class World:
     def _router_config(self) -> RouterConfig:
         scenario = self.scenario
         return RouterConfig(
+            instances=",".join(f"http://{one.name}" for one in scenario.machines if scenario.lists_instances),
             policy=scenario.policy,  # pyright: ignore[reportArgumentType]
             preempt_retry_count=scenario.preempt_retry_count,
             preempt_retry_exclude_decode=scenario.preempt_retry_exclude_decode,
