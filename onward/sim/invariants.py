@@ -24,7 +24,6 @@ LOOKED_INTO = 16
 class Watch:
     def __init__(self, world: "World") -> None:
         self._world = world
-        self._num_resumes = 0
 
     def may_crash(self) -> bool:
         """Whether so many workers have died that a request may have been with each of them."""

@@ -96,7 +96,7 @@ class World:
         scenario = self.scenario
         for index in range(scenario.num_routers):
             name = f"r{index}"
-            self.routers[name] = RouterNode(self.web, name, self._router_config(), 0.5)
+            self.routers[name] = RouterNode(self.web, name, self._router_config())
         place = Place(
             web=self.web,
             addresses=Addresses(),
