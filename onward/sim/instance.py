@@ -85,6 +85,8 @@ class Life:
     apis: dict[int, ApiNode] = field(default_factory=dict)
     announced: EngineUp | None = None
     stats: EngineStats | None = None
+    progress: int = 0
+    """Goes up whenever an engine is seen to have completed further steps."""
     engine_heard_s: float = 0.0
     api_heard_s: dict[int, float] = field(default_factory=dict)
     is_draining: bool = False
@@ -222,6 +224,8 @@ class Instance:
             case Ready(worker) if worker is not None and life.engine is engine:
                 self._engine_ready(life, engine, worker)
             case Snapshot():
+                before = life.stats.step if life.stats is not None else 0
+                life.progress += message.engine is not None and message.engine.step > before
                 life.stats, life.engine_heard_s = message.engine, life.supervisor.now_s()
             case RenewWorker() if life.worker is not None and message.incarnation == life.worker_incarnation:
                 self._ground.trace.note(f"{life.worker.process} is renewed: {message.cause}")
@@ -285,8 +289,7 @@ class Instance:
         life.supervisor.later(self._pause_s(life), self._start_engine, life)
 
     def _pause_s(self, life: Life) -> float:
-        progress = life.stats.step if life.stats is not None else 0
-        return life.policy.delay_s(life.supervisor.now_s(), progress)
+        return life.policy.delay_s(life.supervisor.now_s(), life.progress)
 
     def _watch(self, life: Life) -> None:
         """Each second: everybody is asked, and who has not answered for too long is killed."""

@@ -68,6 +68,7 @@ class Visitor:
         books: Books,
         note: Callable[[str], None],
         may_crash: Callable[[], bool],
+        may_pause: Callable[[], bool],
         *,
         expects_calm: bool = False,
     ) -> None:
@@ -76,7 +77,7 @@ class Visitor:
         self.progress_s = 0.0
         self.answer: Answer | None = None
         self._web, self._doors, self._tokens, self._books = web, doors, tokens, books
-        self._note, self._may_crash = note, may_crash
+        self._note, self._may_crash, self._may_pause = note, may_crash, may_pause
         self._expects_calm = expects_calm
         """No error is good enough, also none after which one may try again."""
         self._session = Session(web, process)
@@ -229,7 +230,7 @@ class Visitor:
                     answer.continue_by_hand()
                 await asyncio.sleep(why.pause_s)
             except TimeoutError:
-                if not self._may_crash():
+                if not self._may_pause():
                     raise Wrong(6, f"{self._label} hears nothing for {PATIENCE_S:g} s") from None
                 self._note(f"{self._label} hears nothing")
             except Refused as why:

@@ -25,6 +25,7 @@ from onward.sim.trace import Trace
 from onward.sim.visitor import Books, Visitor
 from onward.sim.weather import Weather
 from onward.sim.wire import Ground
+from onward.supervisor.restarts import COOL_DOWN_S
 from onward.text.prompt_tokens import PromptTokens
 
 PATIENCE_S = 90.0
@@ -145,6 +146,7 @@ class World:
             self.books,
             self.trace.note,
             self.watch.may_crash,
+            self.watch.may_pause,
             expects_calm=self.scenario.expects_calm,
         )
         self.visitors.append(visitor)
@@ -164,10 +166,12 @@ class World:
             [fault.at_s + fault.duration_s for fault in scenario.faults] + [ask.at_s for ask in scenario.asks] + [0.0]
         )
         try:
-            self.loop.run_until(START_S + last_s + PATIENCE_S, lambda: self._is_failed or self._all_answered)
+            # What kills one worker after another makes supervisors pause before the next, twice at most.
+            patience_s = PATIENCE_S + 2 * COOL_DOWN_S * any(vocabulary.POISON in ask.prompt for ask in scenario.asks)
+            self.loop.run_until(START_S + last_s + patience_s, lambda: self._is_failed or self._all_answered)
             if not self._is_failed and not self._all_answered:
                 late = [visitor.ask.name for visitor in self.visitors if not visitor.is_over]
-                self.fail(6, f"not answered {PATIENCE_S:g} s after the last fault: {', '.join(late)}")
+                self.fail(6, f"not answered {patience_s:g} s after the last fault: {', '.join(late)}")
             # Nothing is going on any more; what was promised to be given back in time is given back.
             self.loop.run_until(self.loop.now_s + SETTLING_S, lambda: self._is_failed or self.watch.is_settled())
             if not self._is_failed:
