@@ -106,6 +106,8 @@ class Connection(asyncio.Protocol):
         self.is_open = False
         self._keep = keep
         self._transport: Any = None
+        self._parser: httptools.HttpResponseParser | None = None
+        """Of the answer that is awaited or read. None: nothing was asked yet."""
         self._chunks: list[bytes] = []
         self._num_held = 0
         self._is_paused = self._has_begun = self._has_ended = self._may_be_kept = False
@@ -181,8 +183,10 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
+            if self._parser is None:
+                raise httptools.HttpParserError("it sends what nobody asked for")
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, AttributeError) as fault:
+        except httptools.HttpParserError as fault:
             self._lose(OSError(f"the instance does not speak HTTP as agreed: {fault}"))
             self._transport.abort()
         if self._num_held > MAX_HELD_BYTES and not self._is_paused:
@@ -204,6 +208,7 @@ class Connection(asyncio.Protocol):
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        assert self._parser is not None, "it is the parser that calls"
         self.status = self._parser.get_status_code()
         self._has_begun = True
 
@@ -212,5 +217,6 @@ class Connection(asyncio.Protocol):
         self._num_held += len(body)
 
     def on_message_complete(self) -> None:
+        assert self._parser is not None, "it is the parser that calls"
         self._may_be_kept = self._parser.should_keep_alive()
         self._has_ended = True

@@ -74,7 +74,6 @@ class Visitor:
     ) -> None:
         self.process, self.ask = process, ask
         self.is_over = False
-        self.progress_s = 0.0
         self.answer: Answer | None = None
         self._web, self._doors, self._tokens, self._books = web, doors, tokens, books
         self._note, self._may_crash, self._may_pause = note, may_crash, may_pause
@@ -82,7 +81,7 @@ class Visitor:
         """No error is good enough, also none after which one may try again."""
         self._session = Session(web, process)
         self._response: Response | None = None
-        self._has_left = self._was_aborted = False
+        self._has_left = False
         self._chance = web.ground.chance.of(f"visitor {ask.name}")
         self._label = ask.name
 
@@ -103,8 +102,6 @@ class Visitor:
         body = self._body(history)
         answer = self.answer = Answer(self.ask, self._prompt(history))
         self._books.num_requests += 1
-        self._was_aborted = False
-        self.progress_s = self._web.ground.loop.now_s
         asides = self._start_asides()
         try:
             reason = await self._answered(answer, body)
@@ -197,8 +194,7 @@ class Visitor:
         for _ in range(MAX_TRIES):
             try:
                 async with self._session.post(self._door() + "/v1/abort", data=body, headers=_JSON) as response:
-                    told = msgspec.json.decode(await response.read())
-                    self._was_aborted = self._was_aborted or bool(told.get("aborted"))
+                    msgspec.json.decode(await response.read())
                     return
             except (aiohttp.ClientError, OSError, msgspec.MsgspecError):
                 await asyncio.sleep(RETRY_S)
@@ -298,7 +294,6 @@ class Visitor:
         async for event_id, data in _events(response):
             if is_done:
                 raise Wrong(1, "something follows [DONE]")
-            self.progress_s = self._web.ground.loop.now_s
             if data == b"[DONE]":
                 is_done = True
                 continue
