@@ -4,6 +4,9 @@ import random
 import secrets
 from typing import Protocol
 
+SEED_BITS = 53
+"""Of a seed that we choose: a client that reads it from JSON as a double sends back the same one."""
+
 
 class Chance(Protocol):
     def token(self) -> str:

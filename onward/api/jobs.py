@@ -19,7 +19,7 @@ from onward.api.ledger import MAX_ATTEMPT, RESCHEDULE, Order
 from onward.api.limits import output_limit
 from onward.api.openai import Bounds, GenerationRequest, check_token_ids
 from onward.api.prompts import Prompts
-from onward.chance import Chance
+from onward.chance import SEED_BITS, Chance
 from onward.clock import Clock
 from onward.config import ApiConfig
 from onward.errors import NotFound
@@ -32,8 +32,6 @@ from onward.proto.sampling import Sampling
 from onward.proto.step import WorkerHello
 from onward.web.body import wrong
 
-SEED_BITS = 53
-"""Of a seed that we choose: a client that reads it from JSON as a double sends back the same one."""
 EXACT_QUANTIZATION = "int8"
 """With which the same seed makes the same tokens, whatever else the batch computes."""
 STREAM_UNKNOWN = NotFound(

@@ -32,10 +32,6 @@ class Sample(msgspec.Struct, frozen=True):
     def cpu_per_request_s(self) -> float:
         return self.cpu_s / self.num_requests
 
-    @property
-    def events_per_read(self) -> float:
-        return self.events_each * self.num_requests / self.num_reads
-
 
 class Cost(msgspec.Struct, frozen=True):
     us_per_event: float

@@ -8,6 +8,7 @@ import asyncio
 
 from starlette.types import Receive, Scope, Send
 
+from onward.chance import SEED_BITS
 from onward.errors import InvalidRequest
 from onward.proto.cursor import Cursor
 from onward.router.client_side import ClientSide
@@ -24,8 +25,6 @@ from onward.web.error_answers import answer_errors
 from onward.web.keys import Caller
 from onward.web.last_event import last_event
 
-SEED_BITS = 53
-"""Of a seed that we choose: a client that reads it from JSON as a double sends back the same one."""
 TAKE_OVER_S = 5.0
 ASK_AGAIN_S = 0.5
 

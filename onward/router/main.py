@@ -13,6 +13,7 @@ from onward.clock import Clock, SystemClock
 from onward.config import RouterConfig
 from onward.errors import StartupError
 from onward.router import client_side
+from onward.router.posting import Poster
 from onward.router.process import Router
 from onward.router.serving import SETTLE_S
 from onward.router.upstream import new_session
@@ -34,6 +35,7 @@ class RouterProcess:
         on_started: Callable[[], None] = lambda: None,
     ) -> None:
         clock = clock or SystemClock()
+        self._poster = Poster(clock)
         self._key_source = key_source or KeySource(config.api_key, config.api_keys)
         router = Router(
             config,
@@ -41,6 +43,7 @@ class RouterProcess:
             clock,
             SystemChance(),
             new_session(),
+            self._poster.post,
             keys=self._key_source.read(),
             settle_s=settle_s,
             keep_alive_s=keep_alive_s,
@@ -58,6 +61,7 @@ class RouterProcess:
         finally:
             clockwork.cancel()
             await asyncio.wait((clockwork,))
+            self._poster.close()
             await self.serving.close()
 
     @property

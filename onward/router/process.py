@@ -13,7 +13,7 @@ from onward.router import client_side
 from onward.router.app import build_app
 from onward.router.core import RouterCore
 from onward.router.serving import SETTLE_S, Serving
-from onward.router.upstream import Upstream
+from onward.router.upstream import Post, Upstream
 from onward.web.callers import Keyring
 from onward.web.keys import Keys, joined, plain_entries
 
@@ -28,6 +28,7 @@ class Router:
         clock: Clock,
         chance: Chance,
         session: aiohttp.ClientSession,
+        post: Post,
         *,
         keys: Keys | None = None,
         settle_s: float = SETTLE_S,
@@ -37,6 +38,6 @@ class Router:
         self.keyring = Keyring(joined(plain_entries(config.api_key)) if keys is None else keys)
         self.registry = Registry()
         core = RouterCore(config, f"router-{chance.token()}", self.registry, chance.below)
-        upstream = Upstream(cluster_key, clock, session)
+        upstream = Upstream(cluster_key, clock, session, post)
         self.serving = Serving(core, upstream, clock, chance, settle_s, keep_alive_s)
         self.app = build_app(self.serving, self.registry, cluster_key, self.keyring)

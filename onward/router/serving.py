@@ -8,8 +8,6 @@ import asyncio
 import contextlib
 import logging
 
-import aiohttp
-
 from onward import log
 from onward.chance import Chance
 from onward.clock import Clock
@@ -20,9 +18,10 @@ from onward.router.client_side import KEEP_ALIVE_S, ClientSide
 from onward.router.core import Dispatch, Finish, GiveUp, RouterCore, Wait
 from onward.router.events import BLANK_LINE, EventSplitter, MalformedEvent, read_event
 from onward.router.failures import info_from_body
+from onward.router.posting import Answer, NotReached
 from onward.router.route import Route
 from onward.router.stream import Cause
-from onward.router.upstream import NotReached, Upstream, error_bytes
+from onward.router.upstream import Upstream, error_bytes
 from onward.web.failures import info_of
 
 TICK_S = 0.25
@@ -144,10 +143,10 @@ class Serving:
             stream.lose(Cause.REFUSED, f"the instance could not be reached: {fault}")
         except MalformedEvent as fault:
             stream.fail(Cause.PROTOCOL, ErrorInfo("upstream_protocol", str(fault), 502, True))
-        except (aiohttp.ClientError, OSError) as fault:
+        except OSError as fault:
             stream.lose(Cause.LOST, f"the connection to the instance was lost: {type(fault).__name__}")
 
-    async def _note_refusal(self, route: Route, response: aiohttp.ClientResponse) -> None:
+    async def _note_refusal(self, route: Route, response: Answer) -> None:
         body = await error_bytes(response)
         info = info_from_body(body, response.status)
         if info.retry_after_s is None and response.headers.get("retry-after", "").isdigit():
@@ -156,11 +155,11 @@ class Serving:
             )
         route.stream.fail(refusal_cause(info), info, body or None)
 
-    async def _pump(self, route: Route, response: aiohttp.ClientResponse, client: ClientSide) -> None:
+    async def _pump(self, route: Route, response: Answer, client: ClientSide) -> None:
         # Runs for every token of every stream: no JSON, no timers, one write for all that has come together.
         stream, splitter, clock = route.stream, EventSplitter(), self.clock
         is_new = True
-        async for chunk in response.content.iter_any():
+        async for chunk in response.iter_any():
             now_s = clock.now_s()
             for_client: list[bytes] = []
             for raw in splitter.feed(chunk):

@@ -1,8 +1,7 @@
 """HTTP to the instances: attempts, and the few questions a router asks. Knows neither streams nor decisions."""
 
 import asyncio
-import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,18 +24,17 @@ from onward.proto.router import (
     RegisterAnswer,
     Registration,
 )
+from onward.router.posting import CONNECT_TIMEOUT_S, KEEP_ALIVE_S, Answer
 from onward.transport.decoding import decode_message
 from onward.transport.proof import prove
 
-CONNECT_TIMEOUT_S = 3.0
 ASK_TIMEOUT_S = 3.0
-KEEP_ALIVE_S = 15.0
-"""Shorter than the instances': a connection that we take up again is still open at their side."""
-MAX_DIRECT_BYTES = 512 << 10
 MAX_ERROR_BYTES = 1 << 20
 MAX_ANSWER_BYTES = 64 << 20
 
 _MSGPACK = {"content-type": "application/msgpack"}
+
+Post = Callable[[str, bytes, Mapping[str, str]], Awaitable[Answer]]
 
 
 def new_session() -> aiohttp.ClientSession:
@@ -47,38 +45,32 @@ def new_session() -> aiohttp.ClientSession:
     )
 
 
-class NotReached(Exception):
-    """There was nobody to talk to, so nothing has been begun."""
-
-
 class Upstream:
-    def __init__(self, cluster_key: str, clock: Clock, session: aiohttp.ClientSession) -> None:
+    """`post` sends attempts, whose answers are streams; `session` asks for all else."""
+
+    def __init__(self, cluster_key: str, clock: Clock, session: aiohttp.ClientSession, post: Post) -> None:
         self._cluster_key = cluster_key
         self._clock = clock
         self._session = session
+        self._post = post
 
     async def close(self) -> None:
         await self._session.close()
 
     @asynccontextmanager
-    async def attempt(self, url: str, attempt: Attempt) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def attempt(self, url: str, attempt: Attempt) -> AsyncIterator[Answer]:
         """The instance's answer. Whoever leaves before its end has closed the connection, and so stopped the work."""
         body = msgspec.msgpack.encode(attempt)
         headers = _MSGPACK | self._proof(ATTEMPT_PATH, body)
+        answer = await self._post(url + ATTEMPT_PATH, body, headers)
         try:
-            response = await self._session.post(
-                url + ATTEMPT_PATH, data=_payload(body), headers=headers, allow_redirects=False
-            )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as fault:
-            raise NotReached(str(fault)) from None
-        try:
-            yield response
+            yield answer
         finally:
             # Gives a connection back that has been read to its end, and closes any other.
-            if response.content.at_eof():
-                response.release()
+            if answer.at_eof():
+                answer.release()
             else:
-                response.close()
+                answer.close()
 
     async def find(self, url: str, request_id: str) -> Record | None:
         answer = await self._ask(url, FIND_PATH, msgspec.msgpack.encode(Find(request_id)))
@@ -108,7 +100,7 @@ class Upstream:
                 asyncio.timeout(ASK_TIMEOUT_S),
                 self._session.get(target, headers=headers, allow_redirects=False) as response,
             ):
-                return response.status, await _read_within(response, MAX_ANSWER_BYTES)
+                return response.status, await _read_within(response.content.iter_any(), MAX_ANSWER_BYTES)
         except (TimeoutError, OSError, aiohttp.ClientError, ValueError):
             return None
 
@@ -119,7 +111,11 @@ class Upstream:
                 asyncio.timeout(ASK_TIMEOUT_S),
                 self._session.post(url + path, data=body, headers=headers, allow_redirects=False) as response,
             ):
-                return await _read_within(response, MAX_ANSWER_BYTES) if response.status == 200 else None
+                return (
+                    await _read_within(response.content.iter_any(), MAX_ANSWER_BYTES)
+                    if response.status == 200
+                    else None
+                )
         except (TimeoutError, OSError, aiohttp.ClientError, ValueError):
             return None
 
@@ -129,24 +125,19 @@ class Upstream:
         return {PROOF_HEADER: prove(self._cluster_key, path, body, self._clock.wall_s())}
 
 
-def _payload(body: bytes) -> bytes | io.BytesIO:
-    """A large body goes in pieces, so that it does not hold up everybody's tokens."""
-    return body if len(body) <= MAX_DIRECT_BYTES else io.BytesIO(body)
-
-
-async def error_bytes(response: aiohttp.ClientResponse) -> bytes:
+async def error_bytes(answer: Answer) -> bytes:
     """The body of a refusal; a broken one is as good as none."""
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S):
-            return await _read_within(response, MAX_ERROR_BYTES)
-    except (TimeoutError, OSError, aiohttp.ClientError, ValueError):
+            return await _read_within(answer.iter_any(), MAX_ERROR_BYTES)
+    except (TimeoutError, OSError, ValueError):
         return b""
 
 
-async def _read_within(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+async def _read_within(chunks: AsyncIterable[bytes], max_bytes: int) -> bytes:
     parts: list[bytes] = []
     num_bytes = 0
-    async for chunk in response.content.iter_any():
+    async for chunk in chunks:
         parts.append(chunk)
         num_bytes += len(chunk)
         if num_bytes > max_bytes:

@@ -60,6 +60,7 @@ def scenario_of(seed: int, shape: Shape, choice: Choice = ANYTHING) -> Scenario:
         faults=_faults(chance.of("faults"), shape, machines, num_routers, kinds, choice, span_s),
         num_routers=num_routers,
         policy=chance.one_of(("least_loaded", "round_robin", "random", "power_of_two", "prefix", "session")),
+        lists_instances=chance.happens(0.15),
         preempt_retry_count=chance.weighted({3: 0.8, 0: 0.1, 1: 0.1}),
         preempt_retry_exclude_decode=chance.happens(0.2),
         retry_budget=chance.weighted({10.0: 0.5, 0.2: 0.5}),
@@ -117,6 +118,7 @@ def _machine(chance: Chance, name: str, role: str) -> Machine:
         restart_s=chance.between(0.2, 1.5),
         local_prefill_tokens=chance.weighted({0: 0.7, 8: 0.3}),
         prefix_caching=chance.happens(0.85),
+        output_caching=chance.happens(0.85),
     )
 
 
@@ -170,6 +172,7 @@ def _ask(chance: Chance, shape: Shape, index: int, at_s: float, prefix: str) -> 
         ignore_eos=chance.happens(0.6 if shape == "cluster" else 0.3),
         priority=chance.weighted({0: 0.8, -1: 0.1, 3: 0.1}),
         session=chance.one_of(("", "", "anna", "ben")),
+        cache_salt=chance.weighted({"": 0.85, "anna": 0.1, "ben": 0.05}),
         turns=chance.weighted({1: 0.8, 2: 0.2}) if path == "/v1/chat/completions" else 1,
         reads_slowly=streams and chance.happens(0.05),
     )

@@ -12,12 +12,19 @@ from typing import Any
 import aiohttp
 from aiohttp.client_reqrep import ConnectionKey
 
+from onward.proto.router import PROBE_PATH, REGISTER_PATH
+from onward.router.posting import NotReached
 from onward.sim.process import Process
 from onward.sim.wire import SLOW_S, Ground
 
 App = Callable[..., Any]
+GOES_ON_FOR_EVER = (REGISTER_PATH, PROBE_PATH)
 HIGH_WATER_BYTES = 4096
 """What may be under way to a client that does not read."""
+
+
+class LostConnection(aiohttp.ClientPayloadError, OSError):
+    """As either kind of client notices it."""
 
 
 class Listener:
@@ -66,7 +73,7 @@ class Web:
         self.chance = ground.chance.of("http")
         self.listeners: dict[str, Listener] = {}
         self.num_serving = 0
-        """Exchanges that a living process is busy with, for people: not the instances' own reports."""
+        """Exchanges that somebody is busy with, but for what instances and routers tell each other each second."""
 
     def listen(self, url: str, name: str, *, waits: bool) -> Listener:
         self.listeners[url] = listener = Listener(name, waits=waits)
@@ -96,9 +103,12 @@ class Exchange:
         self._transmit(server, lambda: server.start(self._serve(app)))
 
     async def _serve(self, app: App) -> None:
+        is_counted = self._scope["path"] not in GOES_ON_FOR_EVER
+        self.web.num_serving += is_counted
         try:
             await app(self._scope, self._receive, self._send)
         finally:
+            self.web.num_serving -= is_counted
             if not self._is_complete:
                 self.break_off()
 
@@ -223,7 +233,7 @@ class Response:
             elif self._is_finished:
                 return
             elif self._is_lost:
-                raise aiohttp.ClientPayloadError("the connection was lost")
+                raise LostConnection("the connection was lost")
             else:
                 self._news.clear()
                 await self._news.wait()
@@ -260,6 +270,15 @@ class Session:
 
     def get(self, url: str, *, headers: Mapping[str, str] | None = None, **options: Any) -> "Requesting":
         return Requesting(self._web, self._process, "GET", url, b"", headers or {}, options.get("timeout"))
+
+    async def post_attempt(self, url: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        """As `router.posting` does it."""
+        try:
+            return await self.post(url, data=body, headers=headers)
+        except aiohttp.ClientConnectorError as fault:
+            raise NotReached(str(fault)) from None
+        except aiohttp.ClientError as fault:
+            raise ConnectionResetError(str(fault)) from None
 
     async def close(self) -> None:
         pass

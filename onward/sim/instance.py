@@ -91,6 +91,8 @@ class Life:
     apis: dict[int, ApiNode] = field(default_factory=dict)
     announced: EngineUp | None = None
     stats: EngineStats | None = None
+    progress: int = 0
+    """Goes up whenever an engine is seen to have completed further steps."""
     engine_heard_s: float = 0.0
     api_heard_s: dict[int, float] = field(default_factory=dict)
     is_draining: bool = False
@@ -149,6 +151,7 @@ class Instance:
             max_num_batched_tokens=machine.max_num_batched_tokens,
             max_queue=machine.max_queue,
             prefix_caching=machine.prefix_caching,
+            output_caching=machine.output_caching,
             role=machine.role,  # pyright: ignore[reportArgumentType]
             prefill_peers=self.place.prefill_peers if machine.role == "decode" else (),
             local_prefill_tokens=machine.local_prefill_tokens,
@@ -248,6 +251,8 @@ class Instance:
             case Ready(worker) if worker is not None and life.engine is engine:
                 self._engine_ready(life, engine, worker)
             case Snapshot():
+                before = life.stats.step if life.stats is not None else 0
+                life.progress += message.engine is not None and message.engine.step > before
                 life.stats, life.engine_heard_s = message.engine, life.supervisor.now_s()
             case RenewWorker() if life.worker is not None and message.incarnation == life.worker_incarnation:
                 self._ground.trace.note(f"{life.worker.process} is renewed: {message.cause}")
@@ -296,7 +301,7 @@ class Instance:
                 life.shelf = None
                 for api in life.apis.values():
                     api.channel.tell(ShelfGone(child.incarnation))
-                pause_s = life.shelf_policy.delay_s(life.supervisor.now_s(), _progress(life))
+                pause_s = life.shelf_policy.delay_s(life.supervisor.now_s(), life.progress)
                 life.supervisor.later(pause_s, self._start_shelf, life)
             case EngineNode() if child is life.engine:
                 self._engine_died(life, child)
@@ -318,7 +323,7 @@ class Instance:
         life.supervisor.later(self._pause_s(life), self._start_engine, life)
 
     def _pause_s(self, life: Life) -> float:
-        return life.policy.delay_s(life.supervisor.now_s(), _progress(life))
+        return life.policy.delay_s(life.supervisor.now_s(), life.progress)
 
     def _watch(self, life: Life) -> None:
         """Each second: everybody is asked, and who has not answered for too long is killed."""
@@ -393,7 +398,3 @@ class Instance:
         if life.engine is not None:
             life.engine.channel.tell(Stop(0.0))
         life.supervisor.later(0.5, self.kill)
-
-
-def _progress(life: Life) -> int:
-    return life.stats.step if life.stats is not None else 0

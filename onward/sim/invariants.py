@@ -12,6 +12,7 @@ from onward.proto.step import StepPlan
 from onward.sim import engine_state
 from onward.sim.instance import Instance
 from onward.sim.needless import needless_repair
+from onward.supervisor.restarts import MAX_DEATHS
 
 if TYPE_CHECKING:
     from onward.sim.world import World
@@ -24,13 +25,18 @@ LOOKED_INTO = 16
 class Watch:
     def __init__(self, world: "World") -> None:
         self._world = world
-        self._num_resumes = 0
 
     def may_crash(self) -> bool:
         """Whether so many workers have died that a request may have been with each of them."""
         fired = self._world.weather.fired
         deaths = sum(fired[kind] for kind in ("kill-worker", "kill-engine", "stop-worker", "stop-instance", "poison"))
         return deaths >= CHARGES_TO_FAIL
+
+    def may_pause(self) -> bool:
+        """Whether a supervisor may have seen so many deaths in a row that it waits for a minute before the next start."""
+        fired = self._world.weather.fired
+        deaths = sum(count for kind, count in fired.items() if kind.startswith(("kill-", "stop-")) or kind == "poison")
+        return self.may_crash() or deaths >= MAX_DEATHS
 
     def num_resumes(self) -> int:
         return sum(

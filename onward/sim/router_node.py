@@ -11,9 +11,9 @@ from onward.sim.process import Process
 class RouterNode:
     """Keeps an address; the process behind it may die and come again."""
 
-    def __init__(self, web: Web, name: str, config: RouterConfig, restart_s: float) -> None:
+    def __init__(self, web: Web, name: str, config: RouterConfig) -> None:
         self.url = f"http://{name}"
-        self._web, self._name, self._config, self._restart_s = web, name, config, restart_s
+        self._web, self._name, self._config = web, name, config
         self._num_lives = 0
         self._listener = web.listen(self.url, name, waits=False)
         self.start()
@@ -22,8 +22,8 @@ class RouterNode:
         self._num_lives += 1
         process = self.process = Process(self._web.ground.loop, f"{self._name}.{self._num_lives}")
         chance = self._web.ground.chance.of(process.name)
-        session = cast(Any, Session(self._web, process))
-        self.router = process.run(Router, self._config, "", process, chance, session)
+        session = Session(self._web, process)
+        self.router = process.run(Router, self._config, "", process, chance, cast(Any, session), session.post_attempt)
         process.start(self.router.serving.run_clockwork())
         self._listener.serve(process, self.router.app)
 

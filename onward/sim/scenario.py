@@ -31,6 +31,7 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
     """From a process's start until it is ready."""
     local_prefill_tokens: int = 0
     prefix_caching: bool = True
+    output_caching: bool = True
 
 
 class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,10 +57,11 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: int = 0
     deadline_ms: int | None = None
     session: str = ""
+    cache_salt: str = ""
     turns: int = 1
     """A talk: each further turn asks again, with the answer so far and a new question."""
     abort_at_s: float | None = None
-    """By its label; seconds after it was sent."""
+    """By its label or its id; seconds after it was sent."""
     leave_at_s: float | None = None
     """The client goes away for good."""
     drop_at_s: list[float] = []
@@ -97,6 +99,8 @@ class Scenario(msgspec.Struct, frozen=True, omit_defaults=True):
     asks: list[Ask]
     faults: list[Fault]
     num_routers: int = 0
+    lists_instances: bool = False
+    """The routers are given a list and ask, instead of being told by the instances."""
     policy: str = "least_loaded"
     preempt_retry_count: int = 3
     preempt_retry_exclude_decode: bool = False

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from onward.proto.cursor import parse_cursor
 from onward.sim.answers import Answer, Wrong
 from onward.sim.http import Response, Session, Web
 from onward.sim.process import Process
@@ -67,20 +68,20 @@ class Visitor:
         books: Books,
         note: Callable[[str], None],
         may_crash: Callable[[], bool],
+        may_pause: Callable[[], bool],
         *,
         expects_calm: bool = False,
     ) -> None:
         self.process, self.ask = process, ask
         self.is_over = False
-        self.progress_s = 0.0
         self.answer: Answer | None = None
         self._web, self._doors, self._tokens, self._books = web, doors, tokens, books
-        self._note, self._may_crash = note, may_crash
+        self._note, self._may_crash, self._may_pause = note, may_crash, may_pause
         self._expects_calm = expects_calm
         """No error is good enough, also none after which one may try again."""
         self._session = Session(web, process)
         self._response: Response | None = None
-        self._has_left = self._was_aborted = False
+        self._has_left = False
         self._chance = web.ground.chance.of(f"visitor {ask.name}")
         self._label = ask.name
 
@@ -101,8 +102,6 @@ class Visitor:
         body = self._body(history)
         answer = self.answer = Answer(self.ask, self._prompt(history))
         self._books.num_requests += 1
-        self._was_aborted = False
-        self.progress_s = self._web.ground.loop.now_s
         asides = self._start_asides()
         try:
             reason = await self._answered(answer, body)
@@ -134,6 +133,7 @@ class Visitor:
             "priority": ask.priority or None,
             "deadline_ms": ask.deadline_ms,
             "user": ask.session or None,
+            "cache_salt": ask.cache_salt or None,
             "stream_options": {"include_usage": True} if ask.wants_usage and ask.streams else None,
         }
         body |= {name: value for name, value in optional.items() if value is not None}
@@ -188,12 +188,13 @@ class Visitor:
         """Asked again until somebody answers; known or not."""
         self._web.ground.weather.fired["abort"] += 1
         self._note(f"{self._label} is aborted")
-        body = msgspec.json.encode({"ids": [self._label]})
+        cursor = self.answer.cursor if self.answer is not None and self._chance.happens(0.5) else ""
+        name = parse_cursor(cursor).request_id if cursor else self._label
+        body = msgspec.json.encode({"ids": [name]})
         for _ in range(MAX_TRIES):
             try:
                 async with self._session.post(self._door() + "/v1/abort", data=body, headers=_JSON) as response:
-                    told = msgspec.json.decode(await response.read())
-                    self._was_aborted = self._was_aborted or bool(told.get("aborted"))
+                    msgspec.json.decode(await response.read())
                     return
             except (aiohttp.ClientError, OSError, msgspec.MsgspecError):
                 await asyncio.sleep(RETRY_S)
@@ -225,7 +226,7 @@ class Visitor:
                     answer.continue_by_hand()
                 await asyncio.sleep(why.pause_s)
             except TimeoutError:
-                if not self._may_crash():
+                if not self._may_pause():
                     raise Wrong(6, f"{self._label} hears nothing for {PATIENCE_S:g} s") from None
                 self._note(f"{self._label} hears nothing")
             except Refused as why:
@@ -293,7 +294,6 @@ class Visitor:
         async for event_id, data in _events(response):
             if is_done:
                 raise Wrong(1, "something follows [DONE]")
-            self.progress_s = self._web.ground.loop.now_s
             if data == b"[DONE]":
                 is_done = True
                 continue

@@ -25,6 +25,7 @@ from onward.sim.trace import Trace
 from onward.sim.visitor import Books, Visitor
 from onward.sim.weather import Weather
 from onward.sim.wire import Ground
+from onward.supervisor.restarts import COOL_DOWN_S
 from onward.text.prompt_tokens import PromptTokens
 
 PATIENCE_S = 90.0
@@ -96,14 +97,14 @@ class World:
         scenario = self.scenario
         for index in range(scenario.num_routers):
             name = f"r{index}"
-            self.routers[name] = RouterNode(self.web, name, self._router_config(), 0.5)
+            self.routers[name] = RouterNode(self.web, name, self._router_config())
         place = Place(
             web=self.web,
             addresses=Addresses(),
             planes=PlaneNetwork(),
             model=vocabulary.model(),
             prompts=_prompts(),
-            routers=tuple(router.url for router in self.routers.values()),
+            routers=() if scenario.lists_instances else tuple(router.url for router in self.routers.values()),
             prefill_peers=()
             if self.routers
             else tuple(f"tcp://{one.name}" for one in scenario.machines if one.role == "prefill"),
@@ -125,6 +126,7 @@ class World:
     def _router_config(self) -> RouterConfig:
         scenario = self.scenario
         return RouterConfig(
+            instances=",".join(f"http://{one.name}" for one in scenario.machines if scenario.lists_instances),
             policy=scenario.policy,  # pyright: ignore[reportArgumentType]
             preempt_retry_count=scenario.preempt_retry_count,
             preempt_retry_exclude_decode=scenario.preempt_retry_exclude_decode,
@@ -144,6 +146,7 @@ class World:
             self.books,
             self.trace.note,
             self.watch.may_crash,
+            self.watch.may_pause,
             expects_calm=self.scenario.expects_calm,
         )
         self.visitors.append(visitor)
@@ -163,10 +166,12 @@ class World:
             [fault.at_s + fault.duration_s for fault in scenario.faults] + [ask.at_s for ask in scenario.asks] + [0.0]
         )
         try:
-            self.loop.run_until(START_S + last_s + PATIENCE_S, lambda: self._is_failed or self._all_answered)
+            # What kills one worker after another makes supervisors pause before the next, twice at most.
+            patience_s = PATIENCE_S + 2 * COOL_DOWN_S * any(vocabulary.POISON in ask.prompt for ask in scenario.asks)
+            self.loop.run_until(START_S + last_s + patience_s, lambda: self._is_failed or self._all_answered)
             if not self._is_failed and not self._all_answered:
                 late = [visitor.ask.name for visitor in self.visitors if not visitor.is_over]
-                self.fail(6, f"not answered {PATIENCE_S:g} s after the last fault: {', '.join(late)}")
+                self.fail(6, f"not answered {patience_s:g} s after the last fault: {', '.join(late)}")
             # Nothing is going on any more; what was promised to be given back in time is given back.
             self.loop.run_until(self.loop.now_s + SETTLING_S, lambda: self._is_failed or self.watch.is_settled())
             if not self._is_failed:

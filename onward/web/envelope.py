@@ -56,11 +56,13 @@ class Envelope:
         path = scope["path"] if scope["path"] in self._paths else "other"
         label = http.header(scope, b"x-request-id")
         is_wrong = label is not None and not _is_valid(label)
-        show_id(scope, secrets.token_hex(16) if label is None or is_wrong else label)
+        if label is not None and not is_wrong:
+            show_id(scope, label)
 
         async def send_in_envelope(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", []), (b"x-request-id", scope[_SHOWN_ID].encode())]
+                shown = scope.get(_SHOWN_ID) or secrets.token_hex(16)
+                message["headers"] = [*message.get("headers", []), (b"x-request-id", shown.encode())]
                 self._requests.inc(path, str(message["status"]))
             await send(message)
 

@@ -17,7 +17,7 @@ from tests.e2e.streams import TOPICS
 
 MODEL = "smollm2-135m-instruct"
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/v1/generate"
-COME_BACK_S = 60.0
+COME_BACK_S = 200.0
 COME_BACK_PAUSE_S = 0.1
 NOBODY_THERE = (429, 502, 503)
 

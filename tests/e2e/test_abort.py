@@ -126,7 +126,8 @@ def test_all_ends_everything_of_every_process_and_new_requests_are_served(server
         async with open_streams(server, 6) as streams:
             await streams[0].first_token()
             told = await abort(server, all=True)
-            assert told == {"aborted": sorted(stream.id for stream in streams), "unknown": []}
+            # Records of streams whose clients have gone, as other tests leave them, are named too.
+            assert {stream.id for stream in streams} <= set(told["aborted"]) and not told["unknown"]
             assert [await stream.last_words() for stream in streams] == [(["aborted"], ["[DONE]"])] * 6
 
     asyncio.run(scenario())

@@ -11,10 +11,6 @@ and heads of 128): an attention program, which works for one KV head, reads whol
 import torch
 
 
-def page_shape(num_kv_heads: int, block_size: int, head_dim: int) -> tuple[int, int, int, int]:
-    return 2, num_kv_heads, block_size, head_dim
-
-
 def check_pages(kv: torch.Tensor) -> None:
     """Kernels compute offsets from the shape alone, so a view with other strides would be read wrongly."""
     assert kv.dim() == 5

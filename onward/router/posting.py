@@ -1,0 +1,222 @@
+"""POSTs whose answers are streams: connections that are kept, and bytes as they come.
+
+aiohttp costs a router 20 µs for each event that comes alone, most of it between the parser and whoever reads. Here the
+parser is the same kind (httptools, which the server side uses), and what it finds is handed over at once.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import httptools
+
+from onward.clock import Clock
+
+CONNECT_TIMEOUT_S = 3.0
+KEEP_ALIVE_S = 15.0
+"""Shorter than the instances': a connection that we take up again is still open at their side."""
+MAX_IDLE = 256
+"""Connections that are kept, of all hosts together."""
+MAX_HELD_BYTES = 1 << 20
+"""What may wait for a slow client before the instance is not read any more."""
+
+
+class NotReached(Exception):
+    """There was nobody to talk to, so nothing has been begun."""
+
+
+class Answer(Protocol):
+    """What an attempt reads; a part of what `aiohttp.ClientResponse` has."""
+
+    status: int
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    def iter_any(self) -> AsyncIterator[bytes]: ...
+    def at_eof(self) -> bool: ...
+    def release(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Poster:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._idle: dict[tuple[str, int, bool], deque[tuple[float, Connection]]] = {}
+        self._num_idle = 0
+
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> "Connection":
+        """The answer, once its status is known. What is not read to its end is to be closed."""
+        parts = urlsplit(url)
+        is_tls = parts.scheme == "https"
+        assert parts.hostname is not None, "addresses are checked where instances are taken"
+        where = (parts.hostname, parts.port or (443 if is_tls else 80), is_tls)
+        connection = self._taken_up(where) or await self._connected(where)
+        connection.ask(parts.netloc, parts.path, body, headers)
+        try:
+            await connection.begun()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def close(self) -> None:
+        for waiting in self._idle.values():
+            for _, connection in waiting:
+                connection.close()
+        self._idle.clear()
+
+    def _taken_up(self, where: tuple[str, int, bool]) -> "Connection | None":
+        waiting = self._idle.get(where)
+        while waiting:
+            until_s, connection = waiting.pop()
+            self._num_idle -= 1
+            if connection.is_open and until_s > self._clock.now_s():
+                return connection
+            connection.close()
+        return None
+
+    async def _connected(self, where: tuple[str, int, bool]) -> "Connection":
+        host, port, is_tls = where
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(lambda one: self._keep(where, one)), host, port, ssl=is_tls or None
+                )
+        except (OSError, TimeoutError) as fault:
+            raise NotReached(str(fault) or type(fault).__name__) from None
+        return connection
+
+    def _keep(self, where: tuple[str, int, bool], connection: "Connection") -> None:
+        if self._num_idle >= MAX_IDLE:
+            connection.close()
+            return
+        self._num_idle += 1
+        self._idle.setdefault(where, deque()).append((self._clock.now_s() + KEEP_ALIVE_S, connection))
+
+
+class Connection(asyncio.Protocol):
+    """One request after another, and the answer to the last one. Called by the transport and by httptools' parser."""
+
+    def __init__(self, keep: Callable[["Connection"], None]) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.is_open = False
+        self._keep = keep
+        self._transport: Any = None
+        self._parser: httptools.HttpResponseParser | None = None
+        """Of the answer that is awaited or read. None: nothing was asked yet."""
+        self._chunks: list[bytes] = []
+        self._num_held = 0
+        self._is_paused = self._has_begun = self._has_ended = self._may_be_kept = False
+        self._lost: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    # Whoever asks.
+
+    def ask(self, host: str, path: str, body: bytes, headers: Mapping[str, str]) -> None:
+        self.status, self.headers = 0, {}
+        self._chunks.clear()
+        self._num_held = 0
+        self._has_begun = self._has_ended = self._may_be_kept = False
+        self._parser = httptools.HttpResponseParser(self)
+        lines = [f"POST {path} HTTP/1.1", f"host: {host}", f"content-length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        self._transport.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        self._transport.write(body)
+
+    async def begun(self) -> None:
+        while not self._has_begun:
+            await self._news()
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        """Bytes of the body, all that have come together."""
+        while True:
+            if self._chunks:
+                chunk = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+                self._chunks.clear()
+                self._num_held = 0
+                if self._is_paused:
+                    self._is_paused = False
+                    self._transport.resume_reading()
+                yield chunk
+            elif self._has_ended:
+                return
+            else:
+                await self._news()
+
+    def at_eof(self) -> bool:
+        return self._has_ended and not self._chunks
+
+    def release(self) -> None:
+        """The answer was read to its end: another request may use the connection."""
+        if self.is_open and self._may_be_kept and self.at_eof():
+            self._keep(self)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Without an end, this tells the instance to stop."""
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _news(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # The transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport, self.is_open = transport, True
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self._parser is None:
+                raise httptools.HttpParserError("it sends what nobody asked for")
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as fault:
+            self._lose(OSError(f"the instance does not speak HTTP as agreed: {fault}"))
+            self._transport.abort()
+        if self._num_held > MAX_HELD_BYTES and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose(ConnectionResetError(str(exc or "the connection was closed")))
+
+    def _lose(self, fault: Exception) -> None:
+        self.is_open = False
+        self._lost = self._lost or fault
+        self._wake()
+
+    # The parser.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None, "it is the parser that calls"
+        self.status = self._parser.get_status_code()
+        self._has_begun = True
+
+    def on_body(self, body: bytes) -> None:
+        self._chunks.append(body)
+        self._num_held += len(body)
+
+    def on_message_complete(self) -> None:
+        assert self._parser is not None, "it is the parser that calls"
+        self._may_be_kept = self._parser.should_keep_alive()
+        self._has_ended = True

@@ -1,0 +1,157 @@
+"""POSTs whose answers are streams, over real sockets."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from onward.clock import SystemClock
+from onward.router.posting import MAX_HELD_BYTES, Connection, NotReached, Poster
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+async def served(handler: Handler, client: Callable[[str, Poster], Awaitable[None]]) -> None:
+    handling: set[asyncio.Task[None]] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        handling.add(task)
+        try:
+            await handler(reader, writer)
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    poster = Poster(SystemClock())
+    try:
+        await asyncio.wait_for(client(f"http://{host}:{port}", poster), 20)
+    finally:
+        poster.close()
+        server.close()
+        await server.wait_closed()
+        await asyncio.wait(handling)
+
+
+async def request(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    return head, await reader.readexactly(length)
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+async def read_all(answer: Connection) -> bytes:
+    return b"".join([piece async for piece in answer.iter_any()])
+
+
+def test_pieces_are_there_as_they_come_and_the_connection_is_used_again() -> None:
+    heard: list[tuple[bytes, bytes]] = []
+    go_on = asyncio.Event()
+    connections = 0
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while not reader.at_eof():
+            try:
+                heard.append(await request(reader))
+            except asyncio.IncompleteReadError:
+                break
+            writer.write(HEAD + chunk(b"one"))
+            await go_on.wait()
+            writer.write(chunk(b"two") + b"0\r\n\r\n")
+        writer.close()
+
+    async def client(url: str, poster: Poster) -> None:
+        for _ in range(3):
+            go_on.clear()
+            answer = await poster.post(url + "/path", b"body", {"x-name": "value"})
+            pieces = answer.iter_any()
+            assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
+            assert await anext(pieces) == b"one", "before the answer is over"
+            go_on.set()
+            assert b"".join([piece async for piece in pieces]) == b"two"
+            assert answer.at_eof()
+            answer.release()
+
+    asyncio.run(served(handler, client))
+    assert connections == 1
+    head, body = heard[0]
+    assert head.startswith(b"POST /path HTTP/1.1\r\n") and b"x-name: value" in head and body == b"body"
+
+
+def test_whoever_leaves_before_the_end_closes_the_connection() -> None:
+    felt = asyncio.Event()
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(HEAD + chunk(b"one"))
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        felt.set()
+        writer.close()
+
+    async def client(url: str, poster: Poster) -> None:
+        answer = await poster.post(url + "/", b"", {})
+        assert await anext(answer.iter_any()) == b"one"
+        answer.release()
+        await felt.wait()
+        asking = asyncio.create_task(poster.post(url + "/", b"", {}))
+        (await asking).close()
+
+    asyncio.run(served(handler, client))
+
+
+def test_nobody_there_is_told_from_somebody_who_breaks_off() -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _, body = await request(reader)
+        writer.write({b"half": HEAD + chunk(b"one"), b"none": b"", b"nonsense": b"SMTP ready\r\n\r\n"}[body])
+        await writer.drain()
+        writer.close()
+
+    async def client(url: str, poster: Poster) -> None:
+        with pytest.raises(NotReached):
+            await poster.post("http://127.0.0.1:1/", b"", {})
+        answer = await poster.post(url + "/", b"half", {})
+        with pytest.raises(OSError):
+            await read_all(answer)
+        for body in (b"none", b"nonsense"):
+            with pytest.raises(OSError):
+                await poster.post(url + "/", body, {})
+
+    asyncio.run(served(handler, client))
+
+
+def test_an_answer_that_nobody_reads_is_held_within_a_bound_and_comes_whole_in_the_end() -> None:
+    block, num_blocks = bytes(1 << 16), 512
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(HEAD)
+        for _ in range(num_blocks):
+            writer.write(chunk(block))
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def client(url: str, poster: Poster) -> None:
+        answer = await poster.post(url + "/", bytes(4 << 20), {})
+        pieces, largest, total = answer.iter_any(), 0, 0
+        while not answer._is_paused:
+            await asyncio.sleep(0)
+        async for piece in pieces:
+            largest, total = max(largest, len(piece)), total + len(piece)
+        assert total == len(block) * num_blocks
+        assert largest < 2 * MAX_HELD_BYTES
+
+    asyncio.run(served(handler, client))
