@@ -12,6 +12,7 @@ from typing import Any, Literal
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["auto", "int8", "none"]
 LoadFormat = Literal["auto", "dummy"]
+GenerationConfig = Literal["auto", "none"]
 Transport = Literal["shm", "zmq"]
 Role = Literal["mixed", "prefill", "decode"]
 KvBackend = Literal["auto", "shm", "tcp", "nixl"]
@@ -40,6 +41,10 @@ class ServeConfig:
     dtype: Dtype = knob("auto", "type of the weights that are not quantized")
     quantization: Quantization = knob("auto", "int8 for checkpoints that are quantized already, else none")
     load_format: LoadFormat = knob("auto", "dummy: random weights from the model's config")
+    generation_config: GenerationConfig = knob(
+        "auto",
+        "auto: the checkpoint's generation_config.json says how to sample where requests do not; none: nobody does",
+    )
     max_model_len: int | None = knob(None, "longest prompt plus output, in tokens (default: the model's)")
     block_size: int = knob(16, "tokens per KV block")
     num_kv_blocks: int | None = knob(None, "KV blocks in the pool (default: from free memory)")
@@ -83,6 +88,9 @@ class ServeConfig:
     tls_key: str | None = knob(None, "private key of --tls-cert, as PEM")
     cors_origin: tuple[str, ...] = knob((), "origin that browsers may call from (may be given several times)")
     max_body_bytes: int = knob(8 << 20, "largest request body")
+    trust_request_chat_template: bool = knob(
+        False, "whether requests may bring a chat_template of their own, which is rendered in a jailed process"
+    )
     stall_timeout_s: float = knob(120.0, "a worker that has work and completes no step for so long is killed")
     drain_s: float = knob(5.0, "how long running streams may finish after SIGTERM")
     log_level: str = knob("info", "debug, info, warning or error")
@@ -175,6 +183,7 @@ class ApiConfig:
     cors_origin: tuple[str, ...] = ()
     max_body_bytes: int = 8 << 20
     max_choices: int = 16
+    trust_request_chat_template: bool = False
     default_deadline_s: float | None = None
     internal_adapter: bool = False
     role: Role = "mixed"

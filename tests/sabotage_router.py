@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import msgspec
 
-from onward.api import jobs
-from onward.api.answer import Choice, Piece, Start
-from onward.api.jobs import Jobs, Prepared
+from onward.api import jobs, starts
+from onward.api.choice import Choice, Start
+from onward.api.jobs import Jobs
 from onward.api.ledger import Order
+from onward.api.pieces import Piece
+from onward.api.prepared import Prepared
 from onward.api.prompts import Prompts
 from onward.proto.request import ErrorInfo
 from onward.proto.router import Attempt, GivenChoice, Progress, RegisterAnswer, Registration
@@ -40,7 +42,7 @@ def _only_the_tail_is_told(patch: Patches) -> None:
     def start_whole(original: Callable, given: GivenChoice, *rest: object) -> Start:
         return replace(original(given, *rest), tells_from=len(given.token_ids))
 
-    patch.around(jobs, "_start_whole", start_whole)
+    patch.around(starts, "_start_whole", start_whole)
 
 
 def _a_retry_starts_over(patch: Patches) -> None:
@@ -100,7 +102,7 @@ def _limits_count_from_the_break(patch: Patches) -> None:
         given = [len(one.token_ids) for one in prepared.attempt.choices] or [0] * (choice + 1)
         return original(prepared, choice, max(1, max_tokens - given[choice]), *rest)
 
-    patch.around(jobs, "_sampling", sampling)
+    patch.around(jobs, "sampling_of", sampling)
 
 
 def _stop_strings_are_looked_for_from_the_break_on(patch: Patches) -> None:

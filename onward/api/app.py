@@ -19,9 +19,19 @@ from onward.api.proven import Proven
 from onward.api.registering import Description, Probing
 from onward.api.streams import Streams
 from onward.api.telling_text import TellingText
+from onward.api.tokenizing import Tokenizing
 from onward.api.wrong_role import WrongRole
 from onward.obs.metrics import Registry
-from onward.proto.router import ABORT_PATH, ATTEMPT_PATH, FIND_PATH, PROBE_PATH, TEXT_PATH
+from onward.proto.router import (
+    ABORT_PATH,
+    ATTEMPT_PATH,
+    DETOKENIZE_PATH,
+    FIND_PATH,
+    PROBE_PATH,
+    TEXT_PATH,
+    TOKENIZE_PATH,
+)
+from onward.web import docs_page
 from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring
 from onward.web.envelope import Envelope
 from onward.web.error_answers import EXCEPTION_HANDLERS
@@ -42,12 +52,15 @@ def build_app(
     endpoints = {path: GenerationEndpoint(one, backend, streams) for path, one in generators.items()}
     attempts = AttemptEndpoint(generators if generates else {}, backend, streams, proven)
     aborting = Aborting(backend.client, streams, config.max_body_bytes, proven)
+    tokenizing = Tokenizing(backend, proven)
     between = {
         ATTEMPT_PATH: attempts,
         FIND_PATH: Finding(streams, proven).find,
         PROBE_PATH: Probing(description, proven).probe,
         TEXT_PATH: TellingText(backend, proven).tell,
         ABORT_PATH: aborting.abort_for_router,
+        TOKENIZE_PATH: tokenizing.tokenize_for_router,
+        DETOKENIZE_PATH: tokenizing.detokenize_for_router,
     }
     routes = [
         *(
@@ -55,8 +68,11 @@ def build_app(
             for path, one in endpoints.items()
         ),
         GuardedRoute("/v1/abort", aborting.abort, methods=["POST"], access=Access.USER),
+        GuardedRoute("/tokenize", tokenizing.tokenize, methods=["POST"], access=Access.USER),
+        GuardedRoute("/detokenize", tokenizing.detokenize, methods=["POST"], access=Access.USER),
         *(GuardedRoute(path, one, methods=["POST"], access=Access.CLUSTER) for path, one in between.items()),
         *admin.routes(proven),
+        GuardedRoute(docs_page.PATH, docs_page.show, methods=["GET"], access=Access.OPEN),
     ]
     routes.append(openapi.route(routes, bounds_of(backend)))
     callers = Callers(keyring, routes, config.cluster_key, backend.clock, answers_preflights=bool(config.cors_origin))

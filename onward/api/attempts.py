@@ -9,8 +9,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from onward.api.generation import Generator, check_room
-from onward.api.jobs import STREAM_UNKNOWN, Backend
+from onward.api.jobs import Backend
 from onward.api.proven import Proven
+from onward.api.starts import STREAM_UNKNOWN
 from onward.api.streams import Streams
 from onward.api.wrong_role import WRONG_ROLE
 from onward.errors import InvalidRequest, TooLarge

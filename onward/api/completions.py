@@ -1,22 +1,25 @@
-"""`/v1/completions`: a prompt in, its continuation out."""
+"""`/v1/completions`: prompts in, their continuations out.
 
-from typing import Any, Literal
+With `echo` a choice's text begins with its prompt: in a stream with what the choice is opened by, and with logprobs where
+those of the prompt are told. A client that brings tokens of an earlier answer (`generated_token_ids`) has the prompt.
+"""
+
+from typing import Any
 
 import msgspec
 
 from onward.api import continuing, logprobs
-from onward.api.answer import Piece, Text, Usage
-from onward.api.dialect import Head
-from onward.api.openai import Bounds, CompletionRequest, decode_completion
+from onward.api.answer import Usage
+from onward.api.dialect import Head, Opening
+from onward.api.openai import decode_completion
+from onward.api.pieces import Piece, Text
 from onward.api.prompts import Prompts
+from onward.api.requests import Bounds, CompletionRequest
 from onward.proto.sampling import Sampling
 
 
 class Completions:
     id_prefix = "cmpl-"
-    prompt_param = "prompt"
-    chunk_object = "text_completion"
-    prompt_logprobs_place: Literal["answer", "choice"] = "choice"
 
     def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts
@@ -24,39 +27,88 @@ class Completions:
     def decode(self, body: bytes, bounds: Bounds) -> tuple[CompletionRequest, int]:
         return decode_completion(body, bounds)
 
-    def prompt_token_ids(self, request: CompletionRequest, created_s: int) -> list[int]:
-        return self._prompts.of_completion(request, created_s)
+    def prompts(self, request: CompletionRequest, created_s: int) -> list[list[int]]:
+        return self._prompts.of_completion(request)
 
-    def new_text(self, stop: list[str], sampling: Sampling) -> Text:
-        return self._prompts.new_text(stop, sampling)
+    def prompt_path(self, request: CompletionRequest, index: int) -> str:
+        return request.prompt_path(index)
 
-    def opening(self) -> bytes | None:
-        return None
+    def new_text(self, request: CompletionRequest, sampling: Sampling) -> Text:
+        return self._prompts.new_text(request.stop_strings(), sampling, bool(request.include_stop_str_in_output))
+
+    def writer(self, request: CompletionRequest, prompts: list[list[int]]) -> "CompletionWriter":
+        return CompletionWriter(self._prompts, request, prompts)
+
+
+class CompletionWriter:
+    chunk_object = "text_completion"
+
+    def __init__(self, prompts: Prompts, request: CompletionRequest, prompt_ids: list[list[int]]) -> None:
+        self._prompts = prompts
+        self._prompt_ids = prompt_ids
+        self._num_told = request.num_told
+        self._echoes_scores = request.echoes_scores
+        self._opens_by_prompt = bool(request.echo) and not request.echoes_scores and request.generated_token_ids is None
+        self._echoed = self._prompt_texts(request) if request.echo else [""] * len(prompt_ids)
+        self.adds_to_every_piece = bool(request.return_token_ids)
+
+    def _prompt_texts(self, request: CompletionRequest) -> list[str]:
+        given = request.prompts()
+        return [one if isinstance(one, str) else self._prompts.text_of(one) for one in given]
+
+    def opening(self, choice: int) -> Opening | None:
+        if not (self._opens_by_prompt or self.adds_to_every_piece):
+            return None
+        text = self._echoed[self._place(choice)] if self._opens_by_prompt else ""
+        return Opening(b'"text":' + msgspec.json.encode(text), inside=self._told_prompt(choice))
 
     def said(self, piece: Piece) -> bytes:
-        return b'"text":' + msgspec.json.encode(piece.text)
+        return b'"text":' + msgspec.json.encode(self._scored_echo(piece) + piece.text)
 
     def logprobs(self, piece: Piece) -> dict[str, Any]:
-        return logprobs.of_completion(
-            self._prompts.names, piece.scored_token_ids, piece.logprobs or [], piece.text_offsets or []
-        )
+        place, names = self._place(piece.choice), self._prompts.names
+        offsets = [len(self._echoed[place]) + offset for offset in piece.text_offsets or []]
+        told = logprobs.of_completion(names, piece.scored_token_ids, piece.logprobs or [], offsets)
+        if not self._echoes_scores or piece.prompt_logprobs is None:
+            return told
+        before = logprobs.of_echo(names, self._prompt_ids[place], piece.prompt_logprobs, self._prompts.new_offsets())
+        return {name: before[name] + listed for name, listed in told.items()}
 
-    def prompt_logprobs(self, piece: Piece) -> list[Any]:
-        return logprobs.of_prompt(piece.prompt_logprobs or [], self._prompts.names)
+    def inside(self, piece: Piece) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if piece.prompt_logprobs is not None and not self._echoes_scores:
+            fields["prompt_logprobs"] = logprobs.of_prompt(piece.prompt_logprobs, self._prompts.names)
+        if self.adds_to_every_piece:
+            fields["token_ids"] = piece.token_ids
+        return fields
+
+    def beside(self, piece: Piece) -> dict[str, Any]:
+        return {}
 
     def whole(self, head: Head, choices: list[Piece], usage: Usage, beside: dict[str, Any]) -> bytes:
         listed = [self._choice(piece) for piece in choices]
-        if choices[0].prompt_logprobs is not None:
-            # The choices have one prompt, and the first has looked at it for all.
-            shared = self.prompt_logprobs(choices[0])
-            listed = [choice | {"prompt_logprobs": shared} for choice in listed]
         fields = head.fields("text_completion") | {"choices": listed, "usage": usage.as_json()} | beside
         return msgspec.json.encode(fields)
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
+        opened_by = self._echoed[self._place(piece.choice)] if self._opens_by_prompt else ""
         return {
             "index": piece.choice,
-            "text": piece.text,
+            "text": opened_by + self._scored_echo(piece) + piece.text,
             "logprobs": None if piece.logprobs is None else self.logprobs(piece),
             "finish_reason": piece.finish_reason,
-        } | continuing.of_choice(piece)
+            **self._told_prompt(piece.choice),
+            **self.inside(piece),
+            **continuing.of_choice(piece),
+        }
+
+    def _place(self, choice: int) -> int:
+        """Whose prompt it is."""
+        return choice // self._num_told
+
+    def _told_prompt(self, choice: int) -> dict[str, Any]:
+        return {"prompt_token_ids": self._prompt_ids[self._place(choice)]} if self.adds_to_every_piece else {}
+
+    def _scored_echo(self, piece: Piece) -> str:
+        is_told = self._echoes_scores and piece.prompt_logprobs is not None
+        return self._echoed[self._place(piece.choice)] if is_told else ""

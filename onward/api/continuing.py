@@ -12,9 +12,11 @@ stream ended long before. The new answer begins where the text of the first one 
 
 from typing import Any
 
-from onward.api.answer import Answer, Choice, Piece
+from onward.api.answer import Answer
+from onward.api.choice import Choice
 from onward.api.ledger import RESCHEDULE
-from onward.api.openai import GenerationRequest
+from onward.api.pieces import Piece
+from onward.api.requests import GenerationRequest
 from onward.web.failures import error_fields
 
 

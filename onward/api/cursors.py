@@ -1,6 +1,6 @@
 """The `id:` lines of one answer's events: each says where the stream stands after the whole tokens that it covers."""
 
-from onward.api.answer import Piece
+from onward.api.pieces import Piece
 from onward.proto.cursor import ChoiceCursor, Cursor, format_cursor
 from onward.proto.router import Attempt
 
@@ -13,6 +13,11 @@ class Cursors:
         self._attempt = attempt
         self._positions = list(positions)
         self._choices = list(known)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all choices, up to here."""
+        return sum(self._positions)
 
     def at_usage(self) -> str:
         """When that has been told too."""

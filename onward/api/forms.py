@@ -4,10 +4,12 @@ from typing import Protocol
 
 import msgspec
 
-from onward.api.answer import Answer, Piece, joined
+from onward.api.answer import Usage
+from onward.api.best_of import best_of_each, with_shared_prompts
+from onward.api.chunks import Chunks
 from onward.api.cursors import Cursors
-from onward.api.dialect import Chunks, Dialect
 from onward.api.jobs import Job
+from onward.api.pieces import Piece, joined
 from onward.proto.router import Facts
 from onward.web import sse
 
@@ -26,33 +28,39 @@ class Form(Protocol):
 class Collected:
     """Everything that was said, for an answer that is written when it is whole."""
 
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-        self._said: list[list[Piece]] = [[] for _ in answer.choices]
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._said: list[list[Piece]] = [[] for _ in job.answer.choices]
 
     def add(self, pieces: list[Piece]) -> None:
         for piece in pieces:
             self._said[piece.choice].append(piece)
 
-    def body(self, dialect: Dialect, job: Job) -> bytes:
-        choices = [self._answer.with_ids(joined(pieces)) for pieces in self._said]
-        return dialect.whole(job.head, choices, self._answer.usage(), job.to_continue())
+    def body(self) -> bytes:
+        job, answer, request = self._job, self._job.answer, self._job.prepared.request
+        choices = [answer.with_ids(joined(pieces)) for pieces in self._said]
+        choices = with_shared_prompts(choices, request.num_candidates)
+        if request.picks_best:
+            choices = best_of_each(choices, request)
+        return job.writer.whole(job.head, choices, answer.usage(), job.to_continue())
 
 
 class ChunkForm:
     """What a client reads: chunks."""
 
-    def __init__(self, dialect: Dialect, job: Job) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
-        self._include_usage = job.prepared.request.include_usage
-        self._chunks = Chunks(dialect, job.head, self._include_usage)
+        request = job.prepared.request
+        self._include_usage, self._continuous_usage = request.include_usage, request.continuous_usage
+        self._chunks = Chunks(job.writer, job.head, self._include_usage)
         self._cursors = Cursors(job.prepared.attempt, job.positions, job.known)
 
     def opening(self) -> list[bytes]:
         """Of all choices at once, with the answer's first event. Whoever goes on with an answer has had them."""
         if self._job.prepared.is_continued:
             return []
-        openings = [self._chunks.opening(choice.index) for choice in self._job.answer.choices]
+        usage = self._usage_so_far()
+        openings = [self._chunks.opening(choice.index, usage) for choice in self._job.answer.choices]
         return [sse.event(opening) for opening in openings if opening is not None]
 
     def news(self, pieces: list[Piece]) -> list[bytes]:
@@ -62,8 +70,13 @@ class ChunkForm:
     def _event(self, piece: Piece, is_last: bool) -> bytes:
         cursor = self._cursors.after(piece)
         if not piece.skipped:
-            return sse.event(self._chunks.piece(piece, self._job.to_continue() if is_last else None), cursor)
+            beside = self._job.to_continue() if is_last else None
+            return sse.event(self._chunks.piece(piece, beside, self._usage_so_far()), cursor)
         return sse.bare_event(cursor) if self._job.prepared.is_routed and cursor is not None else b""
+
+    def _usage_so_far(self) -> Usage | None:
+        """Up to the piece that is written: others may have come already."""
+        return self._job.answer.usage(self._cursors.num_tokens) if self._continuous_usage else None
 
     def end(self) -> list[bytes]:
         if not self._include_usage or self._job.prepared.attempt.usage_told:
@@ -74,8 +87,8 @@ class ChunkForm:
 class RoutedChunkForm:
     """The same for a router, which is told more."""
 
-    def __init__(self, dialect: Dialect, job: Job) -> None:
-        self._chunks = ChunkForm(dialect, job)
+    def __init__(self, job: Job) -> None:
+        self._chunks = ChunkForm(job)
         self._facts = FactsOnce(job)
 
     def opening(self) -> list[bytes]:
@@ -91,12 +104,10 @@ class RoutedChunkForm:
 class RoutedWholeForm:
     """For a router whose client wants the answer as a whole: the tokens as they come, the body at the end."""
 
-    def __init__(self, dialect: Dialect, job: Job) -> None:
-        self._dialect = dialect
-        self._job = job
+    def __init__(self, job: Job) -> None:
         self._facts = FactsOnce(job)
         self._cursors = Cursors(job.prepared.attempt, job.positions, job.known)
-        self._collected = Collected(job.answer)
+        self._collected = Collected(job)
         self._collected.add(job.replayed)
 
     def opening(self) -> list[bytes]:
@@ -108,7 +119,7 @@ class RoutedWholeForm:
         return self._facts.before(pieces) + [sse.bare_event(cursor) for cursor in cursors if cursor is not None]
 
     def end(self) -> list[bytes]:
-        return [sse.named_event("answer", self._collected.body(self._dialect, self._job))]
+        return [sse.named_event("answer", self._collected.body())]
 
 
 class FactsOnce:

@@ -4,23 +4,22 @@ With the internal adapter on, the token that ended the output is not shown, nor 
 to each other have no use for an eos. It is left out here and nowhere else: usage, cursors and history have it.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from onward.api import continuing, logprobs
-from onward.api.answer import NoText, Piece, Text, Usage
-from onward.api.dialect import Head
-from onward.api.openai import Bounds, TokenRequest, decode_tokens
+from onward.api.answer import Usage
+from onward.api.dialect import Head, Opening
+from onward.api.openai import decode_tokens
+from onward.api.pieces import NoText, Piece, Text
 from onward.api.prompts import Prompts
+from onward.api.requests import Bounds, TokenRequest
 from onward.proto.sampling import Sampling
 
 
 class Generate:
     id_prefix = "gen-"
-    prompt_param = "prompt_token_ids"
-    chunk_object = "generate.chunk"
-    prompt_logprobs_place: Literal["answer", "choice"] = "answer"
 
     def __init__(self, prompts: Prompts, internal_adapter: bool) -> None:
         self._prompts = prompts
@@ -29,13 +28,28 @@ class Generate:
     def decode(self, body: bytes, bounds: Bounds) -> tuple[TokenRequest, int]:
         return decode_tokens(body, bounds)
 
-    def prompt_token_ids(self, request: TokenRequest, created_s: int) -> list[int]:
-        return request.prompt_token_ids
+    def prompts(self, request: TokenRequest, created_s: int) -> list[list[int]]:
+        return [request.prompt_token_ids]
 
-    def new_text(self, stop: list[str], sampling: Sampling) -> Text:
+    def prompt_path(self, request: TokenRequest, index: int) -> str:
+        return "prompt_token_ids"
+
+    def new_text(self, request: TokenRequest, sampling: Sampling) -> Text:
+        stop = request.stop_strings()
         return self._prompts.new_text(stop, sampling) if stop else NoText()
 
-    def opening(self) -> bytes | None:
+    def writer(self, request: TokenRequest, prompts: list[list[int]]) -> "TokenWriter":
+        return TokenWriter(self._hides_end)
+
+
+class TokenWriter:
+    chunk_object = "generate.chunk"
+    adds_to_every_piece = False
+
+    def __init__(self, hides_end: bool) -> None:
+        self._hides_end = hides_end
+
+    def opening(self, choice: int) -> Opening | None:
         return None
 
     def said(self, piece: Piece) -> bytes:
@@ -45,15 +59,18 @@ class Generate:
         shown = len(piece.rescored_token_ids) + self._num_shown(piece)
         return logprobs.of_tokens(piece.scored_token_ids[:shown], (piece.logprobs or [])[:shown])
 
-    def prompt_logprobs(self, piece: Piece) -> list[Any]:
-        return logprobs.of_prompt(piece.prompt_logprobs or [], None)
+    def inside(self, piece: Piece) -> dict[str, Any]:
+        return {}
+
+    def beside(self, piece: Piece) -> dict[str, Any]:
+        if piece.prompt_logprobs is None:
+            return {}
+        return {"prompt_logprobs": logprobs.of_prompt(piece.prompt_logprobs, None)}
 
     def whole(self, head: Head, choices: list[Piece], usage: Usage, beside: dict[str, Any]) -> bytes:
         listed = [self._choice(piece) for piece in choices]
         fields = head.fields("generate") | {"choices": listed, "usage": usage.as_json()} | beside
-        if choices[0].prompt_logprobs is not None:
-            fields["prompt_logprobs"] = self.prompt_logprobs(choices[0])
-        return msgspec.json.encode(fields)
+        return msgspec.json.encode(fields | self.beside(choices[0]))
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
         return {

@@ -12,11 +12,13 @@ from dataclasses import replace
 
 from starlette.types import Receive, Scope, Send
 
-from onward.api.answer import Piece
 from onward.api.forms import ChunkForm, Collected, Form, RoutedChunkForm, RoutedWholeForm
 from onward.api.identity import Identity, identity_of
-from onward.api.jobs import EXACT_QUANTIZATION, STREAM_UNKNOWN, Backend, Job, Jobs, Prepared, continued
+from onward.api.jobs import EXACT_QUANTIZATION, Backend, Job, Jobs
 from onward.api.ledger import RESCHEDULE, Delivery
+from onward.api.pieces import Piece
+from onward.api.prepared import Prepared
+from onward.api.starts import STREAM_UNKNOWN, continued
 from onward.api.streams import Stream, Streams
 from onward.errors import InternalError, Overloaded, Unavailable
 from onward.proto.cursor import Cursor
@@ -67,14 +69,14 @@ class Generator:
             self._streams.leave(stream)
 
     async def _collect(self, job: Job, send: Send) -> None:
-        collected = Collected(job.answer)
+        collected = Collected(job)
         collected.add(job.closing)
         while not job.answer.finished:
             pieces, error = await self._advance(job)
             if error is not None:
                 raise error
             collected.add(pieces)
-        await http.respond(send, 200, collected.body(self.jobs.dialect, job))
+        await http.respond(send, 200, collected.body())
 
     async def _stream(self, stream: Stream, send: Send) -> None:
         job, error, pieces = stream.job, None, stream.job.closing
@@ -97,8 +99,8 @@ class Generator:
 
     def _form(self, job: Job) -> Form:
         if not job.prepared.is_routed:
-            return ChunkForm(self.jobs.dialect, job)
-        return (RoutedWholeForm if job.prepared.is_whole else RoutedChunkForm)(self.jobs.dialect, job)
+            return ChunkForm(job)
+        return (RoutedWholeForm if job.prepared.is_whole else RoutedChunkForm)(job)
 
     async def _stream_events(
         self, job: Job, form: Form, pieces: list[Piece], error: RequestFailed | None, send: Send

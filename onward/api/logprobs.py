@@ -66,6 +66,16 @@ def of_completion(
     }
 
 
+def of_echo(
+    names: TokenNames, prompt_token_ids: Sequence[int], prompt: PromptLogprobs, offsets: TextOffsets
+) -> dict[str, Any]:
+    """Those of a prompt that stands before its completion. Its first token has nothing before it that could predict it."""
+    scores = [one for _, one in prompt]
+    told = of_completion(names, prompt_token_ids[1:], scores, [offsets.push(one) for one in prompt_token_ids][1:])
+    first = {"tokens": names.text(prompt_token_ids[0]), "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
+    return {name: [first[name], *listed] for name, listed in told.items()}
+
+
 def of_tokens(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
     """For clients that speak in token ids: nothing is turned into text."""
     return [

@@ -25,6 +25,7 @@ from onward.transport.control import ControlChannel, join_supervisor
 from onward.transport.shelf import ShelfSocket
 from onward.transport.zmq import EngineSocket
 from onward.web.server import HttpServer, tls_of
+from onward.web.template_jail import TemplateJail
 
 NUM_TEXT_THREADS = 2
 
@@ -64,7 +65,8 @@ def main() -> None:
     assert isinstance(start, StartApi), "the first message says what to be"
     log.set_up(f"api-{start.index}", start.config.log_level)
     try:
-        prompts = Prompts(read_text(start.model))
+        jail = TemplateJail() if start.config.trust_request_chat_template else None
+        prompts = Prompts(read_text(start.model), jail)
     except OnwardError as error:
         channel.send(StartFailed(error.message))
         raise SystemExit(1) from error

@@ -11,16 +11,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onward.api.openai import (
+from onward.api.request_checks import (
     MAX_CACHE_SALT_LENGTH,
     MAX_DEADLINE_MS,
     MAX_LOGPROBS,
     MAX_REPETITION_PENALTY,
-    Bounds,
-    ChatRequest,
-    CompletionRequest,
-    TokenRequest,
 )
+from onward.api.requests import Bounds, ChatRequest, CompletionRequest, TokenRequest
+from onward.api.tokenizing import DetokenizeRequest, TokenizeRequest
 from onward.version import __version__
 from onward.web.aborts import AbortRequest
 from onward.web.callers import Access, GuardedRoute
@@ -33,8 +31,28 @@ _BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/completions": CompletionRequest,
     "/v1/generate": TokenRequest,
     "/v1/abort": AbortRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
 }
 
+SUMMARIES: dict[str, str] = {
+    "/v1/chat/completions": "Answers a chat. GET with Last-Event-ID goes on with a stream",
+    "/v1/completions": "Continues texts. GET with Last-Event-ID goes on with a stream",
+    "/v1/generate": "Token ids in, token ids out. GET with Last-Event-ID goes on with a stream",
+    "/v1/abort": "Ends requests by their ids or labels",
+    "/tokenize": "The token ids of a text or a chat",
+    "/detokenize": "The text of token ids",
+    "/v1/models": "The model that is served",
+    "/v1/models/{model}": "The same by its name",
+    "/health": "Whether requests can be served now",
+    "/live": "Whether this process answers at all",
+    "/version": "The version of the server",
+    "/metrics": "Numbers for Prometheus",
+    "/info": "The configuration and the processes",
+    "/drain": "Takes the instance out of service",
+    "/docs": "This, as a page",
+    "/openapi.json": "This document",
+}
 
 RANGES: dict[str, dict[str, Any]] = {
     "max_tokens": {"minimum": 1},
@@ -72,12 +90,12 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
 
 
 def route(routes: Sequence[GuardedRoute], bounds: Bounds) -> GuardedRoute:
-    told = document([*routes], bounds)
-
     async def tell(_: Request) -> Response:
         return json_response(told)
 
-    return GuardedRoute(PATH, tell, methods=["GET"], access=Access.USER)
+    own = GuardedRoute(PATH, tell, methods=["GET"], access=Access.USER)
+    told = document([*routes, own], bounds)
+    return own
 
 
 def document(routes: Sequence[GuardedRoute], bounds: Bounds) -> dict[str, Any]:
@@ -103,9 +121,18 @@ def _add_ranges(properties: dict[str, dict[str, Any]], bounds: Bounds) -> None:
     for name in properties.keys() & RANGES.keys():
         properties[name] |= RANGES[name]
     properties["model"]["enum"] = [bounds.model]
-    properties["n"] |= {"minimum": 1, "maximum": bounds.max_choices}
+    for name in properties.keys() & {"n", "best_of"}:
+        properties[name] |= {"minimum": 1, "maximum": bounds.max_choices}
     if "prompt_token_ids" in properties:
-        properties["prompt_token_ids"]["items"] |= {"minimum": 0, "maximum": bounds.vocab_size - 1}
+        _bound_numbers(properties["prompt_token_ids"], {"minimum": 0, "maximum": bounds.vocab_size - 1})
+
+
+def _bound_numbers(schema: dict[str, Any], rule: dict[str, int]) -> None:
+    """Of lists, and of lists of them."""
+    if schema.get("type") == "integer":
+        schema |= rule
+    for inner in [*schema.get("anyOf", []), *([schema["items"]] if "items" in schema else [])]:
+        _bound_numbers(inner, rule)
 
 
 def _path(route: GuardedRoute) -> str:
@@ -120,6 +147,8 @@ def _operations(route: GuardedRoute) -> dict[str, Any]:
 def _operation(route: GuardedRoute) -> dict[str, Any]:
     failed = {"description": "An error", "content": _json({"$ref": _SCHEMAS.format(name=ErrorAnswer.__name__)})}
     operation: dict[str, Any] = {"responses": {"200": {"description": "The answer"}, "default": failed}}
+    if summary := SUMMARIES.get(_path(route)):
+        operation["summary"] = summary
     if route.access is not Access.OPEN:
         operation["security"] = [{"key": []}]
         operation["description"] = f"For a key of the role {route.access.value}, where there are keys."

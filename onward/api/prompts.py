@@ -1,30 +1,76 @@
 """Everything about text that needs the model's files: prompts in, text streams out. Runs in a thread; knows no HTTP."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from onward.api.logprobs import TextOffsets, TokenNames
-from onward.api.openai import ChatRequest, CompletionRequest
+from onward.api.requests import ChatRequest, CompletionRequest
+from onward.errors import InvalidRequest
 from onward.proto.model import ModelText
 from onward.proto.sampling import Sampling
 from onward.text.bad_words import bad_word_token_ids
-from onward.text.prompt_tokens import PromptTokens
+from onward.text.prompt_tokens import ChatMessage, PromptTokens, Render, Rendering
 from onward.text.text_stream import TextStream
 from onward.text.token_table import TokenTable
 from onward.web.body import wrong
+from onward.web.template_child import Job
+from onward.web.template_jail import TemplateJail
 
 
 class Prompts:
-    def __init__(self, text: ModelText) -> None:
-        self._tokens = PromptTokens(text)
-        self._tokenizer = self._tokens.tokenizer
+    """`jail`: where templates of clients are rendered."""
+
+    def __init__(self, text: ModelText, jail: TemplateJail | None = None) -> None:
+        self.tokens = PromptTokens(text)
+        self._text = text
+        self._jail = jail
+        self._tokenizer = self.tokens.tokenizer
         self._table = self._tokenizer.table if self._tokenizer else TokenTable([])
         self.names = TokenNames(self._table)
 
     def of_chat(self, request: ChatRequest, created_s: int) -> list[int]:
-        return self._tokens.of_chat(request.messages, created_s)
+        if request.prompt_token_ids is not None:
+            return request.prompt_token_ids
+        return self.of_messages(request.messages, request.rendering(), request.chat_template, created_s)
 
-    def of_completion(self, request: CompletionRequest, created_s: int) -> list[int]:
-        if isinstance(request.prompt, list):
-            return request.prompt
-        return self._tokens.of_text(request.prompt)
+    def of_messages(
+        self, messages: Sequence[ChatMessage], rendering: Rendering, template: str | None, created_s: int
+    ) -> list[int]:
+        """`template`: the client's own."""
+        by = None if template is None else self._by_template(template, created_s)
+        return self.tokens.of_chat(messages, created_s, rendering, by)
+
+    def of_completion(self, request: CompletionRequest) -> list[list[int]]:
+        return [self._of_prompt(one, request.prompt_path(index)) for index, one in enumerate(request.prompts())]
+
+    def _of_prompt(self, prompt: str | list[int], path: str) -> list[int]:
+        if isinstance(prompt, list):
+            return prompt
+        try:
+            return self.tokens.of_text(prompt)
+        except InvalidRequest as error:
+            raise wrong(path, error.message.removeprefix("prompt: ")) from error
+
+    def _by_template(self, source: str, created_s: int) -> Render:
+        jail, text = self._jail, self._text
+        assert jail is not None, "checked with the request"
+
+        def render(messages: list[dict[str, Any]], rendering: Rendering) -> str:
+            job = Job(
+                source,
+                messages,
+                created_s,
+                text.bos_token,
+                text.eos_token,
+                rendering.opens_answer,
+                variables=rendering.variables(),
+            )
+            return jail.render(job)
+
+        return render
+
+    def text_of(self, token_ids: Sequence[int], *, with_special: bool = False) -> str:
+        return self._table.decode(token_ids, skip_special_tokens=not with_special)
 
     def bad_words(self, words: list[str]) -> tuple[tuple[int, ...], ...]:
         return bad_word_token_ids(words, self._tokenizer)
@@ -32,12 +78,13 @@ class Prompts:
     def new_offsets(self) -> TextOffsets:
         return TextOffsets(self._table)
 
-    def new_text(self, stop: list[str], sampling: Sampling) -> TextStream:
+    def new_text(self, stop: list[str], sampling: Sampling, include_stop: bool = False) -> TextStream:
         if stop and self._tokenizer is None:
             raise wrong("stop", "this model has no tokenizer, so there is no text to find it in; use stop_token_ids")
         return TextStream(
             self._table,
             tuple(stop),
+            include_stop,
             end_token_ids=sampling.end_token_ids,
             min_tokens=sampling.min_tokens,
         )

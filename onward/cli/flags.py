@@ -26,6 +26,19 @@ def from_args(args: argparse.Namespace, config: type[Any]) -> Any:
     return config(**{k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if v is not None})
 
 
+def flags_of(args: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
+    """What was said of these knobs, as it would be said again."""
+    flags: list[str] = []
+    for name in names:
+        value, flag = getattr(args, name, None), name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            for one in value if isinstance(value, list) else [value]:
+                flags += [f"--{flag}", str(one)]
+    return flags
+
+
 def _kind_of(hint: Any, name: str) -> dict[str, Any]:
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import sys
+from typing import Any
 
 from onward.errors import OnwardError
 from onward.version import __version__
@@ -14,6 +15,7 @@ COMMANDS = {
     "status": "show the instances behind a router, or one instance",
     "drain": "let an instance take no more requests, and wait until it has none",
     "chat": "talk to a server in the terminal",
+    "run-batch": "answer a file of requests, as OpenAI's batches have them",
     "bench": "load a server with streams and measure it",
     "sim": "run whole clusters under faults in virtual time, and check what clients get",
     "replay": "run a recording of the engine again and compare its answers",
@@ -36,15 +38,19 @@ def run(argv: list[str]) -> int:
     for name, help_text in COMMANDS.items():
         subparser = commands.add_parser(name, help=help_text)
         if name == chosen:
-            importlib.import_module(f"onward.cli.{name}").add_arguments(subparser)
+            _module_of(name).add_arguments(subparser)
     args = parser.parse_args(argv)
     try:
-        return importlib.import_module(f"onward.cli.{args.command}").run(args)
+        return _module_of(args.command).run(args)
     except OnwardError as error:
         print(f"onward {args.command}: {error.message}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _module_of(command: str) -> Any:
+    return importlib.import_module(f"onward.cli.{command.replace('-', '_')}")
 
 
 if __name__ == "__main__":

@@ -96,6 +96,7 @@ def prepare_model(config: ServeConfig, progress: StartProgress) -> PreparedModel
         dtype=config.dtype,
         quantization=config.quantization,
         load_format=config.load_format,
+        generation_config=config.generation_config,
         cache_dir=cache_dir(),
         progress=progress,
     )

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from onward import log
 from onward.cli.api_key import check_doors, key_source_of
-from onward.cli.flags import add_flags, from_args
+from onward.cli.flags import add_flags, flags_of, from_args
 from onward.cli.progress import StartProgress
 from onward.cli.router import check as check_router
 from onward.cli.serve import check, prepare_model
@@ -171,7 +171,7 @@ def front_of(args: argparse.Namespace, host: str) -> Front:
     check_doors(config, keys)
     if len(source.plain) > 1:
         raise StartupError("a cluster takes one --api-key; put several into a file for --api-keys")
-    return Front(tuple(_flags_of(args, FRONT_FLAGS)), next(iter(source.plain), ""), has_keys=len(keys) > 0)
+    return Front(tuple(flags_of(args, FRONT_FLAGS)), next(iter(source.plain), ""), has_keys=len(keys) > 0)
 
 
 def check_router_flags(args: argparse.Namespace) -> None:
@@ -276,23 +276,11 @@ def plan_router(flags: list[str], host: str, port: int, key_file: str, front: Fr
 def passed_on(args: argparse.Namespace) -> list[str]:
     """The flags of `onward serve` that were given to us, for every instance."""
     skipped = (*OURS_TO_SAY, "host", "threads", "kv_port")
-    return _flags_of(args, tuple(knob.name for knob in fields(ServeConfig) if knob.name not in skipped))
+    return flags_of(args, tuple(knob.name for knob in fields(ServeConfig) if knob.name not in skipped))
 
 
 def router_flags(args: argparse.Namespace) -> list[str]:
-    return _flags_of(args, (*ROUTERS_OWN, *ROUTERS_AND_INSTANCES))
-
-
-def _flags_of(args: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
-    flags: list[str] = []
-    for name in names:
-        value, flag = getattr(args, name, None), name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
-            for one in value if isinstance(value, list) else [value]:
-                flags += [f"--{flag}", str(one)]
-    return flags
+    return flags_of(args, (*ROUTERS_OWN, *ROUTERS_AND_INSTANCES))
 
 
 @contextlib.contextmanager

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from onward.errors import StartupError
-from onward.models import checkpoint, texts
+from onward.models import checkpoint, sampling_defaults, texts
 from onward.models.bounded_read import read_json
 from onward.models.config import from_hf
 from onward.models.file_facts import remembered
 from onward.models.names import expected_tensors
-from onward.proto.model import ModelConfig
+from onward.proto.model import ModelConfig, SamplingDefaults
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,6 +50,8 @@ class Source(Protocol):
 
     def is_quantized(self, cache_dir: Path) -> bool: ...
 
+    def sampling_defaults(self) -> SamplingDefaults: ...
+
     def open(self) -> Opened: ...
 
 
@@ -71,6 +73,10 @@ class GgufSource:
 
     def is_quantized(self, cache_dir: Path) -> bool:
         return remembered(self.path, "quantized", cache_dir, _gguf_is_quantized) == "yes"
+
+    def sampling_defaults(self) -> SamplingDefaults:
+        """Such files have none."""
+        return SamplingDefaults()
 
     def open(self) -> Opened:
         from onward.models.gguf_file import GgufFile
@@ -120,6 +126,9 @@ class FolderSource:
     def is_quantized(self, cache_dir: Path) -> bool:
         """Checkpoints in another project's quantized form are refused by `from_hf`."""
         return False
+
+    def sampling_defaults(self) -> SamplingDefaults:
+        return sampling_defaults.of_folder(self.folder)
 
     def read_config(self) -> ModelConfig:
         path = self.folder / "config.json"

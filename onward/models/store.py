@@ -23,7 +23,7 @@ from onward.models import default_model, sealed_folder, texts
 from onward.models.file_facts import Progress, sha256_of
 from onward.models.fingerprint import numerics_fingerprint
 from onward.models.sources import FolderSource, GgufSource, Opened, Source
-from onward.proto.model import PreparedModel
+from onward.proto.model import PreparedModel, SamplingDefaults
 
 MANIFEST = "manifest.json"
 
@@ -56,10 +56,12 @@ def prepare(
     dtype: str = "auto",
     quantization: str = "auto",
     load_format: str = "auto",
+    generation_config: str = "auto",
     cache_dir: Path | None = None,
     progress: Progress = lambda message, fraction: None,
 ) -> PreparedModel:
-    """`progress(message, fraction)` hears of downloads and conversions; the fraction may be unknown."""
+    """`generation_config` `none`: the checkpoint's own sampling defaults do not count.
+    `progress(message, fraction)` hears of downloads and conversions; the fraction may be unknown."""
     cache_dir = cache_dir or settings.cache_dir()
     try:
         source = find(model, with_weights=load_format != "dummy", cache_dir=cache_dir, progress=progress)
@@ -72,9 +74,11 @@ def prepare(
             prepared = _in_place(source, wanted, cache_dir, progress)
         else:
             prepared = _converted(source, wanted, cache_dir, progress)
+        # Read at each start, as it costs nothing: a converted folder says nothing about them.
+        defaults = SamplingDefaults() if generation_config == "none" else source.sampling_defaults()
     except OSError as fault:
         raise StartupError(f"cannot prepare the model {model}: {fault}") from None
-    return msgspec.structs.replace(prepared, name=served_model_name or source.name)
+    return msgspec.structs.replace(prepared, name=served_model_name or source.name, sampling_defaults=defaults)
 
 
 def find(model: str, *, with_weights: bool, cache_dir: Path, progress: Progress) -> Source:

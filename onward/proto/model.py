@@ -39,6 +39,16 @@ class ModelConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     """Qwen3: RMSNorm over each head of q and k, before rope."""
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
+    """For requests that do not say. None: nobody has."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
 class PreparedModel(msgspec.Struct, frozen=True):
     name: str
     """The id that clients use."""
@@ -59,6 +69,7 @@ class PreparedModel(msgspec.Struct, frozen=True):
     eos_token: str | None
     eos_token_ids: list[int]
     created_s: int = 0
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
 
 
 class ModelText(msgspec.Struct, frozen=True):

@@ -8,10 +8,12 @@ far, and reads tokens and ends from the `id:` lines of the answer; what the toke
     POST /internal/probe        router -> instance   what it would answer to a Registration; answered by a Registration
     POST /internal/find         router -> instance   a Find: who has this stream's record? answered by a Record, or 404
     POST /internal/abort        router -> instance   an abort as clients ask for it, and whose; JSON both ways
+    POST /internal/tokenize     router -> instance   as clients ask it at /tokenize; JSON both ways
+    POST /internal/detokenize   router -> instance   as clients ask it at /detokenize; JSON both ways
     POST /internal/text         router -> instance   an AskText: the tokenizer and template; answered by a ModelText
 
-Bodies are msgpack both ways but for aborts and for an attempt's answer. The probe is for instances that do not register
-by themselves.
+Bodies are msgpack both ways but where it says JSON, and for an attempt's answer. The probe is for instances that do not
+register by themselves.
 All of them carry the header `X-Onward-Proof` where there is a cluster key; see `transport.proof`.
 
 The events of an attempt's answer, in order:
@@ -40,6 +42,8 @@ PROBE_PATH = "/internal/probe"
 FIND_PATH = "/internal/find"
 TEXT_PATH = "/internal/text"
 ABORT_PATH = "/internal/abort"
+TOKENIZE_PATH = "/internal/tokenize"
+DETOKENIZE_PATH = "/internal/detokenize"
 
 
 class GivenChoice(msgspec.Struct, frozen=True, array_like=True):

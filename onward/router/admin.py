@@ -38,13 +38,13 @@ class Admin:
         self._registry = registry
         self._cluster_key = cluster_key
 
-    async def models(self, request: Request) -> Response:
-        """As an instance tells it: all of them serve the same."""
+    async def told_by_an_instance(self, request: Request) -> Response:
+        """All of them serve the same."""
         for replica in self._core.replicas.all(self._serving.clock.now_s()):
             answer = await self._serving.upstream.get(replica.url + request.url.path)
             if answer is not None and answer[0] < 500:
                 return Response(answer[1], answer[0], media_type="application/json")
-        raise Unavailable("there is no instance that could say which model it serves", retry_after_s=1.0)
+        raise Unavailable("there is no instance that could say it", retry_after_s=1.0)
 
     async def health(self, _: Request) -> Response:
         if not self._core.can_serve(self._serving.clock.now_s()):

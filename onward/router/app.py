@@ -12,8 +12,11 @@ from onward.proto.router import REGISTER_PATH
 from onward.router.aborting import Aborting
 from onward.router.admin import Admin
 from onward.router.generation import GenerationEndpoint
+from onward.router.passing_on import PATHS as PASSED_ON
+from onward.router.passing_on import PassingOn
 from onward.router.serving import Serving
 from onward.router.tokenizing import Tokenizing
+from onward.web import docs_page
 from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring
 from onward.web.envelope import Envelope
 from onward.web.error_answers import EXCEPTION_HANDLERS
@@ -43,8 +46,10 @@ def routes_of(
     """All there are, each with those who may use it."""
     config = serving.core.config
     asked: dict[str, tuple[Access, Handler]] = {
-        "/v1/models": (Access.USER, admin.models),
-        "/v1/models/{model:path}": (Access.USER, admin.models),
+        "/v1/models": (Access.USER, admin.told_by_an_instance),
+        "/v1/models/{model:path}": (Access.USER, admin.told_by_an_instance),
+        "/openapi.json": (Access.USER, admin.told_by_an_instance),
+        docs_page.PATH: (Access.OPEN, docs_page.show),
         "/health": (Access.USER, admin.health),
         "/live": (Access.OPEN, admin.live),
         "/version": (Access.USER, admin.version),
@@ -53,10 +58,12 @@ def routes_of(
         STATUS_PATH: (Access.ADMIN, admin.status),
     }
     aborting = Aborting(serving, config.max_body_bytes)
+    passing_on = PassingOn(serving, config.max_body_bytes)
     register = _looking_for_text(admin.register, tokenizing)
     return [
         *(GuardedRoute(path, generating, methods=GENERATING_METHODS, access=Access.USER) for path in GENERATING_PATHS),
         GuardedRoute("/v1/abort", aborting.abort, methods=["POST"], access=Access.USER),
+        *(GuardedRoute(path, passing_on.ask, methods=["POST"], access=Access.USER) for path in PASSED_ON),
         GuardedRoute(REGISTER_PATH, register, methods=["POST"], access=Access.CLUSTER),
         *(GuardedRoute(path, handler, methods=["GET"], access=access) for path, (access, handler) in asked.items()),
     ]

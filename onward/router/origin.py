@@ -25,7 +25,6 @@ class _Sketch(msgspec.Struct, frozen=True):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     seed: int | None = None
-    n: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     deadline_ms: int | None = None
@@ -108,10 +107,12 @@ def _deadline(sketch: _Sketch, arrival: Arrival) -> float | None:
 
 
 def _given(sketch: _Sketch) -> tuple[list[int], ...]:
+    """A list of ids for the only choice, else a list for each."""
     tokens = sketch.generated_token_ids or []
-    if (sketch.n or 1) == 1:
-        return ([one for one in tokens if isinstance(one, int)],) if tokens else ()
-    return tuple(one for one in tokens if isinstance(one, list))
+    each = tuple(one for one in tokens if isinstance(one, list))
+    if each or not tokens:
+        return each
+    return ([one for one in tokens if isinstance(one, int)],)
 
 
 def _known_prompt(sketch: _Sketch) -> list[int] | None:

@@ -18,7 +18,7 @@ from onward.obs.metrics import Registry
 from onward.router.serving import Serving
 from onward.router.stream import Origin
 from onward.router.tokenizer_source import TokenizerSource
-from onward.text.prompt_tokens import ChatMessage, PromptTokens
+from onward.text.prompt_tokens import ChatMessage, PromptTokens, Rendering
 
 MAX_INLINE_BYTES = 4 << 10
 """A longer body, of a millisecond or more, must not hold up everybody's tokens: it goes to a thread."""
@@ -30,12 +30,15 @@ REFUSED, BUSY = "refused", "busy"
 _logger = logging.getLogger(__name__)
 
 
-class _Chat(msgspec.Struct, frozen=True):
+class _Chat(Rendering, frozen=True, kw_only=True):
     messages: list[ChatMessage]
+    chat_template: None = None
+    """One that a client brings is for the instance to render, if it does."""
 
 
 class _Completion(msgspec.Struct, frozen=True):
     prompt: str
+    """One: several are made by the instance."""
 
 
 _chats = msgspec.json.Decoder(_Chat)
@@ -43,7 +46,8 @@ _completions = msgspec.json.Decoder(_Completion)
 
 
 def _of_chat(tokens: PromptTokens, origin: Origin) -> list[int]:
-    return tokens.of_chat(_chats.decode(origin.body).messages, origin.created_s)
+    chat = _chats.decode(origin.body)
+    return tokens.of_chat(chat.messages, origin.created_s, chat)
 
 
 def _of_completion(tokens: PromptTokens, origin: Origin) -> list[int]:

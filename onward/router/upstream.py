@@ -29,6 +29,8 @@ from onward.transport.decoding import decode_message
 from onward.transport.proof import prove
 
 ASK_TIMEOUT_S = 3.0
+PASS_ON_TIMEOUT_S = 30.0
+"""A client may ask for more work than we do."""
 MAX_ERROR_BYTES = 1 << 20
 MAX_ANSWER_BYTES = 64 << 20
 
@@ -89,6 +91,18 @@ class Upstream:
         try:
             return None if answer is None else msgspec.json.decode(answer)
         except msgspec.MsgspecError:
+            return None
+
+    async def pass_on(self, url: str, path: str, body: bytes) -> tuple[int, bytes] | None:
+        """A client's question, and the answer whatever its status. None: there is none."""
+        headers = {"content-type": "application/json"} | self._proof(path, body)
+        try:
+            async with (
+                asyncio.timeout(PASS_ON_TIMEOUT_S),
+                self._session.post(url + path, data=body, headers=headers, allow_redirects=False) as response,
+            ):
+                return response.status, await _read_within(response.content.iter_any(), MAX_ANSWER_BYTES)
+        except (TimeoutError, OSError, aiohttp.ClientError, ValueError):
             return None
 
     async def get(self, url: str) -> tuple[int, bytes] | None:

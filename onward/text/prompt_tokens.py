@@ -5,7 +5,7 @@ hash of what it works with. Does not know requests: whoever calls has found mess
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,10 +13,11 @@ import msgspec
 
 from onward.errors import InvalidRequest, StartupError
 from onward.proto.model import ModelText, PreparedModel
+from onward.text import open_message
 from onward.text.chat_template import ChatTemplate
 from onward.text.tokenizer import Tokenizer
 
-RENDERING = 1
+RENDERING = 2
 """Raised whenever this module, the template's environment or the tokenizer's settings make other ids than before."""
 
 
@@ -33,6 +34,33 @@ class ChatMessage(msgspec.Struct, frozen=True):
     tool_calls: list[Any] | None = None
 
 
+class Rendering(msgspec.Struct, frozen=True):
+    """What a chat request says about how its messages become a prompt."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+    @property
+    def opens_answer(self) -> bool:
+        """Whether the prompt ends with the beginning of the assistant's message."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
+
+    def variables(self) -> dict[str, Any]:
+        """Names for the template. What the client says to it directly comes last."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return effort | (self.chat_template_kwargs or {})
+
+
+PLAINLY = Rendering()
+
+Render = Callable[[list[dict[str, Any]], Rendering], str]
+"""By some template."""
+
+
 class PromptTokens:
     """Immutable once built, so threads may share it. Raises `InvalidRequest` for what has no ids."""
 
@@ -42,11 +70,28 @@ class PromptTokens:
             None if text.chat_template is None else ChatTemplate(text.chat_template, text.bos_token, text.eos_token)
         )
 
-    def of_chat(self, messages: Sequence[ChatMessage], created_s: int) -> list[int]:
-        if self._template is None or self.tokenizer is None:
+    def of_chat(
+        self, messages: Sequence[ChatMessage], created_s: int, rendering: Rendering = PLAINLY, by: Render | None = None
+    ) -> list[int]:
+        """`by`: instead of the model's template."""
+        if (self._template is None and by is None) or self.tokenizer is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
-        rendered = self._template.render([_plain(message) for message in messages], created_s=created_s)
-        return self.tokenizer.encode_chat(rendered)
+        render = by or self._by_own_template(created_s)
+        return self.tokenizer.encode_chat(_rendered(messages, rendering, render))
+
+    def _by_own_template(self, created_s: int) -> Render:
+        template = self._template
+        assert template is not None
+
+        def render(messages: list[dict[str, Any]], rendering: Rendering) -> str:
+            return template.render(
+                messages,
+                created_s=created_s,
+                add_generation_prompt=rendering.opens_answer,
+                variables=rendering.variables(),
+            )
+
+        return render
 
     def of_text(self, prompt: str) -> list[int]:
         if self.tokenizer is None:
@@ -55,6 +100,13 @@ class PromptTokens:
         if not token_ids:
             raise InvalidRequest("prompt: must not be empty", param="prompt")
         return token_ids
+
+
+def _rendered(messages: Sequence[ChatMessage], rendering: Rendering, render: Render) -> str:
+    plain = [_plain(message) for message in messages]
+    if not rendering.continue_final_message:
+        return render(plain, rendering)
+    return open_message.up_to_mark(render(open_message.with_mark(plain), rendering))
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:

@@ -16,8 +16,9 @@ CUT_REASONS = frozenset({"abort", "error", "pd_reschedule"})
 
 
 class TextStream:
-    """`end_token_ids` are tokens that end the output, whose text is never shown, special or not. `min_tokens`: a stop
-    string that is complete before there are so many tokens does not count."""
+    """`end_token_ids` are tokens that end the output, whose text is not shown, special or not. `include_stop`: what ends
+    the output, string or token, is shown all the same, but for special tokens. `min_tokens`: a stop string that is
+    complete before there are so many tokens does not count."""
 
     __slots__ = (
         "_detokenizer",
@@ -57,7 +58,7 @@ class TextStream:
         """The text that may be shown now that this token is known."""
         assert not self.stopped
         self.num_tokens += 1
-        if token_id in self._end_token_ids:
+        if token_id in self._end_token_ids and not self._include_stop:
             return ""
         text = self._detokenizer.push(token_id)
         if self._matcher is None:

@@ -38,6 +38,12 @@ def wrong(param: str, problem: str) -> InvalidRequest:
     return InvalidRequest(f"{param}: {problem}", param=param)
 
 
+def short(value: object) -> str:
+    """A client's value, for an error message: never the whole of a long one."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 def _wrong_type(fault: msgspec.ValidationError) -> InvalidRequest:
     match = _WITH_PATH.match(str(fault))
     assert match is not None

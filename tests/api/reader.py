@@ -32,6 +32,9 @@ class ChoiceRead:
     num_ends: int = 0
     completion_token_ids: list[int] | None = None
     error: dict[str, Any] | None = None
+    returned_token_ids: list[int] = field(default_factory=list)
+    """With `return_token_ids`."""
+    prompt_token_ids: list[int] | None = None
 
 
 @dataclass
@@ -44,6 +47,9 @@ class AnswerRead:
     """The last one of a stream."""
     error: dict[str, Any] | None = None
     """Of a stream that ended with one."""
+    prompt_token_ids: list[int] | None = None
+    usages: list[int] = field(default_factory=list)
+    """Output tokens so far, as each chunk tells them, or an answer at its end."""
 
     @property
     def texts(self) -> list[str]:
@@ -74,8 +80,14 @@ def ask(url: str, path: str, body: dict[str, Any]) -> AnswerRead:
     return read(response, body)
 
 
+def num_choices(body: dict[str, Any]) -> int:
+    prompt = body.get("prompt")
+    is_list = isinstance(prompt, list) and not isinstance(prompt[0], int)
+    return body.get("n", 1) * (len(prompt) if is_list else 1)
+
+
 def read(response: httpx.Response, body: dict[str, Any]) -> AnswerRead:
-    answer = AnswerRead([ChoiceRead() for _ in range(body.get("n", 1))])
+    answer = AnswerRead([ChoiceRead() for _ in range(num_choices(body))])
     if body.get("stream"):
         _read_stream(answer, response.text)
     else:
@@ -103,6 +115,10 @@ def _read_stream(answer: AnswerRead, text: str) -> None:
 def take(answer: AnswerRead, data: dict[str, Any]) -> None:
     assert answer.resume is None or not data["choices"], "what is needed to continue comes with the last choice"
     answer.usage = data.get("usage") or answer.usage
+    answer.prompt_token_ids = data.get("prompt_token_ids", answer.prompt_token_ids)
+    is_chunk = any("message" not in choice for choice in data["choices"])
+    if is_chunk and data.get("usage"):
+        answer.usages.append(data["usage"]["completion_tokens"])
     answer.seed = data.get("seed", answer.seed)
     answer.resume = data.get("resume", answer.resume)
     for choice in data["choices"]:
@@ -111,6 +127,9 @@ def take(answer: AnswerRead, data: dict[str, Any]) -> None:
         one.text += said.get("content", said.get("text", ""))
         if data["object"] == "generate":
             one.token_ids += choice["token_ids"]
+        else:
+            one.returned_token_ids += choice.get("token_ids", [])
+        one.prompt_token_ids = choice.get("prompt_token_ids", one.prompt_token_ids)
         one.logprobs += _entries(choice["logprobs"])
         one.completion_token_ids = choice.get("completion_token_ids", one.completion_token_ids)
         one.error = choice.get("error", one.error)

@@ -3,9 +3,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.api.answer import MAX_EVENT_TOKENS, Answer, Choice, NoText, Piece, Start, joined
+from onward.api.answer import MAX_EVENT_TOKENS, Answer
+from onward.api.choice import Choice, Start
 from onward.api.ledger import ABORTED, Delivery
 from onward.api.logprobs import TextOffsets
+from onward.api.pieces import NoText, Piece, joined
 from onward.proto.request import ErrorInfo
 from onward.proto.sampling import Sampling
 from onward.proto.step import TokenLogprobs
@@ -25,14 +27,14 @@ def news(data: bytes, reason: str | None = None, index: int = 0, error: ErrorInf
 
 
 def test_what_came_for_a_choice_becomes_one_piece() -> None:
-    answer = Answer([1, 2, 3], [choice()])
+    answer = Answer([[1, 2, 3]], [choice()])
     progress = answer.take([news(b"ab"), news(b"c")])
     assert progress.pieces == [Piece(0, list(b"abc"), "abc")]
     assert not answer.finished
 
 
 def test_no_piece_covers_a_token_behind_the_stop() -> None:
-    answer = Answer([1, 2, 3], [choice(stop=("two",))])
+    answer = Answer([[1, 2, 3]], [choice(stop=("two",))])
     progress = answer.take([news(b"one two three"), news(b" four", "length")])
     assert progress.pieces == [Piece(0, list(b"one two"), "one ", "stop")]
     assert answer.choices[0].position == len("one two")
@@ -40,13 +42,13 @@ def test_no_piece_covers_a_token_behind_the_stop() -> None:
 
 
 def test_the_engine_is_told_of_a_stop_only_if_it_does_not_know_the_end() -> None:
-    going_on, ended = (Answer([1, 2, 3], [choice(stop=("b",))]) for _ in range(2))
+    going_on, ended = (Answer([[1, 2, 3]], [choice(stop=("b",))]) for _ in range(2))
     assert [one.index for one in going_on.take([news(b"abc")]).stopped] == [0]
     assert ended.take([news(b"ab", "length")]).stopped == []
 
 
 def test_nothing_is_said_after_the_end() -> None:
-    answer = Answer([1, 2, 3], [choice(stop=("b",))])
+    answer = Answer([[1, 2, 3]], [choice(stop=("b",))])
     answer.take([news(b"ab")])
     assert answer.take([news(b"cd")]).pieces == []
     assert answer.usage().completion_tokens == 2
@@ -54,7 +56,7 @@ def test_nothing_is_said_after_the_end() -> None:
 
 def test_pieces_that_came_before_an_error_are_still_said() -> None:
     error = ErrorInfo("crashed_worker", "x")
-    answer = Answer([1, 2, 3], [choice()])
+    answer = Answer([[1, 2, 3]], [choice()])
     progress = answer.take([news(b"ab"), news(b"", "error", error=error)])
     assert progress.pieces == [Piece(0, list(b"ab"), "ab")]
     assert progress.error == error
@@ -64,7 +66,7 @@ GIVEN_UP = ErrorInfo("pd_preempted", "PD Error: x", 503, True)
 
 
 def test_a_choice_that_is_given_up_shows_only_what_can_no_longer_change() -> None:
-    answer = Answer([1, 2, 3], [choice(stop=("stop",))])
+    answer = Answer([[1, 2, 3]], [choice(stop=("stop",))])
     progress = answer.take([news("né st".encode()), news("😀".encode()[:2], "pd_reschedule", error=GIVEN_UP)])
     output = list("né st".encode() + "😀".encode()[:2])
     ended = Piece(0, output, "né ", "pd_reschedule", completion_token_ids=output, error=GIVEN_UP)
@@ -72,13 +74,13 @@ def test_a_choice_that_is_given_up_shows_only_what_can_no_longer_change() -> Non
 
 
 def test_a_stop_string_in_the_last_tokens_wins_over_being_given_up() -> None:
-    answer = Answer([1, 2, 3], [choice(stop=("b",))])
+    answer = Answer([[1, 2, 3]], [choice(stop=("b",))])
     assert answer.take([news(b"abc", "pd_reschedule", error=GIVEN_UP)]).pieces == [Piece(0, list(b"ab"), "a", "stop")]
     assert not answer.rescheduled
 
 
 def test_other_choices_go_on_when_one_is_given_up_and_tell_their_tokens() -> None:
-    answer = Answer([1, 2, 3], [choice(0), choice(1)])
+    answer = Answer([[1, 2, 3]], [choice(0), choice(1)])
     first = answer.take([news(b"", "pd_reschedule", error=GIVEN_UP)])
     assert (first.pieces[0].completion_token_ids, first.error, answer.finished) == ([], None, False)
     [piece] = answer.take([news(b"xy", "length", index=1)]).pieces
@@ -86,7 +88,7 @@ def test_other_choices_go_on_when_one_is_given_up_and_tell_their_tokens() -> Non
 
 
 def test_an_answer_of_no_token_at_all_that_is_given_up_is_an_error() -> None:
-    answer = Answer([1, 2, 3], [choice(0), choice(1)])
+    answer = Answer([[1, 2, 3]], [choice(0), choice(1)])
     answer.take([news(b"", "pd_reschedule", error=GIVEN_UP)])
     progress = answer.take([news(b"", "pd_reschedule", index=1, error=GIVEN_UP)])
     assert (progress.pieces, progress.error) == ([], GIVEN_UP)
@@ -97,11 +99,11 @@ def test_an_abort_of_one_choice_is_the_end_of_an_answer_that_is_given_up() -> No
         [news(b"a", "pd_reschedule", error=GIVEN_UP), news(b"", "error", index=1, error=ABORTED)],
         [news(b"", "error", index=1, error=ABORTED), news(b"a", "pd_reschedule", error=GIVEN_UP)],
     ):
-        assert Answer([1, 2, 3], [choice(0), choice(1)]).take(deliveries).error == ABORTED
+        assert Answer([[1, 2, 3]], [choice(0), choice(1)]).take(deliveries).error == ABORTED
 
 
 def test_choices_go_their_own_ways() -> None:
-    answer = Answer([1, 2, 3], [choice(0), choice(1)])
+    answer = Answer([[1, 2, 3]], [choice(0), choice(1)])
     progress = answer.take([news(b"a"), news(b"x", index=1), news(b"b", "stop")])
     assert progress.pieces == [Piece(0, list(b"ab"), "ab", "stop", ended_by_token=True), Piece(1, list(b"x"), "x")]
     usage = answer.usage()
@@ -109,7 +111,7 @@ def test_choices_go_their_own_ways() -> None:
 
 
 def test_an_event_holds_a_bounded_number_of_tokens() -> None:
-    answer = Answer([1, 2, 3], [choice()])
+    answer = Answer([[1, 2, 3]], [choice()])
     pieces = answer.take([news(b"x" * 600) for _ in range(5)]).pieces
     assert max(len(piece.token_ids) for piece in pieces) <= MAX_EVENT_TOKENS
     assert sum(len(piece.token_ids) for piece in pieces) == 3000
@@ -155,13 +157,13 @@ def measured_choice(stop: tuple[str, ...] = ()) -> Choice:
 
 
 def test_tokens_that_share_an_event_share_it_with_their_logprobs() -> None:
-    answer = Answer([1, 2, 3], [measured_choice()])
+    answer = Answer([[1, 2, 3]], [measured_choice()])
     [piece] = answer.take([measured(0, 1, data=b"ab"), measured(2, data=b"c"), news(b"", "length")]).pieces
     assert (piece.token_ids, piece.logprobs, piece.text_offsets) == (list(b"abc"), likely(0, 1, 2), [0, 1, 2])
 
 
 def test_logprobs_do_not_wait_for_text_that_is_held_back() -> None:
-    answer = Answer([1, 2, 3], [measured_choice(stop=("stop",))])
+    answer = Answer([[1, 2, 3]], [measured_choice(stop=("stop",))])
     pieces = [answer.take([measured(at, data=bytes([byte]))]).pieces[0] for at, byte in enumerate("é st".encode())]
     assert [piece.text for piece in pieces] == ["", "é", " ", "", ""]
     assert [piece.logprobs for piece in pieces] == [likely(at) for at in range(5)]
@@ -169,7 +171,7 @@ def test_logprobs_do_not_wait_for_text_that_is_held_back() -> None:
 
 
 def test_logprobs_behind_a_stop_string_are_cut_with_their_tokens() -> None:
-    answer = Answer([1, 2, 3], [measured_choice(stop=("b",))])
+    answer = Answer([[1, 2, 3]], [measured_choice(stop=("b",))])
     [piece] = answer.take([measured(0, 1, 2, data=b"abc")]).pieces
     assert (piece.token_ids, piece.logprobs, piece.text_offsets) == (list(b"ab"), likely(0, 1), [0, 1])
 
@@ -183,7 +185,7 @@ def test_offsets_go_on_behind_the_text_of_an_earlier_attempt() -> None:
 def test_tokens_that_are_scored_again_come_first_and_bring_no_text() -> None:
     going_on = measured_choice()
     going_on.replay(Start(list("né ".encode()), rescore_from=1))
-    answer = Answer([1, 2, 3], [going_on])
+    answer = Answer([[1, 2, 3]], [going_on])
     first = Delivery("r-0", [101], 2, logprobs=likely(4), rescored=likely(1, 2, 3))
     [piece] = answer.take([first, measured(5, data=b"s")]).pieces
     assert (piece.token_ids, piece.text, piece.scored_token_ids) == (list(b"es"), "es", list("é es".encode()))
@@ -192,7 +194,7 @@ def test_tokens_that_are_scored_again_come_first_and_bring_no_text() -> None:
 
 
 def test_the_prompts_logprobs_are_told_with_their_tokens() -> None:
-    answer = Answer([7, 8, 9], [measured_choice()])
+    answer = Answer([[7, 8, 9]], [measured_choice()])
     first = Delivery("r-0", [97], 2, logprobs=likely(0), prompt_logprobs=likely(1, 2))
     [piece] = answer.take([first, measured(1, data=b"b")]).pieces
     assert piece.prompt_logprobs == list(zip([8, 9], likely(1, 2), strict=True))
@@ -203,7 +205,7 @@ def test_the_prompts_logprobs_are_told_with_their_tokens() -> None:
 
 def test_only_a_token_that_ended_the_output_is_said_to_have_ended_it() -> None:
     def last(data: bytes, reason: str | None, stop: tuple[str, ...] = ()) -> bool:
-        return Answer([1], [choice(stop=stop)]).take([news(data, reason)]).pieces[0].ended_by_token
+        return Answer([[1]], [choice(stop=stop)]).take([news(data, reason)]).pieces[0].ended_by_token
 
     assert last(b"ab", "stop")
     assert not last(b"ab", "length")
@@ -213,14 +215,14 @@ def test_only_a_token_that_ended_the_output_is_said_to_have_ended_it() -> None:
 
 
 def test_without_text_tokens_pass_and_only_they_end_an_output() -> None:
-    answer = Answer([1], [Choice(0, "r-0", Sampling(seed=1), NoText())])
+    answer = Answer([[1]], [Choice(0, "r-0", Sampling(seed=1), NoText())])
     assert answer.take([news(b"ab", "length")]).pieces == [Piece(0, list(b"ab"), "", "length")]
 
 
 def test_the_cached_part_of_a_prompt_is_told_by_the_first_choice_that_ran() -> None:
     ended, running = choice(0, max_tokens=1), choice(1)
     ended.replay(Start([97]))
-    answer = Answer([1, 2, 3], [ended, running])
+    answer = Answer([[1, 2, 3]], [ended, running])
     assert answer.usage().cached_tokens == 0
     answer.take([news(b"x", index=1)])
     assert answer.usage().cached_tokens == 2
@@ -230,5 +232,5 @@ def test_the_cached_part_of_a_prompt_is_told_by_the_first_choice_that_ran() -> N
 
 def test_a_prompt_of_one_token_has_no_logprobs_to_tell_and_says_so() -> None:
     asking = Choice(0, "r-0", Sampling(seed=1, prompt_logprobs=3), NoText())
-    answer = Answer([7], [asking])
+    answer = Answer([[7]], [asking])
     assert [answer.take([news(b"a")]).pieces[0].prompt_logprobs for _ in range(2)] == [[], None]

@@ -167,6 +167,7 @@ def test_the_order_has_what_the_router_fixed(instance: Instance) -> None:
         label="mine",
         request_id="f" * 32,
         deadline_s=50.0,
+        arrival_s=1_600_000_000.5,
         prefill_peers=["tcp://10.0.0.1:1"],
         prompt_token_ids=[1, 2, 3, 4],
         epoch=1_000_000,

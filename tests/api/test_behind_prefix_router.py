@@ -16,7 +16,11 @@ from tests.api.reader import read
 from tests.router.harness import CHAT, Answer, running_router
 
 COMPLETIONS, GENERATE = "/v1/completions", "/v1/generate"
-TEMPLATE = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}" + small_model.TEMPLATE
+TEMPLATE = (
+    "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{ word }}{{ reasoning_effort }}"
+    + small_model.TEMPLATE
+    + "{% if not add_generation_prompt %}…{% endif %}"
+)
 HELLO = [{"role": "user", "content": "hello"}]
 MANY = [
     {"role": "developer", "content": "be brief"},
@@ -39,7 +43,24 @@ ANSWERED: Cases = {
     "a chat, continued": (CHAT, {"messages": HELLO, "n": 2, "generated_token_ids": [[97], [98]], **WITH_USAGE}),
     "token ids": (COMPLETIONS, {"prompt": [97, 98, 99]}),
     "only token ids": (GENERATE, {"prompt_token_ids": [97, 98, 99], **WITH_USAGE}),
+    "an open message": (CHAT, {"messages": HELLO, "continue_final_message": True}),
+    "words for the template": (
+        CHAT,
+        {"messages": HELLO, "chat_template_kwargs": {"word": "ÿ"}, "reasoning_effort": "low"},
+    ),
+    "no beginning of an answer": (CHAT, {"messages": HELLO, "add_generation_prompt": False}),
+    "a chat of token ids": (CHAT, {"messages": [], "prompt_token_ids": [97, 98], "return_token_ids": True}),
+    "echo": (COMPLETIONS, {"prompt": "once", "echo": True, "logprobs": 1, **WITH_USAGE}),
     "a stop string": (CHAT, {"messages": HELLO, "stop": ["e", "t"], "max_tokens": 60}),
+}
+PASSED_ON: Cases = {
+    "several prompts": (COMPLETIONS, {"prompt": ["one", "two"], "n": 2, "return_token_ids": True}),
+    "several prompts, streamed": (COMPLETIONS, {"prompt": [[97], [98, 99]], "echo": True, "logprobs": 0, **WITH_USAGE}),
+    "several prompts, continued": (
+        COMPLETIONS,
+        {"prompt": ["one", "two"], "generated_token_ids": [[97], [98, 99]], **WITH_USAGE},
+    ),
+    "the best of several": (COMPLETIONS, {"prompt": ["one", "two"], "best_of": 3}),
 }
 REFUSED: Cases = {
     "no messages": (CHAT, {"messages": []}),
@@ -54,7 +75,8 @@ REFUSED: Cases = {
     "an empty text": (COMPLETIONS, {"prompt": ""}),
     "too long a text": (COMPLETIONS, {"prompt": "long " * 60}),
     "too many token ids": (GENERATE, {"prompt_token_ids": [97] * 300}),
-    "several prompts": (COMPLETIONS, {"prompt": ["one", "two"]}),
+    "a template of its own": (CHAT, {"messages": HELLO, "chat_template": "x"}),
+    "one of several prompts": (COMPLETIONS, {"prompt": ["one", ""]}),
     "a field that is wrong": (COMPLETIONS, {"prompt": "once", "temperature": 9}),
     "both wrong": (CHAT, {"messages": [{"role": "tool", "content": "x"}], "temperature": 9}),
 }
@@ -113,6 +135,12 @@ def test_answers_are_the_same_whoever_tokenizes(tokenizing_instance: Instance) -
     submits = tokenizing_instance.engine.submits
     plain, tokenized = submits[: len(submits) // 2], submits[len(submits) // 2 :]
     assert [one.prompt_token_ids for one in plain] == [one.prompt_token_ids for one in tokenized]
+
+
+def test_several_prompts_are_tokenized_by_the_instance(tokenizing_instance: Instance) -> None:
+    answers, metrics = compared(tokenizing_instance, PASSED_ON)
+    assert {answer.status for answer in answers.values()} == {200}
+    assert counted(metrics, 'onward_router_untokenized_total{reason="refused"}') == len(PASSED_ON)
 
 
 def test_what_is_refused_is_refused_in_the_same_words(tokenizing_instance: Instance) -> None:

@@ -7,15 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.api.openai import (
-    Bounds,
-    ChatRequest,
-    CompletionRequest,
-    TokenRequest,
-    decode_chat,
-    decode_completion,
-    decode_tokens,
-)
+from onward.api.openai import decode_chat, decode_completion, decode_tokens
+from onward.api.requests import Bounds, ChatRequest, CompletionRequest, TokenRequest
 from onward.errors import ClientError
 
 BOUNDS = Bounds("m", 320, 4)
@@ -37,11 +30,10 @@ def chat(**fields: Any) -> ChatRequest:
 @settings(deadline=None)
 @given(fields=st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES, max_size=4))
 def test_whatever_the_fields_hold_the_request_is_understood_or_refused(fields: dict[str, Any]) -> None:
-    required = {"model": "m", "messages": MESSAGES, "prompt": "x", "prompt_token_ids": [1]}
-    body = json.dumps(required | fields).encode()
-    for decode in (decode_chat, decode_completion, decode_tokens):
+    required = ({"messages": MESSAGES}, {"prompt": "x"}, {"prompt_token_ids": [1]})
+    for decode, own in zip((decode_chat, decode_completion, decode_tokens), required, strict=True):
         try:
-            decode(body, BOUNDS)
+            decode(json.dumps({"model": "m"} | own | fields).encode(), BOUNDS)
         except ClientError as error:
             assert error.message
 
@@ -97,7 +89,7 @@ def test_how_many_logprobs_are_asked_for() -> None:
     assert chat(logprobs=True).num_logprobs == 0
     assert chat(logprobs=True, top_logprobs=5).num_logprobs == 5
     for asked in (None, 0, 5):
-        body = json.dumps({"model": "m", "prompt": "x", "prompt_token_ids": [1], "logprobs": asked}).encode()
+        body = json.dumps({"model": "m", "prompt_token_ids": [1], "logprobs": asked}).encode()
         assert decode_completion(body, BOUNDS)[0].num_logprobs == asked
         assert decode_tokens(body, BOUNDS)[0].num_logprobs == asked
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from onward.api.openai import Bounds, ChatRequest, decode_chat, decode_tokens
-from onward.api.openapi import RANGES
+from onward.api.openai import decode_chat, decode_tokens
+from onward.api.openapi import RANGES, SUMMARIES
+from onward.api.requests import Bounds, ChatRequest
 from onward.errors import InvalidRequest
 from tests.api.instance import Instance
 
@@ -21,7 +22,7 @@ def test_every_field_that_is_read_is_told(document: dict[str, Any]) -> None:
     assert body == {"$ref": "#/components/schemas/ChatRequest"}
     schema = document["components"]["schemas"]["ChatRequest"]
     assert list(schema["properties"]) == list(ChatRequest.__struct_fields__)
-    assert schema["required"] == ["model", "messages"]
+    assert schema["required"] == ["model"], "token ids may stand instead of messages"
 
 
 def test_the_model_that_is_served_is_named(document: dict[str, Any], instance: Instance) -> None:
@@ -68,3 +69,8 @@ def test_ranges_are_told_as_they_are_checked(field: str) -> None:
         if word in RANGES[field]:
             more = {"logprobs": True} if field == "top_logprobs" else {}
             decode(json.dumps({"model": "m", **plain, **more, field: RANGES[field][word]}).encode(), bounds)
+
+
+def test_every_route_says_what_it_is_for(document: dict[str, Any]) -> None:
+    summaries = {path: each.get("summary") for path, one in document["paths"].items() for each in one.values()}
+    assert all(summaries.values()) and set(summaries) == set(SUMMARIES)

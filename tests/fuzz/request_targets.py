@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from onward.api.openai import Bounds, decode_chat, decode_completion, decode_tokens
+from onward.api.openai import decode_chat, decode_completion, decode_tokens
+from onward.api.requests import Bounds
 from onward.errors import ClientError, StartupError
 from onward.proto.cursor import format_cursor, parse_cursor
 from onward.proto.model import ModelText
@@ -66,15 +67,17 @@ _TOKENS = _prompt_tokens()
 def _chat_prompt(body: bytes) -> None:
     request, _ = decode_chat(body, BOUNDS)
     request.generated(), request.told_reasons(), request.rescored_from(), request.stop_strings()
-    token_ids = _TOKENS.of_chat(request.messages, created_s=0)
+    token_ids = _TOKENS.of_chat(request.messages, 0, request.rendering()) if request.messages else []
     assert all(0 <= token_id < 1000 for token_id in token_ids)
 
 
 def _completion(body: bytes) -> None:
     request, _ = decode_completion(body, BOUNDS)
     request.generated(), request.told_reasons(), request.rescored_from()
-    if isinstance(request.prompt, str):
-        _TOKENS.of_text(request.prompt)
+    for index, prompt in enumerate(request.prompts()):
+        assert request.prompt_path(index)
+        if isinstance(prompt, str):
+            _TOKENS.of_text(prompt)
 
 
 def _tokens(body: bytes) -> None:

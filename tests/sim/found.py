@@ -5,12 +5,14 @@ from typing import Any
 
 import msgspec
 
-from onward.api import jobs
-from onward.api.answer import Answer, Choice, Piece, Progress, Start
+from onward.api import jobs, starts
+from onward.api.answer import Answer, Progress
+from onward.api.choice import Choice, Start
 from onward.api.cursors import Cursors
 from onward.api.generation import GenerationEndpoint
-from onward.api.jobs import STREAM_UNKNOWN
 from onward.api.ledger import RESCHEDULE, Delivery, Ledger, Promise
+from onward.api.pieces import Piece
+from onward.api.starts import STREAM_UNKNOWN
 from onward.proto.cursor import Cursor
 from onward.proto.request import Submit
 from onward.proto.router import GivenChoice
@@ -57,8 +59,8 @@ def a_choice_that_was_given_up_runs_again(patch: Patches) -> None:
         ]
         return original(attempt, request, msgspec.structs.replace(cursor, choices=choices))
 
-    patch.around(jobs, "_start_stream", start)
-    patch.around(jobs, "_made_again", made_again)
+    patch.around(starts, "_start_stream", start)
+    patch.around(jobs, "made_again", made_again)
 
 
 def the_end_of_a_choice_that_is_made_again_is_told(patch: Patches) -> None:

@@ -1,0 +1,64 @@
+"""The JSON of a stream's chunks. Called for every token: the parts that do not change are made once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from onward.api import continuing
+from onward.api.answer import Usage
+from onward.api.dialect import Head, Writer
+from onward.api.pieces import Piece
+
+_encode = msgspec.json.encode
+
+
+class Chunks:
+    def __init__(self, writer: Writer, head: Head, include_usage: bool) -> None:
+        fields = _encode(head.fields(writer.chunk_object))
+        self._before = fields[:-1] + b',"choices":['
+        self._choice_before = self._before + b'{"index":'
+        self._end = b',"usage":null}' if include_usage else b"}"
+        self._plain_end = b"}]" + self._end
+        self._writer = writer
+        self._said: Callable[[Piece], bytes] = writer.said
+        self._is_rich = writer.adds_to_every_piece
+
+    def opening(self, choice: int, usage: Usage | None = None) -> bytes | None:
+        opening = self._writer.opening(choice)
+        if opening is None:
+            return None
+        end = self._rich_end(opening.inside, opening.beside, usage)
+        return self._chunk(choice, opening.said, b"null", None, end)
+
+    def piece(self, piece: Piece, beside: dict[str, Any] | None = None, usage: Usage | None = None) -> bytes:
+        """`beside`: fields that stand beside the choice. `usage`: so far."""
+        logprobs = b"null" if piece.logprobs is None else _encode(self._writer.logprobs(piece))
+        is_rich = self._is_rich or piece.prompt_logprobs is not None or piece.finish_reason is not None
+        end = self._plain_end
+        if is_rich or usage is not None:
+            inside = self._writer.inside(piece) | continuing.of_choice(piece)
+            end = self._rich_end(inside, self._writer.beside(piece) | (beside or {}), usage)
+        return self._chunk(piece.choice, self._said(piece), logprobs, piece.finish_reason, end)
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._before + b'],"usage":' + _encode(usage.as_json()) + b"}"
+
+    def _rich_end(self, inside: dict[str, Any], beside: dict[str, Any], usage: Usage | None) -> bytes:
+        end = self._end if usage is None else b',"usage":' + _encode(usage.as_json()) + b"}"
+        return _more_fields(inside) + b"}]" + _more_fields(beside) + end
+
+    def _chunk(self, choice: int, said: bytes, logprobs: bytes, finish_reason: str | None, end: bytes) -> bytes:
+        reason = b"null" if finish_reason is None else b'"%b"' % finish_reason.encode()
+        return b'%b%d,%b,"logprobs":%b,"finish_reason":%b%b' % (
+            self._choice_before,
+            choice,
+            said,
+            logprobs,
+            reason,
+            end,
+        )
+
+
+def _more_fields(fields: dict[str, Any]) -> bytes:
+    return b"," + _encode(fields)[1:-1] if fields else b""

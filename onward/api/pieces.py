@@ -1,0 +1,88 @@
+"""What is said about a choice, bit by bit: whole tokens, their text, and perhaps the end. Knows no JSON."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from onward.api.logprobs import PromptLogprobs
+from onward.proto.request import ErrorInfo
+from onward.proto.step import TokenLogprobs
+
+T = TypeVar("T")
+
+
+class Text(Protocol):
+    """What `text.text_stream.TextStream` does."""
+
+    @property
+    def stopped(self) -> bool: ...
+    def push(self, token_id: int) -> str: ...
+    def finish(self, reason: str) -> str: ...
+
+
+class NoText:
+    """For clients that speak in token ids: nothing is turned into text, so no text can end the output."""
+
+    stopped = False
+
+    def push(self, token_id: int) -> str:
+        return ""
+
+    def finish(self, reason: str) -> str:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one event says about one choice: whole tokens, their text, and perhaps the end.
+
+    The text may be behind the tokens (half a character, what may become a stop string); everything else belongs to
+    exactly these tokens, logprobs also to tokens of an earlier answer that were scored again."""
+
+    choice: int
+    token_ids: list[int]
+    text: str
+    finish_reason: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """Where asked for: one for each of `scored_token_ids`."""
+    text_offsets: list[int] | None = None
+    """With `logprobs`: where each token begins in the choice's whole text."""
+    prompt_logprobs: PromptLogprobs | None = None
+    ended_by_token: bool = False
+    """The last of `token_ids` ended the output."""
+    rescored_token_ids: list[int] = field(default_factory=list)
+    """Tokens of an earlier answer, in front of `token_ids`, whose logprobs only are told here."""
+    completion_token_ids: list[int] | None = None
+    """At the end of a choice, where the answer can be continued elsewhere: all of the choice's tokens."""
+    error: ErrorInfo | None = None
+    """Why the choice was given up."""
+    skipped: bool = False
+    """The client has this already: it was made again only because nobody else had kept its tokens."""
+
+    @property
+    def scored_token_ids(self) -> list[int]:
+        return self.rescored_token_ids + self.token_ids
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """All that was said about one choice, as one piece."""
+    first, last = pieces[0], pieces[-1]
+    return Piece(
+        choice=first.choice,
+        token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
+        text="".join(piece.text for piece in pieces),
+        finish_reason=last.finish_reason,
+        logprobs=chained(piece.logprobs for piece in pieces),
+        text_offsets=chained(piece.text_offsets for piece in pieces),
+        prompt_logprobs=next((one.prompt_logprobs for one in pieces if one.prompt_logprobs is not None), None),
+        ended_by_token=last.ended_by_token,
+        rescored_token_ids=[token_id for piece in pieces for token_id in piece.rescored_token_ids],
+        completion_token_ids=last.completion_token_ids,
+        error=last.error,
+    )
+
+
+def chained(parts: Iterable[list[T] | None]) -> list[T] | None:
+    """The parts' items in order. A part may be missing only where it would be empty, or all are."""
+    there = [part for part in parts if part is not None]
+    return [item for part in there for item in part] if there else None

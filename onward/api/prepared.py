@@ -1,0 +1,39 @@
+"""A request that was checked, with all that is fixed about it before the work begins."""
+
+from dataclasses import dataclass
+
+from onward.api.requests import GenerationRequest
+from onward.proto.router import Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that has passed every check but those that need the engine."""
+
+    attempt: Attempt
+    request: GenerationRequest
+    num_unknown_fields: int
+    prompts: list[list[int]]
+    bad_words: tuple[tuple[int, ...], ...]
+    deadline_at_s: float | None
+    is_routed: bool
+    """A router asks, and reads the tokens."""
+
+    @property
+    def is_continued(self) -> bool:
+        """The answer has begun in an earlier attempt."""
+        return bool(self.attempt.choices or self.attempt.skip_to)
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Of the first admission, if there was one before. Of several prompts each would have its own, and they are not
+        told apart: what a later admission finds is told instead."""
+        return self.attempt.num_cached_tokens if len(self.prompts) == 1 else None
+
+    def prompt_of(self, choice: int) -> list[int]:
+        return self.prompts[choice // self.request.num_candidates]
+
+    @property
+    def is_whole(self) -> bool:
+        """All of the answer is told at its end, also what an earlier attempt has made."""
+        return self.is_routed and not self.request.stream

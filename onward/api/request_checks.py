@@ -1,0 +1,263 @@
+"""Every rule about the fields of a request. Nothing behind this module checks a value again. An error names the path of
+the field.
+"""
+
+import re
+from typing import Any, Protocol
+
+from onward.api.ledger import RESCHEDULE
+from onward.api.requests import Bounds, ChatRequest, CompletionRequest, GenerationRequest, TokenRequest
+from onward.proto.cursor import MAX_CHOICES
+from onward.text.bad_words import check_bad_words
+from onward.text.prompt_tokens import ChatMessage, ContentPart
+from onward.web.body import short, wrong
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 512
+MAX_STOP_TOKEN_IDS = 256
+MAX_CACHE_SALT_LENGTH = 256
+MAX_DEADLINE_MS = 7 * 24 * 3600 * 1000
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIASES = 1024
+MAX_REPETITION_PENALTY = 10
+FINISH_REASONS = ("stop", "length", RESCHEDULE)
+"""Those that an answer can have."""
+
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+def check_chat(request: ChatRequest, bounds: Bounds) -> None:
+    _check_shared(request, bounds)
+    _check_at_least("max_completion_tokens", request.max_completion_tokens, 1)
+    _check_number("top_logprobs", request.top_logprobs, 0, MAX_LOGPROBS)
+    if request.top_logprobs and not request.logprobs:
+        raise wrong("top_logprobs", "only allowed with logprobs: true")
+    check_chat_template(request, bounds)
+    if request.prompt_token_ids is None:
+        check_messages(request.messages)
+    else:
+        _check_instead("prompt_token_ids", "messages", bool(request.messages))
+        check_prompt_ids("prompt_token_ids", request.prompt_token_ids, bounds)
+
+
+class _Rendered(Protocol):
+    @property
+    def continue_final_message(self) -> bool | None: ...
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+    @property
+    def chat_template(self) -> str | None: ...
+
+
+def check_chat_template(request: _Rendered, bounds: Bounds) -> None:
+    if request.continue_final_message and request.add_generation_prompt:
+        raise wrong("add_generation_prompt", "must not be true with continue_final_message: true")
+    if request.chat_template is not None and not bounds.client_templates:
+        raise wrong("chat_template", "not allowed here; the operator can allow it by --trust-request-chat-template")
+
+
+def check_completion(request: CompletionRequest, bounds: Bounds) -> None:
+    _check_number("n", request.n, 1, bounds.max_choices)
+    _check_number("best_of", request.best_of, request.num_told, bounds.max_choices)
+    _check_prompts(request, bounds)
+    _check_shared(request, bounds)
+    _check_number("logprobs", request.logprobs, 0, MAX_LOGPROBS)
+    if request.echoes_scores and request.prompt_logprobs is not None:
+        raise wrong("prompt_logprobs", "not allowed with echo and logprobs, which tell those of the prompt too")
+    if request.picks_best and request.stream:
+        raise wrong("best_of", "must be n in a stream: which choices are the best is known only at the end")
+    if request.picks_best and request.generated_token_ids is not None:
+        raise wrong("best_of", "must be n with generated_token_ids")
+
+
+def check_tokens(request: TokenRequest, bounds: Bounds) -> None:
+    _check_shared(request, bounds)
+    _check_number("logprobs", request.logprobs, 0, MAX_LOGPROBS)
+    check_prompt_ids("prompt_token_ids", request.prompt_token_ids, bounds)
+
+
+def _check_prompts(request: CompletionRequest, bounds: Bounds) -> None:
+    if request.prompt_token_ids is not None:
+        _check_instead("prompt_token_ids", "prompt", request.prompt is not None)
+    elif request.prompt is None:
+        raise wrong("prompt", "is required")
+    prompts = request.prompts()
+    num_each = request.num_candidates
+    if len(prompts) * num_each > MAX_CHOICES:
+        problem = f"at most {MAX_CHOICES} choices in all, got {len(prompts)} prompts of {num_each}"
+        raise wrong(request.prompt_field, problem)
+    for index, prompt in enumerate(prompts):
+        path = request.prompt_path(index)
+        if type(prompt) is not type(prompts[0]):
+            raise wrong(path, "must be as the first one: a text, or a list of token ids")
+        _check_prompt(path, prompt, bounds)
+
+
+def _check_prompt(path: str, prompt: str | list[int], bounds: Bounds) -> None:
+    if isinstance(prompt, list):
+        check_prompt_ids(path, prompt, bounds)
+    elif not prompt:
+        raise wrong(path, "must not be empty")
+
+
+def check_prompt_ids(path: str, token_ids: list[int], bounds: Bounds) -> None:
+    if not token_ids:
+        raise wrong(path, "must not be empty")
+    check_token_ids(path, token_ids, bounds)
+
+
+def _check_instead(name: str, other: str, has_other: bool) -> None:
+    if has_other:
+        raise wrong(name, f"stands instead of {other}, so only one of the two can be given")
+
+
+def _check_stream_options(request: GenerationRequest) -> None:
+    options = request.stream_options
+    if options is None:
+        return
+    if not request.stream:
+        raise wrong("stream_options", "only allowed with stream: true")
+    if options.continuous_usage_stats and not options.include_usage:
+        raise wrong("stream_options.continuous_usage_stats", "only allowed with include_usage: true")
+
+
+def _check_shared(request: GenerationRequest, bounds: Bounds) -> None:
+    _check_at_least("max_tokens", request.max_tokens, 1)
+    _check_number("temperature", request.temperature, 0, 2)
+    _check_number("top_p", request.top_p, 0, 1)
+    if request.top_p == 0:
+        raise wrong("top_p", "must be above 0 (for greedy decoding use temperature 0)")
+    _check_number("min_p", request.min_p, 0, 1)
+    _check_number("top_k", request.top_k, -1, 2**31 - 1)
+    _check_number("presence_penalty", request.presence_penalty, -2, 2)
+    _check_number("frequency_penalty", request.frequency_penalty, -2, 2)
+    _check_number("repetition_penalty", request.repetition_penalty, 0, MAX_REPETITION_PENALTY)
+    if request.repetition_penalty == 0:
+        raise wrong("repetition_penalty", "must be above 0 (1 is no penalty)")
+    _check_number("prompt_logprobs", request.prompt_logprobs, 0, MAX_LOGPROBS)
+    _check_number("seed", request.seed, -(2**63), 2**63 - 1)
+    _check_number("priority", request.priority, -(2**31), 2**31 - 1)
+    _check_number("deadline_ms", request.deadline_ms, 1, MAX_DEADLINE_MS)
+    _check_number("n", request.n, 1, bounds.max_choices)
+    _check_at_least("min_tokens", request.min_tokens, 0)
+    limit = request.output_limit
+    if limit is not None and request.min_tokens is not None and request.min_tokens > limit:
+        raise wrong("min_tokens", f"must not exceed max_tokens ({limit}), got {request.min_tokens}")
+    _check_stream_options(request)
+    if request.cache_salt is not None and len(request.cache_salt) > MAX_CACHE_SALT_LENGTH:
+        raise wrong("cache_salt", f"at most {MAX_CACHE_SALT_LENGTH} characters")
+    _check_logit_bias(request.logit_bias or {}, bounds)
+    check_bad_words(request.bad_words or [])
+    _check_stops(request, bounds)
+    _check_generated(request, bounds)
+    _check_finish_reasons(request)
+    _check_rescore_from(request)
+
+
+def _check_logit_bias(biases: dict[str, float], bounds: Bounds) -> None:
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise wrong("logit_bias", f"at most {MAX_LOGIT_BIASES} tokens, got {len(biases)}")
+    for key, bias in biases.items():
+        path = f"logit_bias[{short(key)}]"
+        # One way to write each id, so that none can be given twice.
+        if not (_TOKEN_ID.fullmatch(key) and int(key) < bounds.vocab_size):
+            raise wrong(path, f"must be a token id below {bounds.vocab_size} (the vocabulary), written as a number")
+        _check_number(path, bias, -100, 100)
+
+
+def _check_stops(request: GenerationRequest, bounds: Bounds) -> None:
+    strings = request.stop_strings()
+    if len(strings) > MAX_STOP_STRINGS:
+        raise wrong("stop", f"at most {MAX_STOP_STRINGS} strings, got {len(strings)}")
+    for index, string in enumerate(strings):
+        if not 1 <= len(string) <= MAX_STOP_LENGTH:
+            path = "stop" if isinstance(request.stop, str) else f"stop[{index}]"
+            raise wrong(path, f"must have 1 to {MAX_STOP_LENGTH} characters, got {len(string)}")
+    ids = request.stop_token_ids or []
+    if len(ids) > MAX_STOP_TOKEN_IDS:
+        raise wrong("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids, got {len(ids)}")
+    check_token_ids("stop_token_ids", ids, bounds)
+
+
+def _check_generated(request: GenerationRequest, bounds: Bounds) -> None:
+    given, path = request.generated_token_ids, "generated_token_ids"
+    if given is None:
+        return
+    if request.num_choices == 1:
+        check_token_ids(path, given, bounds)
+        return
+    if len(given) != request.num_choices:
+        raise wrong(path, f"must be one list per choice ({request.num_choices}), got {len(given)}")
+    for index, one in enumerate(given):
+        if isinstance(one, int):
+            raise wrong(f"{path}[{index}]", "must be a list of token ids, as there are several choices")
+        check_token_ids(f"{path}[{index}]", one, bounds)
+
+
+def _check_finish_reasons(request: GenerationRequest) -> None:
+    given, path = request.generated_finish_reasons, "generated_finish_reasons"
+    if given is None:
+        return
+    if request.generated_token_ids is None:
+        raise wrong(path, "only allowed with generated_token_ids")
+    if len(given) != request.num_choices:
+        raise wrong(path, f"must be one per choice ({request.num_choices}), got {len(given)}")
+    for index, reason in enumerate(given):
+        if reason is not None and reason not in FINISH_REASONS:
+            allowed = ", ".join(FINISH_REASONS)
+            raise wrong(f"{path}[{index}]", f"must be null or one of {allowed}, got {short(reason)}")
+
+
+def _check_rescore_from(request: GenerationRequest) -> None:
+    given, path = request.rescore_from, "rescore_from"
+    if given is None:
+        return
+    if request.generated_token_ids is None or request.num_logprobs is None:
+        raise wrong(path, "only allowed with generated_token_ids and logprobs")
+    if isinstance(given, list) and len(given) != request.num_choices:
+        raise wrong(path, f"must be one position, or one per choice ({request.num_choices}), got {len(given)}")
+    for index, token_ids in enumerate(request.generated()):
+        each, start = (f"{path}[{index}]", given[index]) if isinstance(given, list) else (path, given)
+        _check_number(each, start, 0, len(token_ids))
+
+
+def check_token_ids(path: str, ids: list[Any], bounds: Bounds) -> None:
+    for index, one in enumerate(ids):
+        if not isinstance(one, int) or isinstance(one, bool):
+            raise wrong(f"{path}[{index}]", f"must be a token id, got {short(one)}")
+        if not 0 <= one < bounds.vocab_size:
+            raise wrong(f"{path}[{index}]", f"must be below {bounds.vocab_size} (the vocabulary), got {one}")
+
+
+def check_messages(messages: list[ChatMessage]) -> None:
+    if not messages:
+        raise wrong("messages", "must not be empty")
+    for index, message in enumerate(messages):
+        path = f"messages[{index}]"
+        if message.tool_calls:
+            raise wrong(f"{path}.tool_calls", "not supported by this server")
+        if message.content is None:
+            raise wrong(f"{path}.content", "is required: a string or a list of text parts")
+        if isinstance(message.content, list):
+            _check_parts(f"{path}.content", message.content)
+
+
+def _check_parts(path: str, parts: list[ContentPart]) -> None:
+    if not parts:
+        raise wrong(path, "must not be empty")
+    for index, part in enumerate(parts):
+        if part.type != "text":
+            raise wrong(f"{path}[{index}].type", f"only 'text' is supported, got {short(part.type)}")
+        if part.text is None:
+            raise wrong(f"{path}[{index}].text", "is required")
+
+
+def _check_number(name: str, value: float | None, low: float, high: float) -> None:
+    # Written so that NaN fails it.
+    if value is not None and not low <= value <= high:
+        raise wrong(name, f"must be between {low} and {high}, got {short(value)}")
+
+
+def _check_at_least(name: str, value: int | None, low: int) -> None:
+    if value is not None and value < low:
+        raise wrong(name, f"must be at least {low}, got {short(value)}")

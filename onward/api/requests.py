@@ -1,0 +1,241 @@
+"""OpenAI's requests, and ours, as structs: what was asked for. What values are allowed, `request_checks` says."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from onward.api.ledger import RESCHEDULE
+from onward.text.prompt_tokens import ChatMessage, Rendering
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """With `include_usage`: each chunk has the usage so far."""
+    include_obfuscation: bool | None = None
+    """Nothing is padded here, whatever it says."""
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the endpoints that generate share."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    n: int | None = None
+    priority: int | None = None
+    deadline_ms: int | None = None
+    cache_salt: str | None = None
+    generated_token_ids: list[int | list[int]] | None = None
+    generated_finish_reasons: list[str | None] | None = None
+    """Of an earlier answer, one per choice: a choice that has ended there is not run again."""
+    rescore_from: int | list[int] | None = None
+    """A position of the output, or one per choice: from there on the given tokens' logprobs are told again."""
+
+    @property
+    def num_prompts(self) -> int:
+        return 1
+
+    @property
+    def num_told(self) -> int:
+        """Choices of each prompt that the answer has."""
+        return self.n or 1
+
+    @property
+    def num_candidates(self) -> int:
+        """Choices of each prompt that are made."""
+        return self.num_told
+
+    @property
+    def num_choices(self) -> int:
+        """All that are made: the candidates of the first prompt, then those of the second, and so on."""
+        return self.num_prompts * self.num_candidates
+
+    @property
+    def picks_best(self) -> bool:
+        """Some of what is made is not told."""
+        return self.num_candidates > self.num_told
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        options = self.stream_options
+        return options is not None and bool(options.include_usage and options.continuous_usage_stats)
+
+    @property
+    def output_limit(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to report beside each one; None: no logprobs."""
+        return None
+
+    @property
+    def made_logprobs(self) -> int | None:
+        """What the engine reports for each token, told or not: the best are chosen by it."""
+        return 0 if self.num_logprobs is None and self.picks_best else self.num_logprobs
+
+    @property
+    def scores_prompt(self) -> int | None:
+        """What the engine reports for the prompt's tokens."""
+        return self.prompt_logprobs
+
+    @property
+    def echoes_scores(self) -> bool:
+        """Every choice tells them, before its own."""
+        return False
+
+    def stop_strings(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+    def generated(self) -> list[list[int]]:
+        """The tokens so far, one list per choice."""
+        given = self.generated_token_ids or []
+        if self.num_choices == 1:
+            return [[one for one in given if isinstance(one, int)]]
+        return [one for one in given if isinstance(one, list)] or [[] for _ in range(self.num_choices)]
+
+    def told_reasons(self) -> list[str | None]:
+        """How each choice has ended in an earlier answer, if it has."""
+        given = self.generated_finish_reasons or [None] * self.num_choices
+        return [None if reason == RESCHEDULE else reason for reason in given]
+
+    def rescored_from(self) -> list[int | None]:
+        """For each choice the first position to be scored again, if there is one."""
+        given = self.rescore_from
+        starts = given if isinstance(given, list) else [given] * self.num_choices
+        lengths = map(len, self.generated())
+        return [None if start == length else start for start, length in zip(starts, lengths, strict=True)]
+
+
+class TextRequest(GenerationRequest, frozen=True, kw_only=True):
+    """What those share that are answered by text."""
+
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+
+
+class ChatRequest(TextRequest, frozen=True, kw_only=True):
+    messages: list[ChatMessage] = []
+    prompt_token_ids: list[int] | None = None
+    """Instead of messages: nothing is rendered."""
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    """Whether the prompt ends with the beginning of the assistant's message. By default it does, unless the last message
+    is continued."""
+    continue_final_message: bool | None = None
+    """The last message is left open, and the answer goes on with it."""
+    chat_template: str | None = None
+    """Instead of the model's."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    """A name for the template, which may read it."""
+
+    @property
+    def output_limit(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def rendering(self) -> Rendering:
+        return Rendering(
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            chat_template_kwargs=self.chat_template_kwargs,
+            reasoning_effort=self.reasoning_effort,
+        )
+
+
+class CompletionRequest(TextRequest, frozen=True, kw_only=True):
+    prompt: str | list[Any] | None = None
+    """A text, its token ids, or a list of either."""
+    prompt_token_ids: list[int | list[int]] | None = None
+    """Instead of a prompt: one, or several."""
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prompts())
+
+    @property
+    def num_candidates(self) -> int:
+        return self.num_told if self.best_of is None else self.best_of
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def echoes_scores(self) -> bool:
+        return bool(self.echo) and self.logprobs is not None
+
+    @property
+    def scores_prompt(self) -> int | None:
+        return self.logprobs if self.echoes_scores else self.prompt_logprobs
+
+    @property
+    def prompt_field(self) -> str:
+        return "prompt" if self.prompt_token_ids is None else "prompt_token_ids"
+
+    @property
+    def lists_prompts(self) -> bool:
+        """Be it a single one: what is wrong with it has a place in the list."""
+        given = getattr(self, self.prompt_field)
+        return isinstance(given, list) and bool(given) and isinstance(given[0], (str, list))
+
+    def prompts(self) -> list[str | list[int]]:
+        given = getattr(self, self.prompt_field)
+        return given if self.lists_prompts else [given]
+
+    def prompt_path(self, index: int) -> str:
+        return f"{self.prompt_field}[{index}]" if self.lists_prompts else self.prompt_field
+
+
+class TokenRequest(GenerationRequest, frozen=True, kw_only=True):
+    """Our own: token ids in, token ids out."""
+
+    prompt_token_ids: list[int]
+    logprobs: int | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """What the server's own configuration says about requests."""
+
+    model: str
+    vocab_size: int
+    max_choices: int
+    """Of one prompt."""
+    client_templates: bool = False
+    """Whether a request may bring its own."""

@@ -1,0 +1,44 @@
+"""How the tokens of one choice are chosen, by what the request says and else by the model's defaults."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from onward.api.prepared import Prepared
+from onward.proto.model import SamplingDefaults
+from onward.proto.sampling import Sampling
+
+NumberT = TypeVar("NumberT", int, float)
+
+
+def sampling_of(
+    prepared: Prepared, choice: int, max_tokens: int, eos_token_ids: Sequence[int], defaults: SamplingDefaults
+) -> Sampling:
+    request = prepared.request
+    ends = [] if request.ignore_eos else eos_token_ids
+    return Sampling(
+        seed=prepared.attempt.seed,
+        choice=choice,
+        temperature=_said(request.temperature, defaults.temperature, 1.0),
+        top_k=max(0, _said(request.top_k, defaults.top_k, 0)),
+        top_p=_said(request.top_p, defaults.top_p, 1.0),
+        min_p=_said(request.min_p, defaults.min_p, 0.0),
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens or 0,
+        end_token_ids=tuple(sorted({*ends, *(request.stop_token_ids or [])})),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=_said(request.repetition_penalty, defaults.repetition_penalty, 1.0),
+        logit_bias=tuple(sorted((int(token_id), bias) for token_id, bias in (request.logit_bias or {}).items())),
+        bad_words=prepared.bad_words,
+        logprobs=request.made_logprobs,
+        # The choices of a prompt: one look at it is enough, unless each tells it as a part of its own text.
+        prompt_logprobs=request.scores_prompt
+        if request.echoes_scores or choice % request.num_candidates == 0
+        else None,
+    )
+
+
+def _said(by_client: NumberT | None, by_model: NumberT | None, otherwise: NumberT) -> NumberT:
+    if by_client is not None:
+        return by_client
+    return otherwise if by_model is None else by_model

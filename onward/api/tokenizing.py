@@ -1,0 +1,142 @@
+"""`/tokenize` and `/detokenize`: what a text or a chat is in token ids, and the other way round. Nothing is generated.
+
+The shapes are vLLM's. A token's text is its bytes read as UTF-8 by themselves, as in logprobs. For a router the same is
+asked at paths of their own, by those who hold the cluster's key.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from onward.api.jobs import Backend, bounds_of
+from onward.api.openai import check_model
+from onward.api.proven import Proven
+from onward.api.request_checks import check_chat_template, check_messages, check_token_ids
+from onward.api.requests import ReasoningEffort
+from onward.errors import InvalidRequest, Overloaded
+from onward.text.prompt_tokens import ChatMessage, Rendering
+from onward.web import http
+from onward.web.body import decode, wrong
+from onward.web.responses import json_response
+
+MAX_OPEN = 128
+"""Questions that wait for the threads, which others need too."""
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    """By default those that the model begins a text with are added to a prompt. A chat's template writes its own."""
+    messages: list[ChatMessage] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    return_token_strs: bool | None = None
+
+    def rendering(self) -> Rendering:
+        return Rendering(
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            chat_template_kwargs=self.chat_template_kwargs,
+            reasoning_effort=self.reasoning_effort,
+        )
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None = None
+    tokens: list[int]
+
+
+_tokenize = msgspec.json.Decoder(TokenizeRequest)
+_detokenize = msgspec.json.Decoder(DetokenizeRequest)
+
+
+class Tokenizing:
+    def __init__(self, backend: Backend, proven: Proven) -> None:
+        self._backend = backend
+        self._proven = proven
+        self._bounds = bounds_of(backend)
+        self._num_open = 0
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._answered(self._tokenized, await self._body(request))
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._answered(self._detokenized, await self._body(request))
+
+    async def tokenize_for_router(self, request: Request) -> Response:
+        return await self._answered(self._tokenized, await self._proven_body(request))
+
+    async def detokenize_for_router(self, request: Request) -> Response:
+        return await self._answered(self._detokenized, await self._proven_body(request))
+
+    async def _body(self, request: Request) -> bytes:
+        try:
+            return await http.read_body(request.receive, self._backend.config.max_body_bytes)
+        except http.Disconnected:
+            raise InvalidRequest("whoever asked has gone") from None
+
+    async def _proven_body(self, request: Request) -> bytes:
+        return await self._proven.body(request, self._backend.config.max_body_bytes)
+
+    async def _answered(self, answer: Callable[[bytes], dict[str, Any]], body: bytes) -> Response:
+        if self._num_open >= MAX_OPEN:
+            raise Overloaded("too many texts are waiting to be tokenized; try again later", retry_after_s=1.0)
+        self._num_open += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return json_response(await loop.run_in_executor(self._backend.threads, answer, body))
+        finally:
+            self._num_open -= 1
+
+    def _tokenized(self, body: bytes) -> dict[str, Any]:
+        asked = decode(body, _tokenize)
+        self._check_model(asked.model)
+        token_ids = self._of_chat(asked) if asked.messages is not None else self._of_prompt(asked)
+        names = self._backend.prompts.names
+        return {
+            "count": len(token_ids),
+            "max_model_len": self._max_model_len(),
+            "tokens": token_ids,
+            "token_strs": [names.text(one) for one in token_ids] if asked.return_token_strs else None,
+        }
+
+    def _of_prompt(self, asked: TokenizeRequest) -> list[int]:
+        if asked.prompt is None:
+            raise wrong("prompt", "is required, or messages")
+        tokenizer = self._backend.prompts.tokens.tokenizer
+        if tokenizer is None:
+            raise wrong("prompt", "this model has no tokenizer")
+        return tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens is not False)
+
+    def _of_chat(self, asked: TokenizeRequest) -> list[int]:
+        messages = asked.messages or []
+        if asked.prompt is not None:
+            raise wrong("messages", "stand instead of prompt, so only one of the two can be given")
+        if asked.add_special_tokens:
+            raise wrong("add_special_tokens", "must not be true with messages: the template writes its own")
+        check_messages(messages)
+        check_chat_template(asked, self._bounds)
+        now_s = int(self._backend.clock.wall_s())
+        return self._backend.prompts.of_messages(messages, asked.rendering(), asked.chat_template, now_s)
+
+    def _detokenized(self, body: bytes) -> dict[str, Any]:
+        asked = decode(body, _detokenize)
+        self._check_model(asked.model)
+        check_token_ids("tokens", asked.tokens, self._bounds)
+        return {"prompt": self._backend.prompts.text_of(asked.tokens, with_special=True)}
+
+    def _check_model(self, model: str | None) -> None:
+        if model is not None:
+            check_model(model, self._bounds)
+
+    def _max_model_len(self) -> int:
+        worker = self._backend.client.worker
+        return self._backend.model.config.max_position_embeddings if worker is None else worker.max_model_len

@@ -1,0 +1,98 @@
+"""Sends the requests of a batch to a server, so many at a time, and hands the answers out as they come, in any order.
+
+What may pass (nobody there, overloaded, a fault of the server) is asked again for a while; everything else is an answer.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from onward.cli.batch_files import Answered, BatchAnswer, BatchError, BatchRequest
+
+MAX_PAUSE_S = 30.0
+FIRST_PAUSE_S = 0.5
+CONNECT_TIMEOUT_S = 10.0
+MAX_ANSWER_BYTES = 256 << 20
+_PASSING = frozenset({408, 429, 500, 502, 503, 504})
+_BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    url: str
+    api_key: str | None = None
+    timeout_s: float = 3600.0
+    """Of one request."""
+    num_retries: int = 8
+
+
+async def run_all(
+    server: Server, requests: Iterable[BatchRequest], num_at_once: int, take: Callable[[BatchAnswer], None]
+) -> None:
+    """`requests` are read as they are needed."""
+    waiting = iter(requests)
+    connector = aiohttp.TCPConnector(limit=num_at_once)
+    timeout = aiohttp.ClientTimeout(total=server.timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+
+        async def work() -> None:
+            for request in waiting:
+                take(await _asked(session, server, request))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(num_at_once):
+                group.create_task(work())
+
+
+async def _asked(session: aiohttp.ClientSession, server: Server, request: BatchRequest) -> BatchAnswer:
+    pause_s = FIRST_PAUSE_S
+    outcome, wait_s = await _once(session, server, request)
+    for _ in range(server.num_retries):
+        if isinstance(outcome, Answered) and outcome.status_code not in _PASSING:
+            break
+        await asyncio.sleep(min(MAX_PAUSE_S, max(pause_s, wait_s)))
+        pause_s *= 2
+        outcome, wait_s = await _once(session, server, request)
+    if isinstance(outcome, Answered):
+        return BatchAnswer(f"batch_req_{outcome.request_id}", request.custom_id, outcome, None)
+    return BatchAnswer(f"batch_req_{request.custom_id}", request.custom_id, None, outcome)
+
+
+async def _once(
+    session: aiohttp.ClientSession, server: Server, request: BatchRequest
+) -> tuple[Answered | BatchError, float]:
+    """What came of it, and how long the server wants us to wait before we ask again."""
+    headers = {"content-type": "application/json"}
+    if server.api_key is not None:
+        headers["authorization"] = f"Bearer {server.api_key}"
+    body = msgspec.json.encode(request.body)
+    try:
+        async with session.post(
+            server.url + request.url, data=body, headers=headers, allow_redirects=False
+        ) as response:
+            answer = await response.content.read(MAX_ANSWER_BYTES)
+            request_id = response.headers.get("x-request-id", "")
+            return Answered(response.status, request_id, _body_of(answer)), _wait_of(response)
+    except _BROKEN as fault:
+        problem = str(fault) or type(fault).__name__
+        return BatchError("unreachable", f"{server.url}{request.url}: {problem}"[:1000]), 0.0
+
+
+def _body_of(answer: bytes) -> Any:
+    """JSON goes on as it came."""
+    try:
+        msgspec.json.decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return answer.decode(errors="replace")
+    return msgspec.Raw(answer)
+
+
+def _wait_of(response: aiohttp.ClientResponse) -> float:
+    try:
+        return max(0.0, float(response.headers.get("retry-after", "0")))
+    except ValueError:
+        return 0.0

@@ -1,0 +1,119 @@
+"""`onward run-batch in.jsonl out.jsonl`: answers a file of requests, as OpenAI's batches have them, and goes on where it
+stopped when it is run again."""
+
+import argparse
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from onward.cli.api_key import add_api_key_file, api_key_of
+from onward.cli.batch_files import BatchAnswer, Output, check, requests_in
+from onward.cli.batch_runner import Server, run_all
+from onward.cli.flags import add_flags, flags_of
+from onward.cli.own_server import own_server
+from onward.config import ServeConfig
+from onward.errors import InvalidRequest
+
+MAX_AT_ONCE = 4096
+OF_OTHERS = (
+    "host",
+    "port",
+    "role",
+    "handoff_port",
+    "prefill_peers",
+    "router",
+    "advertise_url",
+    "api_key",
+    "api_key_file",
+    "api_keys",
+    "insecure",
+    "open_metrics",
+    "tls_cert",
+    "tls_key",
+    "cors_origin",
+    "cluster_key_file",
+)
+"""Knobs of a server that others reach; ours is for this batch alone."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("input", type=Path, metavar="IN", help="requests, one JSON object on each line")
+    parser.add_argument("output", type=Path, metavar="OUT", help="gets an answer for each; what is there is kept")
+    parser.add_argument("--url", help="a server that runs (default: one is started for the batch)")
+    parser.add_argument("--api-key", metavar="KEY", help="for --url: sent as a bearer token")
+    add_api_key_file(parser)
+    parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="requests at once [%(default)s]")
+    parser.add_argument(
+        "--retries", type=int, default=8, metavar="N", help="of what may pass, per request [%(default)s]"
+    )
+    parser.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS", help="per request [%(default)s]")
+    parser.add_argument("--retry-failed", action="store_true", help="ask again what an earlier run has failed with")
+    own = parser.add_argument_group("options of the server that is started", "as those of `onward serve`")
+    add_flags(own, ServeConfig, skip=OF_OTHERS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """1 if any request failed, so that scripts notice."""
+    _check_numbers(args)
+    every = check(args.input)
+    with Output(args.output, drop_failed=args.retry_failed) as output:
+        todo = {one for one in every if one not in output.answered}
+        notes = Console(stderr=True, highlight=False)
+        if len(todo) < len(every):
+            notes.print(f"{len(every) - len(todo)} of {len(every)} are answered already")
+        if todo:
+            with _server(args) as server, _bar(notes, len(every), len(every) - len(todo)) as advance:
+                _answer(server, args, todo, output, advance)
+        notes.print(f"{len(every)} answered, {output.num_failed} of them by an error: {args.output}")
+        return 1 if output.num_failed else 0
+
+
+def _answer(
+    server: Server, args: argparse.Namespace, todo: set[str], output: Output, advance: Callable[[], None]
+) -> None:
+    def take(answer: BatchAnswer) -> None:
+        output.add(answer)
+        advance()
+
+    requests = (one for one in requests_in(args.input) if one.custom_id in todo)
+    asyncio.run(run_all(server, requests, min(args.concurrency, len(todo)), take))
+
+
+@contextlib.contextmanager
+def _server(args: argparse.Namespace) -> Iterator[Server]:
+    if args.url is not None:
+        yield Server(args.url.rstrip("/"), api_key_of(args), args.timeout, args.retries)
+        return
+    names = tuple(knob.name for knob in fields(ServeConfig) if knob.name not in OF_OTHERS)
+    flags = flags_of(args, names)
+    with own_server([*flags, *([] if args.log_level else ["--log-level", "warning"])]) as own:
+        yield Server(own.url, own.api_key, args.timeout, args.retries)
+
+
+@contextlib.contextmanager
+def _bar(console: Console, total: int, done: int) -> Iterator[Callable[[], None]]:
+    columns = (TextColumn("answering"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("answering", total=total, completed=done)
+        yield lambda: progress.advance(task)
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    if not 1 <= args.concurrency <= MAX_AT_ONCE:
+        raise InvalidRequest(f"--concurrency must be between 1 and {MAX_AT_ONCE}", param="concurrency")
+    if args.retries < 0 or args.timeout <= 0:
+        raise InvalidRequest("--retries must not be negative, and --timeout must be above 0", param="retries")
+    if args.url is not None and not args.url.startswith(("http://", "https://")):
+        raise InvalidRequest(f"--url {args.url!r} is no address such as http://127.0.0.1:8000", param="url")
+    if args.input.resolve() == args.output.resolve():
+        raise InvalidRequest("IN and OUT must be two files", param="output")
+    if args.url is None and (args.api_key or args.api_key_file):
+        print(
+            "onward run-batch: --api-key is for --url; the server that is started has a key of its own", file=sys.stderr
+        )

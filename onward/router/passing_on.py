@@ -1,0 +1,36 @@
+"""Questions that any instance can answer, and that leave nothing behind: passed on as they came, and so is the answer.
+
+If one does not answer, or has trouble of its own, the next is asked.
+"""
+
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from onward.errors import InvalidRequest, Unavailable
+from onward.proto.router import DETOKENIZE_PATH, TOKENIZE_PATH
+from onward.router.serving import Serving
+from onward.web import http
+
+MAX_ASKED = 3
+PATHS: Mapping[str, str] = {"/tokenize": TOKENIZE_PATH, "/detokenize": DETOKENIZE_PATH}
+"""Of clients, and where instances are asked the same."""
+
+
+class PassingOn:
+    def __init__(self, serving: Serving, max_body_bytes: int) -> None:
+        self._serving = serving
+        self._max_body_bytes = max_body_bytes
+
+    async def ask(self, request: Request) -> Response:
+        try:
+            body = await http.read_body(request.receive, self._max_body_bytes)
+        except http.Disconnected:
+            raise InvalidRequest("whoever asked has gone") from None
+        serving = self._serving
+        for replica in serving.core.takers(serving.clock.now_s())[:MAX_ASKED]:
+            answer = await serving.upstream.pass_on(replica.url, PATHS[request.url.path], body)
+            if answer is not None and answer[0] < 500:
+                return Response(answer[1], answer[0], media_type="application/json")
+        raise Unavailable("there is no instance that could answer", retry_after_s=1.0)

@@ -1,0 +1,182 @@
+"""Whatever a request asks for, a stream that is cut behind any event and gone on with says what it would have said uncut.
+
+The first stream's own events say what its client had by then, so nothing here knows how an answer comes about."""
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from onward.config import ApiConfig
+from onward.proto.cursor import Cursor, format_cursor, parse_cursor
+from onward.proto.model import PreparedModel
+from onward.proto.router import Attempt, GivenChoice
+from onward.proto.sampling import Sampling
+from tests.api.instance import Instance, running
+from tests.api.reader import NO_CERTIFICATES, AnswerRead, num_choices, read
+from tests.api.routed import attempt_of, hear, post
+from tests.api.small_model import EOS
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES = {"messages": [{"role": "user", "content": "hé"}]}
+# A stop string with a false start before it, an end token behind characters of several bytes, no end at all.
+OUTPUTS = [list("né st😀 stop!".encode()), [*"日本".encode(), *b" st", EOS], list(b"goes on"), list(b"a\nstop")]
+ENDS = {"stop": "stop", "max_tokens": 14, "seed": 7}
+PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.25, "repetition_penalty": 1.5, "min_tokens": 3}
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "four choices with penalties": (CHAT, MESSAGES | PENALTIES | {"n": 4, "logprobs": True, "top_logprobs": 2}),
+    "a chat with its stop strings": (CHAT, MESSAGES | {"n": 4, "include_stop_str_in_output": True}),
+    "a chat with token ids": (CHAT, MESSAGES | {"n": 2, "return_token_ids": True}),
+    "a chat of token ids": (CHAT, {"messages": [], "prompt_token_ids": [97, 98]}),
+    "an open message": (CHAT, MESSAGES | {"continue_final_message": True, "chat_template_kwargs": {"x": 1}}),
+    "several prompts": (COMPLETIONS, {"prompt": ["one", "two"], "n": 2, "prompt_logprobs": 1}),
+    "several prompts as ids": (COMPLETIONS, {"prompt": [[97, 98], [99]], "logprobs": 2, "return_token_ids": True}),
+    "echo": (COMPLETIONS, {"prompt": "où ", "echo": True, "n": 2}),
+    "echo of several, scored": (COMPLETIONS, {"prompt": ["où", "x"], "echo": True, "logprobs": 2, "n": 2}),
+    "a stop token that is shown": (
+        COMPLETIONS,
+        {"prompt": "x", "n": 4, "stop_token_ids": [10], "include_stop_str_in_output": True},
+    ),
+}
+USAGE = {"include_usage": True}
+WHOLE_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
+    "the best of several": (COMPLETIONS, {"prompt": ["one", "two"], "best_of": 2, "prompt_logprobs": 1}),
+    "the best, scored, echoed": (COMPLETIONS, {"prompt": "one", "n": 2, "best_of": 4, "logprobs": 1, "echo": True}),
+}
+
+
+def recite(prompt: Any, sampling: Sampling, tokens: Any) -> int:
+    output = OUTPUTS[sampling.choice]
+    return output[len(tokens)] if len(tokens) < len(output) else 33
+
+
+def body_of(fields: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"model": "small-model"} | ENDS | fields | more
+
+
+def fresh(path: str, body: dict[str, Any]) -> Attempt:
+    """Under an id that no other test has used or aborted."""
+    return attempt_of(path, body, request_id=secrets.token_hex(16))
+
+
+def later(first: Attempt, **fields: Any) -> Attempt:
+    again = attempt_of(first.path, {}, request_id=first.request_id, **fields)
+    return msgspec.structs.replace(again, body=first.body)
+
+
+def events_of(response: httpx.Response) -> list[str]:
+    assert response.status_code == 200, response.text
+    *events, nothing = response.text.split("\n\n")
+    assert nothing == ""
+    return events
+
+
+def cursor_of(event: str) -> Cursor | None:
+    return parse_cursor(event.split("\n")[0].removeprefix("id: ")) if event.startswith("id: ") else None
+
+
+def cuts(events: list[str]) -> Iterator[tuple[list[str], Cursor]]:
+    """What the client has, and its place: behind each event that names one, the usage's included."""
+    for at, event in enumerate(events, 1):
+        if (place := cursor_of(event)) is not None:
+            yield events[:at], place
+
+
+def told(events: list[str], body: dict[str, Any]) -> AnswerRead:
+    """But for what the cache held, and for what is new in each attempt."""
+    answer = read(httpx.Response(200, text="\n\n".join([*events, ""])), body)
+    assert answer.usage is not None
+    del answer.usage["prompt_tokens_details"]
+    answer.cursor = None
+    assert answer.usages == sorted(answer.usages), "a cut does not start the count over"
+    answer.usages = answer.usages[-1:]  # how many tokens an event has, is the connection's affair
+    return answer
+
+
+@pytest.fixture(scope="module")
+def exact_instance(model: PreparedModel) -> Iterator[Instance]:
+    """It keeps no stream, but makes the same tokens from the same seed."""
+    exact = msgspec.structs.replace(model, quantization="int8")
+    with running(exact, ApiConfig(detach_ttl_s=0)) as instance:
+        instance.engine.choose = recite
+        yield instance
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_that_comes_back_reads_on(instance: Instance, exact_instance: Instance, kind: str) -> None:
+    instance.engine.choose = recite
+    path, fields = KINDS[kind]
+    body = body_of(fields, stream=True, stream_options=USAGE | {"continuous_usage_stats": True})
+    for server, again in ((instance, None), (exact_instance, body)):
+        url = server.url + path
+        events = events_of(httpx.post(url, json=body, timeout=30, verify=NO_CERTIFICATES))
+        whole = told(events, body)
+        assert all(reason in ("stop", "length") for reason in whole.reasons)
+        for before, place in cuts(events):
+            headers = {"last-event-id": format_cursor(place)}
+            method = "GET" if again is None else "POST"
+            rest = httpx.request(method, url, json=again, headers=headers, timeout=30, verify=NO_CERTIFICATES)
+            assert told([*before, *events_of(rest)], body) == whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_instance_goes_on_for_a_router(instance: Instance, kind: str) -> None:
+    instance.engine.choose = recite
+    path, fields = KINDS[kind]
+    body = body_of(fields, stream=True, stream_options=USAGE)
+    first = fresh(path, body)
+    events = [one for one in events_of(post(instance.url, first)) if not _is_between(one)]
+    whole = told(events, body)
+    for before, place in cuts(events):
+        choices = given_by(before, num_choices(body))
+        attempt = later(first, choices=choices, usage_told=place.usage_told)
+        rest = [one for one in events_of(post(instance.url, attempt)) if not _is_between(one)]
+        assert told([*before, *rest], body) == whole
+
+
+@pytest.mark.parametrize("kind", KINDS | WHOLE_ONLY)
+def test_a_whole_answer_does_not_show_where_it_was_cut(instance: Instance, kind: str) -> None:
+    instance.engine.choose = recite
+    path, fields = (KINDS | WHOLE_ONLY)[kind]
+    body = body_of(fields)
+    asked = fresh(path, body)
+    first = hear(instance.url, asked)
+    num = num_choices(body) * body.get("best_of", 1) // (body.get("n", 1) if "best_of" in body else 1)
+    assert first.answer is not None and len(first.cursors[0].choices) == num
+    tokens = first.tokens(num)
+    ends = [one.finish_reason for one in first.cursors[-1].choices]
+    for at in range(1, max(map(len, tokens)) + 1):
+        for is_told in (False, True):
+            choices = [
+                GivenChoice(one[:at], end if is_told and at >= len(one) else None)
+                for one, end in zip(tokens, ends, strict=True)
+            ]
+            again = hear(instance.url, later(asked, choices=choices, num_cached_tokens=3))
+            assert uncached(again.answer) == uncached(first.answer)
+
+
+def _is_between(event: str) -> bool:
+    """For the router alone."""
+    return event.startswith((":", "event: facts"))
+
+
+def given_by(events: list[str], num: int) -> list[GivenChoice]:
+    token_ids: list[list[int]] = [[] for _ in range(num)]
+    last: Cursor | None = None
+    for event in events:
+        cursor = cursor_of(event)
+        for index, new in (cursor.new_tokens if cursor is not None else {}).items():
+            token_ids[index] += new
+        last = cursor or last
+    assert last is not None
+    return [GivenChoice(one, place.finish_reason) for one, place in zip(token_ids, last.choices, strict=True)]
+
+
+def uncached(answer: bytes | None) -> dict[str, Any]:
+    fields = msgspec.json.decode(answer or b"")
+    del fields["usage"]["prompt_tokens_details"]
+    return fields
