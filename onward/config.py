@@ -83,6 +83,7 @@ class ServeConfig:
     tls_key: str | None = knob(None, "private key of --tls-cert, as PEM")
     cors_origin: tuple[str, ...] = knob((), "origin that browsers may call from (may be given several times)")
     max_body_bytes: int = knob(8 << 20, "largest request body")
+    max_connections: int = knob(4096, "connections with a request under way that one process has; more get a 503")
     stall_timeout_s: float = knob(120.0, "a worker that has work and completes no step for so long is killed")
     drain_s: float = knob(5.0, "how long running streams may finish after SIGTERM")
     log_level: str = knob("info", "debug, info, warning or error")
@@ -126,6 +127,7 @@ class RouterConfig:
     cluster_key_file: str | None = knob(None, "the cluster's secret, made by `onward keygen`; needed beyond one host")
     tell_resumes: bool = knob(False, "end each stream with a comment that says how often it was carried on")
     max_body_bytes: int = knob(8 << 20, "largest request body")
+    max_connections: int = knob(4096, "connections with a request under way that one process has; more get a 503")
     log_level: str = knob("info", "debug, info, warning or error")
 
 
@@ -174,6 +176,7 @@ class WorkerConfig:
 class ApiConfig:
     cors_origin: tuple[str, ...] = ()
     max_body_bytes: int = 8 << 20
+    max_connections: int = 4096
     max_choices: int = 16
     default_deadline_s: float | None = None
     internal_adapter: bool = False
