@@ -152,7 +152,9 @@ class Bench:
         rates: dict[int, float] = {}
         for num_streams in args.saturating:
             self.wait_idle()
-            rates[num_streams] = self._closed(num_streams, args.seconds, f"{args.seed} best {num_streams}")[0]
+            rates[num_streams] = self._closed(num_streams, args.saturation_seconds, f"{args.seed} best {num_streams}")[
+                0
+            ]
         best = max(rates.values())
         console.print("at saturation: " + ", ".join(f"{r:.0f} tok/s with {n} streams" for n, r in rates.items()))
         self.wait_idle()
@@ -172,7 +174,9 @@ class Bench:
         after_rate, after = self._closed(args.calm_streams, args.seconds, f"{args.seed} after")
         seconds = int(time.perf_counter() - began_s)
         self.wait_idle()
-        best_after, _ = self._closed(max(rates, key=lambda n: rates[n]), args.seconds, f"{args.seed} best after")
+        best_after, _ = self._closed(
+            max(rates, key=lambda n: rates[n]), args.saturation_seconds, f"{args.seed} best after"
+        )
         taken = [one for one in streams if one.is_whole]
         return Overload(
             best_before_tokens_per_s=best,
@@ -361,8 +365,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=int, default=10, metavar="S", help="of each measured load [%(default)s]")
     parser.add_argument("--times", type=float, default=10.0, metavar="X", help="overload [%(default)s]")
     parser.add_argument("--overload-seconds", type=int, default=60, metavar="S", help="[%(default)s]")
+    parser.add_argument("--saturating", type=int, nargs="+", default=[48, 64], metavar="N", help="streams [48 64]")
     parser.add_argument(
-        "--saturating", type=int, nargs="+", default=[32, 48, 64], metavar="N", help="streams [32 48 64]"
+        "--saturation-seconds", type=int, default=30, metavar="S", help="of each: several answers long [%(default)s]"
     )
     parser.add_argument("--calm-streams", type=int, default=4, metavar="N", help="before and after [%(default)s]")
     parser.add_argument("--max-queue", type=int, default=32, metavar="N", help="of the server [%(default)s]")
@@ -374,7 +379,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--serve-argument", action="append", default=[], metavar="FLAG", help="for the server")
     args = parser.parse_args()
     counts = (args.pairs, args.hostile, args.streams, args.words, args.tokens, args.calm_streams, *args.saturating)
-    if min(counts) < 1 or args.seconds < 2 or args.overload_seconds < 12 or args.times <= 0:
+    if (
+        min(counts) < 1
+        or min(args.seconds, args.saturation_seconds) < 2
+        or args.overload_seconds < 12
+        or args.times <= 0
+    ):
         parser.error("counts must be at least 1, --seconds at least 2, --overload-seconds at least 12")
     return args
 

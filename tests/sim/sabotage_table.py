@@ -136,7 +136,7 @@ ROUTER = [
     _tested("prefill-stays-booked", "cluster", 30),
     Row("seed-per-attempt", "a retry draws another seed", bugs.each_attempt_draws_its_own_seed, "cluster", 40),
     Row("time-per-attempt", "a retry has another time", bugs.each_attempt_has_its_own_time, "cluster", 40),
-    Row("retry-is-short", "a retry lacks the last token", bugs.retries_begin_without_the_last_token, "cluster", 40),
+    Row("retry-is-short", "a retry lacks the last token", bugs.retries_begin_without_the_last_token, "cluster", 120),
     Row("one-epoch-for-all", "retries have one epoch", bugs.every_attempt_has_the_same_epoch, "cluster", 40),
     Row("losses-are-final", "a lost instance ends its streams", bugs.every_loss_is_final, "cluster", 30),
 ]
