@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 # More flags: make serve ARGS='--port 9000', make bench-cpu ARGS='--pairs 5'
 ARGS ?=
 
-.PHONY: serve install test test-full lint sabotage chaos fuzz fuzz-http sim sim-sabotage bench-cpu bench-pd bench-router bench-stage clean
+.PHONY: serve install test test-full lint sabotage chaos fuzz fuzz-http sim sim-sabotage bench-cpu bench-pd bench-router bench-stage bench-doors clean
 
 serve: install
 	$(BIN)/onward serve $(ARGS)
@@ -65,6 +65,10 @@ bench-pd: $(VENV)/.installed-test
 
 bench-router: install
 	$(BIN)/python scripts/bench_router.py $(ARGS)
+
+# A thousand hostile connections, and ten times the load that a server can bear.
+bench-doors: install
+	$(BIN)/python scripts/bench_doors.py $(ARGS)
 
 bench-stage: $(VENV)/.installed
 	$(BIN)/python -m onward.bench.stage $(ARGS)

@@ -88,6 +88,7 @@ class ServeConfig:
     tls_key: str | None = knob(None, "private key of --tls-cert, as PEM")
     cors_origin: tuple[str, ...] = knob((), "origin that browsers may call from (may be given several times)")
     max_body_bytes: int = knob(8 << 20, "largest request body")
+    max_connections: int = knob(4096, "connections with a request under way that one process has; more get a 503")
     trust_request_chat_template: bool = knob(
         False, "whether requests may bring a chat_template of their own, which is rendered in a jailed process"
     )
@@ -134,6 +135,7 @@ class RouterConfig:
     cluster_key_file: str | None = knob(None, "the cluster's secret, made by `onward keygen`; needed beyond one host")
     tell_resumes: bool = knob(False, "end each stream with a comment that says how often it was carried on")
     max_body_bytes: int = knob(8 << 20, "largest request body")
+    max_connections: int = knob(4096, "connections with a request under way that one process has; more get a 503")
     log_level: str = knob("info", "debug, info, warning or error")
 
 
@@ -182,6 +184,7 @@ class WorkerConfig:
 class ApiConfig:
     cors_origin: tuple[str, ...] = ()
     max_body_bytes: int = 8 << 20
+    max_connections: int = 4096
     max_choices: int = 16
     trust_request_chat_template: bool = False
     default_deadline_s: float | None = None

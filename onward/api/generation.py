@@ -28,6 +28,7 @@ from onward.web import http, sse
 from onward.web.error_answers import answer_errors
 from onward.web.failures import RequestFailed, info_of
 from onward.web.last_event import last_event
+from onward.web.owned_ids import may_ask_for
 
 MAX_OPEN_EXCHANGES = 2048
 ONLY_WITH_CURSOR = ErrorInfo(
@@ -160,13 +161,17 @@ class GenerationEndpoint:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_room(self._num_open)
+        if scope["method"] == "HEAD":
+            raise RequestFailed(ONLY_WITH_CURSOR)  # nobody would read what it takes up
         body = await http.read_body(receive, self._backend.config.max_body_bytes)
-        cursor = last_event(scope)
+        cursor, identity = last_event(scope), identity_of(scope)
+        if cursor is not None and not may_ask_for(identity.caller, cursor.request_id):
+            raise STREAM_UNKNOWN
         if scope["method"] == "GET":
-            work = self._continue(identity_of(scope), cursor, send)
+            work = self._continue(identity, cursor, send)
         else:
             self._streams.check_open()
-            work = self._generate(identity_of(scope), body, cursor, send)
+            work = self._generate(identity, body, cursor, send)
         await http.while_connected(receive, work)
 
     async def _generate(self, identity: Identity, body: bytes, cursor: Cursor | None, send: Send) -> None:

@@ -9,6 +9,7 @@ from onward.clock import Clock
 from onward.web.callers import caller_of
 from onward.web.envelope import label_of, show_id
 from onward.web.keys import ANONYMOUS, Caller
+from onward.web.owned_ids import owned_id
 
 _KEY = "onward.identity"
 
@@ -16,7 +17,7 @@ _KEY = "onward.identity"
 @dataclass(frozen=True, slots=True)
 class Identity:
     request_id: str
-    """128 random bits. A client's own id is only a label beside it."""
+    """Random, and marked as its caller's. A client's own id is only a label beside it."""
     created_s: int
     arrival_s: float
     """Wall clock."""
@@ -41,9 +42,9 @@ class Identified:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         wall_s = self._clock.wall_s()
-        identity = Identity(
-            self._chance.token(), int(wall_s), wall_s, self._clock.now_s(), label_of(scope), caller_of(scope)
-        )
+        caller = caller_of(scope)
+        request_id = owned_id(self._chance.token(), caller.name)
+        identity = Identity(request_id, int(wall_s), wall_s, self._clock.now_s(), label_of(scope), caller)
         scope[_KEY] = identity
         show_id(scope, identity.label or identity.request_id)
         await self._app(scope, receive, send)

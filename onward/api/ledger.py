@@ -6,7 +6,7 @@ counted. A request that the engine gives up (`pd_reschedule`) has ended: the eng
 asked carries on elsewhere. Knows nothing of sockets, text or HTTP.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -45,6 +45,7 @@ EPOCHS_PER_ATTEMPT = 1 << 20
 MAX_ATTEMPT = 1 << 40
 """So that an epoch is a number of 64 bits."""
 ABORT_HOLDS_S = 30.0
+MAX_ENDED = 4096
 MAX_ABORTS = 1024
 """So many, for so long, are said again to an engine that is new: who else serves these requests resubmits them to it."""
 DEADLINE_MARGIN_S = 2.0
@@ -159,9 +160,12 @@ class Promise:
     """Since when no engine is known to hold it."""
     retry_at_s: float | None = None
 
+    epoch_before: int = 0
+    """All of its own are higher."""
+
     @property
     def was_submitted(self) -> bool:
-        return self.epoch > self.order.epoch_before
+        return self.epoch > self.epoch_before
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +189,9 @@ class Ledger:
         self.engine: str | None = None
         self._promises: dict[str, Promise] = {}
         self._held: dict[str, Held] = {}
+        self._ended: OrderedDict[str, int] = OrderedDict()
+        """Their last epochs. A client that has seen nothing of an attempt comes back with the number of the one before:
+        what the engine still says of the first must not be taken for a word about the second."""
         self._aborts_given: deque[GivenAbort] = deque(maxlen=MAX_ABORTS)
         self._is_new_engine = False
         """It has not told us yet what it holds."""
@@ -199,10 +206,12 @@ class Ledger:
 
     def submit(self, order: Order, now_s: float) -> Actions:
         assert order.request_id not in self._promises, "request ids are never used twice"
+        epoch_before = max(order.epoch_before, self._ended.get(order.request_id, 0))
         promise = Promise(
             order,
             list(order.generated_token_ids),
-            epoch=order.epoch_before,
+            epoch=epoch_before,
+            epoch_before=epoch_before,
             num_cached_tokens=order.num_cached_tokens,
             score_from=order.score_from,
             waiting_since_s=now_s,
@@ -216,15 +225,21 @@ class Ledger:
 
     def stop(self, request_id: str, num_tokens: int) -> Actions:
         """The text of the first `num_tokens` tokens ended in a stop string."""
-        promise = self._promises.pop(request_id, None)
-        if promise is None or promise.submitted_seq is None:
+        promise = self._promises.get(request_id)
+        if promise is None:
+            return Actions()
+        self._forget(promise)
+        if promise.submitted_seq is None:
             return Actions()
         return Actions(send=[Abort(self._next_seq(), request_id, promise.epoch, "stop", num_tokens)])
 
     def abort(self, request_id: str) -> Actions:
         """The client is gone, or another choice of the request has failed. It may come back as another attempt."""
-        promise = self._promises.pop(request_id, None)
-        return Actions(send=self._aborts({request_id: promise.epoch}) if promise and promise.was_submitted else [])
+        promise = self._promises.get(request_id)
+        if promise is None:
+            return Actions()
+        self._forget(promise)
+        return Actions(send=self._aborts({request_id: promise.epoch}) if promise.was_submitted else [])
 
     def fail(self, request_ids: Iterable[str], error: ErrorInfo) -> Actions:
         """Somebody here has decided that these end now, with this error."""
@@ -362,7 +377,7 @@ class Ledger:
             promise.crash_charges = 0
             promise.accepted, promise.waiting_since_s = True, None
         if reason is not None:
-            del self._promises[delta.request_id]
+            self._forget(promise)
         actions.deliver.append(
             Delivery(
                 delta.request_id,
@@ -475,16 +490,24 @@ class Ledger:
                 may_move=order.may_move,
                 caller=order.caller,
                 caller_limits=order.caller_limits,
-                asks_anew=order.asks_anew and promise.epoch == order.epoch_before + 1,
+                asks_anew=order.asks_anew and promise.epoch == promise.epoch_before + 1,
             )
         ]
 
     def _fail(self, promise: Promise, error: ErrorInfo, actions: Actions) -> None:
         request_id = promise.order.request_id
-        del self._promises[request_id]
+        self._forget(promise)
         if promise.was_submitted:
             actions.send += self._aborts({request_id: promise.epoch})
         actions.deliver.append(Delivery(request_id, [], promise.num_cached_tokens, finish_reason="error", error=error))
+
+    def _forget(self, promise: Promise) -> None:
+        request_id = promise.order.request_id
+        del self._promises[request_id]
+        self._ended[request_id] = promise.epoch
+        self._ended.move_to_end(request_id)
+        if len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
 
     def _aborts(self, epochs: dict[str, int]) -> list[ToEngine]:
         """Each up to its epoch and no further: the next attempt may be under way."""

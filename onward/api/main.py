@@ -24,6 +24,7 @@ from onward.text.prompt_tokens import read_text
 from onward.transport.control import ControlChannel, join_supervisor
 from onward.transport.shelf import ShelfSocket
 from onward.transport.zmq import EngineSocket
+from onward.web.connections import Bounds
 from onward.web.server import HttpServer, tls_of
 from onward.web.template_jail import TemplateJail
 
@@ -42,7 +43,8 @@ async def _serve(start: StartApi, channel: ControlChannel, prompts: Prompts) -> 
         leave_at_once=_leave_at_once,
     )
     api = Api(start, channel, prompts, rim)
-    server = HttpServer(api.app, api.started, tls=tls_of(start.config))
+    bounds = Bounds(max_connections=start.config.max_connections)
+    server = HttpServer(api.app, api.started, tls=tls_of(start.config), bounds=bounds, registry=api.registry)
     loop = asyncio.get_running_loop()
     loop.add_reader(channel.fileno(), api.read_control)
     try:

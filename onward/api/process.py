@@ -54,7 +54,7 @@ class Api:
 
     def __init__(self, start: StartApi, channel: Channel, prompts: Prompts, rim: Rim) -> None:
         self._channel, self._rim = channel, rim
-        registry = Registry()
+        self.registry = registry = Registry()
         self._link = SupervisorLink(channel, registry.snapshot)
         self._client = EngineClient(Ledger(registry), rim.clock, rim.connect, rim.leave_at_once)
         backend = Backend(

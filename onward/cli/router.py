@@ -59,7 +59,7 @@ def _serve(config: RouterConfig, cluster_key: str, listening: socket.socket, key
 def check(config: RouterConfig) -> None:
     """What can be seen to be wrong before anything is opened."""
     check_port(config.port)
-    for name in ("max_queue", "max_body_bytes"):
+    for name in ("max_queue", "max_body_bytes", "max_connections"):
         if getattr(config, name) < 1:
             raise StartupError(f"--{_flag(name)} must be at least 1")
     if config.preempt_retry_count < 0:

@@ -111,6 +111,7 @@ def check(config: ServeConfig) -> None:
         "max_queue",
         "max_queue_tokens",
         "api_processes",
+        "max_connections",
     ):
         if getattr(config, name) < 1:
             raise StartupError(f"--{name.replace('_', '-')} must be at least 1")

@@ -69,7 +69,7 @@ FRONT_SECRETS = ("api_key", "api_key_file")
 """Whoever stands in front has them from its environment: command lines can be read by everybody on the machine."""
 FRONT_FLAGS = ("api_keys", "insecure", "open_metrics")
 """For the router, or without one for the instances that take requests."""
-ROUTERS_AND_INSTANCES = ("detach_ttl_s", "drain_s", "max_body_bytes", "log_level")
+ROUTERS_AND_INSTANCES = ("detach_ttl_s", "drain_s", "max_body_bytes", "max_connections", "log_level")
 
 
 @dataclass(slots=True, frozen=True)
@@ -157,6 +157,11 @@ class Front:
     flags: tuple[str, ...] = ()
     api_key: str = ""
     has_keys: bool = False
+
+    @property
+    def has_key_file(self) -> bool:
+        """Which can be read again."""
+        return "--api-keys" in self.flags
 
     @property
     def environment(self) -> dict[str, str]:
@@ -250,7 +255,14 @@ def plan(
         command = (sys.executable, "-m", "onward.cli.main", "serve", *flags, *own)
         plans.append(
             InstancePlan(
-                name, role, command, http_url(own_host, http_port), handoff_address, threads, doors.environment
+                name,
+                role,
+                command,
+                http_url(own_host, http_port),
+                handoff_address,
+                threads,
+                doors.environment,
+                takes_hangups=doors.has_key_file,
             )
         )
     return plans
@@ -270,7 +282,10 @@ def plan_router(flags: list[str], host: str, port: int, key_file: str, front: Fr
     front = front or Front()
     own = ["--host", host, "--port", str(port), "--cluster-key-file", key_file]
     command = (sys.executable, "-m", "onward.cli.main", "router", *flags, *own, *front.flags)
-    return InstancePlan("router", "router", command, http_url(host, port), None, None, front.environment)
+    url = http_url(host, port)
+    return InstancePlan(
+        "router", "router", command, url, None, None, front.environment, takes_hangups=front.has_key_file
+    )
 
 
 def passed_on(args: argparse.Namespace) -> list[str]:

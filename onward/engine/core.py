@@ -353,7 +353,8 @@ class EngineCore:
         if message.epoch is None:
             self._bury(message.request_id, now_s)
         request = self._live.get(message.request_id)
-        if request is None or (message.epoch is not None and message.epoch < request.epoch):
+        # Two api processes may have given their attempts the same number; each ends its own.
+        if request is None or (message.epoch is not None and (owner != request.owner or message.epoch < request.epoch)):
             self.metrics.stale.inc("abort")
             return
         if message.num_tokens is not None:

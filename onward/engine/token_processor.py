@@ -130,15 +130,10 @@ class TokenProcessor:
         """Only events move `num_computed`, never the plan: a block that was not written is never cached."""
         assert request.num_computed <= num_computed <= len(request.token_ids), "KV is computed for known tokens only"
         request.num_computed = num_computed
-        if request.num_prompt_seen < request.num_prompt:
-            self._see_prompt(request, now_s)
-        self._scheduler.publish_computed(request)
-
-    def _see_prompt(self, request: Request, now_s: float) -> None:
-        seen = min(request.num_computed, request.num_prompt)
-        if seen > request.num_prompt_seen:
+        if request.num_prompt_seen < (seen := min(num_computed, request.num_prompt)):
             self.rates.prompt_tokens.add(seen - request.num_prompt_seen, now_s)
             request.num_prompt_seen = seen
+        self._scheduler.publish_computed(request)
 
     def _on_tokens(self, request: Request, event: Tokens, now_s: float) -> None:
         if event.position != request.num_generated:

@@ -7,7 +7,7 @@ Joins the instances, the choice among them, the retry budget and all streams. Ta
 what to do; sockets, tasks and clocks are the business of `serving`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from onward.proto.router import Attempt, RegisterAnswer, Registration
 from onward.router.budget import RetryBudget
 from onward.router.overview import instances_shown
 from onward.router.policy import Chance, Chooser, Pair, RouteFacts, can_hold, may_take
-from onward.router.records import Records, Tombstones
+from onward.router.records import Records, Tombstones, is_meant
 from onward.router.replicas import Replica, Replicas, State
 from onward.router.resumes import Resumes
 from onward.router.retrying import BUDGET_STEP_S, Retrying
@@ -67,6 +67,16 @@ class Finish:
 
 
 Step = Dispatch | Wait | GiveUp | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    routes: list[Route]
+    """Those that run."""
+    ids: list[str]
+    """Theirs, and those of streams whose client has gone."""
+    known: Set[str]
+    """Which of the names were known; the ids, where all were meant."""
 
 
 class RouterCore:
@@ -305,27 +315,18 @@ class RouterCore:
         if keep and stream.origin.streams and stream.has_progress and route.verdict is not ABORTED:
             self.records.keep(stream, now_s)
 
-    def abort(
-        self, names: Iterable[str] | None, now_s: float, caller: str | None = None
-    ) -> tuple[list[Route], set[str]]:
-        """Ends streams by id or label, or all; a caller's own, or everybody's. Returns those that run, and which of the
-        names were known."""
-        wanted = None if names is None else set(names)
-        hit: list[Route] = []
-        known: set[str] = set()
-        for route in self._routes.values():
-            own = {route.stream.request_id, route.stream.origin.label} - {""}
-            if caller not in (None, route.stream.origin.caller):
-                continue
-            if wanted is None or own & wanted:
-                hit.append(route)
-                known |= own if wanted is None else own & wanted
-        for route in hit:
+    def abort(self, names: Iterable[str] | None, now_s: float, caller: str | None = None) -> Aborted:
+        """Ends streams by id or label, or all, running or left by their client; a caller's own, or everybody's."""
+        wanted = None if names is None else frozenset(names)
+        routes = [route for route in self._routes.values() if is_meant(route.stream.origin, wanted, caller)]
+        for route in routes:
             route.settle(ABORTED)
-            self._tombstones.add(route.stream.request_id, now_s)
-        if wanted is not None:
-            known |= self.records.drop_named(wanted - known, caller)
-        return hit, known
+        origins = [*(route.stream.origin for route in routes), *self.records.drop_meant(wanted, caller)]
+        for origin in origins:
+            self._tombstones.add(origin.request_id, now_s)
+        ids = [origin.request_id for origin in origins]
+        labels = [origin.label for origin in origins]
+        return Aborted(routes, ids, {*ids} if wanted is None else wanted.intersection((*ids, *labels)))
 
     # Instances.
 

@@ -24,6 +24,7 @@ from onward.web.envelope import label_of, show_id
 from onward.web.error_answers import answer_errors
 from onward.web.keys import Caller
 from onward.web.last_event import last_event
+from onward.web.owned_ids import may_ask_for, owned_id
 
 TAKE_OVER_S = 5.0
 ASK_AGAIN_S = 0.5
@@ -42,9 +43,11 @@ class GenerationEndpoint:
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         place = last_event(scope)
-        if scope["method"] == "GET":
-            if place is None:
-                raise InvalidRequest("Last-Event-ID: is required with GET", param="Last-Event-ID")
+        if place is not None and not may_ask_for(caller_of(scope), place.request_id):
+            raise unknown_stream(place.request_id)
+        if scope["method"] != "POST":
+            if place is None or scope["method"] == "HEAD":
+                raise InvalidRequest("Last-Event-ID: is required, with GET", param="Last-Event-ID")
             route = await self._taken_up(scope["path"], place, caller_of(scope))
             if route is None:
                 raise unknown_stream(place.request_id)
@@ -60,7 +63,7 @@ class GenerationEndpoint:
         if place is not None and (route := await self._taken_up(scope["path"], place, caller)) is not None:
             return route
         arrival = Arrival(
-            request_id=serving.chance.token(),
+            request_id=owned_id(serving.chance.token(), caller.name),
             random_seed=serving.chance.bits(SEED_BITS),
             wall_s=serving.clock.wall_s(),
             now_s=serving.clock.now_s(),

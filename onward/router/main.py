@@ -18,6 +18,7 @@ from onward.router.process import Router
 from onward.router.serving import SETTLE_S
 from onward.router.upstream import new_session
 from onward.web import audit
+from onward.web.connections import Bounds
 from onward.web.key_file import KeySource
 from onward.web.server import HttpServer, tls_of
 
@@ -52,7 +53,8 @@ class RouterProcess:
         self.serving = router.serving
         self._drain_s = config.drain_s
         self._is_stopping = False
-        self._server = HttpServer(router.app, on_started, tls=tls_of(config))
+        bounds = Bounds(max_connections=config.max_connections)
+        self._server = HttpServer(router.app, on_started, tls=tls_of(config), bounds=bounds, registry=router.registry)
 
     async def run(self, listening: socket.socket) -> None:
         clockwork = asyncio.create_task(self.serving.run_clockwork())

@@ -32,6 +32,7 @@ from onward.proto.control import (
     WorkerGone,
     WorkerStarting,
 )
+from onward.proto.keys import KeyEntry
 from onward.proto.model import PreparedModel
 from onward.proto.stats import EngineStats
 from onward.proto.step import StepPlan, WorkerHello
@@ -67,6 +68,8 @@ class Place:
     prompts: Prompts
     routers: tuple[str, ...]
     prefill_peers: tuple[str, ...]
+    keys: tuple[KeyEntry, ...]
+    cluster_key: str
     after_turn: Callable[["Instance"], None]
     """Looks at the instance's engine after each of its turns."""
     watch_write: Callable[["Instance", int, str, int], None]
@@ -220,8 +223,9 @@ class Instance:
             routers=self.place.routers,
             url=self.url,
             handoff_address=self.handoff_address if self.machine.role != "mixed" else "",
+            cluster_key=self.place.cluster_key,
         )
-        start = StartApi(f"api-{process.name}", index, config, self.place.model, -1)
+        start = StartApi(f"api-{process.name}", index, config, self.place.model, -1, keys=list(self.place.keys))
         api = life.apis[index] = ApiNode(
             self.place.web,
             self.place.addresses,

@@ -6,7 +6,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -15,8 +15,10 @@ from starlette.types import ASGIApp
 
 from onward import log
 from onward.errors import StartupError
+from onward.obs.metrics import Registry
+from onward.web.connection import BoundedConnection
+from onward.web.connections import Bounds, Connections, affordable_connections, prepare_listener
 
-KEEP_ALIVE_S = 75
 LAST_WORDS_S = 1.0
 """After the grace, for the last events of streams that had to be ended."""
 
@@ -73,7 +75,15 @@ def _no_passphrase() -> str:
 class HttpServer(uvicorn.Server):
     """Others may listen on the socket too. Signals are not its business: whoever runs it says when to stop."""
 
-    def __init__(self, app: ASGIApp, on_started: Callable[[], None], *, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        on_started: Callable[[], None],
+        *,
+        tls: Tls | None = None,
+        bounds: Bounds | None = None,
+        registry: Registry | None = None,
+    ) -> None:
         config = uvicorn.Config(
             app,  # pyright: ignore[reportArgumentType]
             http="httptools",
@@ -83,16 +93,35 @@ class HttpServer(uvicorn.Server):
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
             ssl_certfile=None if tls is None else tls.cert,
             ssl_keyfile=None if tls is None else tls.key,
         )
         super().__init__(config)
         self._on_started = on_started
+        bounds = bounds or Bounds()
+        bounds = replace(bounds, max_connections=affordable_connections(bounds.max_connections))
+        self._bounds, self._connections = bounds, Connections(bounds, registry or Registry())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """As uvicorn does it, with connections of our own and a bound for handshakes."""
+        loop, tls = asyncio.get_running_loop(), self.config.ssl
+        self.servers = []
+        for listening in sockets or []:
+            prepare_listener(listening, self._bounds)
+            self.servers.append(
+                await loop.create_server(
+                    self._new_connection,
+                    sock=listening,
+                    ssl=tls,
+                    ssl_handshake_timeout=None if tls is None else self._bounds.handshake_s,
+                    backlog=self.config.backlog,
+                )
+            )
+        self.started = True
         self._on_started()
+
+    def _new_connection(self) -> BoundedConnection:
+        return BoundedConnection(self.config, self.server_state, {}, self._connections)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -398,13 +398,28 @@ def test_what_the_engine_gives_up_has_ended_and_is_not_tried_again(ledger: Ledge
     assert ledger.tick(100.0) == ledger.engine_up("engine-2", 100.0) == Actions()
 
 
-def test_an_error_of_a_hand_over_is_a_reschedule_unless_it_is_final(ledger: Ledger) -> None:
-    mismatch = ErrorInfo("pd_layout_mismatch", "PD Error: 16 heads, not 8", 400, stage="prefill")
-    for error, reason in ((PREEMPTED, "pd_reschedule"), (mismatch, "error")):
-        ledger.submit(order(), 0.0)
-        ledger.receive("engine-1", Accepted("a-0", 1), 0.0)
-        [one] = ledger.receive("engine-1", delta(0, finish_reason="error", error=error), 0.0).deliver
-        assert (one.finish_reason, one.error, len(ledger)) == (reason, error, 0)
+LAYOUT_MISMATCH = ErrorInfo("pd_layout_mismatch", "PD Error: 16 heads, not 8", 400, stage="prefill")
+
+
+@pytest.mark.parametrize(("error", "reason"), [(PREEMPTED, "pd_reschedule"), (LAYOUT_MISMATCH, "error")])
+def test_an_error_of_a_hand_over_is_a_reschedule_unless_it_is_final(
+    ledger: Ledger, error: ErrorInfo, reason: str
+) -> None:
+    ledger.submit(order(), 0.0)
+    ledger.receive("engine-1", Accepted("a-0", 1), 0.0)
+    [one] = ledger.receive("engine-1", delta(0, finish_reason="error", error=error), 0.0).deliver
+    assert (one.finish_reason, one.error, len(ledger)) == (reason, error, 0)
+
+
+def test_the_end_of_an_attempt_is_not_taken_for_that_of_a_later_one_with_the_same_number(ledger: Ledger) -> None:
+    """Its client saw nothing of the first, and so came back with the same cursor."""
+    ledger.submit(order(attempt=2), 0.0)
+    [aborted] = ledger.abort("a-0").send
+    [again] = ledger.submit(order(attempt=2), 0.0).send
+    assert again.epoch > aborted.epoch
+    end = delta(0, finish_reason="abort", epoch=aborted.epoch)
+    assert ledger.receive("engine-1", end, 0.0) == Actions()
+    assert len(ledger) == 1
 
 
 def test_a_reschedule_behind_a_gap_is_repaired_like_any_other_word(ledger: Ledger) -> None:

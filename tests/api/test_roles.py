@@ -19,13 +19,14 @@ from onward.chance import SystemChance
 from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.proto.control import NewKeys, StartApi
-from onward.proto.cursor import parse_cursor
+from onward.proto.cursor import format_cursor, parse_cursor
 from onward.proto.model import PreparedModel
 from onward.proto.request import CallerLimits
 from onward.proto.router import ABORT_PATH, PROOF_HEADER
 from onward.text.prompt_tokens import read_text
 from onward.transport.proof import prove
 from onward.web.callers import Access, guarded
+from onward.web.owned_ids import owned_id
 from tests.api.instance import PATIENCE_S, Instance, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.web import doors
@@ -222,6 +223,39 @@ def test_a_stream_can_be_gone_on_with_by_its_caller_and_by_admins(model: Prepare
             assert rest.status_code == 200, rest.text
             assert tokens(events(rest.text)) == tokens(whole[1:]), "however many share an event"
         assert {one.caller for one in instance.engine.submits} == {"user"}, "it stays whose it was"
+
+
+def answers_to(instance: Instance, name: str, place: str) -> list[tuple[int, str]]:
+    """Of coming back, by GET and by POST."""
+    back, body = {"Last-Event-ID": place}, FIELDS | {"stream": True}
+    asked = get(instance, "/v1/completions", name, **back), post(instance, "/v1/completions", body, name, **back)
+    return [(answer.status_code, answer.text) for answer in asked]
+
+
+def test_nobody_learns_whether_another_callers_stream_runs_is_kept_was_aborted_or_never_was(
+    model: PreparedModel,
+) -> None:
+    exact = msgspec.structs.replace(model, quantization="int8")
+    with keyed(exact, num_api=2) as instance:
+        body = FIELDS | {"stream": True, "max_tokens": 30}
+        whole = events(post(instance, "/v1/completions", body, "user").text)
+        never = parse_cursor(whole[3])
+        never = format_cursor(msgspec.structs.replace(never, request_id=owned_id("ab" * 16, "user")))
+        unknown = answers_to(instance, "other", never)
+        assert [status for status, _ in unknown] == [404, 404]
+        assert answers_to(instance, "other", whole[3]) == unknown, "what is kept"
+        with waiting(instance, "user") as asked:
+            [held] = instance.engine.running.values()
+            request_id = held.submit.request_id.rpartition("-")[0]
+            running_one = format_cursor(msgspec.structs.replace(parse_cursor(whole[3]), request_id=request_id))
+            for _ in range(4):
+                assert answers_to(instance, "other", running_one) == unknown, "what runs, in either process"
+            assert abort(instance, "other", ids=[request_id]) == {"aborted": [], "unknown": [request_id]}
+            assert [one.submit.caller for one in instance.engine.running.values()] == ["user"]
+            assert abort(instance, "user", ids=[request_id])["aborted"] == [request_id]
+            assert asked[0].result(20).json()["error"]["code"] == "aborted"
+        assert answers_to(instance, "other", running_one) == unknown, "what was aborted"
+        assert {one.caller for one in instance.engine.submits} == {"user"}
 
 
 def test_limits_and_priority_of_a_key_reach_the_engine(model: PreparedModel) -> None:

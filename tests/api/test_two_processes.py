@@ -132,6 +132,28 @@ def test_a_routers_next_attempt_takes_the_place_of_the_one_in_the_other_process(
         assert second is not None
 
 
+def test_nobody_takes_the_place_of_another_callers_attempt(pair: Instance) -> None:
+    for here, there in both_ways(pair):
+        pair.engine.choose = pausing(pair, at=7)
+        attempt = attempt_of(PATH, request(PATH, False, max_tokens=30), caller="ann")
+        with ThreadPoolExecutor(1) as threads:
+            first = threads.submit(hear, here, attempt)
+            pair.wait_until(lambda: pair.engine.paused)
+            try:
+                for url in (here, there):
+                    assert status_of_attempt(url, attempt_of(PATH, {}, body=attempt.body, caller="bob")) == 409
+            finally:
+                pair.engine.choose, pair.engine.paused = hashed_token, False
+            assert first.result(20).answer is not None
+
+
+def status_of_attempt(url: str, attempt: Any) -> int:
+    """One that is taken is left at once."""
+    content = msgspec.msgpack.encode(attempt)
+    with httpx.stream("POST", url + ATTEMPT_PATH, content=content, timeout=30, verify=NO_CERTIFICATES) as response:
+        return response.status_code
+
+
 def threads_answer(pair: Instance, url: str, attempt: Any) -> bytes | None:
     with ThreadPoolExecutor(1) as threads:
         asking = threads.submit(hear, url, attempt)

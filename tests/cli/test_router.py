@@ -40,6 +40,7 @@ def test_a_policy_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[s
         (RouterConfig(port=70000), "--port 70000"),
         (RouterConfig(max_queue=0), "--max-queue"),
         (RouterConfig(max_body_bytes=0), "--max-body-bytes"),
+        (RouterConfig(max_connections=0), "--max-connections"),
         (RouterConfig(preempt_retry_count=-1), "--preempt-retry-count"),
         (RouterConfig(retry_budget=-0.1), "--retry-budget"),
         (RouterConfig(stall_timeout_s=0), "--stall-timeout-s"),

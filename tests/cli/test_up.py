@@ -1,6 +1,7 @@
 import argparse
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -227,8 +228,21 @@ def test_with_a_router_only_the_router_hears_of_keys_and_without_one_those_who_t
     alone = plan(Counts(1, 1, 0), passed_on(args), "0.0.0.0", 1, Ports((1, 2), (3,)), "k", front)
     assert [told.environment["ONWARD_API_KEY"] for told in alone] == ["", "ours"]
     assert [config_of(told.command).insecure for told in alone] == [False, True]
+    assert not any(told.takes_hangups for told in (*behind, *alone)), "there is nothing to be read again"
     with pytest.raises(StartupError, match="one --api-key"):
         up.front_of(arguments("--api-key", "a", "--api-key", "b"), "127.0.0.1")
     monkeypatch.delenv("ONWARD_API_KEY")
     with pytest.raises(StartupError, match="--insecure"):
         up.front_of(arguments(), "0.0.0.0")
+
+
+def test_a_hangup_is_for_whoever_has_the_file_of_keys(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    assert run(["keys", "add", str(keys), "ann"]) == 0
+    args = arguments("--api-keys", str(keys))
+    front = up.front_of(args, "127.0.0.1")
+    assert plan_router([], "127.0.0.1", 8000, "k", front).takes_hangups
+    behind = plan(Counts(1, 1, 0), passed_on(args), "127.0.0.1", 1, Ports((1, 2), (3,), 8000), "k", front)
+    assert [told.takes_hangups for told in behind] == [False, False]
+    alone = plan(Counts(1, 1, 0), passed_on(args), "127.0.0.1", 1, Ports((1, 2), (3,)), "k", front)
+    assert [told.takes_hangups for told in alone] == [False, True]

@@ -54,6 +54,7 @@ def sparse(path: Path, head: bytes, size: int) -> Path:
         (gguf_head([], [gguf_string(b"t") + struct.pack("<I4QIQ", 4, *[1 << 63] * 4, 0, 0)]), "tensor t has the impo"),
         (gguf_head([], [gguf_string(b"t") + struct.pack("<IQIQ", 1, 8, 0, 1 << 62)]), "tensor t begins beyond"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "head",
 )
 def test_a_large_gguf_file_can_claim_no_more_than_a_model_has(tmp_path: Path, head: bytes, named: str) -> None:
     path = sparse(tmp_path / "model.gguf", head, 1 << 40)

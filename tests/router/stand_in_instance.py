@@ -196,6 +196,9 @@ class StandInInstance:
         if behaviour.status != 200:
             respond(writer, behaviour.status, msgspec.json.encode({"error": behaviour.error}), behaviour.headers)
             return
+        if not attempt.body:
+            respond(writer, 400, msgspec.json.encode({"error": {"code": "invalid_request", "message": "no JSON"}}))
+            return
         sending = asyncio.create_task(self._stream(attempt, behaviour, writer))
         leaving = asyncio.create_task(reader.read(1))
         await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)

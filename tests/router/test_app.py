@@ -373,6 +373,17 @@ def test_a_router_that_has_just_started_waits_for_the_instances_before_it_knows_
     uvloop.run(scenario())
 
 
+def test_a_head_begins_nothing_and_takes_nothing_up() -> None:
+    async def scenario() -> None:
+        a = StandInInstance("a")
+        async with running_router(a) as router, aiohttp.ClientSession() as session:
+            async with session.head(router.url + CHAT) as response:
+                assert response.status == 400
+            assert a.attempts == []
+
+    uvloop.run(scenario())
+
+
 def test_a_stream_that_nobody_has_is_unknown_and_a_repeated_post_makes_it_again() -> None:
     async def scenario() -> None:
         async with running_router(StandInInstance("a")) as router:

@@ -22,6 +22,7 @@ import pytest
 import uvloop
 
 from onward.obs.metrics import Registry
+from onward.proto.cursor import parse_cursor
 from onward.proto.request import CallerLimits
 from onward.proto.router import GivenChoice, Record
 from onward.router.admin import Admin
@@ -30,6 +31,7 @@ from onward.router.generation import GenerationEndpoint
 from onward.web.callers import Access
 from onward.web.key_file import KeySource
 from onward.web.keys import table_text
+from onward.web.owned_ids import owned_id
 from tests.router.harness import CHAT, Answer, Received, Router, assert_seamless, running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance, token
 from tests.web import certificate, doors
@@ -167,9 +169,15 @@ async def reading(router: Router, name: str) -> AsyncIterator[tuple[str, aiohttp
 
 
 async def assert_unknown(router: Router, name: str, place: str) -> None:
-    headers = as_caller(name) | {"Last-Event-ID": place}
-    for answer in (await router.get(CHAT, headers), await router.post(STREAM, headers=headers)):
-        assert (answer.status, answer.json["error"]["code"]) == (404, "stream_unknown")
+    """In the same words as one that never was."""
+    request_id, never = parse_cursor(place).request_id, owned_id("ab" * 16, "user")
+    told: dict[str, list[tuple[int, str]]] = {}
+    for one in (request_id, never):
+        headers = as_caller(name) | {"Last-Event-ID": place.replace(request_id, one)}
+        answers = await router.get(CHAT, headers), await router.post(STREAM, headers=headers)
+        told[one] = [(answer.status, answer.json["error"]["message"].replace(one, "ID")) for answer in answers]
+    assert told[request_id] == told[never]
+    assert [status for status, _ in told[never]] == [404, 404]
 
 
 def test_a_stream_whose_client_has_gone_is_there_for_its_caller_and_for_admins(key_file: Path) -> None:
@@ -220,6 +228,39 @@ def test_nobody_else_can_cut_a_stream_off_by_coming_back_for_it(key_file: Path) 
             gate.set()
             assert_seamless(Received.of(read + await response.content.read()), 7, 6)
             assert len(a.attempts) == 1
+
+    uvloop.run(scenario())
+
+
+def test_an_abort_of_a_stream_whose_client_has_gone_reaches_what_an_instance_has_kept_of_it(key_file: Path) -> None:
+    async def scenario() -> None:
+        a, gate = StandInInstance("a"), asyncio.Event()
+        a.behave = lambda attempt, _: Behaviour(silent_after=2, gate=gate) if attempt.epoch == 1 else Behaviour()
+        async with keyed_router(key_file, a) as router:
+            async with reading(router, "user") as (place, _, _):
+                pass
+            async with asyncio.timeout(5):
+                while router.process.serving.core.routes():
+                    await asyncio.sleep(0.01)
+            a.records[a.attempts[0].request_id] = Record(attempt=a.attempts[0])
+            name = f"chatcmpl-{a.attempts[0].request_id}"
+            assert await abort(router, "user", ids=[name]) == {"aborted": [name], "unknown": []}
+            assert a.attempts[0].request_id in a.aborted[-1]
+            gone = await router.get(CHAT, as_caller("user") | {"Last-Event-ID": place})
+            assert (gone.status, gone.json["error"]["code"]) == (404, "stream_unknown")
+
+    uvloop.run(scenario())
+
+
+def test_nobody_else_learns_that_a_stream_was_aborted(key_file: Path) -> None:
+    async def scenario() -> None:
+        a = StandInInstance("a")
+        a.behave = lambda *_: Behaviour(silent_after=2, gate=asyncio.Event())
+        async with keyed_router(key_file, a) as router, reading(router, "user") as (place, response, _):
+            request_id = parse_cursor(place).request_id
+            assert (await abort(router, "user", ids=[request_id]))["aborted"] == [request_id]
+            assert b"aborted" in await response.content.read()
+            await assert_unknown(router, "other", place)
 
     uvloop.run(scenario())
 

@@ -5,13 +5,14 @@ from typing import Any
 
 import msgspec
 
-from onward.api import jobs, starts
+from onward.api import continuing, jobs, starts
 from onward.api.answer import Answer, Progress
 from onward.api.choice import Choice, Start
 from onward.api.cursors import Cursors
 from onward.api.generation import GenerationEndpoint
 from onward.api.ledger import RESCHEDULE, Delivery, Ledger, Promise
 from onward.api.pieces import Piece
+from onward.api.requests import GenerationRequest
 from onward.api.starts import STREAM_UNKNOWN
 from onward.proto.cursor import Cursor
 from onward.proto.request import Submit
@@ -82,3 +83,21 @@ def the_first_word_to_an_engine_is_not_repeated(patch: Patches) -> None:
         return sent
 
     patch.around(Ledger, "_attempt", attempt)
+
+
+def the_end_of_an_attempt_that_its_client_never_saw(patch: Patches) -> None:
+    def forget(original: Callable, self: Ledger, promise: Promise) -> None:
+        original(self, promise)
+        self._ended.clear()
+
+    patch.around(Ledger, "_forget", forget)
+
+
+def scores_that_were_never_told_are_not_asked_for(patch: Patches) -> None:
+    def of_answer(original: Callable, request: GenerationRequest, seed: int, answer: Answer) -> dict[str, Any]:
+        told = original(request, seed, answer)
+        if request.rescore_from is None and "resume" in told:
+            told["resume"].pop("rescore_from", None)
+        return told
+
+    patch.around(continuing, "of_answer", of_answer)

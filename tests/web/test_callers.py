@@ -129,7 +129,7 @@ def test_a_caller_has_no_more_exchanges_open_than_its_key_says() -> None:
 
         begun = [begin(headers) for headers in (USER, USER, USER, ADMIN, ADMIN, ADMIN)]
         await asyncio.sleep(0)
-        await begun[2][0]
+        await asyncio.wait_for(begun[2][0], 5)
         assert (begun[2][1].status, begun[2][1].headers["retry-after"]) == (429, "1")
         gate.set()
         await asyncio.gather(*(task for task, _ in begun))

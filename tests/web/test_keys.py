@@ -1,5 +1,6 @@
 """The table of keys: what it takes, what it refuses and in which words, and whom it finds."""
 
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,17 @@ import pytest
 from onward.errors import StartupError
 from onward.proto.request import CallerLimits
 from onward.web.key_file import KeySource, add_entry, new_key, read_table
-from onward.web.keys import ANONYMOUS, Caller, Keys, hash_of, joined, parse_table, plain_entries, table_text
+from onward.web.keys import (
+    ANONYMOUS,
+    HASH_PREFIX,
+    Caller,
+    Keys,
+    hash_of,
+    joined,
+    parse_table,
+    plain_entries,
+    table_text,
+)
 
 KEY = "ow-a-key"
 HASH = hash_of(KEY)
@@ -27,6 +38,12 @@ def test_a_key_is_found_with_its_role_and_limits_and_no_other_is() -> None:
     found = keys.find(KEY)
     assert found is not None and found.limits == CallerLimits(8, 600) and found.scope == "team"
     assert keys.find("other") != ANONYMOUS
+
+
+def test_a_key_whose_digest_begins_like_a_known_one_is_another() -> None:
+    alike = next(one for one in map(str, count()) if hash_of(one)[:12] == HASH[:12])
+    assert alike != KEY and len(HASH_PREFIX) + 4 == 12
+    assert Keys(parse_table(entry(), "f")).find(alike) is None
 
 
 def test_a_role_is_a_users_unless_the_table_says_otherwise() -> None:

@@ -16,6 +16,7 @@ HOSTILE = {
     "loops in loops": "{% set l = range(99999)|list %}{% for a in l %}{% for b in l %}{% endfor %}{% endfor %}",
     "a long repetition": "{{ 'x' * 10**9 }}",
     "a repetition that is no operator": "{{ 'x'|center(10**10) }}",
+    "more memory than it may have": "{{ 'x'|center(700000000)|length }}",
     "a wide format": "{{ '%99999999999d' % 1 }}",
     "a power tower": "{{ 10**(10**10) }}",
     "text that doubles": DOUBLING + "{{ ns.x }}",
