@@ -5,12 +5,10 @@ heads.
 """
 
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from onward.errors import StartupError
 from onward.models import names
+from onward.models.bounded_read import read_json
 from onward.models.safetensors_header import read_header
 from onward.proto.model import ModelConfig
 
@@ -19,15 +17,6 @@ _SINGLE = "model.safetensors"
 _PICKLED = ("*.bin", "*.pt", "*.pth")
 _HARMLESS_SUFFIX = ".rotary_emb.inv_freq"
 """Older checkpoints store what follows from the config."""
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except OSError as fault:
-        raise StartupError(f"cannot read {path}: {fault.strerror}") from None
-    except msgspec.DecodeError as fault:
-        raise StartupError(f"{path} is not valid: {fault}") from None
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -4,7 +4,6 @@ Only what the decoder computes is accepted: a feature that would change the resu
 other rope types, experts, …) is an error that names it, never ignored. Files are opened elsewhere.
 """
 
-import math
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -15,11 +14,25 @@ from onward.proto.model import ModelConfig, RopeScaling
 
 T = TypeVar("T", int, float)
 
+_ABSURD = 1e30
+"""Still a float32."""
+
 HF_ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
+_LIMITS = {
+    "vocab_size": 1 << 22,
+    "hidden_size": 1 << 17,
+    "intermediate_size": 1 << 20,
+    "num_layers": 1 << 10,
+    "num_heads": 1 << 12,
+    "num_kv_heads": 1 << 12,
+    "head_dim": 1 << 12,
+    "max_position_embeddings": 1 << 30,
+}
+"""Far above any model there is, and low enough that a number in a config cannot ask for all memory or all time."""
 _DEFAULT_POSITIONS = {"llama": 2048, "qwen2": 32768, "qwen3": 32768}
 
 
@@ -53,18 +66,18 @@ def _hf_architecture(raw: Mapping[str, Any]) -> str:
     names = raw.get("architectures") or []
     if not isinstance(names, list):
         raise StartupError("config.json: `architectures` must be a list")
-    for name in names:
+    for name in filter(lambda name: isinstance(name, str), names):
         if name in HF_ARCHITECTURES:
             return HF_ARCHITECTURES[name]
     found = ", ".join(map(str, names)) or f"none (model_type {raw.get('model_type')!r})"
     raise StartupError(
-        f"the model's architecture is not supported: {found}; supported are {', '.join(HF_ARCHITECTURES)}"
+        f"the model's architecture is not supported: {found[:200]}; supported are {', '.join(HF_ARCHITECTURES)}"
     )
 
 
 def _refuse_unsupported_hf(raw: Mapping[str, Any], architecture: str) -> None:
     if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
+        method = _section(raw, "quantization_config").get("quant_method", "unknown")
         raise _unsupported(f"quantization_config (method {method})")
     if architecture != "qwen2" and raw.get("attention_bias"):
         raise _unsupported("attention_bias (a bias on o_proj)")
@@ -77,17 +90,19 @@ def _refuse_unsupported_hf(raw: Mapping[str, Any], architecture: str) -> None:
 
 
 def _uses_sliding_window(raw: Mapping[str, Any]) -> bool:
-    layer_types: Sequence[str] = raw.get("layer_types") or ()
+    layer_types = raw.get("layer_types") or []
+    if not isinstance(layer_types, list):
+        raise StartupError("the model's config is wrong: `layer_types` must be a list")
     if layer_types:
         return any(kind != "full_attention" for kind in layer_types)
     if not raw.get("use_sliding_window") or not raw.get("sliding_window"):
         return False
-    return raw.get("max_window_layers", 0) < raw.get("num_hidden_layers", 0)
+    return _number(raw, "max_window_layers") < _number(raw, "num_hidden_layers")
 
 
 def _hf_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """Both spellings: `rope_parameters` (transformers 5), and `rope_theta` with `rope_scaling` before it."""
-    rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    rope = _section(raw, "rope_parameters") or _section(raw, "rope_scaling")
     theta = _positive(rope if "rope_theta" in rope else raw, "rope_theta", float, 10000.0)
     partial = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
@@ -97,12 +112,29 @@ def _hf_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
         return theta, None
     if kind != "llama3":
         raise _unsupported(f"rope type {kind!r}")
-    return theta, RopeScaling(
+    scaling = RopeScaling(
         factor=_positive(rope, "factor", float),
         low_freq_factor=_positive(rope, "low_freq_factor", float),
         high_freq_factor=_positive(rope, "high_freq_factor", float),
         original_max_position_embeddings=_positive(rope, "original_max_position_embeddings", int),
     )
+    if scaling.low_freq_factor == scaling.high_freq_factor:
+        raise StartupError("the model's config is wrong: `low_freq_factor` and `high_freq_factor` are the same")
+    return theta, scaling
+
+
+def _section(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = raw.get(key) or {}
+    if not isinstance(value, dict):
+        raise StartupError(f"the model's config is wrong: `{key}` must be an object")
+    return value
+
+
+def _number(raw: Mapping[str, Any], key: str) -> float:
+    value = raw.get(key, 0)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise StartupError(f"the model's config is wrong: `{key}` is {str(value)[:80]}")
+    return value
 
 
 def from_gguf(
@@ -115,7 +147,7 @@ def from_gguf(
     architecture = fields.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in HF_ARCHITECTURES.values():
         raise StartupError(
-            f"the GGUF's architecture is not supported: {architecture!r}; "
+            f"the GGUF's architecture is not supported: {str(architecture)[:80]!r}; "
             f"supported are {', '.join(HF_ARCHITECTURES.values())}"
         )
     own = {
@@ -163,6 +195,9 @@ def _refuse_unsupported_gguf(own: Mapping[str, Any], shapes: Mapping[str, tuple[
 
 
 def _checked(config: ModelConfig) -> ModelConfig:
+    for field, limit in _LIMITS.items():
+        if not 0 < (value := getattr(config, field)) <= limit:
+            raise StartupError(f"the model's config is wrong: {field} is {value}, not a number from 1 to {limit}")
     if config.num_heads % config.num_kv_heads:
         raise StartupError(
             f"the model's config is wrong: {config.num_heads} heads cannot share {config.num_kv_heads} KV heads"
@@ -179,8 +214,8 @@ def _positive(raw: Mapping[str, Any], key: str, kind: type[T], default: T | None
     if value is None:
         raise StartupError(f"the model's config lacks `{key}`")
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 < value < math.inf or (kind is int and int(value) != value):
-        raise StartupError(f"the model's config is wrong: `{key}` is {value!r}")
+    if not is_number or not 0 < value < _ABSURD or (kind is int and int(value) != value):
+        raise StartupError(f"the model's config is wrong: `{key}` is {repr(value)[:80]}")
     return kind(value)
 
 

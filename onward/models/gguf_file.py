@@ -20,6 +20,7 @@ from onward.models.gguf_header import TensorInfo, read_header
 from onward.proto.model import ModelConfig
 
 ROPE_FREQS = "rope_freqs.weight"
+_MAX_ROPE_FREQS = 1 << 16
 
 _PLAIN_TYPES = {gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.BF16}
 _GLOBAL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -47,13 +48,13 @@ class GgufFile(Mapping[str, np.ndarray]):
         self.path = path
         self.metadata: dict[str, Any] = header.metadata
         self._data = np.memmap(path, mode="r", dtype=np.uint8)
+        self._check_places(header.tensors)
         shapes = {name: info.shape for name, info in header.tensors.items()}
-        rope_freqs = header.tensors.get(ROPE_FREQS)
-        self.config: ModelConfig = from_gguf(
-            header.metadata, shapes, self._dequantized(rope_freqs).ravel().tolist() if rope_freqs else None
+        self.config: ModelConfig = from_gguf(header.metadata, shapes, self._rope_freqs(header.tensors.get(ROPE_FREQS)))
+        self._tensors = self._by_canonical_name(header.tensors)
+        names.check_tensors(
+            {name: info.shape for name, info in self._tensors.items()}, self.config, source=str(self.path)
         )
-        self._tensors = {canonical_name(name): info for name, info in header.tensors.items() if name != ROPE_FREQS}
-        self._check_complete()
 
     @property
     def is_quantized(self) -> bool:
@@ -74,12 +75,29 @@ class GgufFile(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         return len(self._tensors)
 
-    def _check_complete(self) -> None:
-        names.check_tensors(
-            {name: info.shape for name, info in self._tensors.items()}, self.config, source=str(self.path)
-        )
-        for info in self._tensors.values():
-            self._bytes_of(info)
+    def _check_places(self, tensors: Mapping[str, TensorInfo]) -> None:
+        """Every tensor lies within the file, and no two of them in one place."""
+        end = 0
+        for info in sorted(tensors.values(), key=lambda info: info.offset):
+            if info.offset < end:
+                raise _unusable(self.path, info, "overlaps another tensor")
+            end = info.offset + self._bytes_of(info).size
+
+    def _rope_freqs(self, info: TensorInfo | None) -> list[float] | None:
+        if info is None:
+            return None
+        if math.prod(info.shape) > _MAX_ROPE_FREQS:
+            raise _unusable(self.path, info, f"has more than {_MAX_ROPE_FREQS} values")
+        return self._dequantized(info).ravel().tolist()
+
+    def _by_canonical_name(self, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+        known: dict[str, TensorInfo] = {}
+        for name, info in tensors.items():
+            if name == ROPE_FREQS:
+                continue
+            if known.setdefault(canonical_name(name), info) is not info:
+                raise _unusable(self.path, info, f"is {canonical_name(name)} a second time")
+        return known
 
     def _dequantized(self, info: TensorInfo) -> np.ndarray:
         rows = self._bytes_of(info)

@@ -2,7 +2,8 @@
 
 The `gguf` package has a reader too. It builds an array object per value (seconds for a vocabulary) and does not check
 lengths, so a damaged count can keep it busy forever. Here no length is believed before it is held against the file's
-size. What the tensors' bytes mean is not known here.
+size, and against bounds of its own, because a file can be made as large as anybody likes without having content. What
+the tensors' bytes mean is not known here.
 """
 
 import mmap
@@ -17,6 +18,16 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 _MAX_DIMS = 4
 _MAX_NESTING = 4
+_MAX_TENSORS = 1 << 18
+_MAX_FIELDS = 1 << 16
+_MAX_VALUES = 1 << 23
+"""Of all metadata arrays together: a vocabulary of a million tokens with types, scores and merges has half of that."""
+_MAX_STRING_BYTES = 64 << 20
+"""Some files carry a whole `tokenizer.json` in one field."""
+_MAX_NAME_BYTES = 256
+_MAX_HEAD_BYTES = 1 << 30
+_MAX_DIM = 1 << 48
+_MAX_ALIGNMENT = 1 << 16
 _SMALLEST_FIELD_BYTES = 8 + 4 + 1
 _SMALLEST_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 
@@ -45,24 +56,26 @@ def read_header(path: Path) -> GgufHeader:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(_Cursor(data))
-    except (_Damaged, UnicodeDecodeError) as fault:
+    except _Damaged as fault:
         raise StartupError(f"{path} is not a usable GGUF file: {fault}") from None
     except (OSError, ValueError) as fault:
         raise StartupError(f"cannot read {path}: {fault}") from None
 
 
 class _Cursor:
-    """Reads on through the file, never past its end."""
+    """Reads on through the file, never past its end. `place` is the field that is being read, for complaints."""
 
-    __slots__ = ("data", "offset", "size")
+    __slots__ = ("data", "num_values", "offset", "place", "size")
 
     def __init__(self, data: mmap.mmap) -> None:
-        self.data, self.size, self.offset = data, len(data), 0
+        self.data, self.size, self.offset, self.num_values, self.place = data, len(data), 0, 0, "its head"
 
     def take(self, num_bytes: int) -> bytes:
         end = self.offset + num_bytes
         if end > self.size:
-            raise _Damaged(f"it ends at byte {self.size}, but byte {end} is needed")
+            raise _Damaged(f"it ends at byte {self.size}, but {self.place} needs byte {end}")
+        if end > _MAX_HEAD_BYTES:
+            raise _Damaged(f"its head is larger than {_MAX_HEAD_BYTES} bytes, at {self.place}")
         piece = self.data[self.offset : end]
         self.offset = end
         return piece
@@ -71,14 +84,35 @@ class _Cursor:
         code = "<" + code
         return struct.unpack(code, self.take(struct.calcsize(code)))[0]
 
-    def string(self) -> str:
-        return str(self.take(self.scalar("Q")), "utf-8")
+    def string(self, max_bytes: int = _MAX_STRING_BYTES) -> str:
+        length = self.scalar("Q")
+        if length > max_bytes:
+            raise _Damaged(f"{self.place} has a text of {length} bytes, more than {max_bytes}")
+        try:
+            return str(self.take(length), "utf-8")
+        except UnicodeDecodeError as fault:
+            raise _Damaged(f"{self.place} is not valid UTF-8: {fault.reason}") from None
 
-    def count(self, smallest_bytes: int, what: str) -> int:
+    def name(self, what: str) -> str:
+        """Names stand in messages and logs, so they are short and printable."""
+        name = self.string(_MAX_NAME_BYTES)
+        if not name.isprintable():
+            raise _Damaged(f"{what} has the impossible name {name!a}")
+        self.place = f"{what} {name}"
+        return name
+
+    def count(self, smallest_bytes: int, what: str, max_count: int) -> int:
         """A number of things still to come, each of at least so many bytes."""
         count = self.scalar("Q")
         if count * smallest_bytes > self.size - self.offset:
-            raise _Damaged(f"it claims {count} {what}, more than the file can hold")
+            raise _Damaged(f"{self.place} claims {count} {what}, more than the file can hold")
+        if count > max_count:
+            raise _Damaged(f"{self.place} claims {count} {what}, more than {max_count}")
+        return count
+
+    def num_elements(self, smallest_bytes: int) -> int:
+        count = self.count(smallest_bytes, "array elements", _MAX_VALUES - self.num_values)
+        self.num_values += count
         return count
 
     def value(self, type_id: int, nesting: int = 0) -> Any:
@@ -88,15 +122,15 @@ class _Cursor:
             return self.string()
         if type_id == _ARRAY and nesting < _MAX_NESTING:
             return self.array(nesting + 1)
-        raise _Damaged(f"a metadata value has the unknown type {type_id}")
+        raise _Damaged(f"{self.place} has the unknown type {type_id}")
 
     def array(self, nesting: int) -> list[Any]:
         type_id = self.scalar("I")
         if (code := _SCALARS.get(type_id)) is not None:
-            count = self.count(struct.calcsize("<" + code), "array elements")
+            count = self.num_elements(struct.calcsize("<" + code))
             layout = f"<{count}{code}"
             return list(struct.unpack(layout, self.take(struct.calcsize(layout))))
-        count = self.count(8, "array elements")
+        count = self.num_elements(8)
         return [self.value(type_id, nesting) for _ in range(count)]
 
 
@@ -108,11 +142,11 @@ def _parse(cursor: _Cursor) -> GgufHeader:
         raise _Damaged(
             f"its format version is {version}, and only little-endian files of version 2 and 3 are supported"
         )
-    num_tensors = cursor.count(_SMALLEST_TENSOR_BYTES, "tensors")
-    num_fields = cursor.count(_SMALLEST_FIELD_BYTES, "metadata fields")
+    num_tensors = cursor.count(_SMALLEST_TENSOR_BYTES, "tensors", _MAX_TENSORS)
+    num_fields = cursor.count(_SMALLEST_FIELD_BYTES, "metadata fields", _MAX_FIELDS)
     metadata: dict[str, Any] = {}
     for _ in range(num_fields):
-        key = cursor.string()
+        key = cursor.name("the metadata field")
         if key in metadata:
             raise _Damaged(f"the metadata field {key} occurs twice")
         metadata[key] = cursor.value(cursor.scalar("I"))
@@ -121,24 +155,26 @@ def _parse(cursor: _Cursor) -> GgufHeader:
 
 
 def _tensor_info(cursor: _Cursor) -> TensorInfo:
-    name, num_dims = cursor.string(), cursor.scalar("I")
+    name, num_dims = cursor.name("the tensor"), cursor.scalar("I")
     if not 1 <= num_dims <= _MAX_DIMS:
         raise _Damaged(f"the tensor {name} has {num_dims} dimensions")
     dims = struct.unpack(f"<{num_dims}Q", cursor.take(8 * num_dims))
-    if 0 in dims:
-        raise _Damaged(f"the tensor {name} is empty")
+    if not all(0 < dim <= _MAX_DIM for dim in dims):
+        raise _Damaged(f"the tensor {name} has the impossible shape {list(dims[::-1])}")
     return TensorInfo(name, dims[::-1], type_id=cursor.scalar("I"), offset=cursor.scalar("Q"))
 
 
 def _placed(infos: list[TensorInfo], metadata: dict[str, Any], cursor: _Cursor) -> dict[str, TensorInfo]:
     """Offsets in the file are counted from the end of the head, rounded up to the alignment."""
     alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-        raise _Damaged(f"general.alignment is {alignment!r}, not a power of two")
+    if not isinstance(alignment, int) or not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise _Damaged(f"general.alignment is {str(alignment)[:40]}, not a power of two up to {_MAX_ALIGNMENT}")
     start = -(-cursor.offset // alignment) * alignment
     tensors: dict[str, TensorInfo] = {}
     for info in infos:
         if info.name in tensors:
             raise _Damaged(f"the tensor {info.name} occurs twice")
+        if start + info.offset >= cursor.size:
+            raise _Damaged(f"the tensor {info.name} begins beyond the end of the file, which may be cut short")
         tensors[info.name] = TensorInfo(info.name, info.shape, info.type_id, start + info.offset)
     return tensors

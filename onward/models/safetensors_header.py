@@ -1,8 +1,13 @@
-"""The head of a safetensors file: which tensors it holds, and where. Light enough for a start without numpy."""
+"""The head of a safetensors file: which tensors it holds, and where. Light enough for a start without numpy.
+
+Nothing that the file says is believed before it is held against the file: a count, a size or a place that cannot be is
+refused by the tensor's name. The tensors lie side by side, from the head's end to the file's, as the format demands.
+"""
 
 import math
 import os
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -16,6 +21,10 @@ ITEM_BYTES = {
 
 _MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
+_MAX_TENSORS = 1 << 18
+_MAX_NAME_CHARS = 512
+_MAX_DIMS = 8
+_Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 
 
 class TensorPlace(msgspec.Struct, frozen=True):
@@ -28,8 +37,8 @@ class TensorPlace(msgspec.Struct, frozen=True):
 
 class _Entry(msgspec.Struct):
     dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
+    shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=_MAX_DIMS)]
+    data_offsets: tuple[_Size, _Size]
 
 
 def read_header(path: Path) -> dict[str, TensorPlace]:
@@ -39,26 +48,49 @@ def read_header(path: Path) -> dict[str, TensorPlace]:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-                raise StartupError(f"{path} is not a usable safetensors file: its head does not fit into it")
+                raise _unusable(path, f"its head of {length} bytes does not fit into it")
             raw = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
     except OSError as fault:
         raise StartupError(f"cannot read {path}: {fault.strerror}") from None
-    except msgspec.DecodeError as fault:
-        raise StartupError(f"{path} is not a usable safetensors file: {fault}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as fault:
+        raise _unusable(path, str(fault)) from None
+    except RecursionError:
+        raise _unusable(path, "its head is nested too deeply") from None
     raw.pop("__metadata__", None)
-    return {name: _place(path, name, entry, start=8 + length, size=size) for name, entry in raw.items()}
+    if len(raw) > _MAX_TENSORS:
+        raise _unusable(path, f"it claims {len(raw)} tensors, more than {_MAX_TENSORS}")
+    places = {name: _place(path, name, entry, start=8 + length, size=size) for name, entry in raw.items()}
+    _check_side_by_side(path, places, start=8 + length, size=size)
+    return places
 
 
 def _place(path: Path, name: str, raw: msgspec.Raw, start: int, size: int) -> TensorPlace:
+    if len(name) > _MAX_NAME_CHARS or not name.isprintable():
+        raise _unusable(path, f"it has a tensor with the impossible name {name[:80]!a}")
     try:
         entry = msgspec.json.decode(raw, type=_Entry)
-    except msgspec.ValidationError as fault:
-        raise StartupError(f"{path} is not a usable safetensors file: {name}: {fault}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
+        raise _unusable(path, f"{name}: {fault}") from None
     if entry.dtype not in ITEM_BYTES:
-        raise StartupError(f"{path}: {name} has the type {entry.dtype}, which is not supported")
+        raise StartupError(f"{path}: {name} has the type {entry.dtype[:40]!a}, which is not supported")
     begin, end = entry.data_offsets
-    if begin < 0 or end - begin != math.prod(entry.shape) * ITEM_BYTES[entry.dtype]:
-        raise StartupError(f"{path} is not a usable safetensors file: the place of {name} does not fit its shape")
+    if end - begin != math.prod(entry.shape) * ITEM_BYTES[entry.dtype]:
+        raise _unusable(path, f"the place of {name} does not fit its shape")
     if start + end > size:
         raise StartupError(f"{path} is cut short: {name} lies beyond its end")
     return TensorPlace(entry.dtype, entry.shape, start + begin, start + end)
+
+
+def _check_side_by_side(path: Path, places: dict[str, TensorPlace], start: int, size: int) -> None:
+    """An overlap would be two tensors in one, and a gap a place for something that nobody has looked at."""
+    end = start
+    for name, place in sorted(places.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if place.begin != end:
+            raise _unusable(path, f"{name} {'overlaps another tensor' if place.begin < end else 'lies behind a gap'}")
+        end = place.end
+    if end != size:
+        raise _unusable(path, f"{size - end} bytes behind the last tensor belong to none")
+
+
+def _unusable(path: Path, fault: str) -> StartupError:
+    return StartupError(f"{path} is not a usable safetensors file: {fault}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from onward.errors import StartupError
 from onward.models import checkpoint, texts
+from onward.models.bounded_read import read_json
 from onward.models.config import from_hf
 from onward.models.file_facts import remembered
 from onward.models.names import expected_tensors
@@ -42,6 +43,11 @@ class Source(Protocol):
         """What else decides the prepared model."""
         ...
 
+    def check_heads(self, cache_dir: Path) -> None:
+        """Raises if the weights' files are not what they say. Comes first: to hash a file that claims to be huge, or to
+        map it, would be work for nothing."""
+        ...
+
     def is_quantized(self, cache_dir: Path) -> bool: ...
 
     def open(self) -> Opened: ...
@@ -60,6 +66,9 @@ class GgufSource:
     def other_files(self) -> list[Path]:
         return []
 
+    def check_heads(self, cache_dir: Path) -> None:
+        remembered(self.path, "head", cache_dir, _gguf_head)
+
     def is_quantized(self, cache_dir: Path) -> bool:
         return remembered(self.path, "quantized", cache_dir, _gguf_is_quantized) == "yes"
 
@@ -77,6 +86,12 @@ class GgufSource:
             return texts.TOKENIZER
 
         return Opened(file.config, texts.of_gguf(file.metadata), lambda: file, write_tokenizer)
+
+
+def _gguf_head(path: Path) -> str:
+    from onward.models.gguf_header import read_header
+
+    return f"{len(read_header(path).tensors)} tensors"
 
 
 def _gguf_is_quantized(path: Path) -> str:
@@ -98,6 +113,10 @@ class FolderSource:
     def other_files(self) -> list[Path]:
         return [path for name in texts.TEXT_FILES if (path := self.folder / name).is_file()]
 
+    def check_heads(self, cache_dir: Path) -> None:
+        config = self.read_config()
+        checkpoint.check(self.weight_files, config, source=str(self.folder))
+
     def is_quantized(self, cache_dir: Path) -> bool:
         """Checkpoints in another project's quantized form are refused by `from_hf`."""
         return False
@@ -106,7 +125,7 @@ class FolderSource:
         path = self.folder / "config.json"
         if not path.is_file():
             raise StartupError(f"{self.folder} is not a model folder: it has no config.json")
-        return from_hf(checkpoint.read_json(path))
+        return from_hf(read_json(path))
 
     def open(self) -> Opened:
         config = self.read_config()

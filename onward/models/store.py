@@ -19,7 +19,7 @@ import msgspec
 
 from onward import config as settings
 from onward.errors import StartupError
-from onward.models import checkpoint, default_model, sealed_folder, texts
+from onward.models import default_model, sealed_folder, texts
 from onward.models.file_facts import Progress, sha256_of
 from onward.models.fingerprint import numerics_fingerprint
 from onward.models.sources import FolderSource, GgufSource, Opened, Source
@@ -63,6 +63,8 @@ def prepare(
     cache_dir = cache_dir or settings.cache_dir()
     try:
         source = find(model, with_weights=load_format != "dummy", cache_dir=cache_dir, progress=progress)
+        if load_format != "dummy" or isinstance(source, GgufSource):
+            source.check_heads(cache_dir)
         if quantization == "auto":
             quantization = "int8" if source.is_quantized(cache_dir) else "none"
         wanted = _Wanted("float32" if dtype == "auto" else dtype, quantization, load_format == "dummy")
@@ -101,7 +103,6 @@ def _in_place(source: FolderSource, wanted: _Wanted, cache_dir: Path, progress: 
     files: list[Path] = []
     if not wanted.is_dummy:
         files = source.weight_files
-        checkpoint.check(files, config, source=str(source.folder))
     said = texts.of_folder(source.folder)
     return PreparedModel(
         name=source.name,

@@ -10,12 +10,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from onward.errors import InvalidRequest, StartupError
+from onward.text import bounded_template
+from onward.text.bounded_template import MAX_STEPS, BoundedEnvironment, TooMuch
 
 MAX_PROMPT_CHARS = 32 << 20
 
@@ -29,15 +27,16 @@ class ChatTemplate:
         bos_token: str | None = None,
         eos_token: str | None = None,
         max_chars: int = MAX_PROMPT_CHARS,
+        max_steps: int = MAX_STEPS,
     ) -> None:
         try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
+            self._template = environment().from_string(source)
+        except Exception as error:  # constants are computed here already, and can fail in any way that Python can
             raise StartupError(f"the model's chat template is broken: {error}") from error
         special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._special_tokens = {name: token for name, token in special_tokens.items() if token is not None}
         self._knows_developer = "developer" in source
-        self._max_chars = max_chars
+        self._max_chars, self._max_steps = max_chars, max_steps
 
     def render(
         self,
@@ -58,23 +57,13 @@ class ChatTemplate:
             "strftime_now": _clock_at(created_s),
         }
         try:
-            return self._render_bounded(names)
-        except InvalidRequest:
-            raise
+            return bounded_template.render(self._template, names, self._max_chars, self._max_steps)
+        except TooMuch as error:
+            raise InvalidRequest(f"the model's chat template with these messages: {error}", param="messages") from None
         except Exception as error:  # a template can fail in any way that Python can
             raise InvalidRequest(
-                f"the model's chat template does not accept these messages: {error}", param="messages"
+                f"the model's chat template does not accept these messages: {str(error)[:500]}", param="messages"
             ) from error
-
-    def _render_bounded(self, names: dict[str, Any]) -> str:
-        parts: list[str] = []
-        num_chars = 0
-        for part in self._template.generate(names):
-            num_chars += len(part)
-            if num_chars > self._max_chars:
-                raise InvalidRequest(f"the prompt is longer than {self._max_chars} characters", param="messages")
-            parts.append(part)
-        return "".join(parts)
 
     def _plain(self, message: Message, index: int) -> dict[str, Any]:
         """One message as templates expect it: content is one string. A template that has not heard of `developer` gets
@@ -101,26 +90,11 @@ def _content_text(content: Any, index: int) -> str:
     return "\n".join(texts)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    # Templates are written for these settings; without them the line breaks of the prompt come out differently.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    del environment.filters["random"]
-    del environment.globals["lipsum"]
-    return environment
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's words for training; in a prompt they are just there."""
-
-    tags = {"generation"}  # noqa: RUF012 (declared as a plain set by jinja2)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+def environment() -> BoundedEnvironment:
+    made = BoundedEnvironment()
+    made.filters["tojson"] = _to_json
+    made.globals["raise_exception"] = _raise_exception
+    return made
 
 
 def _clock_at(created_s: float) -> Callable[[str], str]:

@@ -12,7 +12,11 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from onward.errors import StartupError
-from onward.text.token_table import WORD_MARK
+from onward.text.token_table import MAX_TOKENS, WORD_MARK
+
+MAX_TOKEN_CHARS = 4096
+MAX_CHARS = 32 << 20
+"""Of all tokens together. Every way to cut a token in two is looked at, so their lengths are work."""
 
 
 class TokenType(IntEnum):
@@ -28,7 +32,7 @@ class TokenType(IntEnum):
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """A tokenizer with the ids, the word boundaries and the special tokens that the GGUF fields describe."""
-    model = _required(metadata, "model")
+    model = _text(metadata, "model")
     build = _BUILDERS.get(model)
     if build is None:
         raise StartupError(f"tokenizer.ggml.model is {model!r}, which is unknown; known: {_names(_BUILDERS)}")
@@ -41,11 +45,11 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _build_byte_level_bpe(metadata: Mapping[str, Any], tokens: Sequence[str], token_types: Sequence[int]) -> Tokenizer:
-    pre = _required(metadata, "pre")
+    pre = _text(metadata, "pre")
     configure = _PRE_TOKENIZERS.get(pre)
     if configure is None:
         raise StartupError(f"tokenizer.ggml.pre is {pre!r}, which is unknown; known: {_names(_PRE_TOKENIZERS)}")
-    merges = [_split_merge(merge) for merge in _required(metadata, "merges")]
+    merges = [_split_merge(merge) for merge in _list(metadata, "merges", str)]
     tokenizer = Tokenizer(_bpe(tokens, merges, ignore_merges=pre in _WHOLE_WORDS_FIRST))
     tokenizer.decoder = decoders.ByteLevel()
     configure(tokenizer)
@@ -55,7 +59,7 @@ def _build_byte_level_bpe(metadata: Mapping[str, Any], tokens: Sequence[str], to
 def _build_sentencepiece_bpe(
     metadata: Mapping[str, Any], tokens: Sequence[str], token_types: Sequence[int]
 ) -> Tokenizer:
-    scores = list(_required(metadata, "scores"))
+    scores = _list(metadata, "scores", int, float)
     if len(scores) != len(tokens):
         raise StartupError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
     unknown_id = _get(metadata, "unknown_token_id")
@@ -81,7 +85,9 @@ def _bpe(tokens: Sequence[str], merges: list[tuple[str, str]], **options: Any) -
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     try:
         return models.BPE(vocab=vocab, merges=merges, **options)
-    except Exception as error:  # the library raises bare exceptions, for a merge of tokens that do not exist
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # bare exceptions for a merge of tokens that do not exist; panics are no Exception
         raise StartupError(f"tokenizer.ggml.merges does not fit tokenizer.ggml.tokens: {error}") from error
 
 
@@ -89,7 +95,7 @@ def _split_merge(merge: str) -> tuple[str, str]:
     # The left half is never empty, so the separator is looked for behind the first character.
     at = merge.find(" ", 1)
     if at < 0 or at + 1 == len(merge):
-        raise StartupError(f"tokenizer.ggml.merges has {merge!r}, which is not a pair of tokens")
+        raise StartupError(f"tokenizer.ggml.merges has {merge[:80]!r}, which is not a pair of tokens")
     return merge[:at], merge[at + 1 :]
 
 
@@ -162,7 +168,7 @@ def _add_begin_and_end(tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens
         "bos": _get(metadata, "add_bos_token", begins_by_default),
         "eos": _get(metadata, "add_eos_token", False),
     }
-    ids = {name: int(_required(metadata, f"{name}_token_id")) for name, wants in wanted.items() if wants}
+    ids = {name: _required(metadata, f"{name}_token_id") for name, wants in wanted.items() if wants}
     if not ids:
         return
     names = {name: _token_at(tokens, token_id, f"{name}_token_id") for name, token_id in ids.items()}
@@ -175,26 +181,30 @@ def _add_begin_and_end(tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens
 
 
 def _tokens(metadata: Mapping[str, Any]) -> list[str]:
-    tokens = list(_required(metadata, "tokens"))
-    if not all(isinstance(token, str) for token in tokens):
-        raise StartupError("tokenizer.ggml.tokens holds something that is not a string")
+    tokens = _list(metadata, "tokens", str)
+    if len(tokens) > MAX_TOKENS:
+        raise StartupError(f"tokenizer.ggml.tokens has {len(tokens)} tokens, more than {MAX_TOKENS}")
+    if max(map(len, tokens), default=0) > MAX_TOKEN_CHARS or sum(map(len, tokens)) > MAX_CHARS:
+        raise StartupError(
+            f"tokenizer.ggml.tokens has a token longer than {MAX_TOKEN_CHARS} characters, or more than {MAX_CHARS} in all"
+        )
     if len(set(tokens)) != len(tokens):
         raise StartupError("tokenizer.ggml.tokens names a token twice, so ids and tokens cannot be matched")
     return tokens
 
 
 def _token_types(metadata: Mapping[str, Any], num_tokens: int) -> list[int]:
-    token_types = _get(metadata, "token_type")
-    if token_types is None:
+    if _get(metadata, "token_type") is None:
         return [TokenType.NORMAL] * num_tokens
+    token_types = _list(metadata, "token_type", int)
     if len(token_types) != num_tokens:
         raise StartupError(f"tokenizer.ggml.token_type has {len(token_types)} entries for {num_tokens} tokens")
-    return [int(token_type) for token_type in token_types]
+    return token_types
 
 
-def _token_at(tokens: Sequence[str], token_id: int, field: str) -> str:
-    if not 0 <= token_id < len(tokens):
-        raise StartupError(f"tokenizer.ggml.{field} is {token_id}, but there are {len(tokens)} tokens")
+def _token_at(tokens: Sequence[str], token_id: Any, field: str) -> str:
+    if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
+        raise StartupError(f"tokenizer.ggml.{field} is {str(token_id)[:80]}, but there are {len(tokens)} tokens")
     return tokens[token_id]
 
 
@@ -206,6 +216,20 @@ def _required(metadata: Mapping[str, Any], field: str) -> Any:
     value = _get(metadata, field)
     if value is None:
         raise StartupError(f"the GGUF file has no tokenizer.ggml.{field}")
+    return value
+
+
+def _text(metadata: Mapping[str, Any], field: str) -> str:
+    value = _required(metadata, field)
+    if not isinstance(value, str):
+        raise StartupError(f"tokenizer.ggml.{field} is not a string")
+    return value[:80]
+
+
+def _list(metadata: Mapping[str, Any], field: str, *kinds: type) -> list[Any]:
+    value = _required(metadata, field)
+    if not isinstance(value, list) or not all(isinstance(entry, kinds) for entry in value):
+        raise StartupError(f"tokenizer.ggml.{field} is not a list of {kinds[-1].__name__}")
     return value
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from onward.errors import StartupError
 
+MAX_TOKENS = 1 << 22
+
 WORD_MARK = "▁"
 """SentencePiece writes a space as this character."""
 
@@ -69,6 +71,8 @@ def table_from_spec(spec: Mapping[str, Any]) -> TokenTable:
     added = spec.get("added_tokens") or ()
     tokens = {token_id: to_bytes(token) for token, token_id in _vocabulary(spec).items()}
     tokens |= {token["id"]: token["content"].encode() for token in added}
+    if not all(isinstance(token_id, int) and 0 <= token_id < MAX_TOKENS for token_id in tokens):
+        raise StartupError(f"the tokenizer has a token whose id is not a number below {MAX_TOKENS}")
     pieces = [tokens.get(token_id, b"") for token_id in range(max(tokens, default=-1) + 1)]
     special_ids = [token["id"] for token in added if token["special"]]
     return TokenTable(pieces, special_ids, any(map(_strips_leading_space, steps)))

@@ -18,18 +18,20 @@ class Tokenizer:
 
     def __init__(self, spec_json: str) -> None:
         try:
+            self.table: TokenTable = table_from_spec(json.loads(spec_json))
             self._tokenizer = tokenizers.Tokenizer.from_str(spec_json)
-            spec = json.loads(spec_json)
-        except Exception as error:  # the library raises bare exceptions
-            raise StartupError(f"the tokenizer cannot be read: {error}") from error
-        # Some files ask for padding or cutting to a length, which is for training.
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        self.table: TokenTable = table_from_spec(spec)
-        self._bos_id = self._find_bos()
+            # Some files ask for padding or cutting to a length, which is for training.
+            self._tokenizer.no_padding()
+            self._tokenizer.no_truncation()
+            self._bos_id = self._find_bos()
+        except (StartupError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises bare exceptions, and its panics are no Exception at all
+            raise StartupError(f"the tokenizer cannot be read: {_said(error)}") from error
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Tokenizer":
+        """Its size was bounded when the model was prepared."""
         try:
             spec_json = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -73,6 +75,10 @@ class Tokenizer:
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidRequest("the text holds half a surrogate pair, which is not Unicode text") from error
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # what the file does not provide for is found out only now, by bare exceptions
+            raise InvalidRequest(f"the text cannot be tokenized: {_said(error)}") from error
 
     def _find_bos(self) -> int | None:
         """What the tokenizer puts before a text, if it puts exactly one special token there."""
@@ -81,3 +87,7 @@ class Tokenizer:
         if len(framed) > len(plain) and framed[0] in self.special_ids and framed[0] not in plain:
             return framed[0]
         return None
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error)[:200]}"

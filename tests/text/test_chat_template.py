@@ -111,3 +111,43 @@ def test_a_prompt_has_a_bound() -> None:
     assert len(ChatTemplate(source, max_chars=500).render(HELLO, created_s=0)) == 500
     with pytest.raises(InvalidRequest, match="499 characters"):
         ChatTemplate(source, max_chars=499).render(HELLO, created_s=0)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(1000) %}{% for b in range(10000) %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(40) }}",
+        "{% for a in [[[]]] recursive %}{{ loop([a, a]) }}{% endfor %}",
+        "{% for a in range(10**9) %}{% endfor %}",
+        "{{ messages[0].content * 10**9 }}",
+        "{{ 10**(10**9) }}",
+    ],
+)
+def test_a_template_that_would_not_end_is_ended(source: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        render(source)
+    assert refused.value.param == "messages"
+
+
+def test_steps_are_counted_to_the_bound() -> None:
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert ChatTemplate(source, max_steps=3).render(HELLO * 3, created_s=0) == "hello" * 3
+    with pytest.raises(InvalidRequest, match="too many steps"):
+        ChatTemplate(source, max_steps=2).render(HELLO * 3, created_s=0)
+
+
+def test_a_counted_loop_knows_its_length_and_its_neighbours() -> None:
+    source = "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{{ loop.nextitem }} {% endfor %}"
+    assert render(source, messages=HELLO * 2) == "1/2False{'role': 'user', 'content': 'hello'} 2/2True "
+
+
+def test_small_products_and_powers_are_as_ever() -> None:
+    assert render("{{ 'ab' * 3 }}{{ 2 * 3 }}{{ 2 ** 10 }}{{ 1.5 * 2 }}{{ 3 * [0] }}") == "ababab610243.0[0, 0, 0]"
+
+
+def test_variables_cannot_reach_the_counter() -> None:
+    with pytest.raises(InvalidRequest, match="too many steps"):
+        ChatTemplate("{% for m in [1, 2, 3] %}{% endfor %}", max_steps=2).render(
+            HELLO, created_s=0, variables={"_steps": None}
+        )

@@ -1,0 +1,110 @@
+"""A Jinja environment whose templates come to an end: what a template does is counted, and its output is measured.
+
+Work is counted in steps (an item of a loop is one, a call some), not in seconds: the result must be a function of the
+request, so a slow machine must not refuse what a fast one takes. A million steps are about a second.
+
+This holds for a template that the operator has chosen and messages that anybody has sent. A template that is itself
+hostile can do much in one step; those are rendered apart, see `onward.web.template_jail`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_STEPS = 1_000_000
+STEPS_OF_A_CALL = 8
+MAX_REPEATED = 1 << 20
+"""Characters, items or bits that `*` and `**` may make."""
+
+_COUNTER = "_steps"
+_COUNTED = "_counted"
+
+
+class TooMuch(jinja2.TemplateError):
+    """The template would do or say more than it may."""
+
+
+class _Steps:
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def take(self, num_steps: int = 1) -> None:
+        self.left -= num_steps
+        if self.left < 0:
+            raise TooMuch("it takes too many steps")
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"*", "**"})
+
+    def __init__(self) -> None:
+        # Templates are written for these settings; without them the prompt's line breaks come out differently.
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag])
+        self.filters[_COUNTED] = _counted
+        del self.filters["random"]
+        del self.globals["lipsum"]
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
+        return tree
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        __context[_COUNTER].take(STEPS_OF_A_CALL)
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        size = _product_size(left, right) if operator == "*" else _power_bits(left, right)
+        if size > MAX_REPEATED:
+            raise TooMuch(f"`{operator}` would make something too large")
+        return super().call_binop(context, operator, left, right)
+
+
+def render(template: jinja2.Template, names: Mapping[str, Any], max_chars: int, max_steps: int = MAX_STEPS) -> str:
+    """The output. It is measured while it grows, so one that is too long never lies in memory."""
+    parts: list[str] = []
+    num_chars = 0
+    for part in template.generate({**names, _COUNTER: _Steps(max_steps)}):
+        num_chars += len(part)
+        if num_chars > max_chars:
+            raise TooMuch(f"the prompt is longer than {max_chars} characters")
+        parts.append(part)
+    return "".join(parts)
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's words for training; in a prompt they are just there."""
+
+    tags = {"generation"}  # noqa: RUF012 (declared as a plain set by jinja2)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@jinja2.pass_context
+def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
+    take = context[_COUNTER].take
+    for item in items:
+        take()
+        yield item
+
+
+def _product_size(left: Any, right: Any) -> int:
+    if isinstance(left, int) and isinstance(right, int):
+        return left.bit_length() + right.bit_length()
+    sequence, times = (left, right) if isinstance(right, int) else (right, left)
+    return len(sequence) * times if isinstance(times, int) and isinstance(sequence, (str, list, tuple)) else 0
+
+
+def _power_bits(left: Any, right: Any) -> int:
+    return left.bit_length() * right if isinstance(left, int) and isinstance(right, int) else 0

@@ -1,0 +1,122 @@
+"""The other end of `template_jail`: renders each template in a process of its own, which cannot do anything else.
+
+Imports are done once; for each job the process forks. The fork gives away what it could do harm with (time, memory,
+files, processes), renders, and is gone. So nothing of one job is there for the next, and whatever a template does to its
+process, this one only sees how it ended.
+"""
+
+import os
+import resource
+import sys
+
+import msgspec
+
+from onward.errors import OnwardError
+from onward.text.chat_template import ChatTemplate
+
+MAX_FRAME_BYTES = 256 << 20
+PREFIX_BYTES = 8
+
+
+_EVERY_KIND = (
+    "{% for m in messages %}{{ m.content | tojson }}{{ strftime_now('%d %b %Y') }}{% endfor %}",
+    "{% if %}",
+    "{{ 1 / 0 }}",
+    "{{ missing.attribute }}",
+    "{{ 'x'.__class__ }}",
+)
+"""What imports something, or fails in its own way: a fork can open no file any more, not even a module's."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    source: str
+    messages: list[dict[str, object]]
+    created_s: float
+    bos_token: str | None = None
+    eos_token: str | None = None
+    add_generation_prompt: bool = True
+    tools: list[dict[str, object]] | None = None
+    variables: dict[str, object] = {}
+    max_chars: int = 1 << 20
+    max_cpu_s: int = 1
+    max_memory_bytes: int = 512 << 20
+
+
+class Answer(msgspec.Struct, frozen=True):
+    text: str | None = None
+    error: str = ""
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(PREFIX_BYTES, "little") + body
+
+
+def main() -> None:
+    for source in _EVERY_KIND:
+        _rendered(Job(source, [{"content": "é"}], 0.0))
+    decoder = msgspec.msgpack.Decoder(Job)
+    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    while len(prefix := stdin.read(PREFIX_BYTES)) == PREFIX_BYTES:
+        job = decoder.decode(stdin.read(int.from_bytes(prefix, "little")))
+        stdout.write(_forked(job))
+        stdout.flush()
+
+
+def _forked(job: Job) -> bytes:
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _render_and_exit(job, write_end)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        answer = pipe.read(MAX_FRAME_BYTES)
+    _, status = os.waitpid(child, 0)
+    if os.waitstatus_to_exitcode(status) != 0:
+        return frame(Answer(error=f"it takes more than {job.max_cpu_s} s, or more memory than it may"))
+    return answer
+
+
+def _render_and_exit(job: Job, write_end: int) -> None:
+    code = 1
+    try:
+        _give_up_everything(job)
+        with os.fdopen(write_end, "wb") as pipe:
+            pipe.write(frame(_rendered(job)))
+        code = 0
+    finally:
+        os._exit(code)  # whatever happened: this process must not go on as if it were its parent
+
+
+def _give_up_everything(job: Job) -> None:
+    limits = {
+        resource.RLIMIT_CPU: job.max_cpu_s,
+        resource.RLIMIT_AS: job.max_memory_bytes,
+        resource.RLIMIT_NOFILE: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_CORE: 0,
+    }
+    for which, limit in limits.items():
+        resource.setrlimit(which, (limit, limit))
+
+
+def _rendered(job: Job) -> Answer:
+    try:
+        template = ChatTemplate(job.source, job.bos_token, job.eos_token, max_chars=job.max_chars)
+        text = template.render(
+            job.messages,
+            created_s=job.created_s,
+            add_generation_prompt=job.add_generation_prompt,
+            tools=job.tools,
+            variables=job.variables,
+        )
+        return Answer(text)
+    except OnwardError as error:
+        return Answer(error=error.message[:1000])
+    except (MemoryError, RecursionError):
+        return Answer(error="it needs more memory than it may")
+
+
+if __name__ == "__main__":
+    main()
