@@ -7,6 +7,7 @@ a new incarnation, and only then tells the others. That announcement, never a ti
 import msgspec
 
 from onward.config import ApiConfig, EngineConfig, WorkerConfig
+from onward.proto.keys import KeyEntry
 from onward.proto.model import PreparedModel
 from onward.proto.stats import EngineStats, Family
 from onward.proto.step import WorkerHello
@@ -41,6 +42,15 @@ class StartApi(msgspec.Struct, frozen=True, tag="start_api"):
     config: ApiConfig
     model: PreparedModel
     listen_fd: int
+    keys: list[KeyEntry] = []
+    """Without any, everybody may do everything."""
+
+
+class StartShelf(msgspec.Struct, frozen=True, tag="start_shelf"):
+    incarnation: str
+    address: str
+    """Where it shall listen for api processes, with the key that only it holds."""
+    log_level: str = "info"
 
 
 class WorkerStarting(msgspec.Struct, frozen=True, tag="worker_starting"):
@@ -72,8 +82,19 @@ class EngineGone(msgspec.Struct, frozen=True, tag="engine_gone"):
     cause: str
 
 
+class ShelfUp(msgspec.Struct, frozen=True, tag="shelf_up"):
+    """To the api processes: this one keeps records from now on; whatever another one had is lost."""
+
+    incarnation: str
+    address: str
+
+
+class ShelfGone(msgspec.Struct, frozen=True, tag="shelf_gone"):
+    incarnation: str
+
+
 class ApiGone(msgspec.Struct, frozen=True, tag="api_gone"):
-    """To the engine: that api process is dead, and its clients with it."""
+    """To the engine and the shelf: that api process is dead, and its clients with it."""
 
     incarnation: str
 
@@ -107,6 +128,12 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     grace_s: float
 
 
+class NewKeys(msgspec.Struct, frozen=True, tag="new_keys"):
+    """To the api processes: these keys count from now on, and no others."""
+
+    keys: list[KeyEntry]
+
+
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """To the api processes: take no new requests, and hand over those that run."""
 
@@ -115,13 +142,17 @@ ToChild = (
     StartEngine
     | StartWorker
     | StartApi
+    | StartShelf
     | WorkerStarting
     | WorkerGone
     | EngineUp
     | EngineGone
+    | ShelfUp
+    | ShelfGone
     | ApiGone
     | AskSnapshot
     | InstanceView
+    | NewKeys
     | Drain
     | Stop
 )

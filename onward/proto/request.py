@@ -25,6 +25,15 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     `worker_crash`)."""
 
 
+class CallerLimits(msgspec.Struct, frozen=True, array_like=True):
+    """What one caller may have and use at a time, as its key says. None: no limit."""
+
+    max_in_flight: int | None = None
+    """Output sequences: a request of n choices counts n."""
+    tokens_per_minute: int | None = None
+    """Prompt and output together. Also what may be used at once, after a pause."""
+
+
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Run this request, from the tokens so far. Also the one way to recover from anything."""
 
@@ -56,6 +65,13 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Hand-over addresses that may be asked for this one, best first. Empty: those that the engine knows."""
     may_move: bool = False
     """A router is in front: what cannot go on here goes on elsewhere, so nobody waits for blocks."""
+    caller: str = ""
+    """Whose request it is, by the name of the key; empty where there are no keys."""
+    caller_limits: CallerLimits | None = None
+    """The caller's, as they are now."""
+    asks_anew: bool = False
+    """It passes the door as a new one, though the epoch is a later one: other instances have turned it away before, or a
+    client's cursor says so, which nobody can prove."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -80,6 +96,8 @@ class AbortByName(msgspec.Struct, frozen=True, array_like=True, tag="abort_by_na
     again_since_s: float | None = None
     """Said again to an engine that is new: the wall clock of the first time. A request that came later is another one,
     though it may have the same label."""
+    caller: str | None = None
+    """Only this caller's requests are meant. None: everybody's."""
 
 
 class AskKvEvents(msgspec.Struct, frozen=True, array_like=True, tag="ask_kv_events"):

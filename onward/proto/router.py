@@ -7,9 +7,11 @@ far, and reads tokens and ends from the `id:` lines of the answer; what the toke
     POST /internal/register     instance -> router   a Registration, each second; answered by a RegisterAnswer
     POST /internal/probe        router -> instance   what it would answer to a Registration; answered by a Registration
     POST /internal/find         router -> instance   a Find: who has this stream's record? answered by a Record, or 404
+    POST /internal/abort        router -> instance   an abort as clients ask for it, and whose; JSON both ways
     POST /internal/text         router -> instance   an AskText: the tokenizer and template; answered by a ModelText
 
-Bodies are msgpack both ways but for an attempt's answer. The probe is for instances that do not register by themselves.
+Bodies are msgpack both ways but for aborts and for an attempt's answer. The probe is for instances that do not register
+by themselves.
 All of them carry the header `X-Onward-Proof` where there is a cluster key; see `transport.proof`.
 
 The events of an attempt's answer, in order:
@@ -29,6 +31,7 @@ import msgspec
 from onward.proto.cursor import ChoiceCursor
 from onward.proto.kv_events import KvEvents
 from onward.proto.kv_transfer import Layout
+from onward.proto.request import CallerLimits
 
 PROOF_HEADER = "x-onward-proof"
 ATTEMPT_PATH = "/internal/attempt"
@@ -36,6 +39,7 @@ REGISTER_PATH = "/internal/register"
 PROBE_PATH = "/internal/probe"
 FIND_PATH = "/internal/find"
 TEXT_PATH = "/internal/text"
+ABORT_PATH = "/internal/abort"
 
 
 class GivenChoice(msgspec.Struct, frozen=True, array_like=True):
@@ -78,6 +82,14 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     told by `id:` lines alone, without openings; the chunks begin behind these places."""
     usage_told: bool = False
     """The client has everything but the end."""
+    was_taken: bool = False
+    """An earlier attempt was let in. Until then each instance may turn it away, as it does with any new request."""
+    caller: str = ""
+    """Whose request it is, by the name of the key; empty where there are no keys."""
+    caller_limits: CallerLimits | None = None
+    """The caller's, as they were when this attempt was made."""
+    caller_priority: int | None = None
+    """The best that the caller's requests may ask for. None: any."""
 
 
 class Facts(msgspec.Struct, frozen=True):

@@ -1,19 +1,19 @@
-"""An api process in a simulation: the shipping `Api` with a simulated engine socket, server and supervisor."""
+"""An api process in a simulation: the shipping `Api` with a simulated sockets, server and supervisor."""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from onward.api.process import Api, Rim
 from onward.api.prompts import Prompts
 from onward.proto.control import FromChild, StartApi
-from onward.proto.request import FromEngine, ToEngine
 from onward.sim.channel import ChildChannel
-from onward.sim.engine_wires import Addresses, ApiPort
+from onward.sim.engine_wires import Addresses
 from onward.sim.http import Listener, Session, Web
 from onward.sim.process import Process
+from onward.sim.wire import Wire
 
 
 class Inline(Executor):
@@ -28,24 +28,30 @@ class Inline(Executor):
         return future
 
 
-class EngineSocket:
-    """What `transport.zmq.EngineSocket` is, over simulated wires."""
+class Port(Protocol):
+    """Of an engine or a shelf."""
 
-    def __init__(self, port: ApiPort | None, api: Process, incarnation: str) -> None:
-        self._inbox: deque[FromEngine] = deque()
+    def connect(self, incarnation: str, api: Process, deliver: Callable[[Any], None]) -> Wire: ...
+
+
+class Socket:
+    """What `transport.zmq.EngineSocket` and `transport.shelf.ShelfSocket` are, over simulated wires."""
+
+    def __init__(self, port: Port | None, api: Process, incarnation: str) -> None:
+        self._inbox: deque[Any] = deque()
         self._news = asyncio.Event()
         self._wire = port.connect(incarnation, api, self._arrived) if port is not None else None
 
-    def _arrived(self, message: FromEngine) -> None:
+    def _arrived(self, message: Any) -> None:
         self._inbox.append(message)
         self._news.set()
 
-    def send(self, message: ToEngine) -> bool:
+    def send(self, message: Any) -> bool:
         if self._wire is not None:
             self._wire.send(message)
         return True
 
-    async def receive(self) -> FromEngine:
+    async def receive(self) -> Any:
         while not self._inbox:
             self._news.clear()
             await self._news.wait()
@@ -74,7 +80,8 @@ class ApiNode:
         rim = Rim(
             clock=process,
             chance=web.ground.chance.of(process.name),
-            connect=lambda address: EngineSocket(addresses.apis.get(address), process, start.incarnation),
+            connect=lambda address: Socket(addresses.apis.get(address), process, start.incarnation),
+            connect_shelf=lambda address: Socket(addresses.shelves.get(address), process, start.incarnation),
             new_session=lambda: cast(Any, Session(web, process)),
             threads=Inline(),
             stop_server=self._stop,

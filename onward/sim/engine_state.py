@@ -31,6 +31,8 @@ def _check_states(core: EngineCore, live: list[Request]) -> None:
         assert len(set(members)) == len(members), f"no request is {status} twice"
         assert set(members) == {r for r in live if r.status is status}, status
     assert all(core._live[r.request_id] is r for r in live)
+    for queue in (scheduler.waiting, scheduler.running, scheduler.seating.granted):
+        assert queue.num_prompt_tokens == sum(r.num_prompt for r in queue), "a queue knows its tokens"
     assert scheduler.suspects <= set(live)
     seated = {r.slot_epoch: r for r in live if r.status in (Status.RUNNING, Status.PREEMPTING)}
     assert scheduler.seating.by_epoch == seated, "an epoch leads to the request that runs under it, and to no other"

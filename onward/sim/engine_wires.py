@@ -14,6 +14,7 @@ from onward.proto.kv_transfer import KvCommand, KvReport
 from onward.proto.request import FromEngine, ToEngine
 from onward.proto.step import StepPlan, StepResult, WorkerHello
 from onward.sim.process import Process
+from onward.sim.shelf_node import ShelfPort
 from onward.sim.wire import Ground, Wire
 
 
@@ -21,6 +22,7 @@ from onward.sim.wire import Ground, Wire
 class Addresses:
     """Who listens where."""
 
+    shelves: dict[str, ShelfPort] = field(default_factory=dict)
     apis: dict[str, "ApiPort"] = field(default_factory=dict)
     workers: dict[str, "WorkerPort"] = field(default_factory=dict)
     kv: dict[str, "KvPort"] = field(default_factory=dict)

@@ -23,6 +23,8 @@ from onward.proto.control import (
     ProcessView,
     Ready,
     RenewWorker,
+    ShelfGone,
+    ShelfUp,
     Snapshot,
     StartApi,
     StartEngine,
@@ -30,6 +32,7 @@ from onward.proto.control import (
     WorkerGone,
     WorkerStarting,
 )
+from onward.proto.keys import KeyEntry
 from onward.proto.model import PreparedModel
 from onward.proto.stats import EngineStats
 from onward.proto.step import StepPlan, WorkerHello
@@ -41,6 +44,7 @@ from onward.sim.engine_wires import Addresses
 from onward.sim.http import Listener, Web
 from onward.sim.process import Process
 from onward.sim.scenario import Machine
+from onward.sim.shelf_node import ShelfNode
 from onward.sim.vocabulary import DOOM_ID, NUM_SPOKEN, POISON_ID
 from onward.sim.worker import HashWorker
 from onward.sim.worker_node import WorkerNode
@@ -64,6 +68,8 @@ class Place:
     prompts: Prompts
     routers: tuple[str, ...]
     prefill_peers: tuple[str, ...]
+    keys: tuple[KeyEntry, ...]
+    cluster_key: str
     after_turn: Callable[["Instance"], None]
     """Looks at the instance's engine after each of its turns."""
     watch_write: Callable[["Instance", int, str, int], None]
@@ -78,10 +84,13 @@ class Life:
     incarnation: str
     supervisor: Process
     policy: RestartPolicy = field(default_factory=RestartPolicy)
+    shelf_policy: RestartPolicy = field(default_factory=RestartPolicy)
     engine: EngineNode | None = None
     worker: WorkerNode | None = None
     worker_incarnation: str = ""
     worker_started_s: float = 0.0
+    shelf: ShelfNode | None = None
+    shelf_heard_s: float = 0.0
     apis: dict[int, ApiNode] = field(default_factory=dict)
     announced: EngineUp | None = None
     stats: EngineStats | None = None
@@ -100,6 +109,8 @@ class Instance:
         self.handoff_address = f"tcp://{machine.name}" if machine.role != "decode" else ""
         self._ground = place.web.ground
         self._numbers = itertools.count(1)
+        self._shelf_numbers = itertools.count(1)
+        """Apart, so that the names of all others, and so what befalls them, do not depend on it."""
         self._listener: Listener = place.web.listen(self.url, machine.name, waits=True)
         self.life = self._begin()
 
@@ -110,6 +121,7 @@ class Instance:
         supervisor = self._process("supervisor", number)
         self.life = Life(f"instance-{self.machine.name}-{number}", supervisor)
         self._listener = self.place.web.listen(self.url, self.machine.name, waits=True)
+        self._start_shelf(self.life)
         self._start_engine(self.life)
         for index in range(self.machine.num_apis):
             supervisor.later(self.machine.restart_s, self._start_api, self.life, index)
@@ -118,6 +130,19 @@ class Instance:
 
     def _process(self, role: str, number: int) -> Process:
         return Process(self._ground.loop, f"{self.machine.name}/{role}.{number}", self.machine.clock_rate)
+
+    def _start_shelf(self, life: Life) -> None:
+        if life.supervisor.is_dead or life.is_leaving:
+            return
+        process = self._process("shelf", next(self._shelf_numbers))
+        shelf = life.shelf = ShelfNode(
+            self._ground, process, life.supervisor, lambda message: self._heard_shelf(life, message)
+        )
+        life.shelf_heard_s = life.supervisor.now_s()
+        self.place.addresses.shelves[shelf.incarnation] = shelf.port
+        process.on_death.append(lambda: self._died(life, shelf))
+        for api in life.apis.values():
+            api.channel.tell(ShelfUp(shelf.incarnation, shelf.incarnation))
 
     def _start_engine(self, life: Life) -> None:
         if life.supervisor.is_dead or life.is_leaving:
@@ -198,8 +223,9 @@ class Instance:
             routers=self.place.routers,
             url=self.url,
             handoff_address=self.handoff_address if self.machine.role != "mixed" else "",
+            cluster_key=self.place.cluster_key,
         )
-        start = StartApi(f"api-{process.name}", index, config, self.place.model, -1)
+        start = StartApi(f"api-{process.name}", index, config, self.place.model, -1, keys=list(self.place.keys))
         api = life.apis[index] = ApiNode(
             self.place.web,
             self.place.addresses,
@@ -212,12 +238,17 @@ class Instance:
         )
         process.on_death.append(lambda: self._died(life, api))
         life.api_heard_s[index] = life.supervisor.now_s()
+        if life.shelf is not None:
+            api.channel.tell(ShelfUp(life.shelf.incarnation, life.shelf.incarnation))
         if life.announced is not None:
             api.channel.tell(life.announced)
         if life.is_draining:
             api.channel.tell(Drain())
 
     # Messages.
+
+    def _heard_shelf(self, life: Life, _: FromChild) -> None:
+        life.shelf_heard_s = life.supervisor.now_s()
 
     def _heard_engine(self, life: Life, engine: EngineNode, message: FromChild) -> None:
         match message:
@@ -270,12 +301,19 @@ class Instance:
                 if engine is not None and not engine.process.is_dead:
                     engine.channel.tell(WorkerGone(child.incarnation, "killed"))
                     life.supervisor.later(self._pause_s(life), self._start_worker, life, engine)
+            case ShelfNode() if child is life.shelf:
+                life.shelf = None
+                for api in life.apis.values():
+                    api.channel.tell(ShelfGone(child.incarnation))
+                pause_s = life.shelf_policy.delay_s(life.supervisor.now_s(), life.progress)
+                life.supervisor.later(pause_s, self._start_shelf, life)
             case EngineNode() if child is life.engine:
                 self._engine_died(life, child)
             case ApiNode() if life.apis.get(child.index) is child:
                 del life.apis[child.index]
-                if life.engine is not None:
-                    life.engine.channel.tell(ApiGone(child.incarnation))
+                for other in (life.engine, life.shelf):
+                    if other is not None:
+                        other.channel.tell(ApiGone(child.incarnation))
                 pause_s = self._pause_s(life) + self.machine.restart_s
                 life.supervisor.later(pause_s, self._start_api, life, child.index)
 
@@ -306,6 +344,11 @@ class Instance:
         if is_stuck and worker is not None and now_s - life.worker_started_s > STALL_TIMEOUT_S:
             self._ground.trace.note(f"{worker.process} is killed for silence")
             worker.process.kill()
+        if life.shelf is not None:
+            life.shelf.channel.tell(AskSnapshot(1))
+            if now_s - life.shelf_heard_s > STALL_TIMEOUT_S:
+                self._ground.trace.note(f"{life.shelf.process} is killed for silence")
+                life.shelf.process.kill()
         for index, api in list(life.apis.items()):
             api.channel.tell(AskSnapshot(1))
             if now_s - life.api_heard_s[index] > STALL_TIMEOUT_S:
@@ -316,14 +359,15 @@ class Instance:
     # From outside.
 
     def processes(self, role: str) -> list[Process]:
-        """Those of its present life: `worker`, `engine`, `api`, or all for `instance`."""
+        """Those of its present life: `worker`, `engine`, `shelf`, `api`, or all for `instance`."""
         life = self.life
         found = {
             "worker": [life.worker.process] if life.worker else [],
             "engine": [life.engine.process] if life.engine else [],
+            "shelf": [life.shelf.process] if life.shelf else [],
             "api": [api.process for api in life.apis.values()],
         }
-        found["instance"] = [life.supervisor, *found["worker"], *found["engine"], *found["api"]]
+        found["instance"] = [life.supervisor, *found["worker"], *found["engine"], *found["shelf"], *found["api"]]
         return [process for process in found[role] if not process.is_dead]
 
     def kill(self) -> None:

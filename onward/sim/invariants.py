@@ -141,6 +141,8 @@ def _busy(instance: Instance) -> str | None:
         return "it is not back"
     if not life.engine.core.idle:
         return f"the engine is not idle: {life.engine.core.stats(0.0).requests}"
+    if life.shelf is None or life.shelf.core.num_questions:
+        return "the shelf is not back, or owes answers"
     plane = life.worker.plane if life.worker is not None else None
     if plane is not None and (plane.expected or plane.pushes):
         return f"leases {sorted(plane.expected)} and pushes {sorted(plane.pushes)} are left"

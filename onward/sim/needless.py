@@ -13,7 +13,7 @@ from onward.proto.stats import Family
 if TYPE_CHECKING:
     from onward.sim.world import World
 
-HARMLESS = frozenset({"abort", "leave", "disconnect", "deadline", "doom"})
+HARMLESS = frozenset({"abort", "leave", "disconnect", "deadline", "doom", "pry"})
 """Kinds of faults that are one request's own business."""
 REPAIRS: dict[str, frozenset[str] | None] = {
     "onward_resubmissions_total": None,

@@ -24,6 +24,7 @@ INVARIANTS = {
     5: "No block is written by anyone but its owner or lease holder of the current epoch.",
     6: "If any request can run, some token appears within a bounded time.",
     7: "The oldest request of the highest priority never loses its blocks to another.",
+    8: "Nobody sees, continues or ends what is another caller's.",
 }
 ENOUGH_DRAWN = 30
 """A kind that was drawn so often and never struck cannot strike. Some need luck: a refusal needs a client that connects."""

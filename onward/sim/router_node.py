@@ -1,19 +1,22 @@
 """A router process in a simulation: the shipping router, with a simulated way to its instances."""
 
+from functools import partial
 from typing import Any, cast
 
 from onward.config import RouterConfig
 from onward.router.process import Router
 from onward.sim.http import Session, Web
 from onward.sim.process import Process
+from onward.web.keys import Keys
 
 
 class RouterNode:
     """Keeps an address; the process behind it may die and come again."""
 
-    def __init__(self, web: Web, name: str, config: RouterConfig) -> None:
+    def __init__(self, web: Web, name: str, config: RouterConfig, keys: Keys, cluster_key: str) -> None:
         self.url = f"http://{name}"
         self._web, self._name, self._config = web, name, config
+        self._keys, self._cluster_key = keys, cluster_key
         self._num_lives = 0
         self._listener = web.listen(self.url, name, waits=False)
         self.start()
@@ -23,7 +26,8 @@ class RouterNode:
         process = self.process = Process(self._web.ground.loop, f"{self._name}.{self._num_lives}")
         chance = self._web.ground.chance.of(process.name)
         session = Session(self._web, process)
-        self.router = process.run(Router, self._config, "", process, chance, cast(Any, session), session.post_attempt)
+        router = partial(Router, self._config, self._cluster_key, keys=self._keys)
+        self.router = process.run(router, process, chance, cast(Any, session), session.post_attempt)
         process.start(self.router.serving.run_clockwork())
         self._listener.serve(process, self.router.app)
 

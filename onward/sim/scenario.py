@@ -57,6 +57,8 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: int = 0
     deadline_ms: int | None = None
     session: str = ""
+    caller: str = ""
+    """Whose key it shows: one of the scenario's callers."""
     cache_salt: str = ""
     turns: int = 1
     """A talk: each further turn asks again, with the answer so far and a new question."""
@@ -107,6 +109,10 @@ class Scenario(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_budget: float = 10.0
     delay_s: float = 0.002
     """Of a message, about."""
+    callers: list[str] = []
+    """Who has a key. Empty: nobody needs one. With two, each pries into what the other asks for."""
+    max_in_flight: int | None = None
+    """Of each caller."""
     expects_calm: bool = False
     """Its faults come one after another, so no client may see an error of any kind."""
     name: str = ""
@@ -115,7 +121,7 @@ class Scenario(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Violation(msgspec.Struct, frozen=True):
     invariant: int
-    """1 to 7 of the list in docs/simulation.md; 0: the code under test failed by an exception."""
+    """1 to 8 of the list in docs/simulation.md; 0: the code under test failed by an exception."""
     what: str
     at_s: float
 

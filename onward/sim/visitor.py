@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 
 from onward.proto.cursor import parse_cursor
+from onward.sim import tenants
 from onward.sim.answers import Answer, Wrong
 from onward.sim.http import Response, Session, Web
 from onward.sim.process import Process
@@ -75,6 +76,8 @@ class Visitor:
         self.process, self.ask = process, ask
         self.is_over = False
         self.answer: Answer | None = None
+        self.label, self.body = ask.name, dict[str, Any]()
+        """Of the request under way."""
         self._web, self._doors, self._tokens, self._books = web, doors, tokens, books
         self._note, self._may_crash, self._may_pause = note, may_crash, may_pause
         self._expects_calm = expects_calm
@@ -83,14 +86,14 @@ class Visitor:
         self._response: Response | None = None
         self._has_left = False
         self._chance = web.ground.chance.of(f"visitor {ask.name}")
-        self._label = ask.name
+        self._headers = _JSON | tenants.header(ask.caller)
 
     async def run(self) -> None:
         ask = self.ask
         await asyncio.sleep(ask.at_s)
         history: list[dict[str, str]] = [{"role": "user", "content": ask.prompt}]
         for turn in range(ask.turns):
-            self._label = ask.name if ask.turns == 1 else f"{ask.name}.{turn + 1}"
+            self.label = ask.name if ask.turns == 1 else f"{ask.name}.{turn + 1}"
             answer = await self._one_request(history)
             if answer is None:
                 break
@@ -99,7 +102,7 @@ class Visitor:
         self.is_over = True
 
     async def _one_request(self, history: list[dict[str, str]]) -> Answer | None:
-        body = self._body(history)
+        body = self.body = self._body(history)
         answer = self.answer = Answer(self.ask, self._prompt(history))
         self._books.num_requests += 1
         asides = self._start_asides()
@@ -110,7 +113,7 @@ class Visitor:
                 aside.cancel()
         self._books.end(reason)
         self._books.num_tokens += answer.num_tokens
-        self._note(f"{self._label} ends: {reason}, {answer.num_tokens} tokens")
+        self._note(f"{self.label} ends: {reason}, {answer.num_tokens} tokens")
         return answer if reason == "complete" else None
 
     # What it asks.
@@ -172,14 +175,14 @@ class Visitor:
     async def _drop(self) -> None:
         if self._response is not None:
             self._web.ground.weather.fired["disconnect"] += 1
-            self._note(f"{self._label} loses its connection")
+            self._note(f"{self.label} loses its connection")
             self._response.close()
             self._response.lose()
 
     async def _leave(self) -> None:
         self._has_left = True
         self._web.ground.weather.fired["leave"] += 1
-        self._note(f"{self._label} goes away")
+        self._note(f"{self.label} goes away")
         if self._response is not None:
             self._response.close()
             self._response.lose()
@@ -187,13 +190,13 @@ class Visitor:
     async def _abort(self) -> None:
         """Asked again until somebody answers; known or not."""
         self._web.ground.weather.fired["abort"] += 1
-        self._note(f"{self._label} is aborted")
+        self._note(f"{self.label} is aborted")
         cursor = self.answer.cursor if self.answer is not None and self._chance.happens(0.5) else ""
-        name = parse_cursor(cursor).request_id if cursor else self._label
+        name = parse_cursor(cursor).request_id if cursor else self.label
         body = msgspec.json.encode({"ids": [name]})
         for _ in range(MAX_TRIES):
             try:
-                async with self._session.post(self._door() + "/v1/abort", data=body, headers=_JSON) as response:
+                async with self._session.post(self._door() + "/v1/abort", data=body, headers=self._headers) as response:
                     msgspec.json.decode(await response.read())
                     return
             except (aiohttp.ClientError, OSError, msgspec.MsgspecError):
@@ -211,14 +214,14 @@ class Visitor:
                 if not answer.was_given_up:
                     answer.check_end()
                     return "complete"
-                self._note(f"{self._label} was given up, and goes on by hand")
+                self._note(f"{self.label} was given up, and goes on by hand")
                 body = body | answer.resume
                 answer.continue_by_hand()
             except CutOff as why:
                 self._books.num_errors += why.visible
                 if why.visible and self._expects_calm:
-                    raise Wrong(2, f"{self._label} is told: {why}") from None
-                self._note(f"{self._label} is cut off: {why}")
+                    raise Wrong(2, f"{self.label} is told: {why}") from None
+                self._note(f"{self.label} is cut off: {why}")
                 if self._has_left:
                     return "left"
                 if answer.was_given_up:
@@ -227,11 +230,11 @@ class Visitor:
                 await asyncio.sleep(why.pause_s)
             except TimeoutError:
                 if not self._may_pause():
-                    raise Wrong(6, f"{self._label} hears nothing for {PATIENCE_S:g} s") from None
-                self._note(f"{self._label} hears nothing")
+                    raise Wrong(6, f"{self.label} hears nothing for {PATIENCE_S:g} s") from None
+                self._note(f"{self.label} hears nothing")
             except Refused as why:
                 return self._last_word(why)
-        raise Wrong(6, f"{self._label} was not answered in {MAX_TRIES} attempts")
+        raise Wrong(6, f"{self.label} was not answered in {MAX_TRIES} attempts")
 
     def _last_word(self, refused: Refused) -> str:
         """Whether it may end so."""
@@ -247,7 +250,7 @@ class Visitor:
         if code in _FAULTS:
             self._web.ground.weather.fired[_FAULTS[code]] += 1
         if not is_legal:
-            raise Wrong(2, f"{self._label} is told {refused.status} {code}")
+            raise Wrong(2, f"{self.label} is told {refused.status} {code}")
         return code
 
     async def _try(self, answer: Answer, body: dict[str, Any]) -> None:
@@ -268,12 +271,14 @@ class Visitor:
             raise CutOff(type(fault).__name__, visible=False) from None
 
     async def _sent(self, answer: Answer, body: dict[str, Any]) -> Response:
-        headers = _JSON | {"X-Request-Id": self._label}
+        headers = self._headers | {"X-Request-Id": self.label}
         url = self._door() + self.ask.path
         if not answer.cursor:
             answer.begin_again()
         elif self._chance.happens(0.5):
-            return await self._session.get(url, headers={"Last-Event-ID": answer.cursor})
+            return await self._session.get(
+                url, headers=tenants.header(self.ask.caller) | {"Last-Event-ID": answer.cursor}
+            )
         else:
             headers["Last-Event-ID"] = answer.cursor
         return await self._session.post(url, data=msgspec.json.encode(body), headers=headers)

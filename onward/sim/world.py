@@ -8,7 +8,7 @@ from typing import Any
 
 from onward.api.prompts import Prompts
 from onward.config import RouterConfig
-from onward.sim import faults, vocabulary
+from onward.sim import faults, tenants, vocabulary
 from onward.sim.answers import Wrong
 from onward.sim.chance import Chance
 from onward.sim.data_plane import CanaryDied, PlaneNetwork
@@ -21,12 +21,14 @@ from onward.sim.loop import START_S, Livelock, VirtualLoop
 from onward.sim.process import Process, adopt_tasks
 from onward.sim.router_node import RouterNode
 from onward.sim.scenario import Ask, Outcome, Scenario, Violation
+from onward.sim.tenants import Stranger
 from onward.sim.trace import Trace
 from onward.sim.visitor import Books, Visitor
 from onward.sim.weather import Weather
 from onward.sim.wire import Ground
 from onward.supervisor.restarts import COOL_DOWN_S
 from onward.text.prompt_tokens import PromptTokens
+from onward.web.keys import Keys
 
 PATIENCE_S = 90.0
 """After the last fault and the last request, all must be answered within this."""
@@ -95,9 +97,11 @@ class World:
 
     def _build(self) -> None:
         scenario = self.scenario
+        keys = tenants.entries(scenario.callers, scenario.max_in_flight)
+        cluster_key = tenants.CLUSTER_KEY if keys else ""
         for index in range(scenario.num_routers):
             name = f"r{index}"
-            self.routers[name] = RouterNode(self.web, name, self._router_config())
+            self.routers[name] = RouterNode(self.web, name, self._router_config(), Keys(keys), cluster_key)
         place = Place(
             web=self.web,
             addresses=Addresses(),
@@ -108,6 +112,8 @@ class World:
             prefill_peers=()
             if self.routers
             else tuple(f"tcp://{one.name}" for one in scenario.machines if one.role == "prefill"),
+            keys=tuple(keys),
+            cluster_key=cluster_key,
             after_turn=self.watch.after_turn,
             watch_write=self.watch.on_write,
             watch_plan=self.watch.on_plan,
@@ -152,6 +158,10 @@ class World:
         self.visitors.append(visitor)
         self._num_unanswered += 1
         process.start(self._guarded(visitor))
+        for name in self.scenario.callers:
+            if name != ask.caller:
+                stranger = Process(self.loop, f"stranger-{ask.name}-{name}")
+                stranger.start(self._pried(visitor, Stranger(self.web, stranger, name, ask.path, doors)))
 
     async def _guarded(self, visitor: Visitor) -> None:
         try:
@@ -159,6 +169,17 @@ class World:
             self._num_unanswered -= 1
         except Wrong as wrong:
             self.fail(wrong.invariant, f"{visitor.ask.name}: {wrong.what}")
+
+    async def _pried(self, visitor: Visitor, stranger: Stranger) -> None:
+        while not visitor.is_over and not self._is_failed:
+            await asyncio.sleep(tenants.PRY_EVERY_S)
+            if visitor.answer is None or not visitor.answer.cursor:
+                continue
+            try:
+                await stranger.pry(visitor.answer.cursor, visitor.label, visitor.body)
+                self.weather.fired["pry"] += 1
+            except Wrong as wrong:
+                self.fail(wrong.invariant, f"{visitor.ask.name}: {wrong.what}")
 
     def _let_happen(self) -> None:
         scenario = self.scenario

@@ -14,6 +14,7 @@ from onward.transport.control import ChannelClosed, ControlChannel, control_pair
 
 
 class Role(Enum):
+    SHELF = "shelf"
     ENGINE = "engine"
     WORKER = "worker"
     API = "api"

@@ -47,6 +47,8 @@ class InstancePlan:
     """None for a router, which computes nothing."""
     environment: dict[str, str] = field(default_factory=dict)
     """Beside our own: for secrets, which a command line would show to everybody on the machine."""
+    takes_hangups: bool = False
+    """A SIGHUP that we get is for it: it reads its keys again. Whoever has no file of them would die of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +78,8 @@ class Instance:
     restart_at_s: float | None = None
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=NUM_LAST_LINES))
+    is_owed_hangup: bool = False
+    """Until it is ready it cannot take it."""
 
 
 class Cluster:
@@ -119,10 +123,16 @@ class Cluster:
         signal.set_wakeup_fd(wakeup_write.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
+        if any(instance.plan.takes_hangups for instance in self.instances):
+            signal.signal(signal.SIGHUP, self._on_hangup)
         self._selector.register(wakeup_read, selectors.EVENT_READ, None)
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._stop_requests += 1
+
+    def _on_hangup(self, _number: int, _frame: object) -> None:
+        for instance in self.instances:
+            instance.is_owed_hangup = instance.plan.takes_hangups
 
     def _turn(self) -> None:
         self._read()
@@ -132,6 +142,9 @@ class Cluster:
                 self._after_death(instance, instance.process.returncode, now_s)
             if instance.restart_at_s is not None and instance.restart_at_s <= now_s:
                 self._start(instance)
+            if instance.is_owed_hangup and instance.is_ready and instance.process is not None:
+                instance.is_owed_hangup = False
+                instance.process.send_signal(signal.SIGHUP)
 
     def _start(self, instance: Instance) -> None:
         """In a group of its own: Ctrl-C in the terminal is for us to hear."""

@@ -24,12 +24,14 @@ class RouterPlan:
 
 def resolve_routers(config: ServeConfig, port: int) -> RouterPlan:
     """`port` is the one that was opened for HTTP."""
+    host = advertised_host(config.host, router_hosts(config))
     named = config.advertise_url.rstrip("/") if config.advertise_url else None
-    return RouterPlan(routers_of(config), named or http_url(advertised_host(config.host, router_hosts(config)), port))
+    return RouterPlan(routers_of(config), named or http_url(host, port, tls=config.tls_cert is not None))
 
 
-def http_url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def http_url(host: str, port: int, *, tls: bool = False) -> str:
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def routers_of(config: ServeConfig) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 worker dies   -> the engine is told, a new worker starts; the engine restarts what ran, from its tokens
 engine dies   -> the worker is killed and reaped (its KV is nobody's now), both start anew, the apis resubmit
-api dies      -> the engine drops its requests, a new one starts on the same listening socket
+api dies      -> the engine drops its requests, a new one starts on the same listening socket; the shelf keeps records
+shelf dies    -> the apis are told, a new one starts, empty: clients that come back repeat their POST
 """
 
 import logging
@@ -26,16 +27,21 @@ from onward.proto.control import (
     EngineUp,
     FromChild,
     InstanceView,
+    NewKeys,
     ProcessView,
     Progress,
     Ready,
     RenewWorker,
+    ShelfGone,
+    ShelfUp,
     Snapshot,
     StartApi,
     StartEngine,
     StartFailed,
+    StartShelf,
     StartWorker,
     Stop,
+    ToChild,
     WorkerGone,
     WorkerStarting,
 )
@@ -49,6 +55,8 @@ from onward.supervisor.restarts import RestartPolicy
 from onward.supervisor.routers import RouterPlan
 from onward.transport.control import ChannelClosed
 from onward.transport.curve import private_addresses
+from onward.web import audit
+from onward.web.key_file import KeySource
 
 logger = logging.getLogger(__name__)
 
@@ -71,18 +79,25 @@ class Supervisor:
         handoff: socket.socket | None,
         on_progress: Callable[[str], None],
         on_ready: Callable[[], None],
+        key_source: KeySource | None = None,
     ) -> None:
         self._config, self._model, self._listening, self._clock = config, model, listening, clock
         self._pd, self._routers, self._handoff = pd, routers, handoff
         self._on_progress, self._on_ready = on_progress, on_ready
+        self._key_source = key_source or KeySource()
+        self._keys = self._key_source.read()
+        self._shall_reload_keys = False
         self._incarnation = new_incarnation("instance")
         self._selector = selectors.DefaultSelector()
         self._children: set[Child] = set()
         self._hub = Hub()
         self._restart_policy = RestartPolicy()
+        self._shelf_policy = RestartPolicy()
+        """Its deaths say nothing about those who compute."""
         self._restart_at_s: dict[tuple[Role, int], float] = {}
         self._restarts = {role.value: 0 for role in Role}
         self._announced: EngineUp | None = None
+        self._shelf: ShelfUp | None = None
         self._engine_address = ""
         """As api processes connect to it."""
         self._num_kv_blocks = config.num_kv_blocks
@@ -99,6 +114,7 @@ class Supervisor:
             wakeup_read.setblocking(False)
             self._selector.register(wakeup_read, selectors.EVENT_READ, None)
             try:
+                self._start_shelf()
                 self._start_engine()
                 for index in range(self._config.api_processes):
                     self._start_api(index)
@@ -114,6 +130,13 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
 
+        # Without a file there is nothing to read again, and the end of a terminal ends us.
+        if self._key_source.file is not None:
+            signal.signal(signal.SIGHUP, self._on_reload_signal)
+
+    def _on_reload_signal(self, _number: int, _frame: object) -> None:
+        self._shall_reload_keys = True
+
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._stop_requests += 1
 
@@ -123,6 +146,9 @@ class Supervisor:
                 wakeup.recv(64)
             elif key.data in self._children:
                 self._read(key.data)
+        if self._shall_reload_keys:
+            self._shall_reload_keys = False
+            self._reload_keys()
         now_s = self._clock.now_s()
         self._reap(now_s)
         self._restart_what_is_due(now_s)
@@ -141,6 +167,14 @@ class Supervisor:
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
         logger.info(log.event("started", role=role.value, pid=child.process.pid, incarnation=child.incarnation))
         return child
+
+    def _start_shelf(self) -> None:
+        shelf = self._start(Role.SHELF)
+        to_bind, to_connect = private_addresses(shelf.incarnation)
+        shelf.send(StartShelf(shelf.incarnation, to_bind, self._config.log_level))
+        # What is sent before it listens waits for it.
+        self._shelf = ShelfUp(shelf.incarnation, to_connect)
+        self._tell(Role.API, self._shelf)
 
     def _start_engine(self) -> None:
         # The listening socket for decode instances is ours for life, so that a new engine keeps the old one's address.
@@ -187,7 +221,7 @@ class Supervisor:
 
     def _brief_api(self, api: Child) -> None:
         """What it is, and what has been said before it was there."""
-        instance = {name: getattr(self._config, name) for name in ServeConfig.__slots__}
+        instance = {name: getattr(self._config, name) for name in ServeConfig.__slots__ if name != "api_key"}
         instance["handoff_address"] = self._pd.handoff_address
         config = select(
             self._config,
@@ -198,7 +232,10 @@ class Supervisor:
             cluster_key=self._pd.cluster_key,
             instance=instance,
         )
-        api.send(StartApi(api.incarnation, api.index, config, self._model, self._listening.fileno()))
+        fd, keys = self._listening.fileno(), list(self._keys.entries)
+        api.send(StartApi(api.incarnation, api.index, config, self._model, fd, keys))
+        if self._shelf is not None:
+            api.send(self._shelf)
         if self._announced is not None:
             api.send(self._announced)
         if self._is_draining:
@@ -242,6 +279,16 @@ class Supervisor:
             logger.info(log.event("draining"))
         self._is_draining = True
         self._tell(Role.API, Drain())
+
+    def _reload_keys(self) -> None:
+        """A file that is broken changes nothing."""
+        try:
+            self._keys = self._key_source.read()
+        except StartupError as fault:
+            audit.note_refused_reload(fault.message)
+            return
+        self._tell(Role.API, NewKeys(list(self._keys.entries)))
+        audit.note_reload(len(self._keys))
 
     def _renew_worker(self, message: RenewWorker) -> None:
         """From here on it is a death like any other. One that has happened already needs no second."""
@@ -295,7 +342,12 @@ class Supervisor:
                 self._tell(Role.API, EngineGone(child.incarnation, cause))
             case Role.API:
                 self._tell(Role.ENGINE, ApiGone(child.incarnation))
-        delay_s = self._restart_policy.delay_s(now_s, self._hub.progress)
+                self._tell(Role.SHELF, ApiGone(child.incarnation))
+            case Role.SHELF:
+                self._shelf = None
+                self._tell(Role.API, ShelfGone(child.incarnation))
+        policy = self._shelf_policy if child.role is Role.SHELF else self._restart_policy
+        delay_s = policy.delay_s(now_s, self._hub.progress)
         if delay_s:
             logger.warning(log.event("waiting before the restart", role=child.role.value, seconds=delay_s))
         self._restart_at_s[child.role, child.index] = now_s + delay_s
@@ -307,6 +359,8 @@ class Supervisor:
             del self._restart_at_s[role, index]
             self._restarts[role.value] += 1
             match role:
+                case Role.SHELF:
+                    self._start_shelf()
                 case Role.ENGINE:
                     self._start_engine()
                 case Role.WORKER:
@@ -377,7 +431,7 @@ class Supervisor:
     def _of(self, role: Role) -> list[Child]:
         return [child for child in self._children if child.role is role]
 
-    def _tell(self, role: Role, message: ApiGone | Drain | EngineGone | EngineUp | Stop | WorkerGone) -> None:
+    def _tell(self, role: Role, message: ToChild) -> None:
         for child in self._of(role):
             child.send(message)
 
@@ -386,6 +440,7 @@ class Supervisor:
     def _shut_down(self, wakeup: socket.socket) -> None:
         """The apis first, while there is still an engine for their streams; a second signal ends the waiting."""
         self._stop_role(Role.API, self._config.drain_s, wakeup)
+        self._stop_role(Role.SHELF, 0.0, wakeup)
         self._let_peers_take_their_kv(wakeup)
         self._stop_role(Role.ENGINE, 0.0, wakeup)
         self._stop_role(Role.WORKER, 0.0, wakeup)

@@ -14,6 +14,7 @@ import zmq
 from onward.proto.handoff import ToDecode, ToPrefill
 from onward.transport.addresses import require_key, tcp_address
 from onward.transport.curve import be_client, be_server, cluster_public, cluster_secret
+from onward.transport.decoding import decode_message
 
 PEER_QUEUE_LENGTH = 2048
 """Messages to one peer that may wait for the network."""
@@ -56,7 +57,7 @@ class DecodePort:
             return None
         if len(frames) != 2:
             raise msgspec.DecodeError(f"a message of {len(frames) - 1} parts")
-        return _sender(frames[0]), self._decoder.decode(frames[1])
+        return _sender(frames[0]), decode_message(self._decoder, frames[1])
 
     def send(self, decode: str, message: ToDecode) -> bool:
         """False if that instance is not connected or has stopped reading."""
@@ -101,7 +102,7 @@ class PrefillPeer:
             frames = self.pollable.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
-        return self._decoder.decode(b"".join(frames))
+        return decode_message(self._decoder, b"".join(frames))
 
     def close(self) -> None:
         self.pollable.close()

@@ -20,6 +20,7 @@ from onward.proto.step import StepPlan, StepResult, WorkerHello
 from onward.transport.curve import bind, connect
 from onward.transport.kv import KvPort, KvSocket
 from onward.transport.peers import DecodePort, PrefillPeer
+from onward.transport.shelf import ShelfPort
 
 API_QUEUE_LENGTH = 100_000
 WORKER_QUEUE_LENGTH = 64
@@ -62,6 +63,9 @@ class Wires:
 
     def prefill_peer(self, address: str, cluster_key: str, incarnation: str) -> PrefillPeer:
         return self.watch(PrefillPeer(self._context, address, cluster_key, incarnation))
+
+    def shelf_port(self, address: str) -> ShelfPort:
+        return self.watch(ShelfPort(self._context, address))
 
     def kv_port(self, address: str) -> KvPort:
         return self.watch(KvPort(self._context, address))

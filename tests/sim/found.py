@@ -5,12 +5,13 @@ from typing import Any
 
 import msgspec
 
-from onward.api import jobs
+from onward.api import continuing, jobs
 from onward.api.answer import Answer, Choice, Piece, Progress, Start
 from onward.api.cursors import Cursors
 from onward.api.generation import GenerationEndpoint
 from onward.api.jobs import STREAM_UNKNOWN
 from onward.api.ledger import RESCHEDULE, Delivery, Ledger, Promise
+from onward.api.openai import GenerationRequest
 from onward.proto.cursor import Cursor
 from onward.proto.request import Submit
 from onward.proto.router import GivenChoice
@@ -34,9 +35,9 @@ def the_usage_has_no_place_in_the_stream(patch: Patches) -> None:
 
 def a_short_record_is_all_there_is(patch: Patches) -> None:
     async def generate(original: Callable, self: GenerationEndpoint, *args: Any) -> None:
-        _, body, cursor, _ = args
-        if cursor is not None and self._next_attempt(cursor) is None:
-            record = self._streams.find(cursor.request_id)
+        identity, body, cursor, _ = args
+        if cursor is not None and await self._next_attempt(identity, cursor) is None:
+            record = await self._streams.find(cursor.request_id)
             if record is not None and record.attempt.body == body:
                 raise STREAM_UNKNOWN
         await original(self, *args)
@@ -80,3 +81,21 @@ def the_first_word_to_an_engine_is_not_repeated(patch: Patches) -> None:
         return sent
 
     patch.around(Ledger, "_attempt", attempt)
+
+
+def the_end_of_an_attempt_that_its_client_never_saw(patch: Patches) -> None:
+    def forget(original: Callable, self: Ledger, promise: Promise) -> None:
+        original(self, promise)
+        self._ended.clear()
+
+    patch.around(Ledger, "_forget", forget)
+
+
+def scores_that_were_never_told_are_not_asked_for(patch: Patches) -> None:
+    def of_answer(original: Callable, request: GenerationRequest, seed: int, answer: Answer) -> dict[str, Any]:
+        told = original(request, seed, answer)
+        if request.rescore_from is None and "resume" in told:
+            told["resume"].pop("rescore_from", None)
+        return told
+
+    patch.around(continuing, "of_answer", of_answer)

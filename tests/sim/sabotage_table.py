@@ -33,7 +33,7 @@ STEPS = [
     _tested("no-block-fence", "engine", 400),
     _tested("fence-survives-sharing", "cluster", 40),
     _tested("cached-before-computed", "engine", 400),
-    _tested("abort-only-what-runs", "engine", 400, CALM),
+    _tested("abort-only-what-runs", "engine", 800, CALM),
     _tested("no-slot-needed", "engine", 400),
     _tested("wrong-victim", "engine", 400),
     _tested("forget-before-publish", "engine", 400),
@@ -55,7 +55,7 @@ STEPS = [
 LEDGER = [
     Row("abort-without-epoch", "an abort ends the next attempt too", bugs.an_abort_without_its_epoch, "engine", 400),
     Row("ends-filtered", "an end token is not in the history", bugs.ends_are_filtered_in_the_history, "engine", 400),
-    Row("last-token-forgotten", "a resubmission is short", bugs.the_last_token_is_not_resubmitted, "engine", 400),
+    Row("last-token-forgotten", "a resubmission is short", bugs.the_last_token_is_not_resubmitted, "engine", 1000),
     Row(
         "same-epoch-again",
         "a resubmission has no higher epoch",
@@ -64,7 +64,7 @@ LEDGER = [
         10,
         frozenset({"lose"}),
     ),
-    Row("duplicates-delivered", "a repeated token is told again", bugs.duplicates_are_delivered, "engine", 20),
+    Row("duplicates-delivered", "a repeated token is told again", bugs.duplicates_are_delivered, "engine", 60),
     Row("gaps-delivered", "a lost token is skipped", bugs.gaps_are_delivered, "engine", 400),
     Row(
         "nobody-compares",
@@ -136,7 +136,7 @@ ROUTER = [
     _tested("prefill-stays-booked", "cluster", 30),
     Row("seed-per-attempt", "a retry draws another seed", bugs.each_attempt_draws_its_own_seed, "cluster", 40),
     Row("time-per-attempt", "a retry has another time", bugs.each_attempt_has_its_own_time, "cluster", 40),
-    Row("retry-is-short", "a retry lacks the last token", bugs.retries_begin_without_the_last_token, "cluster", 40),
+    Row("retry-is-short", "a retry lacks the last token", bugs.retries_begin_without_the_last_token, "cluster", 120),
     Row("one-epoch-for-all", "retries have one epoch", bugs.every_attempt_has_the_same_epoch, "cluster", 40),
     Row("losses-are-final", "a lost instance ends its streams", bugs.every_loss_is_final, "cluster", 30),
 ]

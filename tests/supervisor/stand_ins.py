@@ -14,12 +14,15 @@ from onward.supervisor.pd import PdPlan
 from onward.supervisor.routers import resolve_routers
 from onward.supervisor.supervisor import Supervisor
 from onward.transport.control import ControlChannel, control_pair
+from onward.web.key_file import KeySource
 
 SHAPE = ModelConfig("llama", 32, 8, 16, 1, 1, 1, 8, 256, 1e-5, 1e4)
 
 
 @contextmanager
-def supervisor_of(config: ServeConfig, *, with_handoff: bool = False) -> Iterator[Supervisor]:
+def supervisor_of(
+    config: ServeConfig, *, with_handoff: bool = False, key_source: KeySource | None = None
+) -> Iterator[Supervisor]:
     with socket.socket() as listening, socket.socket() as handoff:
         made = Supervisor(
             config,
@@ -31,6 +34,7 @@ def supervisor_of(config: ServeConfig, *, with_handoff: bool = False) -> Iterato
             handoff=handoff if with_handoff else None,
             on_progress=print,
             on_ready=lambda: None,
+            key_source=key_source,
         )
         try:
             yield made

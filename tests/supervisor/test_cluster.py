@@ -21,7 +21,7 @@ WAIT = "import signal; signal.pause()"
 
 @pytest.fixture(autouse=True)
 def signal_handlers() -> Iterator[None]:
-    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     yield
     signal.set_wakeup_fd(-1)
     for number, handler in before:
@@ -80,6 +80,29 @@ def test_a_process_has_its_secrets_in_its_environment(tmp_path: Path) -> None:
     plan = replace(instance("router", script), environment={"ONWARD_API_KEY": "k"})
     cluster_of(plan, on_ready=stop).run()
     assert (tmp_path / "seen").read_text() == "k"
+
+
+def test_a_hangup_is_for_those_who_have_a_file_of_keys_once_they_are_ready() -> None:
+    say = "lambda *_: print('again', file=sys.stderr, flush=True)"
+    reading = f"signal.signal(signal.SIGHUP, {say}); {READY}\nwhile True: signal.pause()"
+    early = "import os; os.kill(os.getppid(), signal.SIGHUP)"
+    plans = [
+        replace(instance("router", f"import signal, sys; {early}; {reading}"), takes_hangups=True),
+        instance("decode-0", f"{READY}; {WAIT}"),
+    ]
+    lines: list[tuple[str, str]] = []
+
+    def on_line(name: str, line: str) -> None:
+        lines.append((name, line))
+        if len(lines) < 3:
+            os.kill(os.getpid(), signal.SIGHUP)
+        else:
+            stop(cluster)
+
+    cluster = cluster_of(*plans, on_line=on_line, on_ready=lambda _: None)
+    cluster.run()
+    assert lines == [("router", "again")] * 3
+    assert cluster.instances[1].num_ready == 1, "it would have died of it"
 
 
 def test_an_instance_that_never_gets_ready_ends_the_cluster_with_its_own_words() -> None:

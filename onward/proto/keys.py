@@ -1,0 +1,21 @@
+"""A key of the table of keys as processes tell it each other: its hash, never the key."""
+
+from typing import Literal
+
+import msgspec
+
+KeyRole = Literal["user", "admin"]
+
+
+class KeyEntry(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    digest: str
+    """Of the key, as hex."""
+    role: KeyRole = "user"
+    max_in_flight: int | None = None
+    """Requests that may be under way at once."""
+    tokens_per_minute: int | None = None
+    priority: int | None = None
+    """The best that its requests may ask for; smaller is served first."""
+    max_connections: int | None = None
+    """Exchanges that one process holds open at once."""

@@ -1,0 +1,132 @@
+"""Between the api processes of an instance and its shelf, the one owner of what clients can ask for by an id.
+
+Streams that run belong to the api process that serves them; the shelf knows of none, and asks around when it must.
+
+    api -> shelf    Put, Forget                     fire and forget
+                    Hello      each second, and when much was put        answered by Heard
+                    Find       who has it, running or left?              answered by Found
+                    Claim      before a later attempt at it starts       answered by Claimed
+                    DropNamed  an abort                                  answered by Dropped
+    shelf -> api    Show       do you run it?                            answered by Shown
+                    Release    somebody else goes on with it             answered by Released
+
+Any of them may be lost. Then a question is answered late, by the shelf's own deadline or the asker's.
+"""
+
+from typing import Literal
+
+import msgspec
+
+RecordKind = Literal["detached", "ended"]
+"""`detached`: cut off in the middle; `ended`: written to its end, which the client may not have read. Each kind has bounds
+of its own, so that none pushes out one of the other."""
+
+
+class ShelfRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that can be asked for by its id. What `data` is, only those who put and ask know."""
+
+    record_id: str
+    names: tuple[str, ...]
+    """What it can be dropped by, beside its id."""
+    caller: str
+    """Whose it is; empty: nobody's in particular."""
+    kind: RecordKind
+    epoch: int
+    """Of two with one id the higher one counts."""
+    data: bytes
+    ttl_s: float
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    num_bytes: int
+    """That were put so far."""
+
+
+class Put(msgspec.Struct, frozen=True, tag="put"):
+    record: ShelfRecord
+
+
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """A later attempt of this caller runs: what those up to this epoch have left is of no use any more."""
+
+    record_id: str
+    epoch: int
+    caller: str
+
+
+class Find(msgspec.Struct, frozen=True, tag="find"):
+    ask_id: int
+    record_id: str
+    epoch: int = 0
+    """A record of this one or a later one is good enough; 0: whichever is the latest."""
+    caller: str | None = None
+    """None: everybody's."""
+
+
+class Claim(msgspec.Struct, frozen=True, tag="claim"):
+    ask_id: int
+    record_id: str
+    epoch: int
+    """Of the attempt that is about to start. Earlier ones that run elsewhere end."""
+    caller: str
+    """Nobody ends another's."""
+
+
+class DropNamed(msgspec.Struct, frozen=True, tag="drop_named"):
+    ask_id: int
+    names: list[str]
+    everything: bool = False
+    caller: str | None = None
+
+
+class Shown(msgspec.Struct, frozen=True, tag="shown"):
+    number: int
+    record: ShelfRecord | None
+
+
+class Released(msgspec.Struct, frozen=True, tag="released"):
+    number: int
+    record: ShelfRecord | None = None
+    """What there was of an earlier attempt, which has ended by this."""
+    held_epoch: int | None = None
+    """An attempt that does not end for this one runs here: it is not earlier, or another caller's."""
+
+
+ToShelf = Hello | Put | Forget | Find | Claim | DropNamed | Shown | Released
+
+
+class Heard(msgspec.Struct, frozen=True, tag="heard"):
+    num_bytes: int
+
+
+class Found(msgspec.Struct, frozen=True, tag="found"):
+    ask_id: int
+    record: ShelfRecord | None
+
+
+class Claimed(msgspec.Struct, frozen=True, tag="claimed"):
+    ask_id: int
+    held_epoch: int | None = None
+    """Refused: this attempt is there already. None: go on."""
+
+
+class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
+    ask_id: int
+    names: list[str]
+    """Those that were known; the ids, where everything was dropped."""
+
+
+class Show(msgspec.Struct, frozen=True, tag="show"):
+    number: int
+    record_id: str
+
+
+class Release(msgspec.Struct, frozen=True, tag="release"):
+    number: int
+    record_id: str
+    epoch: int
+    """Of the attempt that is about to start elsewhere."""
+    caller: str
+
+
+FromShelf = Heard | Found | Claimed | Dropped | Show | Release

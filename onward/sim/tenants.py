@@ -1,0 +1,84 @@
+"""Tenants of a simulation: their keys, and how each pries into the streams of another.
+
+A stranger has got hold of all that a client knows of its stream, but for the key. It comes back for it and aborts it, by id
+and by label, as often as it likes, and must be told each time that there is no such stream.
+"""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from onward.proto.cursor import parse_cursor
+from onward.proto.keys import KeyEntry
+from onward.sim.answers import Wrong
+from onward.sim.http import Session, Web
+from onward.sim.process import Process
+from onward.web.keys import HASH_PREFIX, hash_of
+
+CLUSTER_KEY = "5a" * 32
+PRY_EVERY_S = 0.2
+PATIENCE_S = 8.0
+NOT_NOW = frozenset({429, 502, 503})
+NOBODY_ELSES = 8
+"""The invariant."""
+
+
+def header(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer key of {name}"} if name else {}
+
+
+def entries(names: list[str], max_in_flight: int | None) -> list[KeyEntry]:
+    return [
+        KeyEntry(
+            name=name,
+            digest=hash_of(f"key of {name}").removeprefix(HASH_PREFIX),
+            role="user",
+            max_in_flight=max_in_flight,
+        )
+        for name in names
+    ]
+
+
+class Stranger:
+    def __init__(self, web: Web, process: Process, name: str, path: str, doors: list[str]) -> None:
+        self._path, self._doors = path, doors
+        self._headers = header(name) | {"content-type": "application/json"}
+        self._session = Session(web, process)
+        self._chance = web.ground.chance.of(process.name)
+
+    async def pry(self, cursor: str, label: str, body: dict[str, Any]) -> None:
+        """In one way or the other. Raises `Wrong` if anything is learnt or done by it."""
+        door, request_id = self._chance.one_of(self._doors), parse_cursor(cursor).request_id
+        url, back = door + self._path, self._headers | {"Last-Event-ID": cursor}
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                match self._chance.below(3):
+                    case 0:
+                        self._check(*await self._answered(self._session.get(url, headers=back)))
+                    case 1:
+                        asked = self._session.post(url, data=msgspec.json.encode(body), headers=back)
+                        self._check(*await self._answered(asked))
+                    case _:
+                        await self._abort(door, [request_id, label])
+        except (aiohttp.ClientError, OSError):
+            return  # as others, it may meet a server that dies, or hangs
+
+    async def _abort(self, door: str, names: list[str]) -> None:
+        asked = self._session.post(door + "/v1/abort", data=msgspec.json.encode({"ids": names}), headers=self._headers)
+        status, told = await self._answered(asked)
+        if status not in NOT_NOW and (status != 200 or told["aborted"]):
+            raise Wrong(NOBODY_ELSES, f"a stranger's abort is answered with {status} {told}")
+
+    async def _answered(self, asked: Any) -> tuple[int, Any]:
+        async with asked as response:
+            if response.status == 200 and not response.headers.get("content-type", "").startswith("application/json"):
+                response.close()
+                return 200, {}
+            return response.status, msgspec.json.decode(await response.read())
+
+    def _check(self, status: int, told: Any) -> None:
+        code = told.get("error", {}).get("code")
+        if status not in NOT_NOW and (status, code) != (404, "stream_unknown"):
+            raise Wrong(NOBODY_ELSES, f"a stranger who comes back is answered with {status} {code}")

@@ -1,0 +1,17 @@
+"""Records as a shelf is given them."""
+
+from typing import Any
+
+from onward.proto.shelf import ShelfRecord
+
+
+def record_of(name: str, **fields: Any) -> ShelfRecord:
+    usual: dict[str, Any] = {
+        "names": (),
+        "caller": "",
+        "kind": "detached",
+        "epoch": 1,
+        "data": b"tokens",
+        "ttl_s": 60.0,
+    }
+    return ShelfRecord(record_id=name, **(usual | fields))

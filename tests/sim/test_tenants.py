@@ -1,0 +1,43 @@
+"""Callers with keys under faults: each gets its own streams to the end, and nobody gets at another's."""
+
+import msgspec
+import pytest
+
+from onward.sim.generate import scenario_of
+from onward.sim.scenario import Outcome, Scenario, Shape
+from onward.sim.world import run
+from tests.sabotage_doors import TABLE
+
+NUM_SEEDS: dict[Shape, int] = {"engine": 16, "cluster": 6}
+
+
+def with_tenants(scenario: Scenario, max_in_flight: int | None = None) -> Scenario:
+    names = ("ann", "bob")
+    asks = [
+        msgspec.structs.replace(ask, caller=names[number % 2], streams=True, seed=number)
+        for number, ask in enumerate(scenario.asks)
+    ]
+    machines = [msgspec.structs.replace(machine, num_apis=2) for machine in scenario.machines]
+    # Where nobody may see an error, nobody has a limit.
+    limit = None if scenario.expects_calm else max_in_flight
+    return msgspec.structs.replace(scenario, asks=asks, machines=machines, callers=list(names), max_in_flight=limit)
+
+
+def runs(shape: Shape) -> list[Outcome]:
+    return [run(with_tenants(scenario_of(seed, shape), 4)) for seed in range(NUM_SEEDS[shape])]
+
+
+@pytest.mark.parametrize("shape", NUM_SEEDS)
+def test_whatever_fails_nobody_gets_at_the_stream_of_another(shape: Shape) -> None:
+    outcomes = runs(shape)
+    assert [one.violation for one in outcomes if one.violation] == []
+    assert sum(one.fired.get("pry", 0) for one in outcomes) > 10 * len(outcomes)
+
+
+@pytest.mark.parametrize("name", ["ids-of-anybody", "ledger-aborts-all", "engine-aborts-all"])
+def test_a_stranger_that_gets_through_is_noticed(name: str) -> None:
+    [sabotage] = [one for one in TABLE if one.name == name]
+    shape: Shape = "engine"
+    with sabotage.broken():
+        seeds = (with_tenants(scenario_of(seed, shape)) for seed in range(NUM_SEEDS[shape]))
+        assert any(run(seed).violation is not None for seed in seeds)
