@@ -48,6 +48,7 @@ class ServeConfig:
     output_caching: bool = knob(True, "whether full blocks of outputs join the prefix cache")
     internal_adapter: bool = knob(False, "leave the token that ended the output out of what /v1/generate shows")
     max_queue: int = knob(1024, "requests that wait at most; more get a 429")
+    max_queue_tokens: int = knob(262_144, "prompt tokens of requests that wait, at most; more get a 429")
     transport: Transport = knob("shm", "wire between engine and worker; shm is for one host")
     role: Role = knob("mixed", "prefill: computes prompts for decode instances; decode: has them computed; mixed: both")
     handoff_port: int | None = knob(
@@ -71,8 +72,18 @@ class ServeConfig:
     detach_ttl_s: float = knob(60.0, "how long a stream whose client has gone can be continued by its id")
     threads: int | None = knob(None, "threads of the worker (default: the number of cores)")
     api_processes: int = knob(1, "processes that serve HTTP")
+    api_key: tuple[str, ...] = knob(
+        (), "an admin's key, sent as a bearer token (may be given several times); a command line can be read by others"
+    )
+    api_key_file: str | None = knob(None, "file whose first line is an admin's API key; ONWARD_API_KEY may have it too")
+    api_keys: str | None = knob(None, "file with names, hashes, roles and limits of keys; see `onward keys`")
+    insecure: bool = knob(False, "listen beyond this machine although there are no API keys")
+    open_metrics: bool = knob(False, "whether /metrics is shown without a key")
+    tls_cert: str | None = knob(None, "certificate chain, as PEM: HTTPS instead of HTTP; needs --tls-key")
+    tls_key: str | None = knob(None, "private key of --tls-cert, as PEM")
     cors_origin: tuple[str, ...] = knob((), "origin that browsers may call from (may be given several times)")
     max_body_bytes: int = knob(8 << 20, "largest request body")
+    max_connections: int = knob(4096, "connections with a request under way that one process has; more get a 503")
     stall_timeout_s: float = knob(120.0, "a worker that has work and completes no step for so long is killed")
     drain_s: float = knob(5.0, "how long running streams may finish after SIGTERM")
     log_level: str = knob("info", "debug, info, warning or error")
@@ -104,11 +115,19 @@ class RouterConfig:
     detach_ttl_s: float = knob(60.0, "how long a stream whose client has gone can be continued by its id")
     drain_s: float = knob(5.0, "how long streams may finish after SIGTERM")
     request_timeout_s: float | None = knob(None, "a deadline for requests that bring none")
-    api_key: str | None = knob(None, "clients must send it as a bearer token; others can read it on a command line")
-    api_key_file: str | None = knob(None, "file whose first line is the API key; ONWARD_API_KEY may have it too")
+    api_key: tuple[str, ...] = knob(
+        (), "an admin's key, sent as a bearer token (may be given several times); a command line can be read by others"
+    )
+    api_key_file: str | None = knob(None, "file whose first line is an admin's API key; ONWARD_API_KEY may have it too")
+    api_keys: str | None = knob(None, "file with names, hashes, roles and limits of keys; see `onward keys`")
+    insecure: bool = knob(False, "listen beyond this machine although there are no API keys")
+    open_metrics: bool = knob(False, "whether /metrics is shown without a key")
+    tls_cert: str | None = knob(None, "certificate chain, as PEM: HTTPS instead of HTTP; needs --tls-key")
+    tls_key: str | None = knob(None, "private key of --tls-cert, as PEM")
     cluster_key_file: str | None = knob(None, "the cluster's secret, made by `onward keygen`; needed beyond one host")
     tell_resumes: bool = knob(False, "end each stream with a comment that says how often it was carried on")
     max_body_bytes: int = knob(8 << 20, "largest request body")
+    max_connections: int = knob(4096, "connections with a request under way that one process has; more get a 503")
     log_level: str = knob("info", "debug, info, warning or error")
 
 
@@ -117,6 +136,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 192
     max_queue: int = 1024
+    max_queue_tokens: int = 262_144
     max_steps_in_flight: int = 2
     prefix_caching: bool = True
     output_caching: bool = True
@@ -156,6 +176,7 @@ class WorkerConfig:
 class ApiConfig:
     cors_origin: tuple[str, ...] = ()
     max_body_bytes: int = 8 << 20
+    max_connections: int = 4096
     max_choices: int = 16
     default_deadline_s: float | None = None
     internal_adapter: bool = False
@@ -166,6 +187,9 @@ class ApiConfig:
     handoff_address: str = ""
     cluster_key: str = ""
     detach_ttl_s: float = 60.0
+    open_metrics: bool = False
+    tls_cert: str | None = None
+    tls_key: str | None = None
     log_level: str = "info"
     instance: dict[str, Any] = field(default_factory=dict)
     """The instance's `ServeConfig`, as `/info` shows it."""
@@ -185,7 +209,7 @@ def cache_dir() -> Path:
 
 
 def api_key_in_environment() -> str | None:
-    return os.environ.get(API_KEY_VARIABLE)
+    return os.environ.get(API_KEY_VARIABLE) or None
 
 
 def environment_with(more: dict[str, str]) -> dict[str, str]:

@@ -8,6 +8,7 @@
     │   └── TooLarge         413    the body is over the limit
     ├── ServerError                 the request may be fine
     │   ├── Overloaded       429    the queue is full (`retry_after_s` says when to come back)
+    │   ├── RateLimited      429    the caller's own limit is reached (likewise)
     │   ├── Unavailable      503    the engine is not there, or not yet
     │   ├── DeadlineExceeded 504    the request's own deadline has passed
     │   ├── CrashedWorker    500    the request has brought the worker down three times
@@ -74,6 +75,13 @@ class ServerError(OnwardError):
 class Overloaded(ServerError):
     status = 429
     code = "overloaded"
+    kind = "rate_limit_error"
+    retryable = True
+
+
+class RateLimited(ServerError):
+    status = 429
+    code = "rate_limited"
     kind = "rate_limit_error"
     retryable = True
 

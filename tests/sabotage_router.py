@@ -17,7 +17,7 @@ from onward.proto.request import ErrorInfo
 from onward.proto.router import Attempt, GivenChoice, Progress, RegisterAnswer, Registration
 from onward.router.budget import RetryBudget
 from onward.router.client_side import ClientSide
-from onward.router.core import Finish, RouterCore, Step
+from onward.router.core import Aborted, Finish, RouterCore, Step
 from onward.router.events import BLANK_LINE, DONE, Event
 from onward.router.replicas import Booking, Replicas
 from onward.router.retrying import Retrying
@@ -276,11 +276,11 @@ def _the_last_verdict_counts(patch: Patches) -> None:
 
 
 def _an_abort_only_cuts(patch: Patches) -> None:
-    def abort(original: Callable, self: RouterCore, *rest: object) -> tuple[list[Route], set[str]]:
-        hit, known = original(self, *rest)
-        for route in hit:
+    def abort(original: Callable, self: RouterCore, *rest: object) -> Aborted:
+        aborted: Aborted = original(self, *rest)
+        for route in aborted.routes:
             route.verdict = None
-        return hit, known
+        return aborted
 
     patch.around(RouterCore, "abort", abort)
 

@@ -322,7 +322,7 @@ def test_a_bad_knob_is_named(knobs: dict[str, object], named: str) -> None:
 def test_a_list_longer_than_the_queue_is_worked_off(model: PreparedModel) -> None:
     prompts = [[n % 50, n // 50] for n in range(100)]
     options = SamplingOptions(max_tokens=2, temperature=0, ignore_eos=True)
-    with open_llm(model, max_queue=4) as llm:
+    with open_llm(model, max_queue=4, max_queue_tokens=1) as llm:
         completions: list[Completion] = llm.generate(prompts, options, show_progress=True)
         check_idle(llm)
     assert [one.token_ids for one in completions] == [expected(prompt, options) for prompt in prompts]

@@ -2,35 +2,55 @@
 
 An aborted request is told so: a stream by an error event with the code `aborted` before its `[DONE]`, any other by a 409
 with that code. The record of a stream whose client has gone is dropped. Asking again is harmless, and finds the names
-unknown.
+unknown. Whoever is no admin finds those of others unknown too, and may not end all; a router says for whom it asks.
 """
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from onward.api.engine_client import EngineClient
+from onward.api.proven import Proven
 from onward.api.streams import Streams
-from onward.web.aborts import abort_answer, asked_names, bare_name
+from onward.web import audit
+from onward.web.aborts import abort_answer, asked_names, bare_name, decode_abort_for
+from onward.web.callers import caller_of, check_admin
 
 
 class Aborting:
-    def __init__(self, client: EngineClient, streams: Streams, max_body_bytes: int) -> None:
+    def __init__(self, client: EngineClient, streams: Streams, max_body_bytes: int, proven: Proven) -> None:
         self._client = client
         self._streams = streams
         self._max_body_bytes = max_body_bytes
-
-    def routes(self) -> list[Route]:
-        return [Route("/v1/abort", self.abort, methods=["POST"])]
+        self._proven = proven
 
     async def abort(self, request: Request) -> Response:
+        caller = caller_of(request.scope)
         ids = await asked_names(request, self._max_body_bytes)
         if ids is None:
-            dropped = self._streams.drop([], everything=True)
-            return abort_answer(sorted(dropped | await self._client.abort_by_name([], everything=True)), [])
+            check_admin(caller)
+        aborted, unknown = await self._abort(ids, caller.scope)
+        audit.note_abort(caller, ids, aborted)
+        return abort_answer(aborted, unknown)
+
+    async def abort_for_router(self, request: Request) -> Response:
+        """Which has asked whoever wants it for a key, and has noted it."""
+        ids, caller = decode_abort_for(await self._proven.body(request, self._max_body_bytes))
+        return abort_answer(*await self._abort(ids, caller))
+
+    async def _abort(self, ids: list[str] | None, caller: str | None) -> tuple[list[str], list[str]]:
+        """Among the requests of this caller; None: of everybody. Which names were known, and which were not."""
+        if ids is None:
+            return sorted(await self._end([], caller, everything=True)), []
         names = {given: {given, bare_name(given)} for given in ids}
         every_name = [name for each in names.values() for name in each]
-        known = self._streams.drop(every_name)
-        known |= await self._client.abort_by_name(every_name) if names else set()
+        known = await self._end(every_name, caller) if names else set()
         aborted = [given for given, each in names.items() if not known.isdisjoint(each)]
-        return abort_answer(aborted, [given for given in names if given not in aborted])
+        return aborted, [given for given in names if given not in aborted]
+
+    async def _end(self, names: list[str], caller: str | None, *, everything: bool = False) -> set[str]:
+        """What runs before what is kept: a stream that is left meanwhile has put its record by then."""
+        try:
+            running = await self._client.abort_by_name(names, everything=everything, caller=caller)
+        finally:
+            kept = await self._streams.drop(names, everything=everything, caller=caller)
+        return running | kept

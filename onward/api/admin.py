@@ -5,7 +5,6 @@ from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from onward.api.engine_client import EngineClient
 from onward.api.proven import Proven
@@ -16,12 +15,15 @@ from onward.proto.control import InstanceView
 from onward.proto.model import PreparedModel
 from onward.proto.stats import EngineStats
 from onward.version import __version__
+from onward.web import audit
+from onward.web.callers import CLUSTER, Access, GuardedRoute, caller_of
+from onward.web.keys import ANONYMOUS
 from onward.web.responses import json_response, metrics_response
 
 MAX_STALL_S = 30.0
 """Work without a completed step for this long is no progress."""
 MAX_DRAIN_BYTES = 4096
-ROLES = ("supervisor", "api", "engine", "worker")
+ROLES = ("supervisor", "shelf", "api", "engine", "worker")
 
 
 class Instance(Protocol):
@@ -46,24 +48,29 @@ class Admin:
         self._supervisor = supervisor
         self._streams = streams
 
-    def routes(self, proven: Proven) -> list[Route]:
-        """`proven`: who may take the instance out of service."""
+    def routes(self, proven: Proven) -> list[GuardedRoute]:
+        """`proven`: who may take the instance out of service where there are no keys."""
 
         async def drain(request: Request) -> Response:
-            await proven.body(request, MAX_DRAIN_BYTES)
+            caller = caller_of(request.scope)
+            if caller is ANONYMOUS:
+                await proven.body(request, MAX_DRAIN_BYTES)
+            audit.note(CLUSTER if caller is ANONYMOUS and self._config.cluster_key else caller, "drain", 1)
             return self.drain()
 
-        endpoints: dict[str, Callable[[Request], Awaitable[Response]]] = {
-            "/v1/models": self.models,
-            "/v1/models/{model:path}": self.model,
-            "/health": self.health,
-            "/live": self.live,
-            "/version": self.version,
-            "/metrics": self.metrics,
-            "/info": self.info,
+        endpoints: dict[str, tuple[Access, Callable[[Request], Awaitable[Response]]]] = {
+            "/v1/models": (Access.USER, self.models),
+            "/v1/models/{model:path}": (Access.USER, self.model),
+            "/health": (Access.USER, self.health),
+            "/live": (Access.OPEN, self.live),
+            "/version": (Access.USER, self.version),
+            "/metrics": (Access.OPEN if self._config.open_metrics else Access.ADMIN, self.metrics),
+            "/info": (Access.ADMIN, self.info),
         }
-        routes = [Route(path, endpoint, methods=["GET"]) for path, endpoint in endpoints.items()]
-        return [*routes, Route("/drain", drain, methods=["POST"])]
+        return [
+            *(GuardedRoute(path, one, methods=["GET"], access=access) for path, (access, one) in endpoints.items()),
+            GuardedRoute("/drain", drain, methods=["POST"], access=Access.ADMIN),
+        ]
 
     async def models(self, _: Request) -> Response:
         return json_response({"object": "list", "data": [self._model_card()]})

@@ -3,8 +3,8 @@
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route
 
+from onward.api import openapi
 from onward.api.abort import Aborting
 from onward.api.admin import Admin
 from onward.api.attempts import AttemptEndpoint, Finding
@@ -14,20 +14,21 @@ from onward.api.dialect import Dialect
 from onward.api.generate import Generate
 from onward.api.generation import GenerationEndpoint, Generator
 from onward.api.identity import Identified
-from onward.api.jobs import Backend, Jobs
+from onward.api.jobs import Backend, Jobs, bounds_of
 from onward.api.proven import Proven
 from onward.api.registering import Description, Probing
 from onward.api.streams import Streams
 from onward.api.telling_text import TellingText
 from onward.api.wrong_role import WrongRole
 from onward.obs.metrics import Registry
-from onward.proto.router import ATTEMPT_PATH, FIND_PATH, PROBE_PATH, TEXT_PATH
+from onward.proto.router import ABORT_PATH, ATTEMPT_PATH, FIND_PATH, PROBE_PATH, TEXT_PATH
+from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring
 from onward.web.envelope import Envelope
 from onward.web.error_answers import EXCEPTION_HANDLERS
 
 
 def build_app(
-    backend: Backend, admin: Admin, streams: Streams, description: Description, registry: Registry
+    backend: Backend, admin: Admin, streams: Streams, description: Description, registry: Registry, keyring: Keyring
 ) -> Starlette:
     prompts, config = backend.prompts, backend.config
     dialects: dict[str, Dialect] = {
@@ -40,21 +41,32 @@ def build_app(
     generators = {path: Generator(Jobs(one, path, backend), backend, streams) for path, one in dialects.items()}
     endpoints = {path: GenerationEndpoint(one, backend, streams) for path, one in generators.items()}
     attempts = AttemptEndpoint(generators if generates else {}, backend, streams, proven)
+    aborting = Aborting(backend.client, streams, config.max_body_bytes, proven)
+    between = {
+        ATTEMPT_PATH: attempts,
+        FIND_PATH: Finding(streams, proven).find,
+        PROBE_PATH: Probing(description, proven).probe,
+        TEXT_PATH: TellingText(backend, proven).tell,
+        ABORT_PATH: aborting.abort_for_router,
+    }
     routes = [
-        *(Route(path, one if generates else WrongRole(), methods=["GET", "POST"]) for path, one in endpoints.items()),
-        Route(ATTEMPT_PATH, attempts, methods=["POST"]),
-        Route(FIND_PATH, Finding(streams, proven).find, methods=["POST"]),
-        Route(PROBE_PATH, Probing(description, proven).probe, methods=["POST"]),
-        Route(TEXT_PATH, TellingText(backend, proven).tell, methods=["POST"]),
-        *Aborting(backend.client, streams, config.max_body_bytes).routes(),
+        *(
+            GuardedRoute(path, one if generates else WrongRole(), methods=["GET", "POST"], access=Access.USER)
+            for path, one in endpoints.items()
+        ),
+        GuardedRoute("/v1/abort", aborting.abort, methods=["POST"], access=Access.USER),
+        *(GuardedRoute(path, one, methods=["POST"], access=Access.CLUSTER) for path, one in between.items()),
         *admin.routes(proven),
     ]
+    routes.append(openapi.route(routes, bounds_of(backend)))
+    callers = Callers(keyring, routes, config.cluster_key, backend.clock, answers_preflights=bool(config.cors_origin))
     requests = registry.counter("onward_http_requests_total", "HTTP responses begun", ["path", "status"])
     paths = [route.path for route in routes]
     return Starlette(
         routes=routes,
         middleware=[
-            Middleware(Envelope, requests=requests, paths=paths),
+            Middleware(Envelope, requests=requests, paths=paths, refusal=callers.refusal),
+            Middleware(BoundedConnections),
             Middleware(Identified, clock=backend.clock, chance=backend.chance),
             *_cors(config.cors_origin),
         ],

@@ -16,6 +16,7 @@ from onward.api.wrong_role import WRONG_ROLE
 from onward.errors import InvalidRequest, TooLarge
 from onward.proto import SCHEMA_VERSION
 from onward.proto.router import Attempt, Find
+from onward.transport.decoding import decode_message
 from onward.web import http
 from onward.web.error_answers import answer_errors
 
@@ -51,7 +52,7 @@ class AttemptEndpoint:
         started_at_s = self._backend.clock.now_s()
         message = await http.read_body(receive, max_body_bytes + MAX_OTHER_BYTES)
         self._proven.check(scope, message)
-        attempt = _decoded(self._decoder, message)
+        attempt = decoded(self._decoder, message)
         if attempt.schema_version != SCHEMA_VERSION:
             problem = f"the router speaks schema {attempt.schema_version}, this instance {SCHEMA_VERSION}"
             raise InvalidRequest(problem, code="schema_version", param="schema_version")
@@ -82,7 +83,7 @@ class Finding:
 
     async def find(self, request: Request) -> Response:
         question = await proven_message(request, self._proven, self._decoder)
-        record = self._streams.find(question.request_id)
+        record = await self._streams.find(question.request_id)
         if record is None:
             raise STREAM_UNKNOWN
         return Response(msgspec.msgpack.encode(record), media_type=MSGPACK)
@@ -90,11 +91,11 @@ class Finding:
 
 async def proven_message(request: Request, proven: Proven, decoder: "msgspec.msgpack.Decoder[T]") -> T:
     """A router's question."""
-    return _decoded(decoder, await proven.body(request, MAX_QUESTION_BYTES))
+    return decoded(decoder, await proven.body(request, MAX_QUESTION_BYTES))
 
 
-def _decoded(decoder: "msgspec.msgpack.Decoder[T]", message: bytes) -> T:
+def decoded(decoder: "msgspec.msgpack.Decoder[T]", message: bytes) -> T:
     try:
-        return decoder.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError) as fault:
+        return decode_message(decoder, message)
+    except msgspec.DecodeError as fault:
         raise InvalidRequest(f"the message is not as agreed: {fault}", code="invalid_message") from None

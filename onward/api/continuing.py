@@ -38,7 +38,8 @@ def of_answer(request: GenerationRequest, seed: int, answer: Answer) -> dict[str
         "generated_token_ids": token_ids[0] if request.num_choices == 1 else token_ids,
         "generated_finish_reasons": [_told_reason(choice) for choice in answer.choices],
     }
-    if request.rescore_from is not None:
+    # Also where nobody asked for it: an attempt from a router's tokens may be given up before it has scored them.
+    if request.rescore_from is not None or any(choice.unscored is not None for choice in answer.choices):
         resume["rescore_from"] = [_unscored_from(choice) for choice in answer.choices]
     return {"seed": seed, "resume": resume}
 

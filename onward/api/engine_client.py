@@ -45,9 +45,10 @@ class Wire(Protocol):
 class Mailbox:
     """What is new for one client's request, over all its choices."""
 
-    def __init__(self, request_ids: list[str], label: str = "") -> None:
+    def __init__(self, request_ids: list[str], label: str = "", caller: str = "") -> None:
         self.request_ids = request_ids
         self.label = label
+        self.caller = caller
         self._unaccepted = set(request_ids)
         self._new: list[Delivery] = []
         self._is_quiet = self._is_nudged = False
@@ -111,7 +112,8 @@ class EngineClient:
         self._on_fault = on_fault
         self._wire: Wire | None = None
         self._mailboxes: dict[str, Mailbox] = {}
-        self._labels: dict[str, Mailbox] = {}
+        self._labels: dict[tuple[str, str], Mailbox] = {}
+        """By caller and label: what somebody else calls a request is nobody's business."""
         self._nudged: dict[Mailbox, None] = {}
         """In the order in which they came."""
         self._ask_ids = itertools.count(1)
@@ -164,7 +166,7 @@ class EngineClient:
             raise Overloaded(
                 f"this server has {MAX_OPEN_REQUESTS} open requests already; try again later", retry_after_s=1
             )
-        mailbox = Mailbox([order.request_id for order in orders], orders[0].label)
+        mailbox = Mailbox([order.request_id for order in orders], orders[0].label, orders[0].caller)
         self._take_label(mailbox, is_new)
         if with_nudges:
             self._nudged[mailbox] = None
@@ -181,20 +183,21 @@ class EngineClient:
 
     def abort(self, mailbox: Mailbox) -> None:
         """Idempotent; also tidies up after a request that has ended by itself."""
-        if self._labels.get(mailbox.label) is mailbox:
-            del self._labels[mailbox.label]
+        if self._labels.get((mailbox.caller, mailbox.label)) is mailbox:
+            del self._labels[mailbox.caller, mailbox.label]
         self._nudged.pop(mailbox, None)
         for request_id in mailbox.request_ids:
             self._mailboxes.pop(request_id, None)
             self._perform(self._ledger.abort(request_id))
 
-    async def abort_by_name(self, names: list[str], everything: bool = False) -> set[str]:
-        """Ends everybody's requests that go by these names, or all there are. Returns the names that were known."""
-        ours, now_s = self._ledger.known(names, everything), self._clock.now_s()
+    async def abort_by_name(self, names: list[str], everything: bool = False, caller: str | None = None) -> set[str]:
+        """Ends requests that go by these names, or all there are; a caller's own, or everybody's. Returns the names that
+        were known."""
+        ours, now_s = self._ledger.known(names, everything, caller), self._clock.now_s()
         ask_id = next(self._ask_ids)
         answer = self._asked[ask_id] = asyncio.get_running_loop().create_future()
         try:
-            self._perform(self._ledger.abort_by_name(ask_id, names, everything, now_s, self._clock.wall_s()))
+            self._perform(self._ledger.abort_by_name(ask_id, names, everything, now_s, self._clock.wall_s(), caller))
             if self.engine is None and not everything and ours.issuperset(names):
                 return ours
             return ours.union((await asyncio.wait_for(answer, ABORT_ANSWER_S)).aborted)
@@ -239,12 +242,12 @@ class EngineClient:
         await asyncio.wait(tasks)
 
     def _take_label(self, mailbox: Mailbox, is_new: bool) -> None:
-        if is_new and mailbox.label in self._labels:
+        if is_new and (mailbox.caller, mailbox.label) in self._labels:
             raise Conflict(
                 f"X-Request-Id: {mailbox.label!r} is the label of a request that is still running", param="X-Request-Id"
             )
         if mailbox.label:
-            self._labels[mailbox.label] = mailbox
+            self._labels[mailbox.caller, mailbox.label] = mailbox
 
     async def _wait_for_engine(self, deadline_at_s: float | None) -> None:
         left_s = MAX_WAIT_S

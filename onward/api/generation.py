@@ -26,6 +26,7 @@ from onward.web import http, sse
 from onward.web.error_answers import answer_errors
 from onward.web.failures import RequestFailed, info_of
 from onward.web.last_event import last_event
+from onward.web.owned_ids import may_ask_for
 
 MAX_OPEN_EXCHANGES = 2048
 ONLY_WITH_CURSOR = ErrorInfo(
@@ -52,7 +53,7 @@ class Generator:
         if prepared.is_routed and self._backend.client.worker is None:
             raise Unavailable("the engine is not there yet", retry_after_s=1.0)
         limits = await self._backend.client.limits(prepared.deadline_at_s)
-        stream = self._streams.run(lambda: self.jobs.start(prepared, limits), prepared.attempt)
+        stream = await self._streams.start(lambda: self.jobs.start(prepared, limits), prepared.attempt)
         try:
             if stream.job.mailbox is not None:
                 await stream.job.mailbox.accepted()
@@ -158,19 +159,23 @@ class GenerationEndpoint:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_room(self._num_open)
+        if scope["method"] == "HEAD":
+            raise RequestFailed(ONLY_WITH_CURSOR)  # nobody would read what it takes up
         body = await http.read_body(receive, self._backend.config.max_body_bytes)
-        cursor = last_event(scope)
+        cursor, identity = last_event(scope), identity_of(scope)
+        if cursor is not None and not may_ask_for(identity.caller, cursor.request_id):
+            raise STREAM_UNKNOWN
         if scope["method"] == "GET":
-            work = self._continue(identity_of(scope), cursor, send)
+            work = self._continue(identity, cursor, send)
         else:
             self._streams.check_open()
-            work = self._generate(identity_of(scope), body, cursor, send)
+            work = self._generate(identity, body, cursor, send)
         await http.while_connected(receive, work)
 
     async def _generate(self, identity: Identity, body: bytes, cursor: Cursor | None, send: Send) -> None:
         jobs = self._generator.jobs
         if cursor is not None:
-            attempt = self._next_attempt(cursor)
+            attempt = await self._next_attempt(identity, cursor)
             if attempt is not None and attempt.body == body:
                 await self._go_on(identity, attempt, send)
                 return
@@ -183,14 +188,14 @@ class GenerationEndpoint:
     async def _continue(self, identity: Identity, cursor: Cursor | None, send: Send) -> None:
         if cursor is None:
             raise RequestFailed(ONLY_WITH_CURSOR)
-        attempt = self._next_attempt(cursor)
+        attempt = await self._next_attempt(identity, cursor)
         if attempt is None:
             raise STREAM_UNKNOWN
         await self._go_on(identity, attempt, send)
 
-    def _next_attempt(self, cursor: Cursor) -> Attempt | None:
-        """From the client's place on, if what we have of the stream reaches so far."""
-        record = self._streams.find(cursor.request_id)
+    async def _next_attempt(self, identity: Identity, cursor: Cursor) -> Attempt | None:
+        """From the client's place on, if what we have of the stream reaches so far, and the client may see it."""
+        record = await self._streams.find(cursor.request_id, cursor.epoch, identity.caller.scope)
         is_ours = record is not None and record.attempt.path == self._generator.jobs.path
         return continued(record.attempt, cursor) if record is not None and is_ours else None
 

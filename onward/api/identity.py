@@ -6,7 +6,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onward.chance import Chance
 from onward.clock import Clock
+from onward.web.callers import caller_of
 from onward.web.envelope import label_of, show_id
+from onward.web.keys import ANONYMOUS, Caller
+from onward.web.owned_ids import owned_id
 
 _KEY = "onward.identity"
 
@@ -14,7 +17,7 @@ _KEY = "onward.identity"
 @dataclass(frozen=True, slots=True)
 class Identity:
     request_id: str
-    """128 random bits. A client's own id is only a label beside it."""
+    """Random, and marked as its caller's. A client's own id is only a label beside it."""
     created_s: int
     arrival_s: float
     """Wall clock."""
@@ -22,6 +25,7 @@ class Identity:
     """This process's clock."""
     label: str = ""
     """The client's own name for its request: its `X-Request-Id`, if it sent one."""
+    caller: Caller = ANONYMOUS
 
 
 def identity_of(scope: Scope) -> Identity:
@@ -38,7 +42,9 @@ class Identified:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         wall_s = self._clock.wall_s()
-        identity = Identity(self._chance.token(), int(wall_s), wall_s, self._clock.now_s(), label_of(scope))
+        caller = caller_of(scope)
+        request_id = owned_id(self._chance.token(), caller.name)
+        identity = Identity(request_id, int(wall_s), wall_s, self._clock.now_s(), label_of(scope), caller)
         scope[_KEY] = identity
         show_id(scope, identity.label or identity.request_id)
         await self._app(scope, receive, send)

@@ -56,6 +56,10 @@ class Backend:
     chance: Chance
 
 
+def bounds_of(backend: Backend) -> Bounds:
+    return Bounds(backend.model.name, backend.model.config.vocab_size, backend.config.max_choices)
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request that has passed every check but those that need the engine."""
@@ -136,7 +140,7 @@ class Jobs:
         self.dialect = dialect
         self.path = path
         self._backend = backend
-        self._bounds = Bounds(backend.model.name, backend.model.config.vocab_size, backend.config.max_choices)
+        self._bounds = bounds_of(backend)
 
     def of_client(self, identity: Identity, body: bytes, cursor: Cursor | None = None) -> Prepared:
         """Runs in a thread. With a cursor, the client has the answer up to there, and nobody else has it."""
@@ -153,6 +157,9 @@ class Jobs:
             arrival_s=identity.arrival_s,
             label=identity.label,
             deadline_s=self._deadline(request),
+            caller=identity.caller.name,
+            caller_limits=identity.caller.limits,
+            caller_priority=identity.caller.priority,
         )
         if cursor is not None:
             attempt = _made_again(attempt, request, cursor)
@@ -388,12 +395,23 @@ def _order(prepared: Prepared, begun: Begun) -> Order:
         generated_token_ids=list(choice.token_ids),
         arrival_s=attempt.arrival_s,
         deadline_at_s=prepared.deadline_at_s,
-        priority=prepared.request.priority or 0,
+        priority=_priority(prepared),
         cache_salt=prepared.request.cache_salt or "",
         label=attempt.label,
+        caller=attempt.caller,
+        caller_limits=attempt.caller_limits,
+        asks_anew=not attempt.was_taken if prepared.is_routed else bool(attempt.skip_to),
         score_from=-1 if with_prompt else begun.start.rescore_from,
         attempt=attempt.epoch,
         num_cached_tokens=attempt.num_cached_tokens,
         prefill_peers=attempt.prefill_peers,
         may_move=prepared.is_routed,
     )
+
+
+def _priority(prepared: Prepared) -> int:
+    """As the request says, but no better than its caller may ask for."""
+    asked, best = prepared.request.priority, prepared.attempt.caller_priority
+    if best is None:
+        return asked or 0
+    return best if asked is None else max(asked, best)

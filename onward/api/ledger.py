@@ -6,8 +6,8 @@ counted. A request that the engine gives up (`pd_reschedule`) has ended: the eng
 asked carries on elsewhere. Knows nothing of sockets, text or HTTP.
 """
 
-from collections import deque
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from onward.obs.metrics import Registry
@@ -17,6 +17,7 @@ from onward.proto.request import (
     AbortByName,
     Accepted,
     AskKvEvents,
+    CallerLimits,
     Charged,
     Deltas,
     ErrorInfo,
@@ -44,6 +45,7 @@ EPOCHS_PER_ATTEMPT = 1 << 20
 MAX_ATTEMPT = 1 << 40
 """So that an epoch is a number of 64 bits."""
 ABORT_HOLDS_S = 30.0
+MAX_ENDED = 4096
 MAX_ABORTS = 1024
 """So many, for so long, are said again to an engine that is new: who else serves these requests resubmits them to it."""
 DEADLINE_MARGIN_S = 2.0
@@ -84,6 +86,10 @@ class Order:
     """Of the first admission, if there was one before."""
     prefill_peers: list[str] = field(default_factory=list)
     may_move: bool = False
+    caller: str = ""
+    caller_limits: CallerLimits | None = None
+    asks_anew: bool = False
+    """Nobody is known to have let it in before, whatever number the attempt has: a client's cursor may say any."""
 
     @property
     def epoch_before(self) -> int:
@@ -99,6 +105,10 @@ class Order:
     def names(self) -> set[str]:
         """What the client may call it."""
         return {self.name, self.label} if self.label else {self.name}
+
+    def is_meant(self, names: Collection[str], everything: bool, caller: str | None) -> bool:
+        """By whoever ends requests by name: of this caller's; None: of everybody's."""
+        return caller in (None, self.caller) and (everything or not self.names.isdisjoint(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +160,12 @@ class Promise:
     """Since when no engine is known to hold it."""
     retry_at_s: float | None = None
 
+    epoch_before: int = 0
+    """All of its own are higher."""
+
     @property
     def was_submitted(self) -> bool:
-        return self.epoch > self.order.epoch_before
+        return self.epoch > self.epoch_before
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +177,11 @@ class GivenAbort:
     everything: bool
     wall_s: float
     until_s: float
+    caller: str | None = None
+    """Whose are meant; None: everybody's."""
 
     def again(self, seq: int) -> AbortByName:
-        return AbortByName(seq, self.ask_id, sorted(self.names), self.everything, self.wall_s)
+        return AbortByName(seq, self.ask_id, sorted(self.names), self.everything, self.wall_s, self.caller)
 
 
 class Ledger:
@@ -174,6 +189,9 @@ class Ledger:
         self.engine: str | None = None
         self._promises: dict[str, Promise] = {}
         self._held: dict[str, Held] = {}
+        self._ended: OrderedDict[str, int] = OrderedDict()
+        """Their last epochs. A client that has seen nothing of an attempt comes back with the number of the one before:
+        what the engine still says of the first must not be taken for a word about the second."""
         self._aborts_given: deque[GivenAbort] = deque(maxlen=MAX_ABORTS)
         self._is_new_engine = False
         """It has not told us yet what it holds."""
@@ -188,16 +206,18 @@ class Ledger:
 
     def submit(self, order: Order, now_s: float) -> Actions:
         assert order.request_id not in self._promises, "request ids are never used twice"
+        epoch_before = max(order.epoch_before, self._ended.get(order.request_id, 0))
         promise = Promise(
             order,
             list(order.generated_token_ids),
-            epoch=order.epoch_before,
+            epoch=epoch_before,
+            epoch_before=epoch_before,
             num_cached_tokens=order.num_cached_tokens,
             score_from=order.score_from,
             waiting_since_s=now_s,
         )
         self._promises[order.request_id] = promise
-        if self._was_aborted(order.name, now_s):
+        if self._was_aborted(order, now_s):
             actions = Actions()
             self._fail(promise, ABORTED, actions)
             return actions
@@ -205,15 +225,21 @@ class Ledger:
 
     def stop(self, request_id: str, num_tokens: int) -> Actions:
         """The text of the first `num_tokens` tokens ended in a stop string."""
-        promise = self._promises.pop(request_id, None)
-        if promise is None or promise.submitted_seq is None:
+        promise = self._promises.get(request_id)
+        if promise is None:
+            return Actions()
+        self._forget(promise)
+        if promise.submitted_seq is None:
             return Actions()
         return Actions(send=[Abort(self._next_seq(), request_id, promise.epoch, "stop", num_tokens)])
 
     def abort(self, request_id: str) -> Actions:
         """The client is gone, or another choice of the request has failed. It may come back as another attempt."""
-        promise = self._promises.pop(request_id, None)
-        return Actions(send=self._aborts({request_id: promise.epoch}) if promise and promise.was_submitted else [])
+        promise = self._promises.get(request_id)
+        if promise is None:
+            return Actions()
+        self._forget(promise)
+        return Actions(send=self._aborts({request_id: promise.epoch}) if promise.was_submitted else [])
 
     def fail(self, request_ids: Iterable[str], error: ErrorInfo) -> Actions:
         """Somebody here has decided that these end now, with this error."""
@@ -223,24 +249,34 @@ class Ledger:
                 self._fail(promise, error, actions)
         return actions
 
-    def abort_by_name(self, ask_id: int, names: list[str], everything: bool, now_s: float, wall_s: float) -> Actions:
+    def abort_by_name(
+        self,
+        ask_id: int,
+        names: list[str],
+        everything: bool,
+        now_s: float,
+        wall_s: float,
+        caller: str | None = None,
+    ) -> Actions:
         """Asks the engine, which knows everybody's requests. Our own end at once, also if no engine has them now. It holds
         for a while, whatever becomes of the engine: other processes may have promised these requests too."""
         actions = Actions()
-        self._aborts_given.append(GivenAbort(ask_id, frozenset(names), everything, wall_s, now_s + ABORT_HOLDS_S))
+        until_s = now_s + ABORT_HOLDS_S
+        self._aborts_given.append(GivenAbort(ask_id, frozenset(names), everything, wall_s, until_s, caller))
         if self.engine is not None:
-            actions.send.append(AbortByName(self._next_seq(), ask_id, names, everything))
+            actions.send.append(AbortByName(self._next_seq(), ask_id, names, everything, caller=caller))
         for promise in list(self._promises.values()):
-            if everything or not promise.order.names.isdisjoint(names):
+            if promise.order.is_meant(names, everything, caller):
                 self._fail(promise, ABORTED, actions)
         return actions
 
     def ask_kv_events(self, ask_id: int, next_number: int) -> Actions:
         return Actions(send=[] if self.engine is None else [AskKvEvents(self._next_seq(), ask_id, next_number)])
 
-    def known(self, names: list[str], everything: bool) -> set[str]:
-        """Which of these names belong to something unfinished here; or the ids of all that is."""
-        orders = [promise.order for promise in self._promises.values()]
+    def known(self, names: list[str], everything: bool, caller: str | None = None) -> set[str]:
+        """Which of these names belong to something unfinished here; or the ids of all that is. Of this caller's only,
+        if one is given."""
+        orders = [one.order for one in self._promises.values() if caller in (None, one.order.caller)]
         if everything:
             return {order.name for order in orders}
         return {name for order in orders for name in order.names}.intersection(names)
@@ -341,7 +377,7 @@ class Ledger:
             promise.crash_charges = 0
             promise.accepted, promise.waiting_since_s = True, None
         if reason is not None:
-            del self._promises[delta.request_id]
+            self._forget(promise)
         actions.deliver.append(
             Delivery(
                 delta.request_id,
@@ -452,15 +488,26 @@ class Ledger:
                 score_from=promise.score_from,
                 prefill_peers=order.prefill_peers,
                 may_move=order.may_move,
+                caller=order.caller,
+                caller_limits=order.caller_limits,
+                asks_anew=order.asks_anew and promise.epoch == promise.epoch_before + 1,
             )
         ]
 
     def _fail(self, promise: Promise, error: ErrorInfo, actions: Actions) -> None:
         request_id = promise.order.request_id
-        del self._promises[request_id]
+        self._forget(promise)
         if promise.was_submitted:
             actions.send += self._aborts({request_id: promise.epoch})
         actions.deliver.append(Delivery(request_id, [], promise.num_cached_tokens, finish_reason="error", error=error))
+
+    def _forget(self, promise: Promise) -> None:
+        request_id = promise.order.request_id
+        del self._promises[request_id]
+        self._ended[request_id] = promise.epoch
+        self._ended.move_to_end(request_id)
+        if len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
 
     def _aborts(self, epochs: dict[str, int]) -> list[ToEngine]:
         """Each up to its epoch and no further: the next attempt may be under way."""
@@ -474,9 +521,10 @@ class Ledger:
         standing = self._standing_aborts(now_s)
         return [one.again(self._next_seq()) for one in standing if one.until_s - ABORT_HOLDS_S <= self._engine_up_s]
 
-    def _was_aborted(self, name: str, now_s: float) -> bool:
+    def _was_aborted(self, order: Order, now_s: float) -> bool:
         """Ids are given once, so whoever brings one of these comes too late. A label may be another request's by now."""
-        return any(name in given.names for given in self._standing_aborts(now_s))
+        standing = self._standing_aborts(now_s)
+        return any(order.name in given.names and given.caller in (None, order.caller) for given in standing)
 
     def _standing_aborts(self, now_s: float) -> "deque[GivenAbort]":
         while self._aborts_given and self._aborts_given[0].until_s <= now_s:

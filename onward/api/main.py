@@ -22,8 +22,10 @@ from onward.errors import OnwardError
 from onward.proto.control import StartApi, StartFailed
 from onward.text.prompt_tokens import read_text
 from onward.transport.control import ControlChannel, join_supervisor
+from onward.transport.shelf import ShelfSocket
 from onward.transport.zmq import EngineSocket
-from onward.web.server import HttpServer
+from onward.web.connections import Bounds
+from onward.web.server import HttpServer, tls_of
 
 NUM_TEXT_THREADS = 2
 
@@ -33,13 +35,15 @@ async def _serve(start: StartApi, channel: ControlChannel, prompts: Prompts) -> 
         clock=SystemClock(),
         chance=SystemChance(),
         connect=lambda address: EngineSocket(address, start.incarnation),
+        connect_shelf=lambda address: ShelfSocket(address, start.incarnation),
         new_session=aiohttp.ClientSession,
         threads=ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text"),
         stop_server=lambda grace_s, at_its_end: server.stop(grace_s, at_its_end),
         leave_at_once=_leave_at_once,
     )
     api = Api(start, channel, prompts, rim)
-    server = HttpServer(api.app, api.started)
+    bounds = Bounds(max_connections=start.config.max_connections)
+    server = HttpServer(api.app, api.started, tls=tls_of(start.config), bounds=bounds, registry=api.registry)
     loop = asyncio.get_running_loop()
     loop.add_reader(channel.fileno(), api.read_control)
     try:

@@ -221,7 +221,7 @@ def _decode(
 ) -> tuple[RequestT, int]:
     fields = decode_fields(body)
     for name in (fields.keys() & _INERT.keys()).difference(struct.__struct_fields__):
-        _refuse_unless_inert(name, plain(fields[name]))
+        _refuse_unless_inert(name, plain(fields[name], body))
     request = decode(body, decoder)
     if request.model != bounds.model:
         raise NotFound(

@@ -3,7 +3,6 @@
 `main` brings the real ones, the simulator others.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -18,15 +17,17 @@ from onward.api.jobs import Backend
 from onward.api.ledger import Ledger
 from onward.api.prompts import Prompts
 from onward.api.registering import Description, Registering
+from onward.api.shelf_link import ShelfLink
+from onward.api.shelf_link import Wire as ShelfWire
 from onward.api.streams import Streams
 from onward.api.supervisor_link import Channel, SupervisorLink
 from onward.chance import Chance
 from onward.clock import Clock
 from onward.obs.metrics import Registry
-from onward.proto.control import Ready, StartApi
+from onward.proto.control import NewKeys, Ready, StartApi
 from onward.transport.control import ChannelClosed
-
-EXPIRE_EVERY_S = 5.0
+from onward.web.callers import Keyring
+from onward.web.keys import Keys
 
 _logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Rim:
     chance: Chance
     connect: Callable[[str], Wire]
     """To the engine at this address."""
+    connect_shelf: Callable[[str], ShelfWire]
     new_session: Callable[[], aiohttp.ClientSession]
     threads: Executor
     stop_server: Callable[[float, Callable[[], object]], None]
@@ -52,7 +54,7 @@ class Api:
 
     def __init__(self, start: StartApi, channel: Channel, prompts: Prompts, rim: Rim) -> None:
         self._channel, self._rim = channel, rim
-        registry = Registry()
+        self.registry = registry = Registry()
         self._link = SupervisorLink(channel, registry.snapshot)
         self._client = EngineClient(Ledger(registry), rim.clock, rim.connect, rim.leave_at_once)
         backend = Backend(
@@ -65,10 +67,12 @@ class Api:
             unknown_fields=registry.counter("onward_unknown_fields_total", "Request fields that nobody knows, ignored"),
             chance=rim.chance,
         )
-        self._streams = Streams(self._client, rim.clock, start.config.detach_ttl_s)
+        self._shelf = ShelfLink(rim.connect_shelf, rim.leave_at_once, registry)
+        self._streams = Streams(self._client, rim.clock, start.config.detach_ttl_s, self._shelf)
         admin = Admin(start.config, start.model, self._client, self._link, self._streams)
         description = Description(start.config, start.model, self._client, self._link, self._streams, rim.clock)
-        self.app = build_app(backend, admin, self._streams, description, registry)
+        self._keyring = Keyring(Keys(start.keys))
+        self.app = build_app(backend, admin, self._streams, description, registry, self._keyring)
         # Of several processes one speaks for all.
         speaks = start.index == 0
         self._registering = Registering(start.config, description, rim.clock, rim.new_session) if speaks else None
@@ -81,14 +85,13 @@ class Api:
     def started(self) -> None:
         """Connections are taken."""
         self._send(Ready())
-        self._forget_old_records()
         if self._registering is not None:
             self._registering.start()
 
     def read_control(self) -> None:
         """The supervisor has said something."""
         try:
-            self._link.read(self._client, self._streams.drain, self._stop)
+            self._link.read(self._client, self._shelf, self._streams.drain, self._stop, self._take_keys)
         except ChannelClosed:
             _logger.warning("the supervisor is gone")
             self._rim.leave_at_once()
@@ -100,10 +103,10 @@ class Api:
         if self._registering is not None:
             await self._registering.close()
         await self._client.close()
+        await self._shelf.close()
 
-    def _forget_old_records(self) -> None:
-        self._streams.expire()
-        asyncio.get_running_loop().call_later(EXPIRE_EVERY_S, self._forget_old_records)
+    def _take_keys(self, message: NewKeys) -> None:
+        self._keyring.keys = Keys(message.keys)
 
     def _stop(self, grace_s: float) -> None:
         """No new connections. What a router sent goes on elsewhere; clients' own streams have the grace, and are then

@@ -1,26 +1,23 @@
-"""The streams of this process by their ids: those that run, and records of those whose client has gone.
+"""The streams of this process by their ids: those that run, and the way to records of those whose client has gone.
 
-A request runs once: a later attempt at it ends the earlier one. A record is what it takes to go on, and is kept for a
-while, within bounds; an abort drops it. With several api processes each has its own. Knows nothing of HTTP.
+A request runs once in an instance: a later attempt at it ends the earlier one, whichever api process has it. A record is
+what it takes to go on; the shelf keeps it for a while, for all api processes, and an abort drops it. Knows nothing of HTTP.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import msgspec
+
 from onward.api.engine_client import EngineClient
 from onward.api.jobs import Job
+from onward.api.shelf_link import ShelfLink
 from onward.clock import Clock
 from onward.errors import Conflict
 from onward.proto.request import ErrorInfo
 from onward.proto.router import Attempt, Record
+from onward.proto.shelf import RecordKind, ShelfRecord
 from onward.web.failures import RequestFailed
-
-MAX_RECORDS = 1024
-MAX_RECORD_BYTES = 64 << 20
-RECORD_OVERHEAD_BYTES = 512
-TOKEN_BYTES = 36
-"""Of an id in a list."""
 
 DRAINING = ErrorInfo("draining", "this instance is being drained; try another one", 503, True, retry_after_s=1.0)
 REPLACED = ErrorInfo("stale_attempt", "a later attempt at this request has taken its place", 409)
@@ -39,69 +36,16 @@ class Stream:
         return self.job.prepared.attempt
 
 
-class Shelf:
-    """Records, oldest first. The bounds are kept by forgetting the oldest."""
-
-    def __init__(self, ttl_s: float, max_records: int, max_bytes: int) -> None:
-        self._ttl_s = ttl_s
-        self._max_records = max_records
-        self._max_bytes = max_bytes
-        self._records: OrderedDict[str, tuple[Record, float]] = OrderedDict()
-        self._num_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def put(self, record: Record, now_s: float) -> None:
-        self.drop(record.attempt.request_id)
-        self._records[record.attempt.request_id] = record, now_s + self._ttl_s
-        self._num_bytes += _size(record)
-        self.expire(now_s)
-        while len(self._records) > self._max_records or self._num_bytes > self._max_bytes:
-            self.drop(next(iter(self._records)))
-
-    def get(self, request_id: str, now_s: float) -> Record | None:
-        self.expire(now_s)
-        record, _ = self._records.get(request_id, (None, 0.0))
-        return record
-
-    def drop(self, request_id: str) -> None:
-        record, _ = self._records.pop(request_id, (None, 0.0))
-        if record is not None:
-            self._num_bytes -= _size(record)
-
-    def drop_before(self, attempt: Attempt) -> None:
-        record, _ = self._records.get(attempt.request_id, (None, 0.0))
-        if record is not None and record.attempt.epoch <= attempt.epoch:
-            self.drop(attempt.request_id)
-
-    def drop_named(self, names: Collection[str], everything: bool) -> set[str]:
-        """Which of these names were here; or, with everything, the ids."""
-        dropped: set[str] = set()
-        for attempt in [record.attempt for record, _ in self._records.values()]:
-            own_names = {attempt.request_id, attempt.label} - {""}
-            if everything or not own_names.isdisjoint(names):
-                self.drop(attempt.request_id)
-                dropped |= {attempt.request_id} if everything else own_names.intersection(names)
-        return dropped
-
-    def expire(self, now_s: float) -> None:
-        while self._records:
-            request_id, (_, until_s) = next(iter(self._records.items()))
-            if until_s > now_s:
-                break
-            self.drop(request_id)
-
-
 class Streams:
-    def __init__(self, client: EngineClient, clock: Clock, ttl_s: float) -> None:
+    def __init__(self, client: EngineClient, clock: Clock, ttl_s: float, shelf: ShelfLink) -> None:
         self.is_draining = False
         self._client = client
         self._clock = clock
+        self._ttl_s = ttl_s
+        self._shelf = shelf
         self._live: dict[str, Stream] = {}
-        # Streams that were written to their end, which their client may not have read, push out none that was cut.
-        self._detached = Shelf(ttl_s, MAX_RECORDS // 2, MAX_RECORD_BYTES // 2)
-        self._ended = Shelf(ttl_s, MAX_RECORDS // 2, MAX_RECORD_BYTES // 2)
+        self._decoder = msgspec.msgpack.Decoder(Record)
+        shelf.attach(self)
 
     @property
     def num_live(self) -> int:
@@ -110,21 +54,27 @@ class Streams:
     def check(self, attempt: Attempt) -> None:
         """Refuses an attempt that another one has overtaken."""
         live = self._live.get(attempt.request_id)
-        if live is not None and attempt.epoch <= live.attempt.epoch:
-            problem = f"attempt {attempt.epoch} at this request comes after attempt {live.attempt.epoch}"
-            raise Conflict(problem, code="stale_attempt")
+        if live is not None and not _follows(attempt.epoch, attempt.caller, live):
+            raise _overtaken(attempt, live.attempt.epoch)
 
-    def run(self, prepare: Callable[[], Job], attempt: Attempt) -> Stream:
-        """Starts it in place of an earlier attempt, of which nothing is left."""
+    async def start(self, prepare: Callable[[], Job], attempt: Attempt) -> Stream:
+        """In place of an earlier attempt, of which nothing is left, here or in another process."""
         self.check(attempt)
-        earlier = self._live.pop(attempt.request_id, None)
+        if attempt.epoch > 1:
+            held_epoch = await self._shelf.claim(attempt.request_id, attempt.epoch, attempt.caller)
+            if held_epoch is not None:
+                raise _overtaken(attempt, held_epoch)
+            self.check(attempt)
+        return self._run(prepare, attempt)
+
+    def _run(self, prepare: Callable[[], Job], attempt: Attempt) -> Stream:
+        earlier = self._live.get(attempt.request_id)
         if earlier is not None:
             # Should the new one not start after all, the work so far is not lost.
-            self._detached.put(self._record_of(earlier), self._clock.now_s())
-            self._end(earlier, REPLACED)
-            self._release(earlier)
+            self._put(self._detach(earlier))
         stream = self._live[attempt.request_id] = Stream(prepare())
-        self._forget(attempt)
+        if attempt.epoch > 1:
+            self._shelf.forget(attempt.request_id, attempt.epoch, attempt.caller)
         return stream
 
     def leave(self, stream: Stream) -> None:
@@ -137,20 +87,33 @@ class Streams:
         if job.mailbox is not None and (error := job.answer.take(job.mailbox.left_over()).error) is not None:
             stream.failure = stream.failure or error
         has_reader = job.prepared.is_routed or bool(job.prepared.request.stream)
-        later = self._record(attempt.request_id)
-        if later is not None and later.attempt.epoch > attempt.epoch:
-            return
         if has_reader and (stream.failure is None or stream.failure.retryable):
-            shelf = self._ended if job.answer.finished else self._detached
-            shelf.put(self._record_of(stream), self._clock.now_s())
+            self._put(self._kept(stream, "ended" if job.answer.finished else "detached"))
 
-    def find(self, request_id: str) -> Record | None:
+    async def find(self, request_id: str, epoch: int = 0, caller: str | None = None) -> Record | None:
+        """Whichever process runs it, or has left it; of this caller, None: of anybody. Whoever asks has seen this epoch; 0:
+        it does not know."""
         live = self._live.get(request_id)
-        return self._record(request_id) if live is None else self._record_of(live)
+        if live is not None:
+            return self._record_of(live) if caller is None or caller == live.attempt.caller else None
+        kept = await self._shelf.find(request_id, epoch, caller)
+        return None if kept is None else self._decoder.decode(kept.data)
 
-    def drop(self, names: Collection[str], everything: bool = False) -> set[str]:
+    async def drop(self, names: Collection[str], everything: bool = False, caller: str | None = None) -> set[str]:
         """Forgets the records that go by these names; returns those names that were known."""
-        return self._detached.drop_named(names, everything) | self._ended.drop_named(names, everything)
+        return await self._shelf.drop_named(names, everything, caller)
+
+    def show(self, record_id: str) -> ShelfRecord | None:
+        """For another process."""
+        live = self._live.get(record_id)
+        return None if live is None else self._kept(live, "detached")
+
+    def release(self, record_id: str, epoch: int, caller: str) -> ShelfRecord | int | None:
+        """Another process goes on with it. Its connection here, which may be half open, ends."""
+        live = self._live.get(record_id)
+        if live is None:
+            return None
+        return self._detach(live) if _follows(epoch, caller, live) else live.attempt.epoch
 
     def drain(self) -> None:
         """Nothing new, and what a router sent goes on elsewhere, from the tokens so far. Clients' own streams may end."""
@@ -163,9 +126,13 @@ class Streams:
         if self.is_draining:
             raise RequestFailed(DRAINING)
 
-    def expire(self) -> None:
-        for shelf in (self._detached, self._ended):
-            shelf.expire(self._clock.now_s())
+    def _detach(self, stream: Stream) -> ShelfRecord:
+        """Ends it in favour of a later attempt. What there is of it."""
+        del self._live[stream.attempt.request_id]
+        kept = self._kept(stream, "detached")
+        self._end(stream, REPLACED)
+        self._release(stream)
+        return kept
 
     def _end(self, stream: Stream, error: ErrorInfo) -> None:
         stream.failure = stream.failure or error
@@ -176,20 +143,30 @@ class Streams:
         if stream.job.mailbox is not None:
             self._client.abort(stream.job.mailbox)
 
-    def _record(self, request_id: str) -> Record | None:
-        now_s = self._clock.now_s()
-        return self._detached.get(request_id, now_s) or self._ended.get(request_id, now_s)
+    def _put(self, kept: ShelfRecord) -> None:
+        if kept.ttl_s > 0:
+            self._shelf.put(kept)
+
+    def _kept(self, stream: Stream, kind: RecordKind) -> ShelfRecord:
+        record = self._record_of(stream)
+        return ShelfRecord(
+            record_id=record.attempt.request_id,
+            names=(record.attempt.label,) if record.attempt.label else (),
+            caller=record.attempt.caller,
+            kind=kind,
+            epoch=record.attempt.epoch,
+            data=msgspec.msgpack.encode(record),
+            ttl_s=self._ttl_s,
+        )
 
     def _record_of(self, stream: Stream) -> Record:
         return Record(attempt=stream.job.attempt_from_here(self._clock.now_s()))
 
-    def _forget(self, attempt: Attempt) -> None:
-        """What earlier attempts have left."""
-        for shelf in (self._detached, self._ended):
-            shelf.drop_before(attempt)
+
+def _follows(epoch: int, caller: str, live: Stream) -> bool:
+    return epoch > live.attempt.epoch and caller == live.attempt.caller
 
 
-def _size(record: Record) -> int:
-    attempt = record.attempt
-    num_tokens = sum(len(choice.token_ids) for choice in attempt.choices) + len(attempt.prompt_token_ids or ())
-    return RECORD_OVERHEAD_BYTES + len(attempt.body) + TOKEN_BYTES * num_tokens
+def _overtaken(attempt: Attempt, epoch: int) -> Conflict:
+    problem = f"attempt {attempt.epoch} at this request comes after attempt {epoch}"
+    return Conflict(problem, code="stale_attempt")

@@ -15,6 +15,9 @@ from onward.proto.control import (
     EngineUp,
     FromChild,
     InstanceView,
+    NewKeys,
+    ShelfGone,
+    ShelfUp,
     Snapshot,
     Stop,
     ToChild,
@@ -36,6 +39,11 @@ class Listener(Protocol):
     def engine_gone(self, message: EngineGone) -> None: ...
 
 
+class ShelfListener(Protocol):
+    def shelf_up(self, message: ShelfUp) -> None: ...
+    def shelf_gone(self, message: ShelfGone) -> None: ...
+
+
 class SupervisorLink:
     def __init__(self, channel: Channel, snapshot: Callable[[], list[Family]]) -> None:
         self._channel = channel
@@ -43,7 +51,14 @@ class SupervisorLink:
         self._ask_ids = itertools.count(1)
         self._asked: dict[int, asyncio.Future[InstanceView]] = {}
 
-    def read(self, listener: Listener, drain: Callable[[], None], stop: Callable[[float], None]) -> None:
+    def read(
+        self,
+        listener: Listener,
+        shelf: ShelfListener,
+        drain: Callable[[], None],
+        stop: Callable[[float], None],
+        new_keys: Callable[[NewKeys], None],
+    ) -> None:
         """Acts on every message that is there. The channel raises when the supervisor has died."""
         while (message := self._channel.receive()) is not None:
             match message:
@@ -51,12 +66,18 @@ class SupervisorLink:
                     listener.engine_up(message)
                 case EngineGone():
                     listener.engine_gone(message)
+                case ShelfUp():
+                    shelf.shelf_up(message)
+                case ShelfGone():
+                    shelf.shelf_gone(message)
                 case AskSnapshot():
                     self._channel.send(Snapshot(message.ask_id, self._snapshot()))
                 case InstanceView():
                     self._answered(message)
                 case Drain():
                     drain()
+                case NewKeys():
+                    new_keys(message)
                 case Stop():
                     stop(message.grace_s)
                 case _:

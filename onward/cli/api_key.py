@@ -1,4 +1,4 @@
-"""Where a command finds the API key: in a flag, in a file, or in the environment.
+"""Where a command finds API keys: in a flag, in a file, or in the environment. And what a server must have of them.
 
 A flag is for trying things out: whoever is on the machine can read the command lines of everybody's processes. A file that
 only its owner can read, and the environment, are for everything else.
@@ -9,8 +9,11 @@ import os
 import stat
 from pathlib import Path
 
-from onward.config import API_KEY_VARIABLE, api_key_in_environment
+from onward.config import API_KEY_VARIABLE, RouterConfig, ServeConfig, api_key_in_environment
 from onward.errors import StartupError
+from onward.transport.addresses import is_loopback
+from onward.web.key_file import KeySource
+from onward.web.keys import Keys
 
 MAX_FILE_BYTES = 4096
 
@@ -26,6 +29,48 @@ def api_key_of(args: argparse.Namespace) -> str | None:
     if args.api_key_file is not None:
         return read_api_key(args.api_key_file)
     return args.api_key if args.api_key is not None else api_key_in_environment()
+
+
+def key_source_of(config: ServeConfig | RouterConfig) -> KeySource:
+    """All keys that a server takes. The environment counts where nothing is said."""
+    plain = config.api_key
+    if config.api_key_file is not None:
+        plain = (*plain, read_api_key(config.api_key_file))
+    if not plain and config.api_keys is None and (key := api_key_in_environment()) is not None:
+        plain = (key,)
+    for key in plain:
+        if not key.isascii() or not key.isprintable():
+            raise StartupError("--api-key must be printable ASCII: it travels in a header")
+        if not key.strip() or key != key.strip():
+            raise StartupError("--api-key must not be empty, nor begin or end with a space; leave it out for no key")
+    return KeySource(plain, config.api_keys)
+
+
+def check_doors(config: ServeConfig | RouterConfig, keys: Keys) -> None:
+    """Nobody opens a server to other machines by accident."""
+    if not is_loopback(config.host) and not len(keys) and not config.insecure:
+        raise StartupError(
+            f"--host {config.host} can be reached from other machines, and there are no API keys: make one with "
+            "`onward keys add FILE NAME` and say --api-keys FILE, or say --insecure to let everybody in"
+        )
+    meets_instances = isinstance(config, ServeConfig) and config.router
+    meets_instances = meets_instances or (isinstance(config, RouterConfig) and not config.instances)
+    if len(keys) and meets_instances and not config.cluster_key_file:
+        raise StartupError(
+            "with API keys, a router and its instances know each other by a common secret: make one with "
+            "`onward keygen FILE`, and give it to each with --cluster-key-file FILE"
+        )
+
+
+def door_warnings(config: RouterConfig | ServeConfig, keys: Keys) -> list[str]:
+    """What works, but perhaps not as it was meant."""
+    if is_loopback(config.host):
+        return []
+    if not len(keys):
+        return [f"--insecure: whoever reaches --host {config.host} may use the models, and may stop them"]
+    return (
+        [f"--host {config.host} without --tls-cert: keys and texts travel as they are"] if not config.tls_cert else []
+    )
 
 
 def read_api_key(path: str) -> str:

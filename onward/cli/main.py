@@ -17,6 +17,7 @@ COMMANDS = {
     "bench": "load a server with streams and measure it",
     "sim": "run whole clusters under faults in virtual time, and check what clients get",
     "replay": "run a recording of the engine again and compare its answers",
+    "keys": "make and show the API keys that clients use",
     "keygen": "make the secret that instances on several machines share",
     "warm": "fetch, convert and compile now what a first start would",
 }

@@ -11,7 +11,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from onward import log
-from onward.cli.api_key import api_key_of
+from onward.cli.api_key import check_doors, door_warnings, key_source_of
 from onward.cli.flags import add_flags, from_args
 from onward.cli.serve import check_port, listen
 from onward.cli.welcome import welcome_router
@@ -21,6 +21,8 @@ from onward.supervisor.cluster_key import read_key
 from onward.supervisor.own_address import advertised_host
 from onward.supervisor.routers import host_of, http_url, urls_in
 from onward.transport.addresses import is_loopback
+from onward.web.key_file import KeySource
+from onward.web.server import check_tls, tls_of
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -30,30 +32,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    config: RouterConfig = replace(from_args(args, RouterConfig), api_key=api_key_of(args))
+    config: RouterConfig = from_args(args, RouterConfig)
     check(config)
+    key_source = key_source_of(config)
+    # The keys are in their hashes from here on.
+    config, keys = replace(config, api_key=()), key_source.read()
+    check_doors(config, keys)
     cluster_key = read_key(config.cluster_key_file)
     log.set_up("router", config.log_level)
-    for warning in warnings_about(config):
+    for warning in door_warnings(config, keys):
         logging.getLogger(__name__).warning(warning)
     signal.signal(signal.SIGTERM, _leave_quietly)
     with listen(config.host, config.port, "--port") as listening:
-        _serve(config, cluster_key, listening)
+        _serve(config, cluster_key, listening, key_source)
     logging.getLogger(__name__).info("stopped")
     return 0
 
 
-def _serve(config: RouterConfig, cluster_key: str, listening: socket.socket) -> None:
+def _serve(config: RouterConfig, cluster_key: str, listening: socket.socket, key_source: KeySource) -> None:
     from onward.router import main
 
-    url = http_url(advertised_host(config.host), listening.getsockname()[1])
-    main.run(config, cluster_key, listening, lambda: welcome_router(Console(highlight=False), config, url))
+    url = http_url(advertised_host(config.host), listening.getsockname()[1], tls=config.tls_cert is not None)
+    main.run(config, cluster_key, listening, lambda: welcome_router(Console(highlight=False), config, url), key_source)
 
 
 def check(config: RouterConfig) -> None:
     """What can be seen to be wrong before anything is opened."""
     check_port(config.port)
-    for name in ("max_queue", "max_body_bytes"):
+    for name in ("max_queue", "max_body_bytes", "max_connections"):
         if getattr(config, name) < 1:
             raise StartupError(f"--{_flag(name)} must be at least 1")
     if config.preempt_retry_count < 0:
@@ -66,10 +72,8 @@ def check(config: RouterConfig) -> None:
             raise StartupError(f"--{_flag(name)} must be a positive number of seconds")
     if config.log_level.lower() not in LOG_LEVELS:
         raise StartupError(f"--log-level {config.log_level!r} is none of {', '.join(LOG_LEVELS)}")
-    if config.api_key is not None and (not config.api_key.isascii() or not config.api_key.isprintable()):
-        raise StartupError("--api-key must be printable ASCII: it travels in a header")
-    if config.api_key is not None and not config.api_key.strip():
-        raise StartupError("--api-key must not be empty; leave it out where clients need none")
+    if (tls := tls_of(config)) is not None:
+        check_tls(tls)
     _check_reach(config)
 
 
@@ -84,13 +88,6 @@ def _check_reach(config: RouterConfig) -> None:
             raise StartupError(f"--instances: {url} is on another machine, {secret}")
     if not is_loopback(config.host) and not config.cluster_key_file:
         raise StartupError(f"--host {config.host} lets instances of other machines register, {secret}")
-
-
-def warnings_about(config: RouterConfig) -> list[str]:
-    """What works, but perhaps not as it was meant."""
-    if not is_loopback(config.host) and config.api_key is None:
-        return [f"--host {config.host} without --api-key: whoever reaches it may use the models"]
-    return []
 
 
 def _flag(name: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from onward import log
+from onward.cli.api_key import check_doors, door_warnings, key_source_of
 from onward.cli.flags import add_flags, from_args
 from onward.cli.progress import StartProgress
 from onward.cli.welcome import welcome
@@ -23,6 +24,8 @@ from onward.supervisor.cluster_key import read_key
 from onward.supervisor.pd import PdPlan, check_pd, handoff_port_to_open, resolve, warnings_about
 from onward.supervisor.routers import RouterPlan, check_routers, http_url, resolve_routers
 from onward.supervisor.supervisor import Supervisor
+from onward.web.key_file import KeySource
+from onward.web.server import check_tls, tls_of
 
 BACKLOG = 2048
 
@@ -37,12 +40,19 @@ def run(args: argparse.Namespace) -> int:
     if args.model_argument:
         config = replace(config, model=args.model_argument)
     check(config)
+    key_source = key_source_of(config)
+    # The keys are in their hashes from here on.
+    config = replace(config, api_key=())
+    keys = key_source.read()
+    check_doors(config, keys)
     cluster_key = read_key(config.cluster_key_file)
     log.set_up("supervisor", config.log_level)
+    for warning in door_warnings(config, keys):
+        logging.getLogger(__name__).warning(warning)
     signal.signal(signal.SIGTERM, _leave_quietly)
     with listen(config.host, config.port, "--port") as listening, _handoff_socket(config) as handoff:
         pd = resolve(config, cluster_key, handoff.getsockname()[1] if handoff is not None else None)
-        serve(config, listening, handoff, pd, resolve_routers(config, listening.getsockname()[1]))
+        serve(config, listening, handoff, pd, resolve_routers(config, listening.getsockname()[1]), key_source)
     logging.getLogger(__name__).info("stopped")
     return 0
 
@@ -53,6 +63,7 @@ def serve(
     handoff: socket.socket | None,
     pd: PdPlan,
     routers: RouterPlan,
+    key_source: KeySource,
 ) -> None:
     for warning in warnings_about(config):
         logging.getLogger(__name__).warning(warning)
@@ -61,7 +72,7 @@ def serve(
 
         def on_ready() -> None:
             progress.stop()
-            welcome(Console(highlight=False), config, model.name, url_of(listening), pd, routers)
+            welcome(Console(highlight=False), config, model.name, _url_of(config, listening), pd, routers)
 
         supervisor = Supervisor(
             config,
@@ -71,6 +82,7 @@ def serve(
             pd=pd,
             routers=routers,
             handoff=handoff,
+            key_source=key_source,
             on_progress=progress.say,
             on_ready=on_ready,
         )
@@ -91,7 +103,15 @@ def prepare_model(config: ServeConfig, progress: StartProgress) -> PreparedModel
 
 def check(config: ServeConfig) -> None:
     """What can be seen to be wrong before anything is loaded."""
-    for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_queue", "api_processes"):
+    for name in (
+        "block_size",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_queue",
+        "max_queue_tokens",
+        "api_processes",
+        "max_connections",
+    ):
         if getattr(config, name) < 1:
             raise StartupError(f"--{name.replace('_', '-')} must be at least 1")
     for name in ("num_kv_blocks", "max_model_len", "threads"):
@@ -103,6 +123,8 @@ def check(config: ServeConfig) -> None:
             f"({config.max_num_seqs}): every running request needs a token per step"
         )
     check_port(config.port)
+    if (tls := tls_of(config)) is not None:
+        check_tls(tls)
     check_routers(config)
     check_pd(config)
 
@@ -132,8 +154,8 @@ def listen(host: str, port: int, flag: str) -> socket.socket:
     return sock
 
 
-def url_of(listening: socket.socket) -> str:
-    return http_url(*listening.getsockname()[:2])
+def _url_of(config: ServeConfig, listening: socket.socket) -> str:
+    return http_url(*listening.getsockname()[:2], tls=config.tls_cert is not None)
 
 
 def _leave_quietly(_number: int, _frame: object) -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onward import log
-from onward.cli.api_key import api_key_of
+from onward.cli.api_key import check_doors, key_source_of
 from onward.cli.flags import add_flags, from_args
 from onward.cli.progress import StartProgress
 from onward.cli.router import check as check_router
@@ -44,8 +44,16 @@ OURS_TO_SAY = (
     "record",
     "record_tokens",
     "step_log",
+    "api_key",
+    "api_key_file",
+    "api_keys",
+    "insecure",
+    "open_metrics",
+    "tls_cert",
+    "tls_key",
 )
-"""Knobs that differ from instance to instance, and those that name a file that only one instance could write."""
+"""Knobs that differ from instance to instance, those that name a file that only one instance could write, and those of
+whoever stands in front."""
 ROUTERS_OWN = (
     "policy",
     "prefill_policy",
@@ -57,9 +65,11 @@ ROUTERS_OWN = (
     "request_timeout_s",
     "tell_resumes",
 )
-ROUTERS_SECRETS = ("api_key", "api_key_file")
-"""The router has them from its environment: command lines can be read by everybody on the machine."""
-ROUTERS_AND_INSTANCES = ("detach_ttl_s", "drain_s", "max_body_bytes", "log_level")
+FRONT_SECRETS = ("api_key", "api_key_file")
+"""Whoever stands in front has them from its environment: command lines can be read by everybody on the machine."""
+FRONT_FLAGS = ("api_keys", "insecure", "open_metrics")
+"""For the router, or without one for the instances that take requests."""
+ROUTERS_AND_INSTANCES = ("detach_ttl_s", "drain_s", "max_body_bytes", "max_connections", "log_level")
 
 
 @dataclass(slots=True, frozen=True)
@@ -89,12 +99,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port", type=int, default=8000, metavar="N", help="port of the router, or else of the first instance [8000]"
     )
     add_flags(parser, ServeConfig, skip=OURS_TO_SAY)
-    group = parser.add_argument_group("options of the router")
-    add_flags(
-        group,
-        RouterConfig,
-        skip=tuple(f.name for f in fields(RouterConfig) if f.name not in (*ROUTERS_OWN, *ROUTERS_SECRETS)),
-    )
+    for title, names in (
+        ("who may use it", (*FRONT_SECRETS, *FRONT_FLAGS)),
+        ("options of the router", ROUTERS_OWN),
+    ):
+        skipped = tuple(f.name for f in fields(RouterConfig) if f.name not in names)
+        add_flags(parser.add_argument_group(title), RouterConfig, skip=skipped)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -106,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     check(replace(config, port=args.port))
     check_kv_ports(config.kv_port, counts)
     check_router_flags(args)
-    api_key = api_key_of(args)
+    front = front_of(args, config.host)
     log.set_up("cluster", config.log_level)
     with StartProgress(Console(stderr=True)) as progress:
         model_name = prepare_model(config, progress).name
@@ -117,9 +127,9 @@ def run(args: argparse.Namespace) -> int:
         cores = len(os.sched_getaffinity(0))
         threads = config.threads or threads_each(cores, counts.total)
         key_file = f"/dev/fd/{key_fd}"
-        plans = plan(counts, passed_on(args), config.host, threads, ports, key_file)
+        plans = plan(counts, passed_on(args), config.host, threads, ports, key_file, front)
         if ports.router is not None:
-            plans.insert(0, plan_router(router_flags(args), config.host, ports.router, key_file, api_key))
+            plans.insert(0, plan_router(router_flags(args), config.host, ports.router, key_file, front))
         print(f"{counts.total} instances with --threads {threads} each, on {cores} cores", file=sys.stderr)
         cluster = Cluster(
             plans,
@@ -133,16 +143,44 @@ def run(args: argparse.Namespace) -> int:
                 cluster,
                 model_name,
                 key_fd,
-                needs_key=args.with_router and api_key is not None,
+                needs_key=front.has_keys,
             ),
         )
         cluster.run()
     return 0
 
 
+@dataclass(slots=True, frozen=True)
+class Front:
+    """What those who can be reached from outside are told about keys."""
+
+    flags: tuple[str, ...] = ()
+    api_key: str = ""
+    has_keys: bool = False
+
+    @property
+    def has_key_file(self) -> bool:
+        """Which can be read again."""
+        return "--api-keys" in self.flags
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {API_KEY_VARIABLE: self.api_key}
+
+
+def front_of(args: argparse.Namespace, host: str) -> Front:
+    said = {name: getattr(args, name) for name in (*FRONT_SECRETS, *FRONT_FLAGS) if getattr(args, name) is not None}
+    config = RouterConfig(host=host, cluster_key_file="ours", **said)
+    source = key_source_of(config)
+    keys = source.read()
+    check_doors(config, keys)
+    if len(source.plain) > 1:
+        raise StartupError("a cluster takes one --api-key; put several into a file for --api-keys")
+    return Front(tuple(_flags_of(args, FRONT_FLAGS)), next(iter(source.plain), ""), has_keys=len(keys) > 0)
+
+
 def check_router_flags(args: argparse.Namespace) -> None:
-    names = (*ROUTERS_OWN, *ROUTERS_SECRETS)
-    said = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    said = {name: getattr(args, name) for name in ROUTERS_OWN if getattr(args, name) is not None}
     if said and not args.with_router:
         raise StartupError(f"--{next(iter(said)).replace('_', '-')} is for a router, and --no-router leaves it out")
     check_router(RouterConfig(**said))
@@ -189,7 +227,9 @@ class Ports:
     """Of the decode instances, each of which has the next one; 0: any that are free."""
 
 
-def plan(counts: Counts, flags: list[str], host: str, threads: int, ports: Ports, key_file: str) -> list[InstancePlan]:
+def plan(
+    counts: Counts, flags: list[str], host: str, threads: int, ports: Ports, key_file: str, front: Front | None = None
+) -> list[InstancePlan]:
     """Prefill instances first: they are there when the others look for them."""
     peers = [tcp_address(LOOPBACK, port) for port in ports.handoff]
     names = [f"prefill-{i}" for i in range(counts.prefill)] + [f"decode-{i}" for i in range(counts.decode)]
@@ -209,8 +249,22 @@ def plan(counts: Counts, flags: list[str], host: str, threads: int, ports: Ports
         elif role == "decode" and peers:
             own += ["--prefill-peers", ",".join(peers)]
         handoff_address = peers[index] if role == "prefill" else None
+        # Those behind the front are reached with the cluster's key alone, whatever our environment says.
+        doors = front if front is not None and role != "prefill" and ports.router is None else Front()
+        own += doors.flags
         command = (sys.executable, "-m", "onward.cli.main", "serve", *flags, *own)
-        plans.append(InstancePlan(name, role, command, http_url(own_host, http_port), handoff_address, threads))
+        plans.append(
+            InstancePlan(
+                name,
+                role,
+                command,
+                http_url(own_host, http_port),
+                handoff_address,
+                threads,
+                doors.environment,
+                takes_hangups=doors.has_key_file,
+            )
+        )
     return plans
 
 
@@ -224,11 +278,14 @@ def _reached_from_here(host: str) -> str:
     return {"": LOOPBACK, "0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
 
 
-def plan_router(flags: list[str], host: str, port: int, key_file: str, api_key: str | None = None) -> InstancePlan:
+def plan_router(flags: list[str], host: str, port: int, key_file: str, front: Front | None = None) -> InstancePlan:
+    front = front or Front()
     own = ["--host", host, "--port", str(port), "--cluster-key-file", key_file]
-    command = (sys.executable, "-m", "onward.cli.main", "router", *flags, *own)
-    secrets = {} if api_key is None else {API_KEY_VARIABLE: api_key}
-    return InstancePlan("router", "router", command, http_url(host, port), None, None, secrets)
+    command = (sys.executable, "-m", "onward.cli.main", "router", *flags, *own, *front.flags)
+    url = http_url(host, port)
+    return InstancePlan(
+        "router", "router", command, url, None, None, front.environment, takes_hangups=front.has_key_file
+    )
 
 
 def passed_on(args: argparse.Namespace) -> list[str]:

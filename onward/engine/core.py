@@ -12,6 +12,7 @@ from collections import OrderedDict
 from onward.config import EngineConfig
 from onward.engine import door, policy
 from onward.engine.block_pool import BlockPool
+from onward.engine.callers import Callers
 from onward.engine.engine_metrics import EngineMetrics
 from onward.engine.handovers import Handovers, Outgoing
 from onward.engine.kv_event_log import KvEventLog
@@ -66,9 +67,13 @@ class EngineCore:
         self._kv_events = KvEventLog()
         self.scheduler = Scheduler(config, self._new_pool(), incarnation)
         self.metrics = EngineMetrics(
-            self.registry, live=lambda: self._live.values(), kv_blocks=lambda: self.scheduler.pool.counts()
+            self.registry,
+            live=lambda: self._live.values(),
+            kv_blocks=lambda: self.scheduler.pool.counts(),
+            waiting_tokens=lambda: self._waiting_tokens,
         )
-        self._tokens = TokenProcessor(self.scheduler, self._live, self._outbox, self.metrics)
+        self._callers = Callers()
+        self._tokens = TokenProcessor(self.scheduler, self._live, self._outbox, self.metrics, self._callers)
         self._handovers = Handovers(
             config,
             incarnation,
@@ -180,6 +185,7 @@ class EngineCore:
         if now_s >= self._next_holding_s:
             self._next_holding_s = now_s + HOLDING_INTERVAL_S
             self._tell_holding()
+            self._callers.forget_idle(now_s)
             while self._tombstones and next(iter(self._tombstones.values())) <= now_s:
                 self._tombstones.popitem(last=False)
         if self._scheduler_log.is_due(now_s) and (line := self._scheduler_log.line(self._counts(), now_s)):
@@ -258,29 +264,35 @@ class EngineCore:
             cached_tokens=tokens.value("cached"),
             generated_tokens=tokens.value("generated"),
             preemptions=self.metrics.preemptions.value(),
+            waiting_tokens=self._waiting_tokens,
         )
+
+    @property
+    def _waiting_tokens(self) -> int:
+        """Of the prompts of those that wait, here or at a peer."""
+        return self.scheduler.waiting.num_prompt_tokens + self._handovers.num_prompt_tokens_out
 
     def _submit(self, owner: str, message: Submit, now_s: float) -> None:
         known = self._live.get(message.request_id)
-        if known is not None:
-            if message.epoch <= known.epoch:
-                self.metrics.stale.inc("submit")
-                return
-            # A newer epoch replaces what we have: the api holds the tokens that count.
-            self.scheduler.remove(known)
-            del self._live[known.request_id]
+        if known is not None and message.epoch <= known.epoch:
+            self.metrics.stale.inc("submit")
+            return
         if message.request_id in self._tombstones:
             self._refuse(owner, message, FinishReason.ABORT, None)
             return
         try:
             request = door.admit(message, owner, self._limits, now_s)
-            if message.epoch == 1 and not message.generated_token_ids:
-                # Those who will get a free slot in the next plan do not queue.
-                waiting = len(self.scheduler.waiting) + self._handovers.num_out
-                door.check_queue(waiting - self.scheduler.slots.num_free, self.config.max_queue)
+            if known is not None:
+                door.check_same_caller(known, request)
+            if door.is_new(message):
+                self._admit_new(request, now_s)
         except OnwardError as error:
             self._refuse(owner, message, FinishReason.ERROR, error)
             return
+        if known is not None:
+            # A newer epoch replaces what we have: the api holds the tokens that count.
+            self.scheduler.remove(known)
+            del self._live[known.request_id]
         if not self._owes_a_step:
             self._progress_s = now_s
         self._live[request.request_id] = request
@@ -289,6 +301,30 @@ class EngineCore:
             self.scheduler.suspects.add(request)
         self._outbox.send(owner, Accepted(request.request_id, request.epoch))
         self._finish_if_ended(request, now_s)
+
+    def _admit_new(self, request: Request, now_s: float) -> None:
+        in_flight: list[Request] = []
+        if request.caller_limits is not None:
+            in_flight = [r for r in self._of_caller(request.caller) if r.request_id != request.request_id]
+        refusal = self._callers.refusal(request, in_flight, now_s)
+        refusal = refusal or door.queue_refusal(
+            self._backlog(), request.num_prompt, self.config, self._tokens.rates, now_s
+        )
+        if refusal is not None:
+            self.metrics.refusals.inc(refusal.bound.value)
+            raise refusal.error
+        self._callers.charge_prompt(request, in_flight, now_s)
+
+    def _of_caller(self, caller: str) -> list[Request]:
+        """What a peer asks of us is no caller's."""
+        return [r for r in self._live.values() if r.caller == caller and r.handover is None]
+
+    def _backlog(self) -> door.Backlog:
+        waiting, num_free = self.scheduler.waiting, self.scheduler.slots.num_free
+        return door.Backlog(
+            num_requests=len(waiting) + self._handovers.num_out - num_free,
+            num_tokens=waiting.num_prompt_tokens_behind(num_free) + self._handovers.num_prompt_tokens_out,
+        )
 
     def _finish_if_ended(self, request: Request, now_s: float) -> None:
         """A list that has ended already finishes without a step, and delivers only what was missing: the end."""
@@ -317,7 +353,8 @@ class EngineCore:
         if message.epoch is None:
             self._bury(message.request_id, now_s)
         request = self._live.get(message.request_id)
-        if request is None or (message.epoch is not None and message.epoch < request.epoch):
+        # Two api processes may have given their attempts the same number; each ends its own.
+        if request is None or (message.epoch is not None and (owner != request.owner or message.epoch < request.epoch)):
             self.metrics.stale.inc("abort")
             return
         if message.num_tokens is not None:
@@ -328,7 +365,8 @@ class EngineCore:
         """Exact names only: an empty one, or the beginning of another, matches nothing."""
         by_name: dict[str, list[Request]] = {}
         since_s = message.again_since_s
-        meant = [r for r in self._live.values() if since_s is None or r.arrival_s <= since_s]
+        live = self._live.values() if message.caller is None else self._of_caller(message.caller)
+        meant = [r for r in live if since_s is None or r.arrival_s <= since_s]
         for request in meant:
             for name in {request.name, request.label} - {""}:
                 by_name.setdefault(name, []).append(request)

@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass
 
+from onward.config import EngineConfig
+from onward.engine import policy
+from onward.engine.rates import Rates
+from onward.engine.refusal import Bound, Refusal
 from onward.engine.request import FinishReason, Request
 from onward.engine.token_processor import stop_reason
-from onward.errors import InvalidRequest, OnwardError, Overloaded, PdError
+from onward.errors import InvalidRequest, NotFound, OnwardError, Overloaded, PdError
 from onward.pd.handoff import HandoverKey
 from onward.proto.handoff import Prefill
 from onward.proto.request import ErrorInfo, Submit
@@ -51,6 +55,8 @@ def admit(submit: Submit, owner: str, limits: Limits, now_s: float) -> Request:
         deadline_s=None if submit.deadline_s is None else now_s + submit.deadline_s,
         cache_salt=submit.cache_salt,
         label=submit.label,
+        caller=submit.caller,
+        caller_limits=submit.caller_limits,
         num_resumed=len(submit.generated_token_ids),
         crash_charges=submit.crash_charges,
         charged_position=len(submit.generated_token_ids),
@@ -98,10 +104,45 @@ def admit_prefill(prefill: Prefill, key: HandoverKey, limits: Limits, now_s: flo
     )
 
 
-def check_queue(num_waiting: int, max_queue: int) -> None:
-    """Only new requests are turned away; one that has begun elsewhere is let in."""
-    if num_waiting >= max_queue:
-        raise Overloaded(f"{num_waiting} requests are waiting already", retry_after_s=1.0)
+@dataclass(slots=True, frozen=True)
+class Backlog:
+    """Who waits already, but for those who get a free slot in the next plan."""
+
+    num_requests: int
+    num_tokens: int
+    """Of their prompts."""
+
+
+def is_new(submit: Submit) -> bool:
+    """Only new requests are turned away; one that has begun here or elsewhere is let in. That a client has brought tokens
+    along, or a cursor, proves nothing: anybody can write them."""
+    return submit.epoch == 1 or submit.asks_anew
+
+
+def check_same_caller(known: Request, request: Request) -> None:
+    """A cursor names the request that goes on, and anybody can write one: nobody takes over what is another's."""
+    if known.caller != request.caller:
+        raise NotFound("no such stream", code="stream_unknown", param="Last-Event-ID")
+
+
+def queue_refusal(
+    backlog: Backlog, num_tokens: int, config: EngineConfig, rates: Rates, now_s: float
+) -> Refusal | None:
+    """Whether a prompt of so many tokens finds the queue full. Where nobody waits there is room for any."""
+    if backlog.num_requests <= 0:
+        return None
+    if (excess := backlog.num_requests + 1 - config.max_queue) > 0:
+        retry_after_s = policy.retry_after_s(excess, rates.slots.per_s(now_s))
+        message = f"{backlog.num_requests} requests are waiting already, of {config.max_queue} at most (max_queue)"
+        return Refusal(Bound.QUEUE_REQUESTS, Overloaded(message, retry_after_s=retry_after_s))
+    if (excess := backlog.num_tokens + num_tokens - config.max_queue_tokens) > 0:
+        retry_after_s = policy.retry_after_s(excess, rates.prompt_tokens.per_s(now_s))
+        message = (
+            f"prompts of {backlog.num_tokens} tokens are waiting already, and {num_tokens} more would be over the "
+            f"{config.max_queue_tokens} that may (max_queue_tokens)"
+        )
+        return Refusal(Bound.QUEUE_TOKENS, Overloaded(message, retry_after_s=retry_after_s))
+    return None
 
 
 def ended(request: Request) -> FinishReason | None:

@@ -14,6 +14,7 @@ class EngineMetrics:
         registry: Registry,
         live: Callable[[], Iterable[Request]],
         kv_blocks: Callable[[], dict[str, int]],
+        waiting_tokens: Callable[[], int],
     ) -> None:
         def requests_by_state() -> dict[LabelValues, float]:
             tally = Tally(request.status for request in live())
@@ -23,8 +24,14 @@ class EngineMetrics:
         registry.gauge(
             "onward_kv_blocks", "KV blocks by state.", ["state"], lambda: {(s,): n for s, n in kv_blocks().items()}
         )
+        registry.gauge(
+            "onward_waiting_tokens", "Prompt tokens of requests that wait.", [], lambda: {(): waiting_tokens()}
+        )
         counter, histogram = registry.counter, registry.histogram
         self.finished = counter("onward_requests_finished_total", "Requests that have ended, by reason.", ["reason"])
+        self.refusals = counter(
+            "onward_refusals_total", "New requests turned away, by the bound that was hit.", ["reason"]
+        )
         self.preemptions = counter("onward_preemptions_total", "Requests whose slot and blocks were taken away.")
         self.resubmissions = resubmissions(registry)
         self.stale = stale_events(registry)

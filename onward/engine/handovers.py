@@ -70,6 +70,10 @@ class Handovers:
         return self._remote.num_out if self._remote else 0
 
     @property
+    def num_prompt_tokens_out(self) -> int:
+        return self._remote.num_prompt_tokens_out if self._remote else 0
+
+    @property
     def idle(self) -> bool:
         return (self._remote is None or self._remote.idle) and (self._service is None or self._service.idle)
 

@@ -25,6 +25,8 @@ class Counts:
     """The part of the prompts that came from the prefix cache."""
     generated_tokens: float
     preemptions: float
+    waiting_tokens: int = 0
+    """Of the prompts of those that wait."""
 
     @property
     def busy(self) -> bool:
@@ -61,6 +63,7 @@ def scheduler_line(before: Counts, now: Counts, seconds: float) -> str:
         "scheduler",
         running=now.running,
         waiting=now.waiting,
+        waiting_tokens=now.waiting_tokens,
         preempting=now.preempting,
         kv_blocks=f"{now.used_blocks}/{now.num_blocks}",
         kv_use=f"{now.used_blocks / now.num_blocks:.1%}",

@@ -8,6 +8,9 @@ from onward.engine.request import Request
 
 QueueKey = tuple[int, float, str]
 
+MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
+"""What a client that finds the queue full is told at least and at most."""
+
 CHARGES_TO_RUN_ALONE = 2
 CHARGES_TO_FAIL = 3
 
@@ -15,6 +18,11 @@ CHARGES_TO_FAIL = 3
 def queue_key(request: Request) -> QueueKey:
     """Smaller is served first: priority, then arrival (which survives resubmission); the id settles ties."""
     return request.priority, request.arrival_s, request.request_id
+
+
+def retry_after_s(excess: float, per_s: float | None) -> float:
+    """When to come back: by then the excess is worked off, at the rate of late. Without any it is worth a try soon."""
+    return max(MIN_RETRY_S, min(MAX_RETRY_S, excess / per_s)) if per_s else MIN_RETRY_S
 
 
 def chunk_size(num_to_plan: int, budget: int) -> int:

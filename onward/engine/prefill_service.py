@@ -180,7 +180,7 @@ class PrefillService:
                 return
             if self._worker_is_silent:
                 raise _worker_silent()
-            door.check_queue(len(self._scheduler.waiting), self._config.max_queue)
+            self._check_queue(len(prefill.token_ids), now_s)
             request = door.admit_prefill(prefill, key, self._limits, now_s)
         except OnwardError as error:
             self._refuse(key, door.error_info(error), now_s)
@@ -190,6 +190,12 @@ class PrefillService:
         self._scheduler.enqueue(request)
         if policy.must_run_alone(request):
             self._scheduler.suspects.add(request)
+
+    def _check_queue(self, num_tokens: int, now_s: float) -> None:
+        waiting = self._scheduler.waiting
+        backlog = door.Backlog(len(waiting), waiting.num_prompt_tokens)
+        if refusal := door.queue_refusal(backlog, num_tokens, self._config, self._tokens.rates, now_s):
+            raise refusal.error
 
     def _turn_all_away(self, now_s: float) -> None:
         """All but what lies ready for the peer to take: that needs our worker no more."""

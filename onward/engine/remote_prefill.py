@@ -113,6 +113,10 @@ class RemotePrefill:
         return len(self._errands)
 
     @property
+    def num_prompt_tokens_out(self) -> int:
+        return sum(request.num_prompt for request in self._errands)
+
+    @property
     def idle(self) -> bool:
         return not self._errands and not self._leases.quarantined and not any(self._side.states().values())
 

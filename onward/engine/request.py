@@ -21,6 +21,7 @@ from onward.pd.handoff import HandoverKey
 from onward.proto import block_hash
 from onward.proto.block_hash import BlockHash
 from onward.proto.kv_transfer import Push
+from onward.proto.request import CallerLimits
 from onward.proto.sampling import Sampling
 from onward.proto.step import TokenLogprobs
 
@@ -93,6 +94,8 @@ class Request:
     deadline_s: float | None
     cache_salt: str
     label: str = ""
+    caller: str = ""
+    caller_limits: CallerLimits | None = None
     num_resumed: int = 0
     """Tokens of earlier attempts. Their first token, and its prompt, were counted then."""
     crash_charges: int = 0
@@ -101,6 +104,8 @@ class Request:
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     num_computed: int = 0
+    num_prompt_seen: int = 0
+    """The part of the prompt that was computed at least once: it counts towards the rate of work once."""
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
     num_published: int = 0

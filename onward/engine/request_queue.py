@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from itertools import islice
 
 from onward.engine.policy import QueueKey, queue_key
 from onward.engine.request import Request
@@ -10,6 +11,8 @@ from onward.engine.request import Request
 class RequestQueue:
     def __init__(self) -> None:
         self._entries: list[tuple[QueueKey, Request]] = []
+        self.num_prompt_tokens = 0
+        """Of all that are in it."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -21,9 +24,15 @@ class RequestQueue:
         return self._entries[0][1] if self._entries else None
 
     def add(self, request: Request) -> None:
+        self.num_prompt_tokens += request.num_prompt
         insort(self._entries, (queue_key(request), request), key=lambda entry: entry[0])
 
     def remove(self, request: Request) -> None:
         index = bisect_left(self._entries, queue_key(request), key=lambda entry: entry[0])
         assert self._entries[index][1] is request, f"{request.request_id} is not in this queue"
         del self._entries[index]
+        self.num_prompt_tokens -= request.num_prompt
+
+    def num_prompt_tokens_behind(self, num_first: int) -> int:
+        """Without those of the first so many."""
+        return self.num_prompt_tokens - sum(request.num_prompt for request in islice(self, max(0, num_first)))

@@ -9,9 +9,11 @@ A fault while handling one slot ends that request with a typed error; everybody 
 import logging
 from operator import attrgetter
 
+from onward.engine.callers import Callers
 from onward.engine.engine_metrics import EngineMetrics
 from onward.engine.log_line import request_line
 from onward.engine.outbox import Outbox
+from onward.engine.rates import Rates
 from onward.engine.request import FinishReason, Request, Status
 from onward.engine.scheduler import Scheduler
 from onward.log import event as log_event
@@ -37,7 +39,16 @@ def stop_reason(request: Request, position: int) -> FinishReason | None:
 
 
 class TokenProcessor:
-    def __init__(self, scheduler: Scheduler, live: dict[str, Request], outbox: Outbox, metrics: EngineMetrics) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        live: dict[str, Request],
+        outbox: Outbox,
+        metrics: EngineMetrics,
+        callers: Callers,
+    ) -> None:
+        self.rates = Rates()
+        self._callers = callers
         self._scheduler = scheduler
         self._live = live
         self._outbox = outbox
@@ -65,6 +76,8 @@ class TokenProcessor:
 
     def finish(self, request: Request, reason: FinishReason, now_s: float, error_code: str | None = None) -> None:
         """Ends a live request: release behind the fence, count, log, forget. Its last delta went out before."""
+        if request.slot is not None:
+            self.rates.slots.add(1, now_s)
         self._scheduler.remove(request)
         del self._live[request.request_id]
         self._metrics.finished.inc(reason.value)
@@ -102,7 +115,7 @@ class TokenProcessor:
                 self._on_tokens(request, event, now_s)
             case Advanced():
                 self._gather_prompt_logprobs(request, event)
-                self._advance(request, event.num_computed)
+                self._advance(request, event.num_computed, now_s)
             case Preempted():
                 self._on_preempted(request, event)
             case Failed():
@@ -113,10 +126,13 @@ class TokenProcessor:
         self._scheduler.requeue_preempted(request)
         self._metrics.preemptions.inc()
 
-    def _advance(self, request: Request, num_computed: int) -> None:
+    def _advance(self, request: Request, num_computed: int, now_s: float) -> None:
         """Only events move `num_computed`, never the plan: a block that was not written is never cached."""
         assert request.num_computed <= num_computed <= len(request.token_ids), "KV is computed for known tokens only"
         request.num_computed = num_computed
+        if request.num_prompt_seen < (seen := min(num_computed, request.num_prompt)):
+            self.rates.prompt_tokens.add(seen - request.num_prompt_seen, now_s)
+            request.num_prompt_seen = seen
         self._scheduler.publish_computed(request)
 
     def _on_tokens(self, request: Request, event: Tokens, now_s: float) -> None:
@@ -129,7 +145,7 @@ class TokenProcessor:
         accepted = self._append(request, event.token_ids)
         # Behind a stop there may be KV of tokens that were cut.
         last = len(request.token_ids) - 1
-        self._advance(request, event.num_computed if event.num_computed <= last else last)
+        self._advance(request, event.num_computed if event.num_computed <= last else last, now_s)
         self._observe(request, len(accepted), now_s)
         logprobs = event.logprobs[: len(accepted)] if event.logprobs is not None else None
         self._outbox.delta(request, accepted, None, logprobs, request.prompt_logprobs)
@@ -154,6 +170,8 @@ class TokenProcessor:
     def _observe(self, request: Request, num_tokens: int, now_s: float) -> None:
         metrics = self._metrics
         self._generated += num_tokens
+        if request.caller_limits is not None:
+            self._callers.charge(request.caller, request.caller_limits, num_tokens, now_s)
         if request.crash_charges and request.num_generated > request.charged_position:
             request.crash_charges = 0
             self._scheduler.suspects.discard(request)

@@ -5,6 +5,7 @@ The layer above the engine is here too, so its recovery is: whatever is open is 
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from onward.config import EngineConfig
@@ -25,9 +26,11 @@ class OfflineRunner(StepRunner, Protocol):
 class OfflineEngine:
     def __init__(self, runner: OfflineRunner, config: EngineConfig) -> None:
         self.worker = runner.hello("w1", _INCARNATION)
-        self._runner, self._config = runner, config
+        self._runner = runner
         # Enough that a finished request's place is taken at once; the rest of a long list waits with its owner.
         self._max_live = min(2 * config.max_num_seqs, config.max_queue)
+        # Nobody is here to be turned away: prompts of any length are counted as requests only.
+        self._config = replace(config, max_queue_tokens=max(1, self._max_live * self.max_tokens))
         self._live: dict[str, Output] = {}
         self._seq = 0
         self._new_core()

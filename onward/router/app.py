@@ -5,17 +5,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onward.obs.metrics import Registry
 from onward.proto.router import REGISTER_PATH
 from onward.router.aborting import Aborting
 from onward.router.admin import Admin
-from onward.router.api_key import ApiKey
 from onward.router.generation import GenerationEndpoint
 from onward.router.serving import Serving
 from onward.router.tokenizing import Tokenizing
+from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring
 from onward.web.envelope import Envelope
 from onward.web.error_answers import EXCEPTION_HANDLERS
 
@@ -26,32 +25,41 @@ STATUS_PATH = "/internal/status"
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def build_app(serving: Serving, registry: Registry, cluster_key: str) -> ASGIApp:
-    config, admin = serving.core.config, Admin(serving, registry, cluster_key)
+def build_app(serving: Serving, registry: Registry, cluster_key: str, keyring: Keyring) -> ASGIApp:
     # Only `prefix` looks at the tokens of a prompt; without it no tokenizer is fetched, and nothing costs.
     tokenizing = Tokenizing(serving, registry) if serving.core.replicas.index is not None else None
     generating = GenerationEndpoint(serving, tokenizing)
-    aborting = Aborting(serving, config.max_body_bytes)
-    asked: dict[str, Handler] = {
-        "/v1/models": admin.models,
-        "/v1/models/{model:path}": admin.models,
-        "/health": admin.health,
-        "/live": admin.live,
-        "/version": admin.version,
-        "/metrics": admin.metrics,
-        "/info": admin.info,
-        STATUS_PATH: admin.status,
-    }
-    routes = [
-        *(Route(path, generating, methods=GENERATING_METHODS) for path in GENERATING_PATHS),
-        Route("/v1/abort", aborting.abort, methods=["POST"]),
-        Route(REGISTER_PATH, _looking_for_text(admin.register, tokenizing), methods=["POST"]),
-        *(Route(path, handler, methods=["GET"]) for path, handler in asked.items()),
-    ]
-    paths = [route.path for route in routes]
+    routes = routes_of(serving, Admin(serving, registry, cluster_key), generating, tokenizing)
+    callers = Callers(keyring, routes, cluster_key, serving.clock)
     others = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
     app = _Streams(dict.fromkeys(GENERATING_PATHS, generating), others)
-    return Envelope(app, serving.core.metrics.requests, paths, ApiKey(config.api_key).refusal)
+    paths = [route.path for route in routes]
+    return Envelope(BoundedConnections(app), serving.core.metrics.requests, paths, callers.refusal)
+
+
+def routes_of(
+    serving: Serving, admin: Admin, generating: GenerationEndpoint, tokenizing: Tokenizing | None
+) -> list[GuardedRoute]:
+    """All there are, each with those who may use it."""
+    config = serving.core.config
+    asked: dict[str, tuple[Access, Handler]] = {
+        "/v1/models": (Access.USER, admin.models),
+        "/v1/models/{model:path}": (Access.USER, admin.models),
+        "/health": (Access.USER, admin.health),
+        "/live": (Access.OPEN, admin.live),
+        "/version": (Access.USER, admin.version),
+        "/metrics": (Access.OPEN if config.open_metrics else Access.ADMIN, admin.metrics),
+        "/info": (Access.ADMIN, admin.info),
+        STATUS_PATH: (Access.ADMIN, admin.status),
+    }
+    aborting = Aborting(serving, config.max_body_bytes)
+    register = _looking_for_text(admin.register, tokenizing)
+    return [
+        *(GuardedRoute(path, generating, methods=GENERATING_METHODS, access=Access.USER) for path in GENERATING_PATHS),
+        GuardedRoute("/v1/abort", aborting.abort, methods=["POST"], access=Access.USER),
+        GuardedRoute(REGISTER_PATH, register, methods=["POST"], access=Access.CLUSTER),
+        *(GuardedRoute(path, handler, methods=["GET"], access=access) for path, (access, handler) in asked.items()),
+    ]
 
 
 def _looking_for_text(register: Handler, tokenizing: Tokenizing | None) -> Handler:

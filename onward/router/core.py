@@ -7,7 +7,7 @@ Joins the instances, the choice among them, the retry budget and all streams. Ta
 what to do; sockets, tasks and clocks are the business of `serving`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from onward.proto.router import Attempt, RegisterAnswer, Registration
 from onward.router.budget import RetryBudget
 from onward.router.overview import instances_shown
 from onward.router.policy import Chance, Chooser, Pair, RouteFacts, can_hold, may_take
-from onward.router.records import Records, Tombstones
+from onward.router.records import Records, Tombstones, is_meant
 from onward.router.replicas import Replica, Replicas, State
 from onward.router.resumes import Resumes
 from onward.router.retrying import BUDGET_STEP_S, Retrying
@@ -69,6 +69,16 @@ class Finish:
 Step = Dispatch | Wait | GiveUp | Finish
 
 
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    routes: list[Route]
+    """Those that run."""
+    ids: list[str]
+    """Theirs, and those of streams whose client has gone."""
+    known: Set[str]
+    """Which of the names were known; the ids, where all were meant."""
+
+
 class RouterCore:
     def __init__(self, config: RouterConfig, incarnation: str, registry: Registry, chance: Chance) -> None:
         self.config = config
@@ -83,7 +93,8 @@ class RouterCore:
         self._tombstones = Tombstones()
         self.metrics = RouterMetrics(registry, self._count_streams, self._count_instances, self._count_records)
         self._routes: dict[str, Route] = {}
-        self._labels: dict[str, str] = {}
+        self._labels: dict[tuple[str, str], str] = {}
+        """By caller and label: what somebody else calls a request is nobody's business."""
         self._told: dict[str, Registration] = {}
         self._num_waiting = 0
         """New requests for which there is no instance."""
@@ -97,7 +108,7 @@ class RouterCore:
         """A client's request. `epoch`: the highest that was ever used for it."""
         if origin.request_id in self._routes:
             raise Conflict(f"Last-Event-ID: the stream {origin.request_id} is under way already")
-        if origin.label and origin.label in self._labels:
+        if origin.label and (origin.caller, origin.label) in self._labels:
             raise Conflict(
                 f"X-Request-Id: {origin.label!r} is the label of a request that is under way", code="label_in_use"
             )
@@ -132,7 +143,7 @@ class RouterCore:
         route = Route(stream, opened_s=now_s, spoken_s=now_s)
         self._routes[stream.request_id] = route
         if stream.origin.label:
-            self._labels[stream.origin.label] = stream.request_id
+            self._labels[stream.origin.caller, stream.origin.label] = stream.request_id
         return route
 
     # What to do next.
@@ -290,8 +301,9 @@ class RouterCore:
         """The client has its end, or has gone. `keep`: it may come back."""
         stream = route.stream
         self._routes.pop(stream.request_id, None)
-        if self._labels.get(stream.origin.label) == stream.request_id:
-            del self._labels[stream.origin.label]
+        label = stream.origin.caller, stream.origin.label
+        if self._labels.get(label) == stream.request_id:
+            del self._labels[label]
         self._stop_waiting(route)
         route.release()
         if stream.is_under_way:
@@ -303,22 +315,18 @@ class RouterCore:
         if keep and stream.origin.streams and stream.has_progress and route.verdict is not ABORTED:
             self.records.keep(stream, now_s)
 
-    def abort(self, names: Iterable[str] | None, now_s: float) -> tuple[list[Route], set[str]]:
-        """Ends streams by id or label, or all. Returns those that run, and which of the names were known."""
-        wanted = None if names is None else set(names)
-        hit: list[Route] = []
-        known: set[str] = set()
-        for route in self._routes.values():
-            own = {route.stream.request_id, route.stream.origin.label} - {""}
-            if wanted is None or own & wanted:
-                hit.append(route)
-                known |= own if wanted is None else own & wanted
-        for route in hit:
+    def abort(self, names: Iterable[str] | None, now_s: float, caller: str | None = None) -> Aborted:
+        """Ends streams by id or label, or all, running or left by their client; a caller's own, or everybody's."""
+        wanted = None if names is None else frozenset(names)
+        routes = [route for route in self._routes.values() if is_meant(route.stream.origin, wanted, caller)]
+        for route in routes:
             route.settle(ABORTED)
-            self._tombstones.add(route.stream.request_id, now_s)
-        if wanted is not None:
-            known |= self.records.drop_named(wanted - known)
-        return hit, known
+        origins = [*(route.stream.origin for route in routes), *self.records.drop_meant(wanted, caller)]
+        for origin in origins:
+            self._tombstones.add(origin.request_id, now_s)
+        ids = [origin.request_id for origin in origins]
+        labels = [origin.label for origin in origins]
+        return Aborted(routes, ids, {*ids} if wanted is None else wanted.intersection((*ids, *labels)))
 
     # Instances.
 

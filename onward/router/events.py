@@ -136,5 +136,5 @@ def _named_event(event: bytes) -> Event | None:
 def _facts(data: bytes) -> Facts:
     try:
         return msgspec.json.decode(data, type=Facts)
-    except msgspec.MsgspecError as fault:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
         raise MalformedEvent(f"the facts are not as agreed: {fault}") from None

@@ -35,7 +35,7 @@ def info_from_body(body: bytes, status: int | None) -> ErrorInfo:
     """What an instance, or something between, said. `status`: of its response; None for an event in a stream."""
     try:
         told = _decoder.decode(body).error
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         told = _ToldError(retryable=status is None or status >= 500, status=status)
     settled = status or told.status or _status(told)
     return ErrorInfo(

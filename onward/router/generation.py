@@ -19,9 +19,12 @@ from onward.router.serving import Serving
 from onward.router.stream import Stream, reaches
 from onward.router.tokenizing import Tokenizing
 from onward.web import http
+from onward.web.callers import caller_of, may_see
 from onward.web.envelope import label_of, show_id
 from onward.web.error_answers import answer_errors
+from onward.web.keys import Caller
 from onward.web.last_event import last_event
+from onward.web.owned_ids import may_ask_for, owned_id
 
 TAKE_OVER_S = 5.0
 ASK_AGAIN_S = 0.5
@@ -40,10 +43,12 @@ class GenerationEndpoint:
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         place = last_event(scope)
-        if scope["method"] == "GET":
-            if place is None:
-                raise InvalidRequest("Last-Event-ID: is required with GET", param="Last-Event-ID")
-            route = await self._taken_up(scope["path"], place)
+        if place is not None and not may_ask_for(caller_of(scope), place.request_id):
+            raise unknown_stream(place.request_id)
+        if scope["method"] != "POST":
+            if place is None or scope["method"] == "HEAD":
+                raise InvalidRequest("Last-Event-ID: is required, with GET", param="Last-Event-ID")
+            route = await self._taken_up(scope["path"], place, caller_of(scope))
             if route is None:
                 raise unknown_stream(place.request_id)
         else:
@@ -54,15 +59,18 @@ class GenerationEndpoint:
         await http.while_connected(receive, self._serving.serve(route, client))
 
     async def _posted(self, scope: Scope, body: bytes, place: Cursor | None) -> Route:
-        if place is not None and (route := await self._taken_up(scope["path"], place)) is not None:
+        caller, serving = caller_of(scope), self._serving
+        if place is not None and (route := await self._taken_up(scope["path"], place, caller)) is not None:
             return route
-        serving = self._serving
         arrival = Arrival(
-            request_id=serving.chance.token(),
+            request_id=owned_id(serving.chance.token(), caller.name),
             random_seed=serving.chance.bits(SEED_BITS),
             wall_s=serving.clock.wall_s(),
             now_s=serving.clock.now_s(),
             label=label_of(scope),
+            caller=caller.name,
+            caller_limits=caller.limits,
+            caller_priority=caller.priority,
             session=http.header(scope, b"x-session-id") or "",
             timeout_s=self._config.request_timeout_s,
         )
@@ -73,14 +81,20 @@ class GenerationEndpoint:
             origin = await self._tokenizing.with_ids(origin)
         return serving.core.open(origin, serving.clock.now_s(), epoch=0 if place is None else place.epoch)
 
-    async def _taken_up(self, path: str, place: Cursor) -> Route | None:
+    async def _taken_up(self, path: str, place: Cursor, caller: Caller) -> Route | None:
+        """Somebody else's is unknown, and is neither cut off nor made again."""
         core, clock = self._serving.core, self._serving.clock
         core.check_alive(place.request_id, clock.now_s())
+        live = core.live(place.request_id)
+        if live is not None and not may_see(caller, live.stream.origin.caller):
+            raise unknown_stream(place.request_id)
         await self._serving.detach(place.request_id, TAKE_OVER_S)
         known = core.records.find(place.request_id, clock.now_s())
         if known is None or not reaches(known, place):
             # It may have been elsewhere since it was here.
             known = await self._looked_for(place.request_id)
+        if known is not None and not may_see(caller, known.origin.caller):
+            raise unknown_stream(place.request_id)
         # Somebody else may have come back for it while we asked around.
         if known is None or known.origin.path != path or core.live(place.request_id) is not None:
             return None

@@ -11,12 +11,16 @@ from onward import log
 from onward.chance import SystemChance
 from onward.clock import Clock, SystemClock
 from onward.config import RouterConfig
+from onward.errors import StartupError
 from onward.router import client_side
 from onward.router.posting import Poster
 from onward.router.process import Router
 from onward.router.serving import SETTLE_S
 from onward.router.upstream import new_session
-from onward.web.server import HttpServer
+from onward.web import audit
+from onward.web.connections import Bounds
+from onward.web.key_file import KeySource
+from onward.web.server import HttpServer, tls_of
 
 
 class RouterProcess:
@@ -25,6 +29,7 @@ class RouterProcess:
         config: RouterConfig,
         cluster_key: str,
         *,
+        key_source: KeySource | None = None,
         clock: Clock | None = None,
         settle_s: float = SETTLE_S,
         keep_alive_s: float = client_side.KEEP_ALIVE_S,
@@ -32,6 +37,7 @@ class RouterProcess:
     ) -> None:
         clock = clock or SystemClock()
         self._poster = Poster(clock)
+        self._key_source = key_source or KeySource(config.api_key, config.api_keys)
         router = Router(
             config,
             cluster_key,
@@ -39,13 +45,16 @@ class RouterProcess:
             SystemChance(),
             new_session(),
             self._poster.post,
+            keys=self._key_source.read(),
             settle_s=settle_s,
             keep_alive_s=keep_alive_s,
         )
+        self._keyring = router.keyring
         self.serving = router.serving
         self._drain_s = config.drain_s
         self._is_stopping = False
-        self._server = HttpServer(router.app, on_started)
+        bounds = Bounds(max_connections=config.max_connections)
+        self._server = HttpServer(router.app, on_started, tls=tls_of(config), bounds=bounds, registry=router.registry)
 
     async def run(self, listening: socket.socket) -> None:
         clockwork = asyncio.create_task(self.serving.run_clockwork())
@@ -57,6 +66,20 @@ class RouterProcess:
             self._poster.close()
             await self.serving.close()
 
+    @property
+    def key_file(self) -> str | None:
+        return self._key_source.file
+
+    def reload_keys(self) -> None:
+        """Reads the file again. One that is broken changes nothing."""
+        try:
+            keys = self._key_source.read()
+        except StartupError as fault:
+            audit.note_refused_reload(fault.message)
+            return
+        self._keyring.keys = keys
+        audit.note_reload(len(keys))
+
     def stop(self) -> None:
         """No new connections; running streams have the grace, and are then told. Asked twice, they are told at once."""
         if self._is_stopping:
@@ -67,10 +90,17 @@ class RouterProcess:
 
 
 async def _run(
-    config: RouterConfig, cluster_key: str, listening: socket.socket, on_started: Callable[[], None]
+    config: RouterConfig,
+    cluster_key: str,
+    listening: socket.socket,
+    on_started: Callable[[], None],
+    key_source: KeySource | None,
 ) -> None:
-    process = RouterProcess(config, cluster_key, on_started=on_started)
+    process = RouterProcess(config, cluster_key, key_source=key_source, on_started=on_started)
     loop = asyncio.get_running_loop()
+    if process.key_file is not None:
+        # Without one there is nothing to read again, and the end of a terminal ends us.
+        loop.add_signal_handler(signal.SIGHUP, process.reload_keys)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, process.stop)
     await process.run(listening)
@@ -81,7 +111,9 @@ def run(
     cluster_key: str,
     listening: socket.socket,
     on_started: Callable[[], None] = lambda: None,
+    key_source: KeySource | None = None,
 ) -> None:
-    """Serves until told to stop. `on_started`: called once connections are taken."""
+    """Serves until told to stop. `on_started`: called once connections are taken. `key_source`: read again on SIGHUP;
+    else what the configuration says."""
     log.set_up("router", config.log_level)
-    uvloop.run(_run(config, cluster_key, listening, on_started))
+    uvloop.run(_run(config, cluster_key, listening, on_started, key_source))

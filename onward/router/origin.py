@@ -10,6 +10,7 @@ import msgspec
 
 from onward.errors import InvalidRequest
 from onward.proto.cursor import Cursor
+from onward.proto.request import CallerLimits
 from onward.proto.router import Attempt
 from onward.router.stream import Choice, Origin, Stream
 
@@ -50,6 +51,10 @@ class Arrival:
     now_s: float
     label: str = ""
     session: str = ""
+    caller: str = ""
+    """The name of its key."""
+    caller_limits: CallerLimits | None = None
+    caller_priority: int | None = None
     timeout_s: float | None = None
     """For requests that bring no deadline."""
 
@@ -67,6 +72,9 @@ def origin_of(path: str, body: bytes, arrival: Arrival, place: Cursor | None = N
         streams=bool(sketch.stream),
         wants_usage=sketch.stream_options is not None and bool(sketch.stream_options.include_usage),
         label=arrival.label,
+        caller=arrival.caller,
+        caller_limits=arrival.caller_limits,
+        caller_priority=arrival.caller_priority,
         deadline_at_s=_deadline(sketch, arrival),
         given=_given(sketch),
         skip_to=() if place is None else tuple(place.choices),
@@ -133,6 +141,9 @@ def stream_of_record(attempt: Attempt, now_s: float) -> Stream:
         created_s=attempt.created_s,
         prompt_token_ids=attempt.prompt_token_ids,
         known_prompt=attempt.prompt_token_ids or origin.known_prompt,
+        caller=attempt.caller,
+        caller_limits=attempt.caller_limits,
+        caller_priority=attempt.caller_priority,
     )
     choices = [Choice(list(one.token_ids), one.finish_reason) for one in attempt.choices]
     stream = Stream(origin, 0, epoch=attempt.epoch, choices=choices)

@@ -14,6 +14,8 @@ from onward.router.app import build_app
 from onward.router.core import RouterCore
 from onward.router.serving import SETTLE_S, Serving
 from onward.router.upstream import Post, Upstream
+from onward.web.callers import Keyring
+from onward.web.keys import Keys, joined, plain_entries
 
 
 class Router:
@@ -28,11 +30,14 @@ class Router:
         session: aiohttp.ClientSession,
         post: Post,
         *,
+        keys: Keys | None = None,
         settle_s: float = SETTLE_S,
         keep_alive_s: float = client_side.KEEP_ALIVE_S,
     ) -> None:
+        """`keys`: those that clients show; else the plain ones of the configuration."""
+        self.keyring = Keyring(joined(plain_entries(config.api_key)) if keys is None else keys)
         self.registry = Registry()
         core = RouterCore(config, f"router-{chance.token()}", self.registry, chance.below)
         upstream = Upstream(cluster_key, clock, session, post)
         self.serving = Serving(core, upstream, clock, chance, settle_s, keep_alive_s)
-        self.app = build_app(self.serving, self.registry, cluster_key)
+        self.app = build_app(self.serving, self.registry, cluster_key, self.keyring)

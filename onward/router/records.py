@@ -4,9 +4,10 @@ Takes the time; does no I/O.
 """
 
 from collections import OrderedDict
+from collections.abc import Set
 from dataclasses import dataclass
 
-from onward.router.stream import Stream
+from onward.router.stream import Origin, Stream
 
 MAX_RECORDS = 4096
 MAX_RECORD_BYTES = 256 << 20
@@ -52,14 +53,12 @@ class Records:
         self._num_bytes -= kept.num_bytes
         return True
 
-    def drop_named(self, names: set[str]) -> set[str]:
-        """Drops those that go by one of these names, ids or labels. Returns the names that were known."""
-        hit = {one.stream.request_id: one.stream.origin.label for one in self._kept.values()}
-        found = {request_id: {request_id, label} & names for request_id, label in hit.items()}
-        for request_id, known in found.items():
-            if known:
-                self.drop(request_id)
-        return set().union(*found.values()) if found else set()
+    def drop_meant(self, names: Set[str] | None, caller: str | None) -> list[Origin]:
+        """Those that go by one of these names, or all; a caller's own, or everybody's. Returns whose they were."""
+        dropped = [one.stream.origin for one in self._kept.values() if is_meant(one.stream.origin, names, caller)]
+        for origin in dropped:
+            self.drop(origin.request_id)
+        return dropped
 
     def expire(self, now_s: float) -> None:
         while self._kept:
@@ -67,6 +66,12 @@ class Records:
             if oldest.until_s > now_s:
                 return
             self.drop(oldest.stream.request_id)
+
+
+def is_meant(origin: Origin, names: Set[str] | None, caller: str | None) -> bool:
+    """By an id or a label, None: by any; among a caller's own, None: among everybody's."""
+    own = {origin.request_id, origin.label} - {""}
+    return caller in (None, origin.caller) and (names is None or not names.isdisjoint(own))
 
 
 class Tombstones:

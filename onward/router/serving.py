@@ -13,7 +13,7 @@ from onward.chance import Chance
 from onward.clock import Clock
 from onward.errors import InternalError, Unavailable
 from onward.proto.request import ErrorInfo
-from onward.proto.router import RegisterAnswer
+from onward.proto.router import ABORT_PATH, RegisterAnswer
 from onward.router.client_side import KEEP_ALIVE_S, ClientSide
 from onward.router.core import Dispatch, Finish, GiveUp, RouterCore, Wait
 from onward.router.events import BLANK_LINE, EventSplitter, MalformedEvent, read_event
@@ -22,12 +22,12 @@ from onward.router.posting import Answer, NotReached
 from onward.router.route import Route
 from onward.router.stream import Cause
 from onward.router.upstream import Upstream, error_bytes
+from onward.web.aborts import MAX_IDS
 from onward.web.failures import info_of
 
 TICK_S = 0.25
 SETTLE_S = 4.0
 """After the start: all instances that are there have registered by then."""
-ABORT_PATH = "/v1/abort"
 _NOT_TAKING = ("unavailable", "draining")
 _logger = logging.getLogger(__name__)
 
@@ -186,18 +186,18 @@ class Serving:
 
     # From outside.
 
-    async def abort(self, names: list[str] | None) -> set[str]:
-        """Ends streams by id or label, here and at the instances. Returns the names that anybody knew."""
-        routes, known = self.core.abort(names, self.clock.now_s())
-        for route in routes:
+    async def abort(self, names: list[str] | None, caller: str | None = None) -> set[str]:
+        """Ends streams by id or label, here and at the instances; a caller's own, or everybody's. Returns the names that
+        anybody knew."""
+        aborted = self.core.abort(names, self.clock.now_s(), caller)
+        for route in aborted.routes:
             self._cut(route)
         self.wake()
-        unknown = None if names is None else [name for name in names if name not in known]
-        ours = [route.stream.request_id for route in routes]
-        asked: dict[str, object] = {"all": True} if unknown is None else {"ids": [*ours, *unknown]}
-        if unknown is None or ours or unknown:
-            known |= await self._abort_at_instances(asked)
-        return known
+        # Instances know labels too, so it does not matter where a label means more streams than may be named.
+        every_name = [] if names is None else list(dict.fromkeys((*names, *aborted.ids)))[: 2 * MAX_IDS]
+        asked: dict[str, object] = {"all": True} if names is None else {"ids": every_name}
+        at_instances = await self._abort_at_instances(asked if caller is None else {**asked, "caller": caller})
+        return {*aborted.known, *at_instances}
 
     async def _abort_at_instances(self, asked: dict[str, object]) -> set[str]:
         urls = [replica.url for replica in self.core.takers(self.clock.now_s())]

@@ -10,7 +10,7 @@ from enum import Enum
 
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import ChoiceCursor, Cursor
-from onward.proto.request import ErrorInfo
+from onward.proto.request import CallerLimits, ErrorInfo
 from onward.proto.router import Attempt, Facts, GivenChoice, Progress
 from onward.router.events import BLANK_LINE, Advance, Done, Event, Failure, Plain, WholeAnswer
 
@@ -65,6 +65,10 @@ class Origin:
     streams: bool
     wants_usage: bool = False
     label: str = ""
+    caller: str = ""
+    """The name of the client's key; empty where there are no keys."""
+    caller_limits: CallerLimits | None = None
+    caller_priority: int | None = None
     deadline_at_s: float | None = None
     """This process's clock."""
     given: tuple[list[int], ...] = ()
@@ -172,6 +176,9 @@ class Stream:
             created_s=origin.created_s,
             arrival_s=origin.arrival_s,
             label=origin.label,
+            caller=origin.caller,
+            caller_limits=origin.caller_limits,
+            caller_priority=origin.caller_priority,
             deadline_s=None if origin.deadline_at_s is None else max(0.0, origin.deadline_at_s - now_s),
             choices=[GivenChoice(list(choice.token_ids), choice.finish_reason) for choice in self.choices],
             num_cached_tokens=self.num_cached_tokens,
@@ -180,6 +187,7 @@ class Stream:
             final=self.is_final,
             skip_to=list(origin.skip_to),
             usage_told=self._usage_told,
+            was_taken=self.accepted_once or self.has_progress,
         )
 
     def accepted(self, now_s: float) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from yarl import URL
 
 from onward.clock import Clock
 from onward.proto.model import ModelText
@@ -24,6 +25,7 @@ from onward.proto.router import (
     Registration,
 )
 from onward.router.posting import CONNECT_TIMEOUT_S, KEEP_ALIVE_S, Answer
+from onward.transport.decoding import decode_message
 from onward.transport.proof import prove
 
 ASK_TIMEOUT_S = 3.0
@@ -92,7 +94,12 @@ class Upstream:
     async def get(self, url: str) -> tuple[int, bytes] | None:
         """None: no answer."""
         try:
-            async with asyncio.timeout(ASK_TIMEOUT_S), self._session.get(url, allow_redirects=False) as response:
+            target = URL(url)
+            headers = self._proof(target.path, b"")
+            async with (
+                asyncio.timeout(ASK_TIMEOUT_S),
+                self._session.get(target, headers=headers, allow_redirects=False) as response,
+            ):
                 return response.status, await _read_within(response.content.iter_any(), MAX_ANSWER_BYTES)
         except (TimeoutError, OSError, aiohttp.ClientError, ValueError):
             return None
@@ -140,6 +147,6 @@ async def _read_within(chunks: AsyncIterable[bytes], max_bytes: int) -> bytes:
 
 def _decoded(answer: bytes, kind: Any) -> Any | None:
     try:
-        return msgspec.msgpack.decode(answer, type=kind)
-    except msgspec.MsgspecError:
+        return decode_message(msgspec.msgpack.Decoder(kind), answer)
+    except msgspec.DecodeError:
         return None

@@ -26,7 +26,15 @@ class AbortRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     all: bool | None = None
 
 
+class AbortForCaller(AbortRequest, frozen=True, forbid_unknown_fields=True):
+    """As a router asks an instance."""
+
+    caller: str | None = None
+    """Only this caller's requests are meant. None: everybody's."""
+
+
 _decoder = msgspec.json.Decoder(AbortRequest)
+_for_caller = msgspec.json.Decoder(AbortForCaller)
 
 
 async def asked_names(request: Request, max_body_bytes: int) -> list[str] | None:
@@ -40,15 +48,24 @@ async def asked_names(request: Request, max_body_bytes: int) -> list[str] | None
 
 def decode_abort(body: bytes) -> list[str] | None:
     """The names, or None for everything."""
-    request = decode(body, _decoder)
+    return _names(decode(body, _decoder), MAX_IDS)
+
+
+def decode_abort_for(body: bytes) -> tuple[list[str] | None, str | None]:
+    """And whose. A router names each twice: as its client did, and by the id that it has found."""
+    request = decode(body, _for_caller)
+    return _names(request, 2 * MAX_IDS), request.caller
+
+
+def _names(request: AbortRequest, max_ids: int) -> list[str] | None:
     if request.all:
         if request.ids is not None:
             raise wrong("ids", "not allowed with all: true")
         return None
     if request.ids is None:
         raise wrong("ids", "is required, unless all is true")
-    if len(request.ids) > MAX_IDS:
-        raise wrong("ids", f"at most {MAX_IDS} ids, got {len(request.ids)}")
+    if len(request.ids) > max_ids:
+        raise wrong("ids", f"at most {max_ids} ids, got {len(request.ids)}")
     for index, given in enumerate(request.ids):
         if not 1 <= len(given) <= MAX_LABEL_LENGTH:
             raise wrong(f"ids[{index}]", f"must have 1 to {MAX_LABEL_LENGTH} characters, got {len(given)}")

@@ -70,5 +70,9 @@ def _first_bad_byte(body: bytes) -> int:
     return len(body)
 
 
-def plain(value: msgspec.Raw) -> Any:
-    return msgspec.json.decode(value)
+def plain(value: msgspec.Raw, body: bytes) -> Any:
+    """A field of `body` that was left undecoded, and so unchecked: its text need not even be UTF-8."""
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
+        raise _no_json(body, fault) from fault

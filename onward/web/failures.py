@@ -51,6 +51,7 @@ def error_type(info: ErrorInfo) -> str:
 
 
 def error_headers(info: ErrorInfo) -> dict[str, str]:
-    if info.retry_after_s is None:
-        return {}
-    return {"retry-after": str(max(1, math.ceil(info.retry_after_s)))}
+    headers = {"www-authenticate": "Bearer"} if info.status == 401 else {}
+    if info.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(info.retry_after_s)))
+    return headers

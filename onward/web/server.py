@@ -4,24 +4,86 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from onward import log
+from onward.errors import StartupError
+from onward.obs.metrics import Registry
+from onward.web.connection import BoundedConnection
+from onward.web.connections import Bounds, Connections, affordable_connections, prepare_listener
 
-KEEP_ALIVE_S = 75
 LAST_WORDS_S = 1.0
 """After the grace, for the last events of streams that had to be ended."""
 
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files, as PEM."""
+
+    cert: str
+    key: str
+
+
+class TlsFlags(Protocol):
+    @property
+    def tls_cert(self) -> str | None: ...
+    @property
+    def tls_key(self) -> str | None: ...
+
+
+def tls_of(config: TlsFlags) -> Tls | None:
+    """Raises `StartupError` for one without the other."""
+    if config.tls_cert is None and config.tls_key is None:
+        return None
+    if config.tls_cert is None or config.tls_key is None:
+        missing = "--tls-cert" if config.tls_cert is None else "--tls-key"
+        raise StartupError(f"--tls-cert and --tls-key belong together; {missing} is missing")
+    return Tls(config.tls_cert, config.tls_key)
+
+
+def check_tls(tls: Tls) -> None:
+    """Raises `StartupError` for files that cannot be used, before anything is opened."""
+    for flag, path in (("--tls-cert", tls.cert), ("--tls-key", tls.key)):
+        try:
+            with Path(path).open("rb"):
+                pass
+        except OSError as fault:
+            raise StartupError(f"cannot read {flag} {path}: {fault.strerror}") from None
+    try:
+        # Asked for a passphrase, OpenSSL would wait at the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert, tls.key, password=_no_passphrase)
+    except (ssl.SSLError, ValueError) as fault:
+        why = getattr(fault, "reason", None) or str(fault)
+        raise StartupError(
+            f"--tls-cert {tls.cert} and --tls-key {tls.key} are no certificate and its key: {why}"
+        ) from None
+
+
+def _no_passphrase() -> str:
+    raise ValueError("the key needs a passphrase, and there is nobody to ask for it")
+
+
 class HttpServer(uvicorn.Server):
     """Others may listen on the socket too. Signals are not its business: whoever runs it says when to stop."""
 
-    def __init__(self, app: ASGIApp, on_started: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        on_started: Callable[[], None],
+        *,
+        tls: Tls | None = None,
+        bounds: Bounds | None = None,
+        registry: Registry | None = None,
+    ) -> None:
         config = uvicorn.Config(
             app,  # pyright: ignore[reportArgumentType]
             http="httptools",
@@ -31,14 +93,35 @@ class HttpServer(uvicorn.Server):
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            ssl_certfile=None if tls is None else tls.cert,
+            ssl_keyfile=None if tls is None else tls.key,
         )
         super().__init__(config)
         self._on_started = on_started
+        bounds = bounds or Bounds()
+        bounds = replace(bounds, max_connections=affordable_connections(bounds.max_connections))
+        self._bounds, self._connections = bounds, Connections(bounds, registry or Registry())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """As uvicorn does it, with connections of our own and a bound for handshakes."""
+        loop, tls = asyncio.get_running_loop(), self.config.ssl
+        self.servers = []
+        for listening in sockets or []:
+            prepare_listener(listening, self._bounds)
+            self.servers.append(
+                await loop.create_server(
+                    self._new_connection,
+                    sock=listening,
+                    ssl=tls,
+                    ssl_handshake_timeout=None if tls is None else self._bounds.handshake_s,
+                    backlog=self.config.backlog,
+                )
+            )
+        self.started = True
         self._on_started()
+
+    def _new_connection(self) -> BoundedConnection:
+        return BoundedConnection(self.config, self.server_state, {}, self._connections)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Real api processes with a supervisor's part and a stand-in engine played by threads of the test."""
+"""Real api processes and a real shelf, with a supervisor's part and a stand-in engine played by threads of the test."""
 
 import contextlib
 import itertools
@@ -18,6 +18,7 @@ from pathlib import Path
 from onward.config import ApiConfig
 from onward.obs.metrics import merge
 from onward.proto.control import (
+    ApiGone,
     AskDrain,
     AskInstance,
     AskSnapshot,
@@ -28,8 +29,11 @@ from onward.proto.control import (
     InstanceView,
     ProcessView,
     Ready,
+    ShelfGone,
+    ShelfUp,
     Snapshot,
     StartApi,
+    StartShelf,
     Stop,
 )
 from onward.proto.model import PreparedModel
@@ -37,6 +41,7 @@ from onward.proto.request import AbortByName, AskKvEvents, Deltas, ErrorInfo, Fr
 from onward.proto.stats import EngineStats, Family
 from onward.proto.step import WorkerHello
 from onward.transport.control import ChannelClosed, ControlChannel
+from onward.transport.curve import private_addresses
 from onward.transport.zmq import Wires
 from tests.api.stand_in_engine import StandInEngine
 
@@ -118,8 +123,27 @@ class EngineThread:
             self._port.send(receiver, message)
 
 
+class ShelfChild:
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel = ControlChannel(ours, FromChild)
+        command = [sys.executable, "-W", "error", "-m", "onward.shelf.main", "--control-fd", str(theirs.fileno())]
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        theirs.close()
+        self.incarnation = f"shelf-{secrets.token_hex(4)}"
+        to_bind, self.address = private_addresses(self.incarnation)
+        self.channel.send(StartShelf(self.incarnation, to_bind))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+        self.channel.close()
+
+
 class ApiChild:
     def __init__(self, index: int, config: ApiConfig, model: PreparedModel, listening: socket.socket) -> None:
+        self.incarnation = f"api-{secrets.token_hex(4)}"
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel = ControlChannel(ours, FromChild)
         self.index = index
@@ -129,11 +153,13 @@ class ApiChild:
         command = [sys.executable, "-W", "error", "-m", "onward.api.main", "--control-fd", str(fds[0])]
         self.process = subprocess.Popen(command, pass_fds=fds)
         theirs.close()
-        self.channel.send(StartApi(f"api-{secrets.token_hex(4)}", index, config, model, fds[1]))
+        self.channel.send(StartApi(self.incarnation, index, config, model, fds[1]))
 
 
 class Instance:
-    def __init__(self, model: PreparedModel, config: ApiConfig, num_api: int = 1) -> None:
+    def __init__(
+        self, model: PreparedModel, config: ApiConfig, num_api: int = 1, *, has_own_ports: bool = False
+    ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="onward-"))
         self.model = model
         self.stalled_s = 0.0
@@ -141,9 +167,13 @@ class Instance:
         self.engine_thread: EngineThread | None = None
         self.news = News()
         self._ask_ids = itertools.count(1)
-        self._listening = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        self.children = [ApiChild(i, config, model, self._listening) for i in range(num_api)]
+        self._listening = [
+            socket.create_server(("127.0.0.1", 0), backlog=128) for _ in range(num_api if has_own_ports else 1)
+        ]
+        self.children = [ApiChild(i, config, model, self._listening[i if has_own_ports else 0]) for i in range(num_api)]
+        self.url = self.children[0].url
+        self._dead: list[ApiChild] = []
+        self.shelf = self.start_shelf()
         self._ending = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -183,6 +213,27 @@ class Instance:
         self.kill_engine()
         self.start_engine(prepare)
 
+    def start_shelf(self) -> ShelfChild:
+        shelf = ShelfChild()
+        self._tell_all(ShelfUp(shelf.incarnation, shelf.address))
+        return shelf
+
+    def kill_shelf(self) -> None:
+        self.shelf.kill()
+        self._tell_all(ShelfGone(self.shelf.incarnation))
+
+    def restart_shelf(self) -> None:
+        self.kill_shelf()
+        self.shelf = self.start_shelf()
+
+    def kill_api(self, child: ApiChild) -> None:
+        """Nobody starts another."""
+        child.process.kill()
+        child.process.wait(PATIENCE_S)
+        self.children.remove(child)
+        self._dead.append(child)
+        assert self.shelf.channel.send(ApiGone(child.incarnation))
+
     def stop(self, grace_s: float) -> None:
         self._tell_all(Stop(grace_s))
 
@@ -201,7 +252,11 @@ class Instance:
             self.engine_thread.kill()
         for child in self.children:
             child.channel.close()
-        self._listening.close()
+        for child in self._dead:
+            child.channel.close()
+        self.shelf.kill()
+        for listening in self._listening:
+            listening.close()
         shutil.rmtree(self._folder)
 
     def _max_model_len(self) -> int:
@@ -242,13 +297,17 @@ class Instance:
         if self.engine_thread is not None:
             stats = EngineStats(1, self.worker_ready, self.stalled_s, {"running": 0}, {"free": NUM_BLOCKS}, 4)
         processes = [ProcessView("api", one.process.pid, "i", "ready") for one in self.children]
+        processes.append(ProcessView("shelf", self.shelf.process.pid, self.shelf.incarnation, "ready"))
         processes.append(ProcessView("supervisor", os.getpid(), "s", "ready"))
         child.channel.send(InstanceView(ask_id, "instance-1", processes, {}, families, stats))
 
 
 @contextlib.contextmanager
-def running(model: PreparedModel, config: ApiConfig | None = None, num_api: int = 1) -> Iterator[Instance]:
-    instance = Instance(model, config or ApiConfig(), num_api)
+def running(
+    model: PreparedModel, config: ApiConfig | None = None, num_api: int = 1, *, has_own_ports: bool = False
+) -> Iterator[Instance]:
+    """`has_own_ports`: each api process has its own, so that a test can choose one."""
+    instance = Instance(model, config or ApiConfig(), num_api, has_own_ports=has_own_ports)
     try:
         instance.start_engine()
         yield instance

@@ -134,6 +134,7 @@ class StandInEngine:
         by_name: dict[str, list[Running]] = {}
         since_s = message.again_since_s
         meant = [one for one in self.running.values() if since_s is None or one.submit.arrival_s <= since_s]
+        meant = [one for one in meant if message.caller in (None, one.submit.caller)]
         for one in meant:
             for name in one.names:
                 by_name.setdefault(name, []).append(one)

@@ -1,5 +1,6 @@
 """Attempts of a router: a client's request with the tokens so far, run as if it had never been anywhere else."""
 
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,7 +22,7 @@ from onward.text.text_stream import TextStream
 from onward.text.token_table import TokenTable
 from onward.transport.proof import prove
 from tests.api.instance import Instance, running
-from tests.api.reader import NO_CERTIFICATES, PATHS, PROMPT, PROMPTS, AnswerRead, request
+from tests.api.reader import NO_CERTIFICATES, PATHS, PROMPT, PROMPTS, AnswerRead, ask, request
 from tests.api.routed import REQUEST_ID, Heard, attempt_of, error_in, given, hear, heard_in, post
 from tests.api.small_model import EOS
 
@@ -177,8 +178,9 @@ def test_the_order_has_what_the_router_fixed(instance: Instance) -> None:
     assert (submit.sampling.seed, submit.prompt_token_ids) == (99, [1, 2, 3, 4])
     assert submit.deadline_s is not None and 40 < submit.deadline_s <= 50
     assert (submit.may_move, submit.prefill_peers) == (True, ["tcp://10.0.0.1:1"])
-    hear(instance.url, msgspec.structs.replace(attempt, epoch=1_000_001))
+    hear(instance.url, msgspec.structs.replace(attempt, epoch=1_000_001, was_taken=True))
     later = instance.engine.submits[-1]
+    assert (submit.asks_anew, later.asks_anew) == (True, False), "none has let it in before; the first has"
     assert later.epoch > submit.epoch + 10_000, "above all epochs that the earlier attempt may have used"
 
 
@@ -208,6 +210,21 @@ def test_scores_that_a_client_has_asked_for_come_once(instance: Instance) -> Non
             assert first.read(1).logprobs[0][5:] == again.read(1).logprobs[0], "those before were told"
         else:
             assert first.answer == again.answer
+
+
+def test_scores_that_a_given_up_attempt_owes_are_asked_for_by_its_resume(instance: Instance) -> None:
+    """Nobody has told the logprobs of a router's tokens to a client that waits for a whole answer."""
+    instance.engine.choose = recite
+    path = "/v1/generate"
+    body = request(path, False, **FIELDS, logprobs=0)
+    whole = ask(instance.url, path, body)
+    instance.engine.give_up = lambda sampling, position: GIVEN_UP if position == 5 else None
+    before = given((OUTPUTS[0][:5], None))
+    left = hear(instance.url, attempt_of(path, body, choices=before, final=True)).answer
+    assert left is not None
+    instance.engine.give_up = lambda sampling, position: None
+    rest = ask(instance.url, path, body | json.loads(left)["resume"])
+    assert rest.logprobs == whole.logprobs
 
 
 @STREAMING

@@ -8,17 +8,16 @@ import httpx
 import msgspec
 import pytest
 
-from onward.api.streams import Shelf
 from onward.config import ApiConfig
 from onward.proto.cursor import ChoiceCursor, Cursor, format_cursor, parse_cursor
 from onward.proto.model import PreparedModel
-from onward.proto.router import ATTEMPT_PATH, Record
+from onward.proto.router import ATTEMPT_PATH
 from onward.proto.sampling import Sampling
 from onward.text.text_stream import TextStream
 from onward.text.token_table import TokenTable
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES, PATHS, AnswerRead, ask, read, request
-from tests.api.routed import REQUEST_ID, attempt_of, find, given, hear
+from tests.api.routed import REQUEST_ID, attempt_of, find, hear
 from tests.api.small_model import EOS
 from tests.api.stand_in_engine import hashed_token
 
@@ -295,44 +294,3 @@ def test_a_router_that_dies_leaves_a_record_with_all_tokens(instance: Instance) 
 
 def test_nothing_is_known_of_a_stream_that_never_was(instance: Instance) -> None:
     assert find(instance.url, "never") is None
-
-
-def record_of(name: str, body: bytes = b"{}", label: str = "") -> Record:
-    attempt = attempt_of("/v1/completions", {}, body=body, request_id=name, label=label)
-    return Record(attempt=msgspec.structs.replace(attempt, choices=given(([1, 2], None))))
-
-
-def test_records_are_bounded_in_number_and_the_oldest_goes_first() -> None:
-    shelf = Shelf(60.0, 10, 1 << 20)
-    for number in range(15):
-        shelf.put(record_of(f"r{number}"), 0.0)
-    assert len(shelf) == 10
-    assert shelf.get("r4", 0.0) is None and shelf.get("r5", 0.0) is not None
-
-
-def test_records_are_bounded_in_bytes() -> None:
-    shelf, body = Shelf(60.0, 10, 4096), b"x" * 600
-    for number in range(5):
-        shelf.put(record_of(f"r{number}", body), 0.0)
-    assert [shelf.get(f"r{number}", 0.0) is not None for number in range(5)] == [False, False, True, True, True]
-    shelf.put(record_of("too large", body * 6), 0.0)
-    assert len(shelf) == 0
-
-
-def test_records_live_no_longer_than_they_may() -> None:
-    shelf = Shelf(10.0, 10, 1 << 20)
-    shelf.put(record_of("a"), 0.0)
-    shelf.put(record_of("b"), 5.0)
-    assert shelf.get("a", 9.9) is not None
-    assert shelf.get("a", 10.0) is None and shelf.get("b", 10.0) is not None
-    shelf.expire(15.0)
-    assert len(shelf) == 0
-
-
-def test_a_record_is_dropped_by_its_id_or_its_label() -> None:
-    shelf = Shelf(60.0, 10, 1 << 20)
-    for name, label in (("a", "mine"), ("b", ""), ("c", "")):
-        shelf.put(record_of(name, label=label), 0.0)
-    assert shelf.drop_named(["mine", "b", "x", ""], everything=False) == {"mine", "b"}
-    assert shelf.drop_named([], everything=True) == {"c"}
-    assert len(shelf) == 0

@@ -12,6 +12,7 @@ from onward.api.generation import MAX_OPEN_EXCHANGES, GenerationEndpoint, Genera
 from onward.api.jobs import Backend, Jobs
 from onward.api.ledger import Ledger
 from onward.api.prompts import Prompts
+from onward.api.shelf_link import ShelfLink
 from onward.api.streams import Streams
 from onward.chance import SystemChance
 from onward.clock import SystemClock
@@ -29,7 +30,7 @@ def test_open_requests_have_a_bound_and_those_that_leave_make_room(model: Prepar
         unknown = registry.counter("onward_unknown_fields_total", "")
         with ThreadPoolExecutor(1) as threads:
             backend = Backend(ApiConfig(), model, prompts, client, clock, threads, unknown, SystemChance())
-            streams = Streams(client, clock, ttl_s=60.0)
+            streams = Streams(client, clock, 60.0, ShelfLink(_no_engine, _no_fault, registry))
             generator = Generator(Jobs(Completions(prompts), "/v1/completions", backend), backend, streams)
             endpoint = GenerationEndpoint(generator, backend, streams)
             slow = [asyncio.ensure_future(_status(endpoint, asyncio.Event())) for _ in range(MAX_OPEN_EXCHANGES)]

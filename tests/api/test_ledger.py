@@ -25,6 +25,7 @@ from onward.proto.request import (
     Abort,
     AbortByName,
     Accepted,
+    CallerLimits,
     Charged,
     Deltas,
     ErrorInfo,
@@ -142,6 +143,31 @@ def test_another_engine_gets_everything_unfinished_with_the_tokens_so_far(ledger
         num_cached_tokens=2,
     )
     assert counts(registry) == {"engine_restart": 1}
+
+
+def test_whose_request_it_is_is_said_each_time_and_that_it_is_new_only_once(ledger: Ledger) -> None:
+    limits = CallerLimits(max_in_flight=2, tokens_per_minute=100)
+    first = only_submit(ledger.submit(order(caller="ann", caller_limits=limits, asks_anew=True, attempt=3), 0.0))
+    again = only_submit(ledger.engine_up("engine-2", 1.0))
+    assert [(one.caller, one.caller_limits, one.asks_anew) for one in (first, again)] == [
+        ("ann", limits, True),
+        ("ann", limits, False),
+    ]
+
+
+def test_a_caller_s_abort_is_about_its_own_requests(ledger: Ledger) -> None:
+    ledger.submit(order("a-0", label="red", caller="ann"), 0.0)
+    ledger.submit(order("b-0", label="red", caller="bob"), 0.0)
+    assert ledger.known(["a", "b", "red"], False, "ann") == {"a", "red"}
+    actions = ledger.abort_by_name(9, ["a", "b", "red", "later"], False, 0.0, 1000.0, "ann")
+    assert [one.request_id for one in actions.deliver] == ["a-0"]
+    asked = actions.send[0]
+    assert isinstance(asked, AbortByName) and asked.caller == "ann"
+    ledger.engine_gone("engine-1", 1.0)
+    said_again = ledger.engine_up("engine-2", 2.0).send[0]
+    assert isinstance(said_again, AbortByName) and said_again.caller == "ann"
+    assert ledger.submit(order("later-0", caller="bob"), 3.0).deliver == []
+    assert [one.error for one in ledger.submit(order("later-1", caller="ann"), 3.0).deliver] == [ABORTED]
 
 
 def test_words_of_an_engine_that_was_replaced_are_dropped(ledger: Ledger, registry: Registry) -> None:
@@ -372,13 +398,28 @@ def test_what_the_engine_gives_up_has_ended_and_is_not_tried_again(ledger: Ledge
     assert ledger.tick(100.0) == ledger.engine_up("engine-2", 100.0) == Actions()
 
 
-def test_an_error_of_a_hand_over_is_a_reschedule_unless_it_is_final(ledger: Ledger) -> None:
-    mismatch = ErrorInfo("pd_layout_mismatch", "PD Error: 16 heads, not 8", 400, stage="prefill")
-    for error, reason in ((PREEMPTED, "pd_reschedule"), (mismatch, "error")):
-        ledger.submit(order(), 0.0)
-        ledger.receive("engine-1", Accepted("a-0", 1), 0.0)
-        [one] = ledger.receive("engine-1", delta(0, finish_reason="error", error=error), 0.0).deliver
-        assert (one.finish_reason, one.error, len(ledger)) == (reason, error, 0)
+LAYOUT_MISMATCH = ErrorInfo("pd_layout_mismatch", "PD Error: 16 heads, not 8", 400, stage="prefill")
+
+
+@pytest.mark.parametrize(("error", "reason"), [(PREEMPTED, "pd_reschedule"), (LAYOUT_MISMATCH, "error")])
+def test_an_error_of_a_hand_over_is_a_reschedule_unless_it_is_final(
+    ledger: Ledger, error: ErrorInfo, reason: str
+) -> None:
+    ledger.submit(order(), 0.0)
+    ledger.receive("engine-1", Accepted("a-0", 1), 0.0)
+    [one] = ledger.receive("engine-1", delta(0, finish_reason="error", error=error), 0.0).deliver
+    assert (one.finish_reason, one.error, len(ledger)) == (reason, error, 0)
+
+
+def test_the_end_of_an_attempt_is_not_taken_for_that_of_a_later_one_with_the_same_number(ledger: Ledger) -> None:
+    """Its client saw nothing of the first, and so came back with the same cursor."""
+    ledger.submit(order(attempt=2), 0.0)
+    [aborted] = ledger.abort("a-0").send
+    [again] = ledger.submit(order(attempt=2), 0.0).send
+    assert again.epoch > aborted.epoch
+    end = delta(0, finish_reason="abort", epoch=aborted.epoch)
+    assert ledger.receive("engine-1", end, 0.0) == Actions()
+    assert len(ledger) == 1
 
 
 def test_a_reschedule_behind_a_gap_is_repaired_like_any_other_word(ledger: Ledger) -> None:

@@ -42,6 +42,7 @@ def test_all_promised_flags_exist_and_the_help_shows_them(capsys: pytest.Capture
     [
         (["--block-size", "0"], "--block-size"),
         (["--num-kv-blocks", "-1"], "--num-kv-blocks"),
+        (["--max-queue-tokens", "0"], "--max-queue-tokens"),
         (["--max-num-batched-tokens", "8"], "--max-num-batched-tokens"),
     ],
 )

@@ -1,6 +1,7 @@
 import argparse
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -103,7 +104,7 @@ def test_the_router_gets_the_front_port_its_own_flags_and_those_it_shares() -> N
         *("--policy", "prefix", "--preempt-retry-count", "0", "--tell-resumes", "--api-key", "k", "--max-queue", "7"),
         *("--detach-ttl-s", "9", "--stall-timeout-s", "70"),
     )
-    told = plan_router(up.router_flags(args), "127.0.0.1", 8000, "key", "k")
+    told = plan_router(up.router_flags(args), "127.0.0.1", 8000, "key", up.front_of(args, "127.0.0.1"))
     config = router_config_of(told.command)
     assert (told.url, told.threads) == ("http://127.0.0.1:8000", None)
     assert (config.host, config.port, config.cluster_key_file) == ("127.0.0.1", 8000, "key")
@@ -212,3 +213,36 @@ def test_a_cluster_of_nobody_is_refused_in_one_line(capsys: pytest.CaptureFixtur
 def test_the_clusters_key_is_readable_through_its_descriptor_only_by_its_owner() -> None:
     with up._key_in_memory() as fd:
         assert len(read_key(f"/dev/fd/{fd}")) == 64
+
+
+def test_with_a_router_only_the_router_hears_of_keys_and_without_one_those_who_take_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ONWARD_API_KEY", "ours")
+    args = arguments("--insecure")
+    front = up.front_of(args, "0.0.0.0")
+    assert front == up.Front(("--insecure",), "ours", has_keys=True)
+    behind = plan(Counts(1, 1, 0), passed_on(args), "0.0.0.0", 1, Ports((1, 2), (3,), 8000), "k", front)
+    assert [told.environment for told in behind] == [{"ONWARD_API_KEY": ""}] * 2
+    assert not any(config_of(told.command).insecure for told in behind)
+    alone = plan(Counts(1, 1, 0), passed_on(args), "0.0.0.0", 1, Ports((1, 2), (3,)), "k", front)
+    assert [told.environment["ONWARD_API_KEY"] for told in alone] == ["", "ours"]
+    assert [config_of(told.command).insecure for told in alone] == [False, True]
+    assert not any(told.takes_hangups for told in (*behind, *alone)), "there is nothing to be read again"
+    with pytest.raises(StartupError, match="one --api-key"):
+        up.front_of(arguments("--api-key", "a", "--api-key", "b"), "127.0.0.1")
+    monkeypatch.delenv("ONWARD_API_KEY")
+    with pytest.raises(StartupError, match="--insecure"):
+        up.front_of(arguments(), "0.0.0.0")
+
+
+def test_a_hangup_is_for_whoever_has_the_file_of_keys(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    assert run(["keys", "add", str(keys), "ann"]) == 0
+    args = arguments("--api-keys", str(keys))
+    front = up.front_of(args, "127.0.0.1")
+    assert plan_router([], "127.0.0.1", 8000, "k", front).takes_hangups
+    behind = plan(Counts(1, 1, 0), passed_on(args), "127.0.0.1", 1, Ports((1, 2), (3,), 8000), "k", front)
+    assert [told.takes_hangups for told in behind] == [False, False]
+    alone = plan(Counts(1, 1, 0), passed_on(args), "127.0.0.1", 1, Ports((1, 2), (3,)), "k", front)
+    assert [told.takes_hangups for told in alone] == [False, True]

@@ -28,7 +28,7 @@ def test_a_stopped_server_leaves_nothing_behind(number: signal.Signals) -> None:
     shared_memory_before = shared_memory()
     with Server("--api-processes", "2") as server:
         pids = server.pids()
-        assert len(pids) == 5
+        assert len(pids) == 6
         streams = run_streams(server.url, [chat_body(i, 8) for i in range(6)])
         assert all(len(stream.token_ids) == 8 for stream in streams)
         assert server.stop(number) == 0

@@ -12,6 +12,7 @@ from onward.proto.request import (
     Accepted,
     Charged,
     Deltas,
+    ErrorInfo,
     FromEngine,
     Holding,
     Submit,
@@ -32,13 +33,17 @@ class Client:
         self.submit = submit
         self.tokens: list[int] = list(submit.generated_token_ids)
         self.finish_reason: str | None = None
-        self.error_code: str | None = None
+        self.error: ErrorInfo | None = None
         self.num_finishes = 0
         self.accepted = False
         self.cached: int | None = None
         self.crash_charges = 0
         self.reads = True
         """False once a late repetition of a request that is over was sent: what comes of it is dropped, as an api does."""
+
+    @property
+    def error_code(self) -> str | None:
+        return self.error.code if self.error else None
 
 
 class Harness:
@@ -115,9 +120,10 @@ class Harness:
         self.core.receive(API, Abort(self.seq, request_id, **fields), self.now_s)  # type: ignore[arg-type]
         self.deliver()
 
-    def abort_by_name(self, *names: str, everything: bool = False) -> AbortAnswer:
+    def abort_by_name(self, *names: str, everything: bool = False, caller: str | None = None) -> AbortAnswer:
         self.seq += 1
-        self.core.receive(API, AbortByName(self.seq, self.seq, list(names), everything), self.now_s)
+        message = AbortByName(self.seq, self.seq, list(names), everything, caller=caller)
+        self.core.receive(API, message, self.now_s)
         self.deliver()
         return self.abort_answers[-1]
 
@@ -233,6 +239,8 @@ class Harness:
             cache_salt=old.cache_salt,
             crash_charges=client.crash_charges,
             num_cached_tokens=client.cached,
+            caller=old.caller,
+            caller_limits=old.caller_limits,
         )
         self.core.receive(API, client.submit, self.now_s)
         self.deliver()
@@ -275,7 +283,7 @@ class Harness:
         if delta.finish_reason:
             client.finish_reason = delta.finish_reason
             client.num_finishes += 1
-            client.error_code = delta.error.code if delta.error else None
+            client.error = delta.error
 
     def run_until_idle(self, max_steps: int = 20_000) -> None:
         """Two steps in flight, as in production."""

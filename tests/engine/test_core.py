@@ -1,6 +1,6 @@
 """The rules of the engine core, one by one."""
 
-from onward.proto.request import AbortByName
+from onward.proto.request import Abort, AbortByName
 from onward.proto.step import Failed, StepResult, Tokens
 from tests.engine.harness import API, Harness
 
@@ -96,6 +96,16 @@ def test_abort_works_in_every_state_and_twice() -> None:
     harness.run_until_idle()
     assert harness.clients["other"].tokens == harness.expected(harness.clients["other"])
     harness.core.audit_idle()
+
+
+def test_an_api_process_ends_its_own_attempt_and_not_another_s_with_the_same_number() -> None:
+    harness = Harness()
+    client = harness.submit("a", [1, 2], max_tokens=6, epoch=3)
+    harness.core.receive("api-other", Abort(1, "a", 3), harness.now_s)
+    harness.deliver()
+    assert client.finish_reason is None
+    harness.run_until_idle()
+    assert client.tokens == harness.expected(client)
 
 
 def test_an_abort_that_is_said_again_spares_what_came_after_it() -> None:

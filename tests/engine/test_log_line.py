@@ -20,10 +20,11 @@ def lines(caplog: pytest.LogCaptureFixture, begin: str) -> list[dict[str, str]]:
 
 def test_rates_are_those_of_the_interval() -> None:
     before = Counts(1, 0, 0, 10, 100, 1000, 200, 300, 1)
-    now = Counts(3, 2, 1, 50, 100, 1400, 300, 800, 4)
+    now = Counts(3, 2, 1, 50, 100, 1400, 300, 800, 4, waiting_tokens=77)
     assert fields(scheduler_line(before, now, 5.0)) == {
         "running": "3",
         "waiting": "2",
+        "waiting_tokens": "77",
         "preempting": "1",
         "kv_blocks": "50/100",
         "kv_use": "50.0%",

@@ -29,7 +29,7 @@ from onward.engine.replay import Outcome, first_difference, replay
 from onward.engine.token_disguise import TokenDisguise
 from onward.errors import InvalidRequest, StartupError
 from onward.proto.handoff import Prefill
-from onward.proto.request import Deltas, Submit, TokenDelta
+from onward.proto.request import CallerLimits, Deltas, Submit, TokenDelta
 from onward.proto.sampling import Sampling
 from onward.proto.step import Advanced, Assign, Run, StepPlan, StepResult, TokenLogprobs, Tokens
 from tests.engine.harness import API, Harness
@@ -58,6 +58,11 @@ def eventful_run(path: Path, **config: object) -> RecordedHarness:
         prompt = [3 + index % 3 + i // 2 for i in range(10 + index)]
         harness.submit(f"r{index}-0", prompt, max_tokens=30, seed=index, temperature=float(index % 2), end=(5,))
     harness.submit("long-0", [1] * 60, max_tokens=50)
+    limits = CallerLimits(max_in_flight=2, tokens_per_minute=9)
+    for index in range(3):
+        harness.submit(f"limited{index}-0", [2] * 9, max_tokens=9, caller="ann", caller_limits=limits)
+    harness.abort_by_name("r4", caller="ann")
+    harness.submit("moved-0", [1] * 5, max_tokens=3, epoch=7, asks_anew=True, caller="ann", caller_limits=limits)
     harness.submit("late-0", [1, 2, 3], max_tokens=60, deadline_s=0.2, cache_salt="tenant")
     for turn in range(1000):
         while harness.plan() is not None:

@@ -28,6 +28,12 @@ SHORT_NAMES = {
     "detached": "tests/api/test_detached.py",
     "draining": "tests/api/test_draining.py",
     "registering": "tests/api/test_registering.py",
+    "doors": "tests/e2e/test_doors.py",
+    "rights": "tests/api/test_roles.py",
+    "reach": "tests/router/test_roles.py",
+    "door": "tests/engine/test_admission.py",
+    "books": "tests/engine/test_callers.py",
+    "hostile": "tests/models/test_hostile_files.py",
 }
 REFERENCE = re.compile(r"…(_\w+)|(tests/[\w/]+\.py|…|\b[a-z]+(?=::))(?:::(\w+(?:::\w+)?))?")
 """A file with a test, a class or nothing; `…` is the file named last, or the beginning of the test named last."""

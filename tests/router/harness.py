@@ -13,6 +13,7 @@ import msgspec
 from onward.config import RouterConfig
 from onward.proto.cursor import Cursor, parse_cursor
 from onward.router.main import RouterProcess
+from onward.web.key_file import KeySource
 from tests.router.stand_in_instance import StandInInstance, text_of, token
 
 CHAT = "/v1/chat/completions"
@@ -132,9 +133,12 @@ async def running_router(
     cluster_key: str = "",
     settle_s: float = 0.0,
     keep_alive_s: float = 15.0,
+    key_source: KeySource | None = None,
     **config: Any,
 ) -> AsyncIterator[Router]:
+    plain = key_source.plain if key_source is not None else config.get("api_key", ())
     for instance in instances:
+        instance.key = plain[0] if plain else None
         if not instance.port:
             await instance.start()
     listening = socket.create_server(("127.0.0.1", 0))
@@ -145,6 +149,7 @@ async def running_router(
         cluster_key,
         settle_s=settle_s,
         keep_alive_s=keep_alive_s,
+        key_source=key_source,
         on_started=started.set,
     )
     running = asyncio.create_task(process.run(listening))

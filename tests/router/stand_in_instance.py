@@ -15,6 +15,7 @@ import msgspec
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import ChoiceCursor, Cursor, format_cursor
 from onward.proto.router import (
+    ABORT_PATH,
     ATTEMPT_PATH,
     FIND_PATH,
     PROBE_PATH,
@@ -76,6 +77,10 @@ class StandInInstance:
         self.cancelled: list[str] = []
         """Ids of attempts whose connection the router closed."""
         self.aborted: list[list[str]] = []
+        self.aborted_for: list[str | None] = []
+        """Whose the router said it means."""
+        self.key: str | None = None
+        """An admin's, for a router that asks for one."""
         self.records: dict[str, Record] = {}
         self.behave: Callable[[Attempt, int], Behaviour] = lambda attempt, number: Behaviour()
         """By the attempt and how many came here before."""
@@ -113,7 +118,8 @@ class StandInInstance:
 
     async def register_once(self, session: aiohttp.ClientSession, router_url: str) -> RegisterAnswer:
         body = msgspec.msgpack.encode(self.registration())
-        async with session.post(router_url + REGISTER_PATH, data=body) as response:
+        headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+        async with session.post(router_url + REGISTER_PATH, data=body, headers=headers) as response:
             return msgspec.msgpack.decode(await response.read(), type=RegisterAnswer)
 
     async def _register_forever(self, router_url: str) -> None:
@@ -169,10 +175,13 @@ class StandInInstance:
         elif path == FIND_PATH:
             record = self.records.get(msgspec.msgpack.decode(body, type=Find).request_id)
             respond(writer, 200 if record else 404, msgspec.msgpack.encode(record) if record else b"")
-        elif path == "/v1/abort":
-            ids = msgspec.json.decode(body).get("ids", [])
+        elif path == ABORT_PATH:
+            asked = msgspec.json.decode(body)
+            ids = asked.get("ids", [])
+            self.aborted_for.append(asked.get("caller"))
             self.aborted.append(ids)
-            ours = [one for one in ids if any(one == attempt.request_id for attempt in self.attempts)]
+            meant = [attempt for attempt in self.attempts if asked.get("caller") in (None, attempt.caller)]
+            ours = [one for one in ids if any(one == attempt.request_id for attempt in meant)]
             respond(writer, 200, msgspec.json.encode({"aborted": ours, "unknown": []}))
         elif path == "/v1/models":
             respond(writer, 200, b'{"object":"list","data":[{"id":"hash","object":"model"}]}')
@@ -186,6 +195,9 @@ class StandInInstance:
         await self._tell()
         if behaviour.status != 200:
             respond(writer, behaviour.status, msgspec.json.encode({"error": behaviour.error}), behaviour.headers)
+            return
+        if not attempt.body:
+            respond(writer, 400, msgspec.json.encode({"error": {"code": "invalid_request", "message": "no JSON"}}))
             return
         sending = asyncio.create_task(self._stream(attempt, behaviour, writer))
         leaving = asyncio.create_task(reader.read(1))

@@ -373,6 +373,17 @@ def test_a_router_that_has_just_started_waits_for_the_instances_before_it_knows_
     uvloop.run(scenario())
 
 
+def test_a_head_begins_nothing_and_takes_nothing_up() -> None:
+    async def scenario() -> None:
+        a = StandInInstance("a")
+        async with running_router(a) as router, aiohttp.ClientSession() as session:
+            async with session.head(router.url + CHAT) as response:
+                assert response.status == 400
+            assert a.attempts == []
+
+    uvloop.run(scenario())
+
+
 def test_a_stream_that_nobody_has_is_unknown_and_a_repeated_post_makes_it_again() -> None:
     async def scenario() -> None:
         async with running_router(StandInInstance("a")) as router:
@@ -423,7 +434,7 @@ def test_a_second_request_with_a_live_label_is_a_conflict() -> None:
 
 def test_every_route_but_live_wants_the_api_key() -> None:
     async def scenario() -> None:
-        async with running_router(StandInInstance("a"), api_key="secret-1") as router:
+        async with running_router(StandInInstance("a"), api_key=("secret-1",)) as router:
             good = {"Authorization": "Bearer secret-1"}
             for headers in ({}, {"Authorization": "Bearer secret-2"}, {"Authorization": "Basic secret-1"}):
                 assert (await router.post(STREAM, headers=headers)).status == 401
@@ -458,7 +469,7 @@ def test_instances_prove_that_they_hold_the_clusters_key() -> None:
                     assert response.status == status
             assert (await router.get("/internal/status")).status == 200
             assert_seamless((await router.post(STREAM)).stream, 7, 6)
-        async with running_router(cluster_key=key, api_key="k") as router:
+        async with running_router(cluster_key=key, api_key=("k",)) as router:
             assert (await router.get("/internal/status")).status == 401
             proof = prove(key, "/internal/status", b"", router.process.serving.clock.wall_s())
             assert (await router.get("/internal/status", {PROOF_HEADER: proof})).status == 200
@@ -543,7 +554,7 @@ def test_the_openai_client_notices_nothing() -> None:
         a, b = two_instances()
         first_fails(Behaviour(cut_after_bytes=1000), a, b)
         async with (
-            running_router(a, b, api_key="k") as router,
+            running_router(a, b, api_key=("k",)) as router,
             openai.AsyncOpenAI(base_url=router.url + "/v1", api_key="k", max_retries=0) as client,
         ):
             messages: Any = BODY["messages"]

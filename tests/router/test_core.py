@@ -505,8 +505,8 @@ def test_an_aborted_stream_ends_once_and_cannot_come_back() -> None:
     world = World("a", "b")
     route = world.open(label="mine")
     world.start(route, tokens=1)
-    hit, known = world.core.abort(["mine", "other"], world.now_s)
-    assert (hit, known) == ([route], {"mine"})
+    aborted = world.core.abort(["mine", "other"], world.now_s)
+    assert (aborted.routes, aborted.known) == ([route], {"mine"})
     world.fail(route)
     assert world.step(route) == GiveUp(ABORTED, None)
     world.core.close(route, world.now_s, keep=True)
@@ -520,7 +520,21 @@ def test_an_abort_reaches_a_stream_whose_client_has_gone() -> None:
     route = world.open(label="mine")
     world.start(route, tokens=1)
     world.core.close(route, world.now_s, keep=True)
-    assert world.core.abort(["mine"], world.now_s)[1] == {"mine"}
+    aborted = world.core.abort(["mine"], world.now_s)
+    assert (aborted.routes, aborted.ids, aborted.known) == ([], [route.stream.request_id], {"mine"})
+    assert len(world.core.records) == 0
+    with pytest.raises(NotFound):
+        world.core.check_alive(route.stream.request_id, world.now_s)
+
+
+def test_an_abort_of_all_means_streams_whose_client_has_gone_too() -> None:
+    world = World("a")
+    gone, running = world.open(label="gone"), world.open(label="running")
+    world.start(gone, tokens=1)
+    world.core.close(gone, world.now_s, keep=True)
+    aborted = world.core.abort(None, world.now_s)
+    assert aborted.routes == [running]
+    assert aborted.known == {gone.stream.request_id, running.stream.request_id}
     assert len(world.core.records) == 0
 
 

@@ -241,7 +241,7 @@ def test_f50_an_abort_that_crosses_another_end_stays_an_abort(crossing: str) -> 
     route = world.open(label="mine")
     world.start(route, tokens=1)
     CROSSING[crossing](route.stream)
-    assert world.core.abort(["mine"], world.now_s) == ([route], {"mine"})
+    assert world.core.abort(["mine"], world.now_s).routes == [route]
     world.core.ended(route, world.now_s)
     route.settle(ErrorInfo("unavailable", "the router is stopping", 503))
     assert world.step(route) == GiveUp(ABORTED, None)

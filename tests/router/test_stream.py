@@ -69,6 +69,16 @@ def run_with_cuts(stream: Stream, cuts: list[int]) -> list[bytes]:
     return out
 
 
+def test_an_attempt_says_whether_an_instance_has_let_the_request_in_before() -> None:
+    stream = new_stream()
+    assert not begin(stream).was_taken
+    stream.end_attempt()
+    assert not begin(stream).was_taken, "the first one has turned it away"
+    stream.accepted(0.0)
+    stream.end_attempt()
+    assert begin(stream).was_taken
+
+
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 14), max_size=6), st.integers(1, 3), st.booleans())
 def test_wherever_attempts_break_the_client_sees_one_stream(cuts: list[int], n: int, usage: bool) -> None:

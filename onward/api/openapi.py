@@ -1,0 +1,138 @@
+"""`/openapi.json`: what can be asked, written from the structs that decode requests and from the application's routes.
+
+Types come from the structs, so they cannot differ from what is checked; ranges are told here again, and a test holds
+them against the checks. Rules about several fields are told by the errors. Routes between instances are left out.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from onward.api.openai import (
+    MAX_CACHE_SALT_LENGTH,
+    MAX_DEADLINE_MS,
+    MAX_LOGPROBS,
+    MAX_REPETITION_PENALTY,
+    Bounds,
+    ChatRequest,
+    CompletionRequest,
+    TokenRequest,
+)
+from onward.version import __version__
+from onward.web.aborts import AbortRequest
+from onward.web.callers import Access, GuardedRoute
+from onward.web.responses import json_response
+
+PATH = "/openapi.json"
+_SCHEMAS = "#/components/schemas/{name}"
+_BODIES: dict[str, type[msgspec.Struct]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/generate": TokenRequest,
+    "/v1/abort": AbortRequest,
+}
+
+
+RANGES: dict[str, dict[str, Any]] = {
+    "max_tokens": {"minimum": 1},
+    "max_completion_tokens": {"minimum": 1},
+    "min_tokens": {"minimum": 0},
+    "temperature": {"minimum": 0, "maximum": 2},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "min_p": {"minimum": 0, "maximum": 1},
+    "top_k": {"minimum": -1, "maximum": 2**31 - 1},
+    "presence_penalty": {"minimum": -2, "maximum": 2},
+    "frequency_penalty": {"minimum": -2, "maximum": 2},
+    "repetition_penalty": {"exclusiveMinimum": 0, "maximum": MAX_REPETITION_PENALTY},
+    "prompt_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
+    "logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
+    "top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
+    "seed": {"minimum": -(2**63), "maximum": 2**63 - 1},
+    "priority": {"minimum": -(2**31), "maximum": 2**31 - 1},
+    "deadline_ms": {"minimum": 1, "maximum": MAX_DEADLINE_MS},
+    "cache_salt": {"maxLength": MAX_CACHE_SALT_LENGTH},
+    "messages": {"minItems": 1},
+    "prompt_token_ids": {"minItems": 1},
+}
+"""What a field's value must keep to, as JSON Schema says it: numbers' words are about numbers only, and so on."""
+
+
+class ErrorFields(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    error: ErrorFields
+
+
+def route(routes: Sequence[GuardedRoute], bounds: Bounds) -> GuardedRoute:
+    told = document([*routes], bounds)
+
+    async def tell(_: Request) -> Response:
+        return json_response(told)
+
+    return GuardedRoute(PATH, tell, methods=["GET"], access=Access.USER)
+
+
+def document(routes: Sequence[GuardedRoute], bounds: Bounds) -> dict[str, Any]:
+    kinds = [*_BODIES.values(), ErrorAnswer]
+    _, schemas = msgspec.json.schema_components(kinds, ref_template=_SCHEMAS)
+    for kind in (ChatRequest, CompletionRequest, TokenRequest):
+        _add_ranges(schemas[kind.__name__]["properties"], bounds)
+    schemas["ContentPart"]["properties"]["type"]["enum"] = ["text"]
+    schemas["ContentPart"]["required"] = ["type", "text"]
+    schemas["ChatMessage"]["required"] = ["role", "content"]
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "onward", "version": __version__},
+        "paths": {_path(one): _operations(one) for one in routes if one.access is not Access.CLUSTER},
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _add_ranges(properties: dict[str, dict[str, Any]], bounds: Bounds) -> None:
+    for name in properties.keys() & RANGES.keys():
+        properties[name] |= RANGES[name]
+    properties["model"]["enum"] = [bounds.model]
+    properties["n"] |= {"minimum": 1, "maximum": bounds.max_choices}
+    if "prompt_token_ids" in properties:
+        properties["prompt_token_ids"]["items"] |= {"minimum": 0, "maximum": bounds.vocab_size - 1}
+
+
+def _path(route: GuardedRoute) -> str:
+    return route.path.replace(":path}", "}")
+
+
+def _operations(route: GuardedRoute) -> dict[str, Any]:
+    methods = {"POST"} if route.path in _BODIES else (route.methods or set()) - {"HEAD"}
+    return {method.lower(): _operation(route) for method in sorted(methods)}
+
+
+def _operation(route: GuardedRoute) -> dict[str, Any]:
+    failed = {"description": "An error", "content": _json({"$ref": _SCHEMAS.format(name=ErrorAnswer.__name__)})}
+    operation: dict[str, Any] = {"responses": {"200": {"description": "The answer"}, "default": failed}}
+    if route.access is not Access.OPEN:
+        operation["security"] = [{"key": []}]
+        operation["description"] = f"For a key of the role {route.access.value}, where there are keys."
+    if body := _BODIES.get(route.path):
+        operation["requestBody"] = {"required": True, "content": _json({"$ref": _SCHEMAS.format(name=body.__name__)})}
+    if parameters := [_parameter(name) for name in route.param_convertors]:
+        operation["parameters"] = parameters
+    return operation
+
+
+def _parameter(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}

@@ -1,0 +1,235 @@
+"""An api process's way to the shelf of its instance: puts without waiting, asks with a deadline, answers what it is asked.
+
+A shelf that is away, silent or behind costs records and never holds a request up: what it does not say in time counts as
+unknown. Knows nothing of what is in a record.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from onward import log
+from onward.errors import Unavailable
+from onward.obs.metrics import Registry
+from onward.proto.control import ShelfGone, ShelfUp
+from onward.proto.shelf import (
+    Claim,
+    Claimed,
+    DropNamed,
+    Dropped,
+    Find,
+    Forget,
+    Found,
+    FromShelf,
+    Heard,
+    Hello,
+    Put,
+    Release,
+    Released,
+    ShelfRecord,
+    Show,
+    Shown,
+    ToShelf,
+)
+
+ANSWER_S = 0.5
+HELLO_EVERY_S = 1.0
+MAX_ASKS = 256
+DROP_TRIES = 3
+"""An abort must not be forgotten."""
+MAX_UNHEARD_BYTES = 32 << 20
+"""Of records that are on their way. More are not kept."""
+HELLO_BYTES = 4 << 20
+"""So much on its way is asked about before the next second."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Wire(Protocol):
+    """What `transport.shelf.ShelfSocket` does."""
+
+    def send(self, message: ToShelf) -> bool: ...
+    async def receive(self) -> FromShelf: ...
+    def close(self) -> None: ...
+
+
+class Runner(Protocol):
+    """Who knows what runs here."""
+
+    def show(self, record_id: str) -> ShelfRecord | None: ...
+    def release(self, record_id: str, epoch: int, caller: str) -> ShelfRecord | int | None:
+        """Ends the caller's earlier attempt and returns what there was of it; or the epoch of one that does not end."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Starting:
+    """An attempt that has been claimed, and does not run yet."""
+
+    record_id: str
+    epoch: int
+    is_granted: bool = False
+    overtaken_by: int | None = None
+
+
+class ShelfLink:
+    def __init__(self, connect: Callable[[str], Wire], on_fault: Callable[[], None], registry: Registry) -> None:
+        self._connect, self._on_fault = connect, on_fault
+        self._lost = registry.counter("onward_shelf_lost_total", "Records that the shelf was not there to take")
+        self._runner: Runner | None = None
+        self._wire: Wire | None = None
+        self._shelf = ""
+        self._reading: asyncio.Task[None] | None = None
+        self._greeting: asyncio.TimerHandle | None = None
+        self._ask_ids = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._starting: dict[int, Starting] = {}
+        """By the id of the claim."""
+        self._num_put = self._num_greeted = self._num_heard = 0
+        """Bytes: sent, sent at the last hello, and known to have arrived."""
+
+    def attach(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def shelf_up(self, message: ShelfUp) -> None:
+        self._disconnect()
+        self._shelf, self._wire = message.incarnation, self._connect(message.address)
+        self._num_put = self._num_greeted = self._num_heard = 0
+        self._reading = asyncio.get_running_loop().create_task(self._read_for_ever(self._wire))
+        self._reading.add_done_callback(self._read_ended)
+        self._greet()
+
+    def shelf_gone(self, message: ShelfGone) -> None:
+        if message.incarnation == self._shelf:
+            _logger.warning(log.event("shelf gone", incarnation=message.incarnation))
+            self._disconnect()
+
+    def put(self, record: ShelfRecord) -> None:
+        """Fire and forget, within a bound."""
+        num_bytes = len(record.data)
+        fits = self._num_put - self._num_heard + num_bytes <= MAX_UNHEARD_BYTES
+        if not fits or not self._send(Put(record)):
+            self._lost.inc()
+            return
+        self._num_put += num_bytes
+        if self._num_put - self._num_greeted > HELLO_BYTES:
+            self._say_hello()
+
+    def forget(self, record_id: str, epoch: int, caller: str) -> None:
+        self._send(Forget(record_id, epoch, caller))
+
+    async def find(self, record_id: str, epoch: int, caller: str | None) -> ShelfRecord | None:
+        answer = await self._ask(Find(next(self._ask_ids), record_id, epoch, caller))
+        return answer.record if isinstance(answer, Found) else None
+
+    async def claim(self, record_id: str, epoch: int, caller: str) -> int | None:
+        """Before a later attempt: ends those that run in other processes. Returns the epoch of one that is not earlier;
+        None: this one may start, before anything else is waited for."""
+        ask = Claim(next(self._ask_ids), record_id, epoch, caller)
+        starting = self._starting[ask.ask_id] = Starting(record_id, epoch)
+        try:
+            answer = await self._ask(ask)
+        finally:
+            del self._starting[ask.ask_id]
+        if isinstance(answer, Claimed) and answer.held_epoch is not None:
+            return answer.held_epoch
+        return starting.overtaken_by
+
+    async def drop_named(self, names: Collection[str], everything: bool, caller: str | None) -> set[str]:
+        """Those that were known. A shelf that is away has none."""
+        for _ in range(DROP_TRIES):
+            if self._wire is None:
+                return set()
+            answer = await self._ask(DropNamed(next(self._ask_ids), list(names), everything, caller))
+            if isinstance(answer, Dropped):
+                return set(answer.names)
+        if self._wire is None:
+            return set()
+        raise Unavailable("records of streams could not be dropped; ask again", retry_after_s=1.0)
+
+    async def close(self) -> None:
+        reading = self._reading
+        self._disconnect()
+        if reading is not None:
+            await asyncio.wait([reading])
+
+    async def _ask(self, ask: Find | Claim | DropNamed) -> Found | Claimed | Dropped | None:
+        """None: no answer in time, or none to be expected."""
+        if len(self._asked) >= MAX_ASKS:
+            return None
+        answer = self._asked[ask.ask_id] = asyncio.get_running_loop().create_future()
+        try:
+            return await asyncio.wait_for(answer, ANSWER_S) if self._send(ask) else None
+        except TimeoutError:
+            return None
+        finally:
+            del self._asked[ask.ask_id]
+
+    def _send(self, message: ToShelf) -> bool:
+        return self._wire is not None and self._wire.send(message)
+
+    async def _read_for_ever(self, wire: Wire) -> None:
+        while True:
+            self._on_message(await wire.receive())
+
+    def _on_message(self, message: FromShelf) -> None:
+        assert self._runner is not None, "there are streams before there is a shelf"
+        match message:
+            case Heard():
+                self._num_heard = max(self._num_heard, message.num_bytes)
+            case Show():
+                self._send(Shown(message.number, self._runner.show(message.record_id)))
+            case Release():
+                self._send(self._released(self._runner, message))
+            case Found() | Claimed() | Dropped():
+                self._answered(message)
+
+    def _answered(self, message: Found | Claimed | Dropped) -> None:
+        starting = self._starting.get(message.ask_id)
+        if starting is not None and isinstance(message, Claimed):
+            # At once: the next message may be another's claim, and come before whoever waits for this is awake.
+            starting.is_granted = message.held_epoch is None
+        answer = self._asked.get(message.ask_id)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def _released(self, runner: Runner, message: Release) -> Released:
+        for starting in self._starting.values():
+            if starting.record_id != message.record_id or not starting.is_granted:
+                continue
+            if starting.epoch >= message.epoch:
+                return Released(message.number, held_epoch=starting.epoch)
+            starting.overtaken_by = message.epoch
+        had = runner.release(message.record_id, message.epoch, message.caller)
+        return Released(message.number, held_epoch=had) if isinstance(had, int) else Released(message.number, had)
+
+    def _greet(self) -> None:
+        """Each second: so the shelf knows us, and we how far it is."""
+        self._say_hello()
+        self._greeting = asyncio.get_running_loop().call_later(HELLO_EVERY_S, self._greet)
+
+    def _say_hello(self) -> None:
+        if self._send(Hello(self._num_put)):
+            self._num_greeted = self._num_put
+
+    def _disconnect(self) -> None:
+        if self._greeting is not None:
+            self._greeting.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._wire is not None:
+            self._wire.close()
+        self._wire = self._reading = self._greeting = None
+        self._shelf = ""
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_result(None)
+
+    def _read_ended(self, task: asyncio.Task[None]) -> None:
+        """It ends only by being cancelled. Anything else is a fault of ours, and the process must not go on."""
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            _logger.critical("the link to the shelf has failed", exc_info=fault)
+            self._on_fault()

@@ -1,0 +1,65 @@
+"""`onward keys`: makes and shows the keys of a file for `--api-keys`. A key is shown once, when it is made; the file has
+its hash.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from onward.proto.keys import KeyEntry
+from onward.web.key_file import add_entry, new_key, read_table
+from onward.web.keys import HASH_PREFIX, LIMITS, check_limit, check_name, hash_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    add = actions.add_parser("add", help="make a key, print it once, and add its hash to the file")
+    add.add_argument("file", type=Path, metavar="FILE")
+    add.add_argument("name", metavar="NAME", help="who will use it; shown in logs")
+    add.add_argument("--role", choices=("user", "admin"), default="user", help="[%(default)s]")
+    for limit in LIMITS:
+        add.add_argument("--" + limit.replace("_", "-"), type=int, metavar="N", help=_HELP[limit])
+    shown = actions.add_parser("list", help="show the names and limits of a file's keys")
+    shown.add_argument("file", type=Path, metavar="FILE")
+
+
+_HELP = {
+    "max_in_flight": "requests that may be under way at once",
+    "tokens_per_minute": "prompt and output tokens together",
+    "priority": "the best that its requests may ask for; smaller is served first",
+    "max_connections": "HTTP exchanges that a server process holds open for it at once",
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    return _add(args) if args.action == "add" else _list(args.file)
+
+
+def _add(args: argparse.Namespace) -> int:
+    limits = {name: value for name in LIMITS if (value := getattr(args, name)) is not None}
+    for name, value in limits.items():
+        check_limit(name)(value, args.name)
+    key = new_key()
+    digest = hash_of(key).removeprefix(HASH_PREFIX)
+    add_entry(args.file, KeyEntry(name=check_name(args.name, "NAME"), digest=digest, role=args.role, **limits))
+    print(key)
+    print(
+        f"This is the key of {args.name}, and it is not shown again: {args.file} has only its hash.\n"
+        f"Servers with --api-keys {args.file} take it once they are started, or told by SIGHUP.",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _list(file: Path) -> int:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for title in ("name", "role", *(limit.replace("_", " ") for limit in LIMITS)):
+        table.add_column(title, no_wrap=True)
+    for entry in read_table(file):
+        limits = [getattr(entry, name) for name in LIMITS]
+        table.add_row(entry.name, entry.role, *("" if value is None else str(value) for value in limits))
+    Console(highlight=False).print(table)
+    return 0

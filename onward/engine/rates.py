@@ -1,0 +1,48 @@
+"""How fast work went lately: what a client that is turned away is told is measured, not guessed.
+
+Takes amounts and times; keeps one sum for each second of a short window. Knows nothing of requests, and reads no clock.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import floor
+
+WINDOW_S = 10
+
+
+class RecentRate:
+    """Of one kind of work. Times never go backwards."""
+
+    def __init__(self) -> None:
+        self._sums: deque[tuple[int, float]] = deque()
+        """The second, and what was done in it; seconds without any work are left out."""
+
+    def add(self, amount: float, now_s: float) -> None:
+        second = floor(now_s)
+        if self._sums and self._sums[-1][0] == second:
+            amount += self._sums.pop()[1]
+        self._sums.append((second, amount))
+        self._forget(now_s)
+
+    def per_s(self, now_s: float) -> float | None:
+        """None: nothing was done within the window, so nothing is known."""
+        self._forget(now_s)
+        if not self._sums:
+            return None
+        # A whole second at least: the first moments of a burst are no rate.
+        seconds = max(1.0, now_s - self._sums[0][0])
+        return sum(amount for _, amount in self._sums) / seconds
+
+    def _forget(self, now_s: float) -> None:
+        while self._sums and self._sums[0][0] < now_s - WINDOW_S:
+            self._sums.popleft()
+
+
+@dataclass(slots=True, frozen=True)
+class Rates:
+    """What the queue is worked off at."""
+
+    prompt_tokens: RecentRate = field(default_factory=RecentRate)
+    """Tokens of prompts whose KV is there for the first time, whether computed, cached or brought by a peer."""
+    slots: RecentRate = field(default_factory=RecentRate)
+    """Slots that a request left at its end."""

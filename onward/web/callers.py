@@ -1,0 +1,156 @@
+"""Who calls, and whether it may: the key that an exchange shows, against what its route asks for.
+
+Each route says itself what it asks for; one that does not cannot be built into an application. What is at no route asks
+for a key as well, so that strangers learn nothing. Where there are no keys, everybody is the anonymous admin.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from onward.clock import Clock
+from onward.proto.request import ErrorInfo
+from onward.proto.router import PROOF_HEADER
+from onward.transport.proof import is_proven
+from onward.web import http
+from onward.web.failures import RequestFailed
+from onward.web.keys import ANONYMOUS, Caller, Keys
+
+_CALLER = "onward.caller"
+_NO_KEY = ErrorInfo("invalid_api_key", "Authorization: a valid API key is required, as a bearer token", 401)
+_NOT_ADMIN = ErrorInfo("forbidden", "Authorization: this needs the key of an admin", 403)
+
+NOBODY = Caller("", "user")
+"""At an open door nobody is asked."""
+CLUSTER = Caller("cluster", "admin")
+"""Whoever holds the cluster's key has shown that instead of a key of the table."""
+
+
+class Access(Enum):
+    OPEN = "open"
+    """To everybody."""
+    USER = "user"
+    ADMIN = "admin"
+    CLUSTER = "cluster"
+    """To routers and instances: the endpoint asks for a proof of the cluster's key. Without a cluster key: an admin's."""
+
+
+class GuardedRoute(Route):
+    def __init__(self, path: str, endpoint: Callable[..., Any], *, methods: Sequence[str], access: Access) -> None:
+        super().__init__(path, endpoint, methods=list(methods))
+        self.access = access
+
+
+@dataclass(slots=True)
+class Keyring:
+    """The keys of a process; others take their place when the file is read again."""
+
+    keys: Keys
+
+
+class Callers:
+    def __init__(
+        self,
+        keyring: Keyring,
+        routes: Sequence[BaseRoute],
+        cluster_key: str,
+        clock: Clock,
+        *,
+        answers_preflights: bool = False,
+    ) -> None:
+        """`answers_preflights`: browsers ask beforehand, without a key, what they may send."""
+        self._keyring = keyring
+        self._routes = guarded(routes)
+        self._by_path = {route.path: route.access for route in self._routes}
+        self._cluster_key = cluster_key
+        self._clock = clock
+        self._answers_preflights = answers_preflights
+
+    def refusal(self, scope: Scope) -> ErrorInfo | None:
+        """Why it may not come in, if so. Else the exchange has a caller from here on."""
+        if not len(self._keyring.keys):
+            scope[_CALLER] = ANONYMOUS
+            return None
+        access = self._access(scope)
+        scope[_CALLER] = NOBODY
+        if access is Access.OPEN or (access is Access.CLUSTER and self._cluster_key):
+            return None
+        caller = self._caller(scope)
+        if caller is None:
+            return _NO_KEY
+        scope[_CALLER] = caller
+        return None if access is Access.USER or caller.is_admin else _NOT_ADMIN
+
+    def _access(self, scope: Scope) -> Access:
+        if self._answers_preflights and scope["method"] == "OPTIONS":
+            return Access.OPEN
+        access = self._by_path.get(scope["path"])
+        if access is not None:
+            return access
+        return next((one.access for one in self._routes if one.matches(scope)[0] is not Match.NONE), Access.USER)
+
+    def _caller(self, scope: Scope) -> Caller | None:
+        scheme, _, token = (http.header(scope, b"authorization") or "").partition(" ")
+        if scheme.lower() == "bearer":
+            return self._keyring.keys.find(token.strip())
+        proof = http.header(scope, PROOF_HEADER.encode())
+        if proof is None or not self._cluster_key:
+            return None
+        # Only what says nothing beside its path is proven here; what has a body is for the endpoint to check.
+        proven = is_proven(self._cluster_key, proof, scope["path"], b"", self._clock.wall_s())
+        return CLUSTER if proven else None
+
+
+def guarded(routes: Sequence[BaseRoute]) -> list[GuardedRoute]:
+    """Raises `TypeError` for a route that does not say whom it is for."""
+    for route in routes:
+        if not isinstance(route, GuardedRoute):
+            raise TypeError(f"{route} does not say who may use it; make it a GuardedRoute")
+    return [route for route in routes if isinstance(route, GuardedRoute)]
+
+
+def caller_of(scope: Scope) -> Caller:
+    return scope[_CALLER]
+
+
+def check_admin(caller: Caller) -> None:
+    if not caller.is_admin:
+        raise RequestFailed(_NOT_ADMIN)
+
+
+def may_see(caller: Caller, owner: str) -> bool:
+    return caller.is_admin or caller.name == owner
+
+
+class BoundedConnections:
+    """ASGI middleware inside the envelope: no caller has more exchanges open in this process than its key says."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._open: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = scope.get(_CALLER)
+        if caller is None or caller.max_connections is None:
+            await self._app(scope, receive, send)
+            return
+        if self._open[caller.name] >= caller.max_connections:
+            await http.respond_error(send, _too_many(caller.max_connections))
+            return
+        self._open[caller.name] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._open[caller.name] -= 1
+            if not self._open[caller.name]:
+                del self._open[caller.name]
+
+
+def _too_many(limit: int) -> ErrorInfo:
+    problem = f"this key has {limit} exchanges open already, as many as it may; try again later"
+    return ErrorInfo("too_many_connections", problem, 429, True, retry_after_s=1.0)

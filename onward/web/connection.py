@@ -1,0 +1,251 @@
+"""One HTTP connection within its bounds: uvicorn's protocol reads and writes, this says when it is too much.
+
+A head that is too large or too slow is answered with an error and ends the connection; so does what is no HTTP. Requests
+are taken one at a time: what comes before an answer is over is not read, and the connection ends with that answer. A
+client that does not read is cut off, which its stream hears of as of any client that goes.
+"""
+
+import asyncio
+import http as status_codes
+from enum import Enum, auto
+from typing import Any
+
+import httptools
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from onward.proto.request import ErrorInfo
+from onward.web.connections import Connections
+from onward.web.failures import error_body, error_headers
+
+ALIVE_URL = b"/live"
+
+NO_HTTP = ErrorInfo("invalid_http", "this is no request of HTTP/1.1", 400)
+TOO_SLOW = ErrorInfo("head_timeout", "headers: did not arrive in time", 408, True)
+NO_ROOM = ErrorInfo("too_many_connections", "this server has no room for more connections; try again later", 503, True,
+                    retry_after_s=1.0)  # fmt: skip
+
+
+class _Reading(Enum):
+    NOTHING = auto()
+    """Between requests."""
+    HEAD = auto()
+    BODY = auto()
+    AHEAD = auto()
+    """The request is whole, its answer is not."""
+    DISCARDING = auto()
+    """Nothing that comes counts any more."""
+
+
+class _Refused(Exception):
+    """Stops the parser."""
+
+
+class BoundedConnection(HttpToolsProtocol):
+    def __init__(
+        self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], connections: Connections
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self._all, self._bounds = connections, connections.bounds
+        self.timeout_keep_alive = connections.bounds.idle_s
+        self._reading = _Reading.NOTHING
+        self._refusal: tuple[str, ErrorInfo] | None = None
+        self._reading_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self._num_unread = 0
+        self._num_headers = self._num_header_bytes = 0
+        self._num_bytes = 0
+        """That have come since the parser has last told us of a step forward, or that were discarded."""
+
+    # The connection.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        # Whatever the kernel does not take at once counts as unread, until it has taken all.
+        transport.set_write_buffer_limits(high=1)
+        self._set_timer(self._bounds.head_s, self._head_is_late)
+        self._all.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._set_timer(None)
+        self._stop_unread_timer()
+        self._unset_keepalive_if_required()
+        self._all.remove(self)
+        super().connection_lost(exc)
+
+    def evict(self) -> None:
+        self.transport.abort()
+
+    def _set_timer(self, seconds: float | None, then: Any = None) -> None:
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+        self._reading_timer = None if seconds is None else self.loop.call_later(seconds, then)
+
+    # Reading.
+
+    def data_received(self, data: bytes) -> None:
+        self._num_bytes += len(data)
+        if self._reading is _Reading.DISCARDING:
+            if self._num_bytes > self._bounds.max_discarded_bytes:
+                self.transport.abort()
+            return
+        self._unset_keepalive_if_required()
+        if self._reading is _Reading.NOTHING and self._reading_timer is None:
+            self._set_timer(self._bounds.head_s, self._head_is_late)
+        assert self.parser is not None, "nothing comes after the end"
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # served as if nothing else had been proposed
+        except httptools.HttpParserError:
+            if self._reading is _Reading.AHEAD:
+                self._stop_reading()
+            else:
+                self._refuse(*(self._refusal or ("invalid_http", NO_HTTP)))
+            return
+        if self._num_bytes > self._bounds.max_head_bytes:
+            self._refuse("head_too_large", self._too_large())
+
+    def on_message_begin(self) -> None:
+        if self._reading is _Reading.AHEAD:
+            raise _Refused
+        self._reading = _Reading.HEAD
+        self._num_headers = self._num_header_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > self._bounds.max_url_bytes:
+            problem = f"URL: is longer than {self._bounds.max_url_bytes} bytes, the limit of this server"
+            self._stop_parser("url_too_long", ErrorInfo("url_too_long", problem, 414))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        self._num_header_bytes += len(name) + len(value)
+        if self._num_headers > self._bounds.max_headers:
+            problem = f"headers: are more than {self._bounds.max_headers}, the limit of this server"
+            self._stop_parser("head_too_large", ErrorInfo("headers_too_large", problem, 431))
+        if self._num_header_bytes > self._bounds.max_head_bytes:
+            self._stop_parser("head_too_large", self._too_large())
+        # Those after a body count, but nobody asks for them.
+        if self._reading is _Reading.HEAD:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._set_timer(None)
+        self._num_bytes = 0
+        if not self._all.has_room and self.url.partition(b"?")[0] != ALIVE_URL:
+            self._stop_parser("no_room", NO_ROOM)
+        super().on_headers_complete()
+        self._reading = _Reading.BODY
+        self._all.set_busy(self)
+
+    def on_body(self, body: bytes) -> None:
+        self._num_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._num_bytes = 0
+        if not self.cycle.response_complete:
+            self._reading = _Reading.AHEAD
+        elif self._reading is _Reading.BODY:
+            # The rest of a body that was not needed for the answer.
+            self._set_timer(None)
+            self._await_next()
+            self.timeout_keep_alive_task = self.loop.call_later(self._bounds.idle_s, self.timeout_keep_alive_handler)
+
+    def _too_large(self) -> ErrorInfo:
+        problem = f"headers: are larger than {self._bounds.max_head_bytes} bytes, the limit of this server"
+        return ErrorInfo("headers_too_large", problem, 431)
+
+    def _stop_parser(self, why: str, info: ErrorInfo) -> None:
+        self._refusal = (why, info)
+        raise _Refused
+
+    def _head_is_late(self) -> None:
+        if self._reading is _Reading.HEAD:
+            self._refuse("head_timeout", TOO_SLOW)
+        else:
+            self._all.note_end("head_timeout")
+            self.transport.close()
+
+    # Answering.
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        if self._reading is _Reading.AHEAD:
+            self._await_next()
+        elif self._reading is _Reading.BODY:
+            # The client may read its answer only when it has sent all.
+            self._unset_keepalive_if_required()
+            self._all.set_idle(self)
+            self._set_timer(self._bounds.discard_s, self.transport.close)
+
+    def _await_next(self) -> None:
+        self._reading = _Reading.NOTHING
+        self._all.set_idle(self)
+
+    def _stop_reading(self) -> None:
+        """The answer that is under way is the last one."""
+        self._all.note_end("pipelined")
+        self._reading, self._num_bytes = _Reading.DISCARDING, 0
+        self.cycle.keep_alive = False
+
+    def _refuse(self, why: str, info: ErrorInfo) -> None:
+        """The last word on this connection. Whoever works for it hears that the client has gone."""
+        self._all.note_end(why)
+        self._reading, self._num_bytes = _Reading.DISCARDING, 0
+        if self.cycle is not None and not self.cycle.response_complete:
+            if self.cycle.response_started:
+                self.transport.abort()
+                return
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._set_timer(self._bounds.discard_s, self.transport.close)
+        self.transport.write(_last_answer(info))
+        self._all.set_idle(self)
+
+    # Writing.
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_unread_timer()
+
+    def _watch_reader(self) -> None:
+        is_patient = self.scope is not None and self.scope.get("path") in self._bounds.patient_paths
+        seconds = self._bounds.unread_s * (self._bounds.patience if is_patient else 1.0)
+        self._num_unread = self.transport.get_write_buffer_size()
+        self._unread_timer = self.loop.call_later(seconds, self._check_reader)
+
+    def _check_reader(self) -> None:
+        if self._num_unread - self.transport.get_write_buffer_size() >= self._bounds.min_read_bytes:
+            self._watch_reader()
+            return
+        self._all.note_end("unread")
+        self.transport.abort()
+
+    def _stop_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+
+def _last_answer(info: ErrorInfo) -> bytes:
+    body = error_body(info)
+    headers = {
+        **error_headers(info),
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+    }
+    phrase = status_codes.HTTPStatus(info.status).phrase
+    lines = [f"HTTP/1.1 {info.status} {phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

@@ -1,0 +1,81 @@
+"""The file that has the table of keys: read within a bound, and written so that nobody ever sees half of it."""
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from onward.errors import StartupError
+from onward.proto.keys import KeyEntry
+from onward.web.keys import Keys, joined, parse_table, plain_entries, table_text
+
+MAX_FILE_BYTES = 1 << 20
+KEY_PREFIX = "ow-"
+KEY_BYTES = 32
+
+
+class KeySource:
+    """Where an instance's keys come from; can be read again."""
+
+    def __init__(self, plain: tuple[str, ...] = (), file: str | None = None) -> None:
+        self.plain = plain
+        self.file = file
+
+    def read(self) -> Keys:
+        """Raises `StartupError`; for a file that names no key as well, since that would open every door."""
+        keys = joined(plain_entries(self.plain), read_table(Path(self.file)) if self.file is not None else ())
+        if self.file is not None and not len(keys):
+            raise StartupError(f"{self.file} has no key; make one with `onward keys add {self.file} NAME`")
+        return keys
+
+
+def read_table(path: Path) -> list[KeyEntry]:
+    return parse_table(_text(path), str(path))
+
+
+def new_key() -> str:
+    return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+def add_entry(path: Path, entry: KeyEntry) -> None:
+    """What stands in the file stays as it is, comments too."""
+    text = _text(path) if path.exists() else ""
+    before = text.rstrip("\n") + "\n\n" if text.strip() else ""
+    whole = before + table_text(entry)
+    parse_table(whole, str(path))
+    _replace(path, whole)
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except OSError as fault:
+        raise StartupError(f"cannot read {path}: {fault.strerror}") from None
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StartupError(f"others can write {path}, and so let themselves in: chmod 600 {path}")
+    if len(raw) > MAX_FILE_BYTES:
+        raise StartupError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as fault:
+        raise StartupError(f"{path} is no UTF-8 (byte {fault.start})") from None
+
+
+def _replace(path: Path, text: str) -> None:
+    """A server that reads it meanwhile has the old one or the new one, whole."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(fd, "w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+    except OSError as fault:
+        raise StartupError(f"cannot write {path}: {fault.strerror}") from None

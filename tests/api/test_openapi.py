@@ -1,0 +1,70 @@
+import json
+import urllib.request
+from typing import Any
+
+import pytest
+
+from onward.api.openai import Bounds, ChatRequest, decode_chat, decode_tokens
+from onward.api.openapi import RANGES
+from onward.errors import InvalidRequest
+from tests.api.instance import Instance
+
+
+@pytest.fixture
+def document(instance: Instance) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{instance.url}/openapi.json", timeout=20) as answer:
+        return json.load(answer)
+
+
+def test_every_field_that_is_read_is_told(document: dict[str, Any]) -> None:
+    body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"$ref": "#/components/schemas/ChatRequest"}
+    schema = document["components"]["schemas"]["ChatRequest"]
+    assert list(schema["properties"]) == list(ChatRequest.__struct_fields__)
+    assert schema["required"] == ["model", "messages"]
+
+
+def test_the_model_that_is_served_is_named(document: dict[str, Any], instance: Instance) -> None:
+    assert document["components"]["schemas"]["TokenRequest"]["properties"]["model"]["enum"] == [instance.model.name]
+
+
+def test_every_route_but_those_between_instances_is_told(document: dict[str, Any]) -> None:
+    paths = set(document["paths"])
+    assert {"/v1/completions", "/v1/generate", "/v1/abort", "/v1/models", "/live", "/metrics", "/drain"} <= paths
+    assert not [path for path in paths if path.startswith("/internal")]
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            assert set(operation["responses"]) == {"200", "default"}
+
+
+def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    text = json.dumps(document)
+    for reference in {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}:
+        assert reference in document["components"]["schemas"]
+
+
+def _beyond(rule: dict[str, Any]) -> list[Any]:
+    beyond = {
+        "minimum": lambda limit: limit - 1,
+        "maximum": lambda limit: limit + 1,
+        "exclusiveMinimum": lambda limit: limit,
+        "maxLength": lambda limit: "x" * (limit + 1),
+        "minItems": lambda limit: [],
+    }
+    return [beyond[word](limit) for word, limit in rule.items()]
+
+
+@pytest.mark.parametrize("field", RANGES)
+def test_ranges_are_told_as_they_are_checked(field: str) -> None:
+    bounds = Bounds("m", vocab_size=10, max_choices=4)
+    is_chat = field in ChatRequest.__struct_fields__ and field != "logprobs"
+    plain = {"messages": [{"role": "user", "content": "a"}]} if is_chat else {"prompt_token_ids": [1]}
+    decode = decode_chat if is_chat else decode_tokens
+    for value in _beyond(RANGES[field]):
+        with pytest.raises(InvalidRequest) as refused:
+            decode(json.dumps({"model": "m", **plain, field: value}).encode(), bounds)
+        assert refused.value.param == field
+    for word in ("minimum", "maximum"):
+        if word in RANGES[field]:
+            more = {"logprobs": True} if field == "top_logprobs" else {}
+            decode(json.dumps({"model": "m", **plain, **more, field: RANGES[field][word]}).encode(), bounds)

@@ -1,0 +1,64 @@
+"""Limits of keys with two api processes: the engine keeps them, whichever process a request comes to."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from onward.web.keys import hash_of
+from tests.e2e.server import Server
+from tests.e2e.streams import chat_body
+
+LIMITS = {"ann": "max_in_flight = 2", "bob": "", "cyd": "tokens_per_minute = 30"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    table: Path = tmp_path_factory.mktemp("keys") / "keys.toml"
+    rows = [f'[[key]]\nname = "{name}"\nhash = "{hash_of(key(name))}"\n{limit}\n' for name, limit in LIMITS.items()]
+    table.write_text("\n".join(rows))
+    with Server("--api-processes", "2", "--api-keys", str(table), "--open-metrics") as server:
+        yield server
+
+
+def key(name: str) -> str:
+    return f"secret of {name}"
+
+
+async def ask(server: Server, name: str, num_tokens: int, index: int = 0) -> httpx.Response:
+    """On a connection of its own, so that either process may get it."""
+    headers = {"Authorization": f"Bearer {key(name)}"}
+    async with httpx.AsyncClient(base_url=server.url, timeout=60, headers=headers) as client:
+        return await client.post("/v1/chat/completions", json=chat_body(index, num_tokens))
+
+
+def test_no_more_of_a_caller_s_requests_are_in_flight_than_its_key_says(server: Server) -> None:
+    async def ask_all() -> list[httpx.Response]:
+        return await asyncio.gather(
+            *(ask(server, "ann", 60, index) for index in range(8)),
+            *(ask(server, "bob", 20, index) for index in range(8)),
+        )
+
+    answers = asyncio.run(ask_all())
+    of_ann, of_bob = answers[:8], answers[8:]
+    assert {answer.status_code for answer in of_bob} == {200}, "others are not held up"
+    refused = [answer for answer in of_ann if answer.status_code == 429]
+    assert len([answer for answer in of_ann if answer.status_code == 200]) + len(refused) == 8
+    assert 1 <= len(refused) <= 6, "two were in flight"
+    for answer in refused:
+        assert answer.json()["error"]["code"] == "rate_limited"
+        assert "max_in_flight" in answer.json()["error"]["message"]
+        assert int(answer.headers["retry-after"]) >= 1
+    assert server.metrics()['onward_refusals_total{reason="in_flight"}'] == len(refused)
+
+
+def test_a_caller_that_has_used_its_tokens_is_told_when_there_are_some_again(server: Server) -> None:
+    first = asyncio.run(ask(server, "cyd", 40))
+    assert (first.status_code, first.json()["usage"]["completion_tokens"]) == (200, 40), "what runs is not cut"
+    for _ in range(4):
+        refused = asyncio.run(ask(server, "cyd", 5))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
+        assert int(refused.headers["retry-after"]) > 10
+    assert asyncio.run(ask(server, "bob", 5)).status_code == 200

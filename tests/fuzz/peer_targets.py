@@ -1,0 +1,254 @@
+"""What another instance, or a router, can send: events, hand-over messages, link messages, attempts, registrations."""
+
+import socket
+from typing import Any
+
+import msgspec
+
+from onward.api.attempts import decoded
+from onward.errors import ClientError
+from onward.pd.handoff import DecodeSide, Lease, PrefillSide, Times
+from onward.proto import SCHEMA_VERSION
+from onward.proto import handoff as pd
+from onward.proto.cursor import ChoiceCursor
+from onward.proto.handoff import ToDecode, ToPrefill
+from onward.proto.kv_events import KvEvents
+from onward.proto.kv_transfer import Counted, Endpoint, Expect, KvReport, Layout, LeaseQuiet, Revoke, Sent
+from onward.proto.request import ErrorInfo
+from onward.proto.router import Attempt, Find, GivenChoice, Load, Registration
+from onward.proto.sampling import Sampling
+from onward.router.admin import decode_registration
+from onward.router.events import EventSplitter, MalformedEvent, read_event
+from onward.router.replicas import Replicas
+from onward.transport.decoding import decode_message
+from onward.worker.transfer import messages as link
+from onward.worker.transfer.backend import Invitation
+from onward.worker.transfer.channel import Channel, LinkLost
+from onward.worker.transfer.geometry import Geometry
+from onward.worker.transfer.handshake import Secret
+from onward.worker.transfer.link import ReceiverLink
+from onward.worker.transfer.sink import RuleBroken, Sink
+from tests.fuzz.case import Target
+from tests.fuzz.mutation import byte_cases, cases
+
+LAYOUT = Layout("f", "float32", 16, 2, 2, 8)
+ENDPOINT = Endpoint("tcp", "tcp:127.0.0.1:5", "d")
+ERROR = ErrorInfo(code="aborted", message="m", status=409, retryable=False)
+TIMES = Times(lease_s=5.0, offer_hold_s=1.0, handover_timeout_s=30.0)
+PREFILL = pd.Prefill(1, LAYOUT, "r", [1, 2, 3], 3, Sampling(seed=5))
+
+
+def _tree(message: Any) -> Any:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(message))
+
+
+def _msgpack(tree: Any) -> bytes:
+    try:
+        return msgspec.msgpack.encode(tree)
+    except OverflowError:  # a number that msgpack has no form for
+        return b"\xcf" + b"\xff" * 7
+
+
+EVENTS = [
+    b": progress e 1 2 3\n\n",
+    b'event: facts\ndata: {"num_prompt_tokens":3,"num_cached_tokens":1,"num_choices":2}\n\n',
+    b'id: 1;a;0;-1;0;1;0:5\ndata: {"x":1}\n\nid: 1;a;0;-1;0;2;0:6\n\n',
+    b'event: error\ndata: {"error":{"message":"m","code":"overloaded","retryable":true,"status":429}}\n\n',
+    b"event: answer\ndata: {}\n\ndata: [DONE]\n\n",
+]
+
+
+def _events(data: bytes) -> None:
+    splitter = EventSplitter(max_event_bytes=1 << 12)
+    for at in range(0, len(data), 7):
+        for event in splitter.feed(data[at : at + 7]):
+            read_event(event)
+
+
+TO_PREFILL: list[Any] = [
+    _tree([PREFILL, pd.Grant(1, "p", "l", ENDPOINT, 0, [1], 5.0, True), pd.Taken(1)]),
+    _tree([PREFILL, pd.Heartbeat(1, [1], "p"), pd.Cancel(1, ERROR, "p"), pd.Ping()]),
+    _tree([PREFILL, pd.Refuse(1, ERROR, "p"), pd.Gone("d"), PREFILL]),
+]
+
+
+def _messages(data: bytes, union: Any) -> list[Any]:
+    """A list of messages, each decoded as it would be alone."""
+    try:
+        parts = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+    decoder = msgspec.msgpack.Decoder(union)
+    return [decode_message(decoder, bytes(part)) for part in parts[:20]]
+
+
+def _to_prefill(data: bytes) -> None:
+    side = PrefillSide("p", TIMES)
+    for turn, message in enumerate(_messages(data, ToPrefill)):
+        side.receive("d", message, now_s=turn * 0.5)
+        for event in side.take_events():
+            if key := getattr(event, "key", None):
+                side.offer(key, 1, now_s=turn * 0.5) if hasattr(event, "prefill") else None
+        side.tick(turn * 0.5 + 0.1)
+        _sendable(side.drain())
+    side.tick(1e6)
+    assert sum(side.states().values()) == 0, "a lease ends whatever was said"
+
+
+TO_DECODE: list[Any] = [
+    _tree([pd.Offer(1, "p", 1), pd.Ready(1, "p", [5], 0, None, None, [], [9]), pd.Pong("p")]),
+    _tree([pd.Offer(1, "p", 1), pd.Heartbeat(3, [1], "p"), pd.Cancel(1, ERROR, "p")]),
+    _tree([pd.Pong("p"), pd.Refuse(1, ERROR, "p"), pd.Gone("p"), pd.Offer(2, "q", 4)]),
+]
+
+
+def _to_decode(data: bytes) -> None:
+    side = DecodeSide("d", TIMES)
+    for _ in range(2):
+        side.ask("p-address", msgspec.structs.replace(PREFILL, handover=side.next_number()), 0.0)
+    for turn, message in enumerate(_messages(data, ToDecode)):
+        now_s = turn * 0.5
+        side.receive("p-address", message, now_s)
+        for event in side.take_events():
+            if hasattr(event, "num_blocks"):
+                number = getattr(event, "handover", 0)
+                side.grant(number, Lease(f"l{number}-{turn}", ENDPOINT, 0, [1], True), now_s)
+                side.counted(f"l{number}-{turn}", [9], now_s)
+        side.tick(now_s + 0.1)
+        _sendable(side.drain())
+    side.tick(1e6)
+    assert sum(side.states().values()) == 0, "every hand-over ends"
+
+
+def _sendable(outbox: list[tuple[str, Any]]) -> None:
+    for _, message in outbox:
+        msgspec.msgpack.encode(message)
+
+
+LINK: list[Any] = [
+    _tree(
+        [
+            link.Greeting(SCHEMA_VERSION, b"n" * 16, "d", LAYOUT), link.Claim(b"p" * 32), link.Join("l", [1, 2]),
+            link.Wrote("l", [(0, 8)]), link.Written("l"), link.Left("l"),
+        ]
+    )
+]  # fmt: skip
+
+
+def _link_case(tree: Any) -> bytes:
+    parts = [_msgpack(one) for one in (tree if isinstance(tree, list) else [tree])]
+    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+
+
+def _link(data: bytes) -> None:
+    """From somebody who has not shown the key, who must not get past the door."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        theirs.send(data[:50_000])
+        visitor = ReceiverLink(ours, Secret("ab" * 32), "d", LAYOUT, lambda: Invitation(b"", ()))
+        assert not list(visitor.messages(8))
+        assert not visitor.is_open
+
+
+GEOMETRY = Geometry(num_layers=2, num_blocks=4, page_bytes=8)
+JOINED = [
+    link.Join("l", [1, 2]),
+    link.Incoming("l", [(8, 16), (40, 16)]),
+    b"\1" * 32,
+    link.Written("l"),
+    link.Left("l"),
+]
+SINK: list[Any] = [
+    [_tree(one) if isinstance(one, msgspec.Struct) else one for one in JOINED],
+    [*_tree(JOINED[:1]), *_tree([link.Incoming("l", [(8, 8)])]), b"\1" * 8, *_tree([link.Left("l"), JOINED[0]])],
+    [*_tree(JOINED[:1]), *_tree([link.Incoming("m", [(0, 8)])]), b"\1" * 8, *_tree([link.Wrote("l", [(8, 8)])])],
+]
+
+
+class _NoBackend:
+    """Bytes come on the link, so there is nobody else to let in."""
+
+    def invite(self, writer: int) -> Invitation:
+        return Invitation(b"", ())
+
+    def expel(self, writer: int) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def _sink_case(tree: Any) -> bytes:
+    """Bytes stand between the messages without a frame, as on the link."""
+    parts = [
+        one if isinstance(one, bytes) else _link_case([one]) for one in (tree if isinstance(tree, list) else [tree])
+    ]
+    return b"".join(parts)
+
+
+def _sink(data: bytes) -> None:
+    """From somebody who has, and still may write to the blocks of its lease alone."""
+    memory = bytearray(GEOMETRY.num_bytes)
+    reports: list[KvReport] = []
+    sink = Sink(memoryview(memory), GEOMETRY, _NoBackend(), is_in_band=True, report=reports.append)
+    sink.command(Expect("l", [1, 2], True))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.send(data[:50_000])
+        channel = Channel(ours, link.ToReceiver)
+        sink.welcome(1, channel)
+        try:
+            while (message := channel.receive()) is not None:
+                sink.hear(1, message, 0.0)
+        finally:
+            sink.lose(1, "the case is over")
+            sink.command(Revoke("l"))
+            pages = [memory[at : at + 8] for at in range(0, len(memory), 8)]
+            assert not any(any(page) for i, page in enumerate(pages) if i % 4 not in (1, 2)), "only the lease's blocks"
+            assert isinstance(reports[-1], LeaseQuiet)
+
+
+REPORTS = [_tree(Counted("l", [1], 5, 0.5)), _tree(Sent("l", [1], 5, 0.5)), ["push_failed", "l", "m"]]
+ATTEMPT = Attempt(
+    schema_version=SCHEMA_VERSION, path="/v1/completions", body=b"{}", request_id="r", epoch=1, seed=5, created_s=5,
+    arrival_s=1.0, label="l", deadline_s=5.0, choices=[GivenChoice([1, 2], "stop")], num_cached_tokens=1,
+    prompt_token_ids=[1, 2], prefill_peers=["tcp://a"], final=True, skip_to=[ChoiceCursor(1)], usage_told=True,
+)  # fmt: skip
+REGISTRATION = Registration(
+    schema_version=SCHEMA_VERSION, instance="i", url="http://h:1", role="mixed", state="ready", model="m", fingerprint="f",
+    layout=LAYOUT, handoff_address="tcp://h:2", max_tokens=100, block_size=16, engine="e", step=5, load=Load(1, 1, 1, 1, 1),
+    kv_events=KvEvents(0, [(True, b"a" * 16), (False, b"b" * 16)]), pids={"api": [1]}, text_hash="t",
+)  # fmt: skip
+
+
+def _attempt(data: bytes) -> None:
+    decoded(msgspec.msgpack.Decoder(Attempt), data)
+    decoded(msgspec.msgpack.Decoder(Find), data)
+
+
+def _registration(data: bytes) -> None:
+    registration = decode_registration(data)
+    replicas = Replicas("r", wants_kv_events=True)
+    for instance in ("", "j"):
+        other = msgspec.structs.replace(REGISTRATION, instance="j", url="http://h:2")
+        replicas.register(registration if not instance else other, 1.0)
+        msgspec.msgpack.encode(replicas.register(registration, 2.0))
+        replicas.all(3.0), replicas.tick(1e6)
+
+
+TARGETS = [
+    Target("events", byte_cases(EVENTS), _events, (MalformedEvent,)),
+    Target("to_prefill", cases(TO_PREFILL, _msgpack), _to_prefill, (msgspec.DecodeError,)),
+    Target("to_decode", cases(TO_DECODE, _msgpack), _to_decode, (msgspec.DecodeError,)),
+    Target("kv_link", cases(LINK, _link_case), _link, (LinkLost,)),
+    Target("kv_sink", cases(SINK, _sink_case), _sink, (LinkLost, RuleBroken)),
+    Target(
+        "kv_report",
+        cases(REPORTS, _msgpack),
+        lambda data: decode_message(msgspec.msgpack.Decoder(KvReport), data),
+        (msgspec.DecodeError,),
+    ),
+    Target("attempt", cases([_tree(ATTEMPT)], _msgpack), _attempt, (ClientError,)),
+    Target("registration", cases([_tree(REGISTRATION)], _msgpack), _registration, (ClientError,)),
+]

@@ -1,0 +1,177 @@
+"""What a client can send (bodies, names to abort, the header by which it comes back), and the table of clients' keys."""
+
+import json
+from typing import Any
+
+from onward.api.openai import Bounds, decode_chat, decode_completion, decode_tokens
+from onward.errors import ClientError, StartupError
+from onward.proto.cursor import format_cursor, parse_cursor
+from onward.proto.model import ModelText
+from onward.text.chat_template import ChatTemplate
+from onward.text.gguf_tokenizer import build_tokenizer
+from onward.text.prompt_tokens import PromptTokens
+from onward.web.aborts import decode_abort, decode_abort_for
+from onward.web.keys import parse_table
+from tests.fuzz.case import Target
+from tests.fuzz.mutation import byte_cases, cases
+from tests.models.checkpoints import GPT2_TOKENIZER
+
+BOUNDS = Bounds("m", vocab_size=1000, max_choices=8)
+SHARED: dict[str, Any] = {
+    "model": "m", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 9, "temperature": 0.5,
+    "top_p": 0.5, "top_k": 5, "min_p": 0.1, "seed": 7, "stop": ["a", "b"], "stop_token_ids": [1], "min_tokens": 1,
+    "ignore_eos": True, "presence_penalty": 0.1, "frequency_penalty": 0.1, "repetition_penalty": 1.1,
+    "logit_bias": {"5": 1.5}, "bad_words": ["x y"], "prompt_logprobs": 1, "n": 2, "priority": 1, "deadline_ms": 1000,
+    "cache_salt": "s", "generated_token_ids": [[1, 2], [3]], "generated_finish_reasons": [None, "stop"],
+    "rescore_from": [0, 1],
+}  # fmt: skip
+ONE = {**SHARED, "n": 1, "generated_token_ids": [1, 2], "generated_finish_reasons": [None], "rescore_from": 1}
+MESSAGES: list[Any] = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": [{"type": "text", "text": "hello"}, {"type": "text", "text": "there"}]},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]},
+    {"role": "tool", "content": "ok", "tool_call_id": "1", "name": "f"},
+]
+CHAT = [
+    {"model": "m", "messages": [{"role": "user", "content": "hello"}]},
+    {**SHARED, "messages": MESSAGES, "max_completion_tokens": 5, "logprobs": True, "top_logprobs": 2},
+    {**ONE, "messages": MESSAGES, "tools": [], "response_format": {"type": "text"}, "user": "u", "unknown": [1]},
+]
+COMPLETION = [{**SHARED, "prompt": "hello", "logprobs": 1}, {**ONE, "prompt": [1, 2, 3]}, {"model": "m", "prompt": "a"}]
+TOKENS = [{**SHARED, "prompt_token_ids": [1, 2, 3]}, {"model": "m", "prompt_token_ids": [5], "logprobs": 2}]
+TEMPLATE = (
+    "{% for m in messages %}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{{ m.role }}: {{ m.content }}\n"
+    "{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+)
+CURSORS = [
+    b"1;5f0c9d3e;1767225600;42;3;17,9:stop;0:19556+33",
+    b"1;a;0;-1;0;1;0:5",
+    b"1;a.b_c-d;137438953471;18446744073709551615;9223372036854775807;2147483647:length,0;1:3",
+    b"1;a;5;5;5;1:stop,2:length;usage",
+    b"1;a;5;5;5;3;",
+]
+
+
+def _json(tree: Any) -> bytes:
+    return json.dumps(tree).encode()
+
+
+def _prompt_tokens() -> PromptTokens:
+    return PromptTokens(ModelText(build_tokenizer(GPT2_TOKENIZER).to_str(), TEMPLATE, None, None))
+
+
+_TOKENS = _prompt_tokens()
+
+
+def _chat_prompt(body: bytes) -> None:
+    request, _ = decode_chat(body, BOUNDS)
+    request.generated(), request.told_reasons(), request.rescored_from(), request.stop_strings()
+    token_ids = _TOKENS.of_chat(request.messages, created_s=0)
+    assert all(0 <= token_id < 1000 for token_id in token_ids)
+
+
+def _completion(body: bytes) -> None:
+    request, _ = decode_completion(body, BOUNDS)
+    request.generated(), request.told_reasons(), request.rescored_from()
+    if isinstance(request.prompt, str):
+        _TOKENS.of_text(request.prompt)
+
+
+def _tokens(body: bytes) -> None:
+    request, _ = decode_tokens(body, BOUNDS)
+    request.generated(), request.told_reasons(), request.rescored_from()
+
+
+def _aborts(body: bytes) -> None:
+    decode_abort_for(body)
+    decode_abort(body)
+
+
+def _cursor(line: bytes) -> None:
+    text = line.decode("latin-1")  # as a header comes
+    cursor = parse_cursor(text)
+    assert format_cursor(cursor) == text, "one way to write each"
+    assert all(len(ids) <= cursor.choices[index].position for index, ids in cursor.new_tokens.items())
+
+
+PIECES = [
+    "{% for m in messages %}", "{% endfor %}", "{% if m %}", "{% elif x %}", "{% else %}", "{% endif %}",
+    "{{ m.content }}", "{{ messages | tojson }}", "{% for i in range(300) %}", "{% for c in 'abc' recursive %}",
+    "{{ loop(m) }}", "{{ loop.index }}", "{% macro f(a, b=1) %}", "{% endmacro %}", "{{ f(1) }}", "{{ f(f(m)) }}",
+    "{% call f() %}", "{% endcall %}", "{% set x = namespace(a=1) %}", "{% set x.a = x.a + 1 %}",
+    "{% set x = 'ab' * 5 %}", "{{ x * 10**9 }}", "{{ 2 ** 99999999 }}",
+    "{{ messages[0]['content'] | trim | upper | replace('a', 'b') }}", "{{ messages[-1] }}",
+    "{{ messages[1:] | length }}", "{{ x.__class__ }}", "{{ ''.format.__globals__ }}", "{{ cycler.__init__ }}",
+    "{{ raise_exception('no') }}", "{{ strftime_now('%Y') }}", "{% generation %}", "{% endgeneration %}",
+    "{% break %}", "{% continue %}", "{% filter upper %}", "{% endfilter %}",
+    "{{ [1, 2] | map('string') | join(',') }}", "{{ messages | selectattr('role') | list }}", "{# c #}", "text\n",
+    "{%- if bos_token -%}", "{{ 1 / 0 }}", "{{ missing.a.b }}", "{% include 'a' %}", "{% import 'a' as b %}",
+    "{% extends 'a' %}", "{% block b %}", "{% endblock %}", "{{ self.b() }}", "{% raw %}", "{% endraw %}",
+    "{{ '%s' % m }}", "{{ '{0.x}'.format(m) }}", "{{ messages | groupby('role') | list }}",
+    "{{ messages | sort(attribute='role') | first }}", "{{ x is defined and x in [1] }}", "{{ caller() }}",
+    "{% with a = 1 %}", "{% endwith %}", "{{ dict(a=1).items() | list }}", "{{ joiner(',')() }}",
+]  # fmt: skip
+SOURCES: list[Any] = [
+    [[PIECES[i] for i in chosen], MESSAGES]
+    for chosen in (
+        [0, 6, 1],
+        [0, 2, 6, 4, 7, 5, 1],
+        [8, 6, 1],
+        [12, 6, 13, 14],
+        [18, 0, 19, 1, 20],
+        [9, 11, 1],
+        [0, 33, 1],
+    )
+]
+
+
+def _template_case(tree: Any) -> bytes:
+    """Numbers stand for pieces, so that a change puts another piece there."""
+    source, messages = [*tree, [], []][:2] if isinstance(tree, list) else ([], [])
+    pieces = source if isinstance(source, list) else [source]
+    text = "".join(PIECES[one % len(PIECES)] if isinstance(one, int) else str(one) for one in pieces)
+    return _json([text, messages])
+
+
+def _template(data: bytes) -> None:
+    try:
+        source, messages = json.loads(data)
+    except (ValueError, TypeError, RecursionError):  # not the template's to read
+        return
+    if isinstance(source, str) and isinstance(messages, list) and all(isinstance(m, dict) for m in messages):
+        text = ChatTemplate(source, max_steps=20_000, max_chars=100_000).render(messages, created_s=0.0)
+        assert len(text) <= 100_000
+
+
+KEYS = f"""
+[[key]]
+name = "team-a"
+hash = "blake2b:{"0a" * 32}"
+role = "admin"
+max_in_flight = 8
+tokens_per_minute = 60000
+priority = -10
+max_connections = 64
+[[key]]
+name = "b"
+hash = "blake2b:{"0b" * 32}"
+""".encode()
+
+
+def _keys(data: bytes) -> None:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:  # the file's reader has refused it
+        return
+    parse_table(text, "keys.toml")
+
+
+TARGETS = [
+    Target("keys", byte_cases([KEYS]), _keys, (StartupError,)),
+    Target("chat", cases(CHAT, _json), _chat_prompt, (ClientError,)),
+    Target("completion", cases(COMPLETION, _json), _completion, (ClientError,)),
+    Target("tokens", cases(TOKENS, _json), _tokens, (ClientError,)),
+    Target("aborts", cases([{"ids": ["a", "b"]}, {"all": True}], _json), _aborts, (ClientError,)),
+    Target("cursor", byte_cases(CURSORS), _cursor, (ValueError,)),
+    Target("template", cases(SOURCES, _template_case), _template, (ClientError, StartupError)),
+]

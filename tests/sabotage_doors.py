@@ -1,0 +1,539 @@
+"""Deliberate bugs in who may do what, and how much of it. See `tests/sabotage.py`, whose table these rows belong to."""
+
+import logging
+import math
+import resource
+from collections.abc import Callable, Collection
+from typing import Any
+
+from onward.api import generation as api_generation
+from onward.api import jobs
+from onward.api import streams as api_streams
+from onward.api.jobs import Prepared
+from onward.api.ledger import Order
+from onward.engine import callers as engine_callers
+from onward.engine import door
+from onward.engine.callers import TokenBucket
+from onward.engine.core import EngineCore
+from onward.engine.request import Request, Status
+from onward.engine.request_queue import RequestQueue
+from onward.models import gguf_header, safetensors_header
+from onward.models.gguf_file import GgufFile
+from onward.proto.request import CallerLimits
+from onward.proto.shelf import Shown
+from onward.router import core as router_core
+from onward.router import generation as router_generation
+from onward.router import records as router_records
+from onward.router.main import RouterProcess
+from onward.router.serving import Serving
+from onward.shelf import core as shelf_core
+from onward.shelf import records as shelf_records
+from onward.shelf.core import ShelfCore
+from onward.shelf.records import Records
+from onward.text import bounded_template
+from onward.web import callers, keys
+from onward.web.callers import BoundedConnections, Callers
+from onward.web.keys import Caller, Keys
+from tests.sabotage_kinds import Patches, Sabotage
+
+ADMISSION = "tests/engine/test_admission.py::"
+BOOKS = "tests/engine/test_callers.py::"
+DEADLINES = "tests/engine/test_deadlines.py::"
+HOSTILE = "tests/models/test_hostile_files.py::"
+TEMPLATES = "tests/text/test_chat_template.py::"
+JAIL = "tests/web/test_template_jail.py::test_a_hostile_template_is_refused_and_harms_nobody_after_it"
+SHELF = "tests/shelf/test_core.py::"
+KEPT = "tests/shelf/test_records.py::"
+AT_INSTANCE = "tests/api/test_roles.py::"
+AT_ROUTER = "tests/router/test_roles.py::"
+CALLERS = "tests/web/test_callers.py::"
+TWO_PROCESSES = "tests/api/test_two_processes.py::"
+
+_logger = logging.getLogger(__name__)
+
+
+# Keys.
+
+
+def _nobody_asks_for_an_admin(patch: Patches) -> None:
+    def refusal(original: Callable, self: Callers, scope: Any) -> Any:
+        refused = original(self, scope)
+        return None if refused is callers._NOT_ADMIN else refused
+
+    patch.around(Callers, "refusal", refusal)
+
+
+def _what_is_at_no_route_is_open(patch: Patches) -> None:
+    def access(original: Callable, self: Callers, scope: Any) -> callers.Access:
+        return original(self, scope) if scope["path"] in self._by_path else callers.Access.OPEN
+
+    patch.around(Callers, "_access", access)
+
+
+def _the_beginning_of_a_digest_will_do(patch: Patches) -> None:
+    def find(original: Callable, self: Keys, bearer: str) -> Caller | None:
+        given = keys._digest(bearer)
+        return next((caller for digest, caller in self._callers if digest[:2] == given[:2]), None)
+
+    patch.around(Keys, "find", find)
+
+
+def _keys_are_logged(patch: Patches) -> None:
+    def find(original: Callable, self: Keys, bearer: str) -> Caller | None:
+        _logger.warning("a key was shown: %s", bearer)
+        return original(self, bearer)
+
+    patch.around(Keys, "find", find)
+
+
+def _a_broken_file_opens_every_door(patch: Patches) -> None:
+    def reload_keys(original: Callable, self: RouterProcess) -> None:
+        self._keyring.keys = Keys()
+        original(self)
+
+    patch.around(RouterProcess, "reload_keys", reload_keys)
+
+
+def _connections_are_not_counted(patch: Patches) -> None:
+    async def serve(original: Callable, self: BoundedConnections, *exchange: Any) -> None:
+        await self._app(*exchange)
+
+    patch.around(BoundedConnections, "__call__", serve)
+
+
+# Whose a stream is.
+
+
+def _anybody_may_ask_for_any_id(patch: Patches) -> None:
+    for module in (api_generation, router_generation):
+        patch.put(module, "may_ask_for", lambda caller, request_id: True)
+
+
+def _the_shelf_asks_nobody_who_they_are(patch: Patches) -> None:
+    for module in (shelf_core, shelf_records):
+        patch.put(module, "is_for", lambda record, caller: True)
+
+
+def _what_another_process_shows_is_everybodys(patch: Patches) -> None:
+    def shown(original: Callable, self: ShelfCore, api: str, message: Shown, now_s: float) -> Any:
+        question = self._questions.get(message.number)
+        if question is not None and message.record is not None:
+            question.best = message.record
+        return original(self, api, message, now_s)
+
+    patch.around(ShelfCore, "_shown", shown)
+
+
+def _any_later_attempt_takes_the_place(patch: Patches) -> None:
+    patch.put(api_streams, "_follows", lambda epoch, caller, live: epoch > live.attempt.epoch)
+
+
+def _the_engine_lets_anybody_take_over(patch: Patches) -> None:
+    patch.put(door, "check_same_caller", lambda known, request: None)
+
+
+def _an_api_ends_everybodys_by_name(patch: Patches) -> None:
+    def is_meant(original: Callable, self: Order, names: Collection[str], everything: bool, _: str | None) -> bool:
+        return original(self, names, everything, None)
+
+    patch.around(Order, "is_meant", is_meant)
+
+
+def _the_engine_ends_everybodys_by_name(patch: Patches) -> None:
+    patch.around(EngineCore, "_of_caller", lambda original, self, caller: list(self._live.values()))
+
+
+def _a_router_ends_everybodys_by_name(patch: Patches) -> None:
+    meant = router_records.is_meant
+    for module in (router_core, router_records):
+        patch.put(module, "is_meant", lambda origin, names, caller: meant(origin, names, None))
+
+
+def _an_abort_leaves_what_instances_have_kept(patch: Patches) -> None:
+    async def at_instances(original: Callable, self: Serving, asked: dict[str, Any]) -> set[str]:
+        return set()
+
+    patch.around(Serving, "_abort_at_instances", at_instances)
+
+
+# How much.
+
+
+def _ended_requests_stay_in_flight(patch: Patches) -> None:
+    ever: dict[int, list[Request]] = {}
+
+    def admit_new(original: Callable, self: EngineCore, request: Request, now_s: float) -> None:
+        original(self, request, now_s)
+        ever.setdefault(id(self), []).append(request)
+
+    def of_caller(original: Callable, self: EngineCore, caller: str) -> list[Request]:
+        return [request for request in ever.get(id(self), []) if request.caller == caller]
+
+    patch.around(EngineCore, "_admit_new", admit_new)
+    patch.around(EngineCore, "_of_caller", of_caller)
+
+
+def _waiting_requests_are_not_in_flight(patch: Patches) -> None:
+    def of_caller(original: Callable, self: EngineCore, caller: str) -> list[Request]:
+        return [request for request in original(self, caller) if request.status is not Status.WAITING]
+
+    patch.around(EngineCore, "_of_caller", of_caller)
+
+
+def _a_bucket_is_never_refilled(patch: Patches) -> None:
+    def refill(original: Callable, self: TokenBucket, capacity: float, now_s: float) -> None:
+        self.at_s = now_s
+        original(self, capacity, now_s)
+
+    patch.around(TokenBucket, "refill", refill)
+
+
+def _a_bucket_grows_for_ever(patch: Patches) -> None:
+    def refill(original: Callable, self: TokenBucket, capacity: float, now_s: float) -> None:
+        level, at_s = self.level, self.at_s
+        original(self, capacity, now_s)
+        self.level = level + max(0.0, now_s - at_s) * self.per_s
+
+    patch.around(TokenBucket, "refill", refill)
+
+
+def _each_choice_pays_for_the_prompt(patch: Patches) -> None:
+    patch.put(engine_callers, "_has_begun", lambda request, in_flight: False)
+
+
+def _a_resubmission_is_a_new_request(patch: Patches) -> None:
+    patch.put(door, "is_new", lambda submit: True)
+
+
+def _tokens_that_a_client_brings_open_the_door(patch: Patches) -> None:
+    patch.around(door, "is_new", lambda original, submit: original(submit) and not submit.generated_token_ids)
+
+
+def _outputs_are_free(patch: Patches) -> None:
+    def charge(
+        original: Callable, self: Any, caller: str, limits: CallerLimits | None, count: int, now_s: float
+    ) -> None:
+        if count > 1:
+            original(self, caller, limits, count, now_s)
+
+    patch.around(engine_callers.Callers, "charge", charge)
+
+
+def _who_leaves_the_queue_leaves_its_tokens(patch: Patches) -> None:
+    def remove(original: Callable, self: RequestQueue, request: Request) -> None:
+        original(self, request)
+        self.num_prompt_tokens += request.num_prompt
+
+    patch.around(RequestQueue, "remove", remove)
+
+
+def _deadlines_are_for_those_that_run(patch: Patches) -> None:
+    def tick(original: Callable, self: EngineCore, now_s: float) -> None:
+        waiting = [(one, one.deadline_s) for one in self._live.values() if one.status is Status.WAITING]
+        for one, _ in waiting:
+            one.deadline_s = None
+        original(self, now_s)
+        for one, deadline_s in waiting:
+            one.deadline_s = deadline_s
+
+    patch.around(EngineCore, "tick", tick)
+
+
+def _a_request_chooses_its_priority(patch: Patches) -> None:
+    def priority(original: Callable, prepared: Prepared) -> int:
+        return prepared.request.priority or 0
+
+    patch.around(jobs, "_priority", priority)
+
+
+# The shelf.
+
+
+def _the_last_record_put_counts(patch: Patches) -> None:
+    def put(original: Callable, self: Records, record: Any, now_s: float) -> int:
+        self.drop(record.record_id)
+        return original(self, record, now_s)
+
+    patch.around(Records, "put", put)
+
+
+def _a_later_record_is_forgotten_too(patch: Patches) -> None:
+    def forget(original: Callable, self: Records, record_id: str, epoch: int, caller: str, now_s: float) -> None:
+        original(self, record_id, 1 << 60, caller, now_s)
+
+    patch.around(Records, "forget", forget)
+
+
+# What is read as data.
+
+
+def _steps_without_end(patch: Patches) -> None:
+    def take(original: Callable, self: Any, num_steps: int = 1) -> None:
+        if self.left > 0:
+            original(self, num_steps)
+        else:
+            self.left = max(self.left, 1)
+
+    patch.around(bounded_template._Steps, "take", take)
+
+
+def _a_templates_output_is_measured_when_it_is_there(patch: Patches) -> None:
+    def render(original: Callable, template: Any, names: Any, max_chars: int, *rest: int) -> str:
+        return original(template, names, 1 << 60, *rest)[:max_chars]
+
+    patch.around(bounded_template, "render", render)
+
+
+def _a_clients_template_has_all_memory(patch: Patches) -> None:
+    # What the child's own module is called depends on who starts it.
+    patch.put(resource, "setrlimit", lambda which, limits: None)
+
+
+def _a_count_needs_only_to_fit_into_the_file(patch: Patches) -> None:
+    def count(original: Callable, self: Any, smallest_bytes: int, what: str, _: int) -> int:
+        return original(self, smallest_bytes, what, math.inf)
+
+    patch.around(gguf_header._Cursor, "count", count)
+
+
+def _gguf_tensors_may_lie_in_one_place(patch: Patches) -> None:
+    patch.put(GgufFile, "_check_places", lambda self, tensors: None)
+
+
+def _safetensors_may_overlap(patch: Patches) -> None:
+    patch.put(safetensors_header, "_check_side_by_side", lambda path, places, start, size: None)
+
+
+UNKNOWN_TO_OTHERS = (
+    AT_INSTANCE + "test_nobody_learns_whether_another_callers_stream_runs_is_kept_was_aborted_or_never_was"
+)
+ROUTES = "test_every_route_and_method_is_closed_as_the_table_says"
+OWN_ABORTS = "test_an_abort_reaches_the_callers_own_"
+
+TABLE = [
+    Sabotage(
+        "admins-unasked",
+        "F61: what is for admins is for every key",
+        _nobody_asks_for_an_admin,
+        [AT_INSTANCE + ROUTES, AT_ROUTER + ROUTES, CALLERS + "test_each_route_asks_for_what_it_says"],
+    ),
+    Sabotage(
+        "routes-forgotten",
+        "F61: a path that is not in a list is open",
+        _what_is_at_no_route_is_open,
+        [AT_INSTANCE + ROUTES, AT_ROUTER + ROUTES],
+    ),
+    Sabotage(
+        "digest-prefix",
+        "keys: the beginning of a digest is compared, not all of it",
+        _the_beginning_of_a_digest_will_do,
+        ["tests/web/test_keys.py::test_a_key_whose_digest_begins_like_a_known_one_is_another"],
+    ),
+    Sabotage(
+        "keys-logged",
+        "keys: what a client shows stands in the log",
+        _keys_are_logged,
+        [AT_ROUTER + "test_a_router_reads_its_keys_again_on_sighup_and_never_tells_them"],
+    ),
+    Sabotage(
+        "broken-file-opens",
+        "keys: a file that cannot be read leaves no key, and so no lock",
+        _a_broken_file_opens_every_door,
+        [AT_ROUTER + "test_keys_are_read_again_and_a_broken_file_changes_nothing"],
+    ),
+    Sabotage(
+        "connections-uncounted",
+        "F62: a key may hold as many exchanges open as it likes",
+        _connections_are_not_counted,
+        [CALLERS + "test_a_caller_has_no_more_exchanges_open_than_its_key_says"],
+    ),
+    Sabotage(
+        "ids-of-anybody",
+        "owner: whoever has an id may ask for it",
+        _anybody_may_ask_for_any_id,
+        [UNKNOWN_TO_OTHERS, AT_ROUTER + "test_nobody_else_learns_that_a_stream_was_aborted"],
+    ),
+    Sabotage(
+        "shelf-asks-nobody",
+        "owner: the shelf finds and drops for everybody",
+        _the_shelf_asks_nobody_who_they_are,
+        [SHELF + "test_nobody_finds_what_is_anothers", KEPT + "test_nobody_replaces_or_drops_what_is_anothers"],
+    ),
+    Sabotage(
+        "shown-to-everybody",
+        "owner: what runs in another process is shown to everybody",
+        _what_another_process_shows_is_everybodys,
+        [SHELF + "test_nobody_finds_what_is_anothers"],
+    ),
+    Sabotage(
+        "claims-of-anybody",
+        "owner: a later attempt takes the place of another caller's",
+        _any_later_attempt_takes_the_place,
+        [TWO_PROCESSES + "test_nobody_takes_the_place_of_another_callers_attempt"],
+    ),
+    Sabotage(
+        "engine-takeover",
+        "owner: the engine lets a newer epoch of anybody take over",
+        _the_engine_lets_anybody_take_over,
+        [ADMISSION + "test_nobody_takes_over_the_stream_of_another_caller"],
+    ),
+    Sabotage(
+        "ledger-aborts-all",
+        "owner: an api process ends by name what is another's",
+        _an_api_ends_everybodys_by_name,
+        ["tests/api/test_ledger.py::test_a_caller_s_abort_is_about_its_own_requests"],
+    ),
+    Sabotage(
+        "engine-aborts-all",
+        "owner: the engine ends by name what is another's",
+        _the_engine_ends_everybodys_by_name,
+        [
+            ADMISSION + "test_a_caller_aborts_its_own_requests_and_nobody_else_s",
+            ADMISSION + "test_a_caller_without_a_name_does_not_abort_what_peers_ask_of_us",
+        ],
+    ),
+    Sabotage(
+        "router-aborts-all",
+        "owner: a router ends by name what is another's",
+        _a_router_ends_everybodys_by_name,
+        [AT_ROUTER + OWN_ABORTS + "streams_only"],
+    ),
+    Sabotage(
+        "records-outlive-aborts",
+        "owner: an abort at a router leaves the record that an instance has",
+        _an_abort_leaves_what_instances_have_kept,
+        [AT_ROUTER + "test_an_abort_of_a_stream_whose_client_has_gone_reaches_what_an_instance_has_kept_of_it"],
+    ),
+    Sabotage(
+        "in-flight-for-ever",
+        "F64: what has ended counts as in flight",
+        _ended_requests_stay_in_flight,
+        [ADMISSION + "test_a_caller_has_no_more_in_flight_than_its_limit"],
+    ),
+    Sabotage(
+        "waiting-is-free",
+        "F64: what waits does not count as in flight",
+        _waiting_requests_are_not_in_flight,
+        [
+            ADMISSION + "test_a_caller_has_no_more_in_flight_than_its_limit",
+            ADMISSION + "test_a_caller_s_limit_holds_over_all_api_processes",
+        ],
+    ),
+    Sabotage(
+        "bucket-never-refilled",
+        "limits: a bucket that was emptied stays empty",
+        _a_bucket_is_never_refilled,
+        [
+            BOOKS + "test_an_empty_bucket_says_when_there_is_something_in_it",
+            ADMISSION + "test_prompts_and_outputs_are_charged_and_an_empty_bucket_refuses_the_next_one",
+        ],
+    ),
+    Sabotage(
+        "bucket-without-bottom",
+        "limits: a quiet day may be spent in one minute",
+        _a_bucket_grows_for_ever,
+        [BOOKS + "test_a_pause_fills_the_bucket_up_to_a_minute_s_tokens_and_no_further"],
+    ),
+    Sabotage(
+        "choices-pay-each",
+        "limits: the prompt is charged for each choice",
+        _each_choice_pays_for_the_prompt,
+        [BOOKS + "test_the_choices_of_a_request_are_let_in_or_refused_together_and_have_one_prompt"],
+    ),
+    Sabotage(
+        "resubmissions-pay",
+        "limits: what goes on is charged and refused as if it were new",
+        _a_resubmission_is_a_new_request,
+        [
+            ADMISSION + "test_a_resubmission_is_neither_refused_nor_charged_twice",
+            ADMISSION + "test_what_is_resumed_is_let_in_over_the_limit_and_counts",
+        ],
+    ),
+    Sabotage(
+        "brought-tokens-open",
+        "limits: whoever brings tokens along is let in past the queue",
+        _tokens_that_a_client_brings_open_the_door,
+        [ADMISSION + "test_tokens_that_a_client_has_brought_along_do_not_open_the_door"],
+    ),
+    Sabotage(
+        "outputs-are-free",
+        "limits: only prompts are charged",
+        _outputs_are_free,
+        [ADMISSION + "test_prompts_and_outputs_are_charged_and_an_empty_bucket_refuses_the_next_one"],
+    ),
+    Sabotage(
+        "queue-keeps-tokens",
+        "F64: the tokens of whoever has left the queue stay in it",
+        _who_leaves_the_queue_leaves_its_tokens,
+        [ADMISSION + "test_the_queue_is_bounded_by_the_tokens_of_the_prompts_that_wait_in_it"],
+    ),
+    Sabotage(
+        "deadlines-of-the-running",
+        "F64: a deadline does not pass in the queue",
+        _deadlines_are_for_those_that_run,
+        [
+            DEADLINES + "test_a_deadline_ends_a_request_in_this_state_and_others_go_on[Status.WAITING]",
+            DEADLINES + "test_a_deadline_passes_while_the_worker_is_away[Status.WAITING]",
+        ],
+    ),
+    Sabotage(
+        "priority-for-all",
+        "limits: a request asks for a better place than its key may",
+        _a_request_chooses_its_priority,
+        [AT_INSTANCE + "test_limits_and_priority_of_a_key_reach_the_engine"],
+    ),
+    Sabotage(
+        "last-record-counts",
+        "shelf: an earlier attempt's record takes the place of a later one's",
+        _the_last_record_put_counts,
+        [
+            KEPT + "test_of_two_with_one_id_the_later_attempt_counts_whichever_comes_first",
+            KEPT + "test_nobody_replaces_or_drops_what_is_anothers",
+        ],
+    ),
+    Sabotage(
+        "later-records-forgotten",
+        "shelf: whoever goes on drops what a later attempt has left",
+        _a_later_record_is_forgotten_too,
+        [KEPT + "test_an_earlier_attempt_is_forgotten_and_a_later_one_is_not"],
+    ),
+    Sabotage(
+        "steps-uncounted",
+        "F63: a template may take as many steps as it likes",
+        _steps_without_end,
+        [TEMPLATES + "test_steps_are_counted_to_the_bound", TEMPLATES + "test_variables_cannot_reach_the_counter"],
+    ),
+    Sabotage(
+        "prompts-cut",
+        "F63: a prompt that is too long is cut, when it lies in memory",
+        _a_templates_output_is_measured_when_it_is_there,
+        [TEMPLATES + "test_a_prompt_has_a_bound"],
+    ),
+    Sabotage(
+        "jail-unlocked",
+        "F63: a client's template has all of the memory and time",
+        _a_clients_template_has_all_memory,
+        [f"{JAIL}[more memory than it may have]"],
+    ),
+    Sabotage(
+        "gguf-counts-believed",
+        "F62: a count is good if the file is large enough, and files are large for nothing",
+        _a_count_needs_only_to_fit_into_the_file,
+        [HOSTILE + "test_a_large_gguf_file_can_claim_no_more_than_a_model_has[head-1073741824 metadata fields]"],
+    ),
+    Sabotage(
+        "gguf-overlaps",
+        "F62: two tensors of a GGUF file may lie in one place",
+        _gguf_tensors_may_lie_in_one_place,
+        [HOSTILE + "test_two_gguf_tensors_in_one_place_are_refused"],
+    ),
+    Sabotage(
+        "safetensors-overlap",
+        "F62: tensors of a safetensors file may overlap, or leave gaps",
+        _safetensors_may_overlap,
+        [
+            HOSTILE + "test_a_safetensors_head_that_cannot_be_is_refused_by_name[header0-b overlaps]",
+            HOSTILE + "test_a_safetensors_head_that_cannot_be_is_refused_by_name[header1-b lies behind a gap]",
+        ],
+    ),
+]

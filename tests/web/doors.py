@@ -1,0 +1,59 @@
+"""Asks every route of a server for every method, as nobody, as a user and as an admin. Knows neither server."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from onward.proto.keys import KeyEntry
+from onward.web.callers import Access, GuardedRoute
+from onward.web.keys import HASH_PREFIX, hash_of
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+KEYS = {"user": "ow-key-of-a-user", "other": "ow-key-of-another", "admin": "ow-key-of-an-admin"}
+REFUSED = (401, 403)
+
+
+def entries() -> list[KeyEntry]:
+    return [
+        KeyEntry(name=name, digest=hash_of(key).removeprefix(HASH_PREFIX), role="admin" if name == "admin" else "user")
+        for name, key in KEYS.items()
+    ]
+
+
+def header(name: str | None) -> dict[str, str]:
+    return {} if name is None else {"Authorization": f"Bearer {KEYS[name]}"}
+
+
+@dataclass(frozen=True)
+class Question:
+    method: str
+    path: str
+    access: Access
+    name: str | None
+
+    @property
+    def expected(self) -> tuple[int, ...] | None:
+        """None: whatever it is, it is no refusal."""
+        if self.access is Access.OPEN:
+            return None
+        if self.name is None:
+            return (401,)
+        return (403,) if self.name == "user" and self.access is not Access.USER else None
+
+
+def questions(routes: Iterable[GuardedRoute], last: tuple[str, ...] = ()) -> Iterator[Question]:
+    """`last`: after which a server is not as before."""
+    for route in sorted(routes, key=lambda route: route.path in last):
+        path = route.path.replace("{model:path}", "a/b")
+        for method in METHODS:
+            for name in (None, "user", "admin"):
+                yield Question(method, path, route.access, name)
+
+
+def wrong_answers(asked: Iterable[Question], ask: Callable[[Question], int]) -> list[str]:
+    wrong: list[str] = []
+    for question in asked:
+        status = ask(question)
+        expected = question.expected
+        if (status in REFUSED) if expected is None else (status not in expected):
+            wrong.append(f"{question.method} {question.path} as {question.name}: {status}")
+    return wrong

@@ -1,0 +1,141 @@
+"""Who may use which route, by the key that an exchange shows."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from onward.clock import SystemClock
+from onward.obs.metrics import Registry
+from onward.proto.router import PROOF_HEADER
+from onward.transport.proof import prove
+from onward.web import http
+from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring, caller_of, may_see
+from onward.web.envelope import Envelope
+from onward.web.keys import ANONYMOUS, Caller, Keys, hash_of, parse_table
+from tests.web.exchange import Client, body_part, exchanged, request_scope
+
+CLUSTER_KEY = "ab" * 32
+USER = {"Authorization": "Bearer user-key"}
+ADMIN = {"Authorization": "bearer  admin-key "}
+
+
+def keys_of(**more: str) -> Keys:
+    fields = "".join(f"{name} = {value}\n" for name, value in more.items())
+    text = f'[[key]]\nname = "user"\nhash = "{hash_of("user-key")}"\n{fields}'
+    return Keys(parse_table(text + f'[[key]]\nname = "admin"\nhash = "{hash_of("admin-key")}"\nrole = "admin"\n', "f"))
+
+
+async def who(request: Request) -> Response:
+    return Response(caller_of(request.scope).name or "nobody")
+
+
+def guarded_app(keyring: Keyring, cluster_key: str = "", **more: bool) -> Envelope:
+    routes = [GuardedRoute(f"/{access.value}", who, methods=["GET"], access=access) for access in Access]
+    routes.append(GuardedRoute("/admin/{name:path}", who, methods=["GET"], access=Access.ADMIN))
+    callers = Callers(keyring, routes, cluster_key, SystemClock(), **more)
+    requests = Registry().counter("requests_total", "", ["path", "status"])
+    return Envelope(Starlette(routes=routes), requests, [], callers.refusal)
+
+
+def ask(app: Envelope, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> Client:
+    return asyncio.run(exchanged(app, {**request_scope(path, headers), "method": method}))
+
+
+def statuses(app: Envelope, headers: dict[str, str], paths: Sequence[str]) -> list[int]:
+    return [ask(app, path, headers).status for path in paths]
+
+
+PATHS = ("/open", "/user", "/admin", "/cluster", "/admin/a/b", "/nothing")
+
+
+def test_each_route_asks_for_what_it_says() -> None:
+    app = guarded_app(Keyring(keys_of()))
+    assert statuses(app, {}, PATHS) == [200, 401, 401, 401, 401, 401]
+    assert statuses(app, USER, PATHS) == [200, 200, 403, 403, 403, 404]
+    assert statuses(app, ADMIN, PATHS) == [200, 200, 200, 200, 200, 404]
+    assert ask(app, "/user", USER).body == b"user" and ask(app, "/user", ADMIN).body == b"admin"
+
+
+@pytest.mark.parametrize(
+    "given", ["", "user-key", "Basic user-key", "Bearer", "Bearer user-kez", "Bearer user-key x", "Bearer \xff"]
+)
+def test_what_is_no_key_is_told_to_bring_one(given: str) -> None:
+    answer = ask(guarded_app(Keyring(keys_of())), "/user", {"Authorization": given})
+    assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+    error = msgspec.json.decode(answer.body)["error"]
+    assert error["code"] == "invalid_api_key" and "user-ke" not in str(error)
+
+
+def test_a_method_that_a_route_does_not_have_is_no_way_around_it() -> None:
+    app = guarded_app(Keyring(keys_of()))
+    assert [ask(app, "/admin", headers, "DELETE").status for headers in ({}, USER, ADMIN)] == [401, 403, 405]
+    assert ask(app, "/admin", {}, "OPTIONS").status == 401
+    assert ask(guarded_app(Keyring(keys_of()), answers_preflights=True), "/admin", {}, "OPTIONS").status == 405
+
+
+def test_a_proof_of_the_clusters_key_is_as_good_as_an_admins() -> None:
+    app = guarded_app(Keyring(keys_of()), CLUSTER_KEY)
+    now_s = SystemClock().wall_s()
+    proven = {PROOF_HEADER: prove(CLUSTER_KEY, "/admin", b"", now_s)}
+    assert ask(app, "/admin", proven).body == b"cluster"
+    for proof in (prove("cd" * 32, "/admin", b"", now_s), prove(CLUSTER_KEY, "/user", b"", now_s), "x"):
+        assert ask(app, "/admin", {PROOF_HEADER: proof}).status == 401
+    assert ask(guarded_app(Keyring(keys_of())), "/admin", proven).status == 401, "there is no such key"
+    assert ask(app, "/cluster", {}).status == 200, "the endpoint looks at what was said, and so at the proof"
+
+
+def test_without_keys_everybody_is_the_anonymous_admin() -> None:
+    app = guarded_app(Keyring(Keys()))
+    assert statuses(app, {}, PATHS) == [200, 200, 200, 200, 200, 404]
+    assert may_see(ANONYMOUS, "somebody") and not may_see(Caller("a", "user"), "") and may_see(Caller("a", "user"), "a")
+
+
+def test_keys_that_are_read_again_count_at_once() -> None:
+    keyring = Keyring(keys_of())
+    app = guarded_app(keyring)
+    assert ask(app, "/user", USER).status == 200
+    keyring.keys = Keys(keys_of().entries[1:])
+    assert (ask(app, "/user", USER).status, ask(app, "/user", ADMIN).status) == (401, 200)
+
+
+def test_a_route_that_does_not_say_whom_it_is_for_cannot_be_built_in() -> None:
+    with pytest.raises(TypeError, match="/forgotten"):
+        Callers(Keyring(Keys()), [Route("/forgotten", who)], "", SystemClock())
+
+
+def test_a_caller_has_no_more_exchanges_open_than_its_key_says() -> None:
+    async def scenario() -> None:
+        gate = asyncio.Event()
+
+        async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+            await gate.wait()
+            await http.respond(send, 200, b"")
+
+        routes = [GuardedRoute("/user", who, methods=["GET"], access=Access.USER)]
+        callers = Callers(Keyring(keys_of(max_connections="2")), routes, "", SystemClock())
+        requests = Registry().counter("requests_total", "", ["path", "status"])
+        app = Envelope(BoundedConnections(wait), requests, [], callers.refusal)
+
+        def begin(headers: dict[str, str]) -> "tuple[asyncio.Task[None], Client]":
+            client = Client([body_part(b"")])
+            return asyncio.create_task(app(request_scope("/user", headers), client.receive, client.send)), client
+
+        begun = [begin(headers) for headers in (USER, USER, USER, ADMIN, ADMIN, ADMIN)]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(begun[2][0], 5)
+        assert (begun[2][1].status, begun[2][1].headers["retry-after"]) == (429, "1")
+        gate.set()
+        await asyncio.gather(*(task for task, _ in begun))
+        assert [client.status for _, client in begun] == [200, 200, 429, 200, 200, 200]
+        task, client = begin(USER)
+        await task
+        assert client.status == 200, "those that have left make room"
+
+    asyncio.run(scenario())
