@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 # More flags: make serve ARGS='--port 9000', make bench-cpu ARGS='--pairs 5'
 ARGS ?=
 
-.PHONY: serve install test test-full lint sabotage chaos sim sim-sabotage bench-cpu bench-pd bench-router bench-stage clean
+.PHONY: serve install test test-full lint sabotage chaos fuzz fuzz-http sim sim-sabotage bench-cpu bench-pd bench-router bench-stage bench-doors clean
 
 serve: install
 	$(BIN)/onward serve $(ARGS)
@@ -37,6 +37,15 @@ chaos: $(VENV)/.installed-test
 	$(BIN)/onward warm
 	$(BIN)/python scripts/chaos.py $(ARGS)
 
+# 97,000 cases straight into what reads requests, files and peers' messages; more: make fuzz ARGS='--cases 1000000'
+fuzz: $(VENV)/.installed-test
+	$(BIN)/python scripts/fuzz.py $(ARGS)
+
+# 3,000 cases made from /openapi.json, over real HTTP.
+fuzz-http: $(VENV)/.installed-test
+	$(BIN)/pip install -q -e ".[fuzz]"
+	$(BIN)/python scripts/fuzz_http.py $(ARGS)
+
 # Simulated runs: 170,000 of one instance, 20,000 of prefill and decode, 10,000 of whole clusters, on all cores. What is
 # done is kept: after Ctrl-C the same call goes on. Figures are in build/sim/. More: make sim ARGS='--start 200000'
 sim: $(VENV)/.installed
@@ -56,6 +65,10 @@ bench-pd: $(VENV)/.installed-test
 
 bench-router: install
 	$(BIN)/python scripts/bench_router.py $(ARGS)
+
+# A thousand hostile connections, and ten times the load that a server can bear.
+bench-doors: install
+	$(BIN)/python scripts/bench_doors.py $(ARGS)
 
 bench-stage: $(VENV)/.installed
 	$(BIN)/python -m onward.bench.stage $(ARGS)

@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from onward.transport.decoding import decode_message
+
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_FDS = 4
 _MAX_QUEUED_BYTES = 64 << 20
@@ -184,7 +186,7 @@ class Channel:
             return None
         body, self._frame, self._is_body = self._frame, memoryview(bytearray(_LENGTH.size)), False
         try:
-            return self._decoder.decode(body)
+            return decode_message(self._decoder, body)
         except msgspec.MsgspecError as fault:
             raise Garbled(f"the peer sent what is no message: {fault}") from fault
 

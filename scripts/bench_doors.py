@@ -1,0 +1,396 @@
+"""`make bench-doors`: what others feel of a thousand hostile connections, and how a server bears ten times its load.
+
+First, ordinary streams of the default model without and with the hostile ones, in alternation; what counts is the median of
+the ratios. Then the hostile ones are left alone until the server has ended every one of them. Then overload: the
+most that the server does at any number of streams, new requests at ten times that rate, and a calm load before and after.
+Two tables, as markdown and with everything else as JSON; `--plot` draws the overload for the documentation.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+from bench_sides import OnwardServer, Side
+from rich.console import Console
+
+from onward import config
+from onward.bench import doors_figures, environment
+from onward.bench.doors_figures import LEAST_RATIO, MOST_GROWTH, Memory, Overload, Pair
+from onward.bench.lean_streams import Asked, Stream, closed_load, open_load
+from onward.bench.time_plot import Line, Panel, draw
+from onward.errors import OnwardError
+from onward.proto.keys import KeyEntry
+from onward.web.key_file import add_entry, new_key
+from onward.web.keys import HASH_PREFIX, hash_of
+
+ROOT = Path(__file__).resolve().parent.parent
+PLOT = ROOT / "docs" / "overload.svg"
+SETTLE_S = 3.0
+WAIT_S = 150.0
+POLL_S = 0.2
+FENCES_S = 1.0
+"""Slots of streams that were cut off are free when the steps under way are over."""
+MAX_UNREAD_IN_FLIGHT = 40
+PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+class Hostile(Side):
+    """`onward.bench.hostile`, spoken to in lines."""
+
+    def __init__(self, port: int, keys: list[str], count: int, seed: str) -> None:
+        arguments = [str(port), config.DEFAULT_MODEL, str(count), seed, *keys]
+        command = [sys.executable, "-m", "onward.bench.hostile", *arguments]
+        super().__init__(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def told(self, line: str) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+
+class KeyedServer(OnwardServer):
+    def __init__(self, key: str, arguments: list[str], log: Path) -> None:
+        self._key = key
+        super().__init__(arguments, log)
+
+    def get(self, path: str) -> bytes:
+        asked = urllib.request.Request(self.url + path, headers={"Authorization": f"Bearer {self._key}"})
+        with urllib.request.urlopen(asked, timeout=30.0) as response:
+            return response.read()
+
+    def _is_healthy(self) -> bool:
+        try:
+            return bool(self.get("/health"))
+        except OSError:
+            return False
+
+
+class Bench:
+    def __init__(self, server: KeyedServer, keys: dict[str, str], args: argparse.Namespace) -> None:
+        self._server, self._keys, self._args = server, keys, args
+        self._asked = Asked(server.port, keys["others"], config.DEFAULT_MODEL, args.words, args.tokens)
+        self.pids: dict[str, list[int]] = json.loads(server.get("/info"))["pids"]
+
+    def warm_up(self) -> None:
+        """Until every process has what it needs for any load here."""
+        self._closed(self._args.saturating[-1], 2, f"{self._args.seed} warm-up")
+        self.wait_idle()
+
+    # Hostile connections.
+
+    def pairs(self) -> Iterator[Pair]:
+        """Without and with them in alternation, each round with them beside the mean of those before and after it."""
+        seed = self._args.seed
+        before = self._others(f"{seed} first")
+        for number in range(self._args.pairs):
+            hostile, cores = self._others_beside_hostile(f"{seed} {number}")
+            after = self._others(f"{seed} {number} calm")
+            yield Pair((before + after) / 2, hostile, cores)
+            before = after
+
+    def _others(self, seed: str) -> float:
+        self.wait_idle()
+        return self._closed(self._args.streams, self._args.seconds, seed)[0]
+
+    def _others_beside_hostile(self, seed: str) -> tuple[float, float]:
+        self.wait_idle()
+        with self.hostile(seed) as crowd:
+            began_s, cpu_s = time.perf_counter(), crowd.cpu_s()
+            tokens_per_s, _ = self._closed(self._args.streams, self._args.seconds, f"{seed} hostile")
+            cores = (crowd.cpu_s() - cpu_s) / (time.perf_counter() - began_s)
+            state = crowd.told("go on")
+        if state["open"] < self._args.hostile * 0.9:
+            raise SystemExit(f"only {state['open']} hostile connections were open at the end of a round: {state}")
+        return tokens_per_s, cores
+
+    @contextlib.contextmanager
+    def hostile(self, seed: str) -> Iterator[Hostile]:
+        """Yielded when they are there, and what was asked for by those that do not read is computed."""
+        keys = [self._keys["unread"], self._keys["vanishing"]]
+        crowd = Hostile(self._server.port, keys, self._args.hostile, seed)
+        try:
+            _wait_for("hostile connections", lambda: crowd.told("go on")["open"] >= self._args.hostile * 0.95)
+            running, few = "onward_requests", self._args.hostile_in_flight
+            _wait_for("their answers", lambda: sum(self.metrics(running).values()) <= few)
+            yield crowd
+        finally:
+            assert crowd.process.stdin is not None and crowd.process.stdout is not None
+            crowd.process.stdin.close()
+            crowd.process.stdout.close()
+            crowd.stop()
+
+    def left_to_the_server(self) -> tuple[float, dict[str, float]]:
+        """How long the server takes to be rid of them if they do nothing more; and why it ended each."""
+        before = self.metrics("onward_http_connections_ended_total")
+        with self.hostile(f"{self._args.seed} left") as crowd:
+            crowd.told("stay")
+            began_s = time.monotonic()
+            # The one that is left asks this.
+            _wait_for("their end", lambda: sum(self.metrics("onward_http_connections").values()) <= 1)
+            seconds = time.monotonic() - began_s
+            self.wait_idle()
+        after = self.metrics("onward_http_connections_ended_total")
+        return seconds, {name: count - before.get(name, 0) for name, count in after.items()}
+
+    # Overload.
+
+    def overload(self, console: Console) -> Overload:
+        args = self._args
+        rates: dict[int, float] = {}
+        for num_streams in args.saturating:
+            self.wait_idle()
+            rates[num_streams] = self._closed(num_streams, args.saturation_seconds, f"{args.seed} best {num_streams}")[
+                0
+            ]
+        best = max(rates.values())
+        console.print("at saturation: " + ", ".join(f"{r:.0f} tok/s with {n} streams" for n, r in rates.items()))
+        self.wait_idle()
+        before_rate, before = self._closed(args.calm_streams, args.seconds, f"{args.seed} before")
+        self.wait_idle()
+        per_s = args.times * best / args.tokens
+        memory: list[Memory] = []
+        began_s = time.perf_counter()
+
+        def look() -> None:
+            memory.append(Memory(time.perf_counter() - began_s, self.memory_mb()))
+
+        streams = uvloop.run(open_load(self._asked, per_s, args.overload_seconds, args.seed, look))
+        settle_s = args.overload_seconds // 6
+        num_rest = int(args.overload_seconds - settle_s)
+        self.wait_idle()
+        after_rate, after = self._closed(args.calm_streams, args.seconds, f"{args.seed} after")
+        seconds = int(time.perf_counter() - began_s)
+        self.wait_idle()
+        best_after, _ = self._closed(
+            max(rates, key=lambda n: rates[n]), args.saturation_seconds, f"{args.seed} best after"
+        )
+        taken = [one for one in streams if one.is_whole]
+        return Overload(
+            best_before_tokens_per_s=best,
+            best_after_tokens_per_s=best_after,
+            offered_per_s=per_s,
+            goodput_tokens_per_s=doors_figures.rate(taken, began_s + settle_s, num_rest),
+            num_offered=len(streams),
+            num_whole=len(taken),
+            statuses={str(status): count for status, count in sorted(Counter(one.status for one in streams).items())},
+            ttft_s=doors_figures.ttft(taken),
+            request_s=doors_figures.durations(streams, whole=True),
+            refusal_s=doors_figures.durations(streams, whole=False),
+            calm_before=doors_figures.ttft(before),
+            calm_after=doors_figures.ttft(after),
+            calm_before_tokens_per_s=before_rate,
+            calm_after_tokens_per_s=after_rate,
+            memory=memory,
+            tokens_by_second=doors_figures.by_second([*streams, *after], began_s, seconds),
+            refusals_by_second=doors_figures.refusals_by_second(streams, began_s, seconds),
+        )
+
+    def _closed(self, num_streams: int, seconds: int, seed: str) -> tuple[float, list[Stream]]:
+        began_s = time.perf_counter()
+        streams = uvloop.run(closed_load(self._asked, num_streams, SETTLE_S, seconds + 1, seed))
+        failed = [one.status for one in streams if one.ended_s is not None and not one.is_whole]
+        if failed:
+            raise SystemExit(f"{len(failed)} of the others' streams failed, the first with {failed[0]}")
+        return doors_figures.rate(streams, began_s + SETTLE_S + 1, seconds), streams
+
+    # The server.
+
+    def wait_idle(self) -> None:
+        """Nothing runs, and nobody is connected but who asks."""
+        _wait_for("nothing to be left", lambda: not self._held())
+        time.sleep(FENCES_S)
+
+    def _held(self) -> dict[str, float]:
+        held = {key: n for key, n in self.metrics("onward_requests").items() if n and "finished" not in key}
+        connections = sum(self.metrics("onward_http_connections").values()) - 1
+        return {**held, **({"connections": connections} if connections else {})}
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """Of one family, by labels."""
+        text = self._server.get("/metrics").decode()
+        pairs = [line.rsplit(" ", 1) for line in text.splitlines() if line.partition("{")[0].partition(" ")[0] == name]
+        return {key.removeprefix(name): float(value) for key, value in pairs}
+
+    def memory_mb(self) -> dict[str, float]:
+        """What is resident and its own, of every process."""
+        found: dict[str, float] = {}
+        for role, pids in self.pids.items():
+            for number, pid in enumerate(pids):
+                pages = Path(f"/proc/{pid}/statm").read_text().split()
+                found[f"{role} {number}" if number else role] = (int(pages[1]) - int(pages[2])) * PAGE_MB
+        return found
+
+    def open_files(self) -> dict[str, int]:
+        return {
+            role: sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids) for role, pids in self.pids.items()
+        }
+
+
+def _wait_for(what: str, has_come: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not has_come():
+        if time.monotonic() > deadline_s:
+            raise SystemExit(f"waited {WAIT_S:.0f} s for {what}")
+        time.sleep(POLL_S)
+
+
+def _new_keys(file: Path, max_in_flight: int) -> dict[str, str]:
+    """An admin's, that of ordinary clients, and two of hostile ones, with limits."""
+    limits = {"unread": MAX_UNREAD_IN_FLIGHT, "vanishing": max_in_flight}
+    file.unlink(missing_ok=True)
+    keys = {name: new_key() for name in ("admin", "others", "unread", "vanishing")}
+    for name, key in keys.items():
+        add_entry(
+            file,
+            KeyEntry(
+                name=name,
+                digest=hash_of(key).removeprefix(HASH_PREFIX),
+                role="admin" if name == "admin" else "user",
+                max_in_flight=limits.get(name),
+            ),
+        )
+    return keys
+
+
+def _plot(one: Overload, overload_s: float) -> str:
+    num_seconds = len(one.tokens_by_second)
+    memory = [sum(look.mb.values()) for look in one.memory]
+    panels = [
+        Panel(
+            "tokens/s of whole answers",
+            [
+                Line("measured", one.tokens_by_second, "#0f766e"),
+                Line("best at saturation", [one.best_tokens_per_s] * num_seconds, "#b45309", is_dashed=True),
+            ],
+        ),
+        Panel("requests turned away, per second", [Line("429", one.refusals_by_second, "#b91c1c")]),
+        Panel("memory of all processes, MB", [Line("own and resident", memory, "#1d4ed8")]),
+    ]
+    return draw("Ten times the load it can bear, for a minute", panels, (0.0, overload_s))
+
+
+def _failures(pairs: list[Pair], overload: Overload | None) -> list[str]:
+    """Bars that were missed."""
+    missed: list[str] = []
+    if pairs and doors_figures.median_ratio(pairs) < LEAST_RATIO:
+        missed.append(f"throughput of others: {doors_figures.median_ratio(pairs):.3f}, not {LEAST_RATIO}")
+    if overload is not None and overload.ratio < LEAST_RATIO:
+        missed.append(f"goodput: {overload.ratio:.3f} of the best, not {LEAST_RATIO}")
+    if overload is not None and overload.growth > MOST_GROWTH:
+        missed.append(f"memory: {overload.growth:.2f} times as much at the end")
+    if overload is not None and set(overload.statuses) - {"200", "429"}:
+        missed.append(f"answers under overload: {overload.statuses}")
+    return missed
+
+
+def main() -> int:
+    args = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as with Ctrl-C, the server is stopped first
+    args.out.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False, soft_wrap=True)
+    key_file = args.out / "bench-doors-keys.toml"
+    keys = _new_keys(key_file, args.hostile_in_flight)
+    flags = ["--api-keys", str(key_file), "--max-queue", str(args.max_queue), *args.serve_argument]
+    server = KeyedServer(keys["admin"], flags, args.out / "onward-doors.log")
+    document: dict[str, Any] = {"schema": 1, "environment": environment.facts(), "seed": args.seed, "flags": flags}
+    pairs: list[Pair] = []
+    left_s, overload = None, None
+    try:
+        bench = Bench(server, keys, args)
+        bench.warm_up()
+        files, memory = bench.open_files(), bench.memory_mb()
+        if not args.skip_hostile:
+            for pair in bench.pairs():
+                pairs.append(pair)
+                console.print(f"pair {len(pairs)}: {pair.calm:.0f} tok/s alone, {pair.hostile:.0f} with "
+                              f"{args.hostile} hostile connections: {pair.ratio:.3f} "
+                              f"(which took {pair.hostile_cpu_cores:.2f} cores)")  # fmt: skip
+            left_s, ends = bench.left_to_the_server()
+            console.print(f"left alone, all were gone after {left_s:.0f} s; ended by the server: {ends}")
+            document["hostile"] = {"pairs": pairs, "gone_after_s": left_s, "ends": ends}
+        if not args.skip_overload:
+            overload = bench.overload(console)
+            document["overload"] = overload
+        bench.wait_idle()
+        left = {"open_files": [files, bench.open_files()], "memory_mb": [memory, bench.memory_mb()]}
+        document["before_and_after"] = left
+    finally:
+        server.stop()
+        key_file.unlink()
+    written = doors_figures.markdown(pairs, left_s, overload)
+    console.print(written, markup=False)
+    console.print(f"before and after: {left}")
+    _write(args, document, written, overload, console)
+    missed = _failures(pairs, overload)
+    for bar in missed:
+        console.print(f"missed: {bar}")
+    return 1 if missed else 0
+
+
+def _write(
+    args: argparse.Namespace, document: dict[str, Any], tables: str, overload: Overload | None, console: Console
+) -> None:
+    file = args.out / f"bench-doors-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
+    file.with_suffix(".md").write_text(tables)
+    console.print(f"written to {file} and {file.with_suffix('.md').name}")
+    if args.plot and overload is not None:
+        PLOT.write_text(_plot(overload, args.overload_seconds))
+        console.print(f"drawn to {PLOT}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench-doors", description="Hostile connections, and overload.")
+    parser.add_argument("--pairs", type=int, default=5, metavar="N", help="[%(default)s]")
+    parser.add_argument("--hostile", type=int, default=1000, metavar="N", help="hostile connections [%(default)s]")
+    parser.add_argument(
+        "--hostile-in-flight", type=int, default=1, metavar="N", help="of those that ask again and again [%(default)s]"
+    )
+    parser.add_argument("--streams", type=int, default=16, metavar="N", help="of the others [%(default)s]")
+    parser.add_argument("--words", type=int, default=24, metavar="N", help="of each prompt [%(default)s]")
+    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="of each answer [%(default)s]")
+    parser.add_argument("--seconds", type=int, default=10, metavar="S", help="of each measured load [%(default)s]")
+    parser.add_argument("--times", type=float, default=10.0, metavar="X", help="overload [%(default)s]")
+    parser.add_argument("--overload-seconds", type=int, default=60, metavar="S", help="[%(default)s]")
+    parser.add_argument("--saturating", type=int, nargs="+", default=[48, 64], metavar="N", help="streams [48 64]")
+    parser.add_argument(
+        "--saturation-seconds", type=int, default=30, metavar="S", help="of each: several answers long [%(default)s]"
+    )
+    parser.add_argument("--calm-streams", type=int, default=4, metavar="N", help="before and after [%(default)s]")
+    parser.add_argument("--max-queue", type=int, default=32, metavar="N", help="of the server [%(default)s]")
+    parser.add_argument("--skip-hostile", action="store_true", help="only overload")
+    parser.add_argument("--skip-overload", action="store_true", help="only hostile connections")
+    parser.add_argument("--plot", action="store_true", help=f"draw the overload to {PLOT.relative_to(ROOT)}")
+    parser.add_argument("--seed", default=str(time.time_ns()), metavar="TEXT", help="chooses prompts and times")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench-results", metavar="FOLDER", help="[bench-results]")
+    parser.add_argument("--serve-argument", action="append", default=[], metavar="FLAG", help="for the server")
+    args = parser.parse_args()
+    counts = (args.pairs, args.hostile, args.streams, args.words, args.tokens, args.calm_streams, *args.saturating)
+    if (
+        min(counts) < 1
+        or min(args.seconds, args.saturation_seconds) < 2
+        or args.overload_seconds < 12
+        or args.times <= 0
+    ):
+        parser.error("counts must be at least 1, --seconds at least 2, --overload-seconds at least 12")
+    return args
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except OnwardError as fault:
+        sys.exit(f"make bench-doors: {fault.message}")
