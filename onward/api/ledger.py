@@ -125,6 +125,7 @@ class Delivery:
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Where asked for, once, with the first tokens."""
     rescored: list[TokenLogprobs] | None = None
+    embedding: bytes | None = None
     """With `Order.score_from`, once, before all others: of the given tokens from there on."""
 
     @property
@@ -388,6 +389,7 @@ class Ledger:
                 delta.logprobs[num_known:] if delta.logprobs is not None else None,
                 delta.prompt_logprobs if num_known == 0 else None,
                 rescored,
+                delta.embedding,
             )
         )
 

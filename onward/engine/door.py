@@ -34,6 +34,9 @@ def admit(submit: Submit, owner: str, limits: Limits, now_s: float) -> Request:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
     room = limits.max_tokens - num_prompt
     wanted = sampling.max_tokens if sampling.max_tokens is not None else max(1, room)
+    if sampling.pooling is not None:
+        # What its last row draws is the vector, which takes no place.
+        wanted, room = 1, room + 1
     if wanted > room:
         raise InvalidRequest(
             f"{num_prompt} prompt tokens plus {wanted} output tokens are {wanted - room} more than the "
@@ -63,6 +66,7 @@ def admit(submit: Submit, owner: str, limits: Limits, now_s: float) -> Request:
         num_cached_tokens=submit.num_cached_tokens,
         score_from=_scored_from(submit),
         prefill_peers=list(submit.prefill_peers),
+        prefills_here=sampling.pooling is not None,
         may_move=submit.may_move,
     )
 

@@ -42,6 +42,7 @@ class Outbox:
         error: ErrorInfo | None = None,
         logprobs: list[TokenLogprobs] | None = None,
         prompt_logprobs: list[TokenLogprobs] | None = None,
+        embedding: bytes | None = None,
     ) -> None:
         """Publishes the newest tokens of a request, and its end if it has ended. Comes before it is forgotten."""
         reason = request.finish_reason
@@ -69,6 +70,7 @@ class Outbox:
                 logprobs,
                 prompt_logprobs,
                 rescored,
+                embedding,
             )
         )
 

@@ -175,9 +175,9 @@ class Request:
 
     @property
     def first_scored_row(self) -> int | None:
-        """From this token on every row's logits are wanted, so none of them may come from the cache. Row i tells how
+        """From this token on every row's output is wanted, so none of them may come from the cache. Row i tells how
         likely token i + 1 was. None once they were sent."""
-        if self.sampling.prompt_logprobs is not None and self.num_generated == 0:
+        if self.sampling.pooling == "mean" or (self.sampling.prompt_logprobs is not None and self.num_generated == 0):
             return 0
         return None if self.score_from is None else self.score_from - 1
 

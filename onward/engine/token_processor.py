@@ -18,7 +18,7 @@ from onward.engine.request import FinishReason, Request, Status
 from onward.engine.scheduler import Scheduler
 from onward.log import event as log_event
 from onward.proto.request import ErrorInfo
-from onward.proto.step import Advanced, Event, Failed, Preempted, StepResult, Tokens
+from onward.proto.step import Advanced, Embedding, Event, Failed, Preempted, StepResult, Tokens
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +118,8 @@ class TokenProcessor:
                 self._advance(request, event.num_computed, now_s)
             case Preempted():
                 self._on_preempted(request, event)
+            case Embedding():
+                self._on_embedding(request, event, now_s)
             case Failed():
                 self.fail(request, ErrorInfo(event.code, event.message), now_s)
 
@@ -152,6 +154,14 @@ class TokenProcessor:
         request.prompt_logprobs = request.score_from = None
         if request.finish_reason:
             self.finish(request, request.finish_reason, now_s)
+
+    def _on_embedding(self, request: Request, event: Embedding, now_s: float) -> None:
+        assert event.num_computed == len(request.token_ids), "the vector is of the whole prompt"
+        self._advance(request, event.num_computed, now_s)
+        self._observe(request, 0, now_s)
+        request.finish_reason = FinishReason.STOP
+        self._outbox.delta(request, [], embedding=event.vector)
+        self.finish(request, FinishReason.STOP, now_s)
 
     def _gather_prompt_logprobs(self, request: Request, event: Advanced | Tokens) -> None:
         if event.prompt_logprobs is not None:

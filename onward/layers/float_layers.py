@@ -123,6 +123,11 @@ class FloatModel:
         head = self.embedding if config.tie_word_embeddings else weights["lm_head.weight"]
         self.head = Linear([head], [], dtype)
         self._layers_done = 0
+        self._hidden = torch.empty(0)
+
+    @torch.inference_mode()
+    def outputs(self) -> np.ndarray:
+        return self.norm(self._hidden).float().numpy()
 
     def layers_done(self) -> int:
         return self._layers_done
@@ -136,4 +141,5 @@ class FloatModel:
         for block in self.blocks:
             hidden = block(hidden, rows)
             self._layers_done += 1
+        self._hidden = hidden
         return self.head(self.norm(hidden[torch.from_numpy(rows.sampled)])).numpy()

@@ -44,6 +44,7 @@ class Int8Model:
         self._kernel = step.int8_forward[kv.data.itemsize]
         self._threads = threads
         self._num_layers, self._layers_done = config.num_layers, 0
+        self._num_rows, self._eps = 0, np.float32(config.rms_norm_eps)
         self._num_rows_running: int | None = None
         self._vocab_size = -(-config.vocab_size // OUTPUT_UNIT) * OUTPUT_UNIT
         self._context = new_context(self._kernel)
@@ -59,11 +60,16 @@ class Int8Model:
         fill_rows(self._context, rows)
         fill(self._context, token_ids=rows.token_ids, sampled=rows.sampled, num_sampled=count)
         self._work[:] = 0
-        self._num_rows_running = rows.count
+        self._num_rows = self._num_rows_running = rows.count
         self._threads.run(self._kernel, self._context)
         self._layers_done += self._num_layers
         self._num_rows_running = None
         return self._logits[:count]
+
+    def outputs(self) -> np.ndarray:
+        hidden = self._hidden[: self._num_rows]
+        scale = 1 / np.sqrt(np.mean(np.square(hidden), axis=1, keepdims=True) + self._eps)
+        return hidden * scale * self._final_norm
 
     def layers_done(self) -> int:
         """Read in this order the answer is never too high, also if a pass ends and the next one begins meanwhile."""
@@ -101,12 +107,14 @@ class Int8Model:
         head = embedding if config.tie_word_embeddings else weights["head"]
         self._point_to(layers=layers, is_nibbles=is_nibbles, embedding=embedding, head=head)
         self._point_to(embedding_is_nibbles=_is_nibbles(embedding), head_is_nibbles=_is_nibbles(head))
-        self._point_to(final_norm=weights["norm"])
+        self._final_norm = weights["norm"]
+        self._point_to(final_norm=self._final_norm)
 
     def _allocate(self, config: ModelConfig, max_rows: int, max_sampled: int) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
         heads_width = config.num_heads * config.head_dim
         qkv_width = heads_width + 2 * config.num_kv_heads * config.head_dim
+        self._hidden = np.zeros((max_rows, hidden), np.float32)
         self._logits = np.zeros((max_sampled, self._vocab_size), np.float32)
         self._work = np.zeros((step.num_phases(config.num_layers), WORDS_PER_PHASE), np.int64)
         # Of each layer, the rows whose keys and values are written. `_work` is cleared before a pass is said to run.
@@ -116,7 +124,7 @@ class Int8Model:
         self._point_to(logits=self._logits, work=self._work)
         self._point_to(hidden_size=hidden, inner_size=inner, vocab_size=self._vocab_size)
         self._point_to(
-            hidden=np.zeros((max_rows, hidden), np.float32),
+            hidden=self._hidden,
             qkv=np.zeros((max_rows, qkv_width), np.float32),
             attended=np.zeros((max_rows, heads_width), np.float32),
         )

@@ -28,6 +28,10 @@ class Decoder(Protocol):
         """
         ...
 
+    def outputs(self) -> np.ndarray:
+        """Of every row of the last call: what the head reads, float32 [rows, hidden_size]."""
+        ...
+
     def layers_done(self) -> int:
         """How many layers have written all their keys and values, since the beginning: `num_layers` more after each
         call. Another thread may ask while a call runs."""

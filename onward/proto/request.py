@@ -137,6 +137,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="de
     """Where asked for, with the first delta: of the prompt's tokens from the second one on."""
     rescored: list[TokenLogprobs] | None = None
     """With `Submit.score_from`, with the first delta: of the given tokens from there on."""
+    embedding: bytes | None = None
+    """Of a request that wants a vector: that, with its end. See `proto.step.Embedding`."""
 
 
 class AbortAnswer(msgspec.Struct, frozen=True, array_like=True, tag="abort_answer"):

@@ -1,6 +1,11 @@
 """How the next token of a request is chosen. A function of this and of the tokens so far, and of nothing else."""
 
+from typing import Literal
+
 import msgspec
+
+Pooling = Literal["mean", "last"]
+"""Which rows of the last layer make one vector: all of them, or the last token's."""
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -34,3 +39,5 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """How many of the likeliest tokens to report beside each sampled one; None: no logprobs at all."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens, with the first delta."""
+    pooling: Pooling | None = None
+    """Instead of tokens, one vector of the prompt is wanted. Nothing is drawn."""

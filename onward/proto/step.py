@@ -117,7 +117,17 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     message: str
 
 
-Event = Advanced | Tokens | Preempted | Failed
+class Embedding(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="e"):
+    """The vector of a whole prompt, where one is wanted instead of tokens. It ends the request."""
+
+    slot: int
+    epoch: int
+    num_computed: int
+    vector: bytes
+    """float32, little-endian."""
+
+
+Event = Advanced | Tokens | Preempted | Failed | Embedding
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):

@@ -19,6 +19,7 @@ from onward.proto.sampling import Sampling
 from onward.proto.step import (
     Advanced,
     Assign,
+    Embedding,
     Event,
     Failed,
     Preempt,
@@ -32,6 +33,7 @@ from onward.proto.step import (
 )
 from onward.sim.data_plane import DataPlane
 
+VECTOR_SIZE = 8
 _UNWRITTEN = -1
 _UNWRITTEN_BYTES = b"\xff" * 8
 
@@ -65,6 +67,16 @@ def expected_logprobs(token: int, top: int) -> TokenLogprobs:
     return TokenLogprobs(-token / 8, token + 1, [(token + 1 + rank, -float(rank)) for rank in range(top)])
 
 
+def expected_vector(prompt: Sequence[int], sampling: Sampling) -> bytes:
+    return vector_of(array("q", [_cell(at, token) for at, token in enumerate(prompt)]).tobytes(), sampling)
+
+
+def vector_of(history: bytes, sampling: Sampling) -> bytes:
+    """Eight numbers from -1 to 1 that tell histories and kinds of pooling apart."""
+    digest = hashlib.blake2b(f"{sampling.pooling}".encode() + history, digest_size=VECTOR_SIZE).digest()
+    return array("f", [byte / 128 - 1 for byte in digest]).tobytes()
+
+
 def _draw(state: "hashlib.blake2b", sampling: Sampling, position: int, vocab_size: int) -> int:
     for attempt in range(1000 * vocab_size):
         attempted = state.copy()
@@ -96,6 +108,8 @@ class Slot:
     sampling: Sampling
     push: Push | None = None
     score_from: int | None = None
+    started_at: int = 0
+    """So many tokens were cached."""
 
 
 class Poisoned(Exception):
@@ -167,6 +181,7 @@ class HashWorker:
             assign.sampling,
             assign.push,
             assign.score_from,
+            assign.num_computed,
         )
         if assign.push is not None:
             assert self.plane is not None, "only a worker with a data plane pushes"
@@ -197,6 +212,8 @@ class HashWorker:
                 slot.push.lease_id, -(-end // self.block_size) if complete else end // self.block_size
             )
         prompt_logprobs = _prompt_logprobs(slot, begin, end)
+        if slot.sampling.pooling is not None and end == len(slot.token_ids):
+            return self._embed(run, slot)
         if end < len(slot.token_ids):
             return Advanced(run.slot, run.epoch, end, prompt_logprobs)
         return self._sample(run, slot, prompt_logprobs)
@@ -211,6 +228,13 @@ class HashWorker:
         top = slot.sampling.logprobs
         logprobs = None if top is None else [expected_logprobs(token, top)]
         return Tokens(run.slot, run.epoch, position, slot.num_computed, [token], logprobs, prompt_logprobs)
+
+    def _embed(self, run: Run, slot: Slot) -> Event:
+        history = self._read_back(slot)
+        if _UNWRITTEN_BYTES in history:
+            return self._fail(run, "kv_lost", "a cell of the KV memory was never written")
+        assert slot.sampling.pooling == "last" or slot.started_at == 0, "a mean needs every row"
+        return Embedding(run.slot, run.epoch, slot.num_computed, vector_of(history, slot.sampling))
 
     def _fail(self, run: Run, code: str, message: str) -> Failed:
         del self.slots[run.slot]

@@ -21,6 +21,7 @@ BYTES_PER_REQUEST = 1 << 15
 BYTES_PER_FAILURE = 1 << 12
 MAX_LOGPROBS = 20
 BYTES_PER_LOGPROB = 16
+BYTES_PER_NUMBER = 4
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,11 +60,13 @@ def shm_wire(config: ServeConfig, model: PreparedModel, worker_incarnation: str)
     blocks_per_request = max_model_len // config.block_size + 1
     # Its tokens, its blocks, and those of a peer that its KV is pushed to.
     ids_per_request = max_model_len + 2 * blocks_per_request
+    # A failure, or a vector.
+    bytes_per_side = BYTES_PER_FAILURE + model.config.hidden_size * BYTES_PER_NUMBER
     max_logprobs = MAX_PROMPT_LOGPROB_ROWS + config.max_num_seqs
     return ShmWire(
         incarnation=worker_incarnation,
         num_slots=config.max_num_seqs,
         max_tokens_per_row=1,
         plan_bytes=config.max_num_seqs * (ids_per_request * BYTES_PER_INTEGER + BYTES_PER_REQUEST),
-        side_bytes=max_logprobs * (MAX_LOGPROBS + 2) * BYTES_PER_LOGPROB + config.max_num_seqs * BYTES_PER_FAILURE,
+        side_bytes=max_logprobs * (MAX_LOGPROBS + 2) * BYTES_PER_LOGPROB + config.max_num_seqs * bytes_per_side,
     )

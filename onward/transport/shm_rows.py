@@ -6,6 +6,7 @@
               n > 0               n tokens, in the cells behind it
               PREEMPTED_TOKEN_ID  the preempt of this epoch was executed; num_computed holds the length of the list
               FAILED              see the side record
+              EMBEDDED            the side record has the vector
 
 These meanings are shared by nothing else, and never leave this file: both ends speak typed events.
 """
@@ -16,11 +17,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from onward.proto.step import Advanced, Event, Failed, Preempted, TokenLogprobs, Tokens
+from onward.proto.step import Advanced, Embedding, Event, Failed, Preempted, TokenLogprobs, Tokens
 
 NO_TOKEN = -1
 PREEMPTED_TOKEN_ID = -9
 FAILED = -5
+EMBEDDED = -7
 
 NUM_FIXED_COLUMNS = 4
 CELL_BYTES = 8
@@ -36,6 +38,7 @@ class SideRecord(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     message: str | None = None
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    vector: bytes | None = None
 
 
 _NOTHING = SideRecord(-1, -1)
@@ -95,6 +98,9 @@ def _event_without_tokens(slot: int, epoch: int, num_computed: int, count: int, 
         return Advanced(slot, epoch, num_computed, record.prompt_logprobs)
     if count == PREEMPTED_TOKEN_ID:
         return Preempted(slot, epoch, num_computed)
+    if count == EMBEDDED:
+        assert record.vector is not None, "an embedding is a vector"
+        return Embedding(slot, epoch, num_computed, record.vector)
     assert count == FAILED, f"{count} is no code"
     assert record.code is not None and record.message is not None, "a failure says why"
     return Failed(slot, epoch, record.code, record.message)
@@ -114,6 +120,9 @@ def _row(event: Event, max_tokens: int, side: list[SideRecord]) -> list[int]:
             return [epoch, 0, num_computed, 0]
         case Preempted(_, epoch, num_tokens):
             return [epoch, 0, num_tokens, PREEMPTED_TOKEN_ID]
+        case Embedding(slot, epoch, num_computed, vector):
+            side.append(SideRecord(slot, epoch, vector=vector))
+            return [epoch, 0, num_computed, EMBEDDED]
         case Failed(slot, epoch, code, message):
             side.append(SideRecord(slot, epoch, code, message))
             return [epoch, 0, 0, FAILED]

@@ -26,6 +26,7 @@ from onward.proto.step import (
     MAX_PROMPT_LOGPROB_ROWS,
     Advanced,
     Assign,
+    Embedding,
     Event,
     Failed,
     Preempt,
@@ -41,6 +42,7 @@ from onward.worker.batch import BatchBuilder, Span
 from onward.worker.drawing import Drawing, Drawn
 from onward.worker.memory import free_memory_bytes, longest_sequence, pool_blocks
 from onward.worker.penalties import LogitRules
+from onward.worker.pooling import Pool
 from onward.worker.push_feed import KvFeed, SlotPush
 
 
@@ -61,6 +63,8 @@ class Slot:
     rules: LogitRules | None
     push: SlotPush | None = None
     score_from: int | None = None
+    pool: Pool | None = None
+    """Where a vector is wanted, and no tokens."""
 
 
 class _Fault(Exception):
@@ -204,7 +208,16 @@ class Runner:
             rules=self._rules(assign),
             push=self._open_push(assign),
             score_from=assign.score_from,
+            pool=self._new_pool(assign),
         )
+
+    def _new_pool(self, assign: Assign) -> Pool | None:
+        kind = assign.sampling.pooling
+        if kind is None:
+            return None
+        if kind == "mean" and assign.num_computed:
+            raise _Fault("internal_error", "a mean needs every row, and a part of them came from the cache")
+        return Pool(kind, self._model.config.hidden_size)
 
     def _open_push(self, assign: Assign) -> SlotPush | None:
         """What was cached before goes over first."""
@@ -246,7 +259,8 @@ class Runner:
         if end > min(room, self.max_model_len):
             raise _Fault("internal_error", f"token {end} is beyond the {room} tokens that the slot has blocks for")
         reported = _reported(slot, slot.num_computed, end)
-        spans.append(Span(run.slot, slot.num_computed, count, end == slot.num_tokens, reported))
+        samples = slot.pool is None and end == slot.num_tokens
+        spans.append(Span(run.slot, slot.num_computed, count, samples, reported))
 
     def _take_blocks(self, slot: int, block_ids: list[int], take: Callable[[int, list[int]], None]) -> None:
         if block_ids and not 0 <= min(block_ids) <= max(block_ids) < self.num_blocks:
@@ -263,7 +277,17 @@ class Runner:
         if pushes and self.kv_feed is not None:
             self.kv_feed.wake()  # for the last layers
         drawn = self._drawing.draw(logits, spans, [self._slot(span) for span in spans], self._tokens)
+        self._pool(spans)
         return [self._advance(span, one) for span, one in zip(spans, drawn, strict=True)]
+
+    def _pool(self, spans: list[Span]) -> None:
+        if all(self._slot(span).pool is None for span in spans):
+            return
+        outputs, row = self._decoder.outputs(), 0
+        for span in spans:
+            if (pool := self._slot(span).pool) is not None:
+                pool.add(outputs[row : row + span.count])
+            row += span.count
 
     def _feed_pushes(self, spans: list[Span]) -> bool:
         """Says before they are computed which blocks this step completes; each layer goes over when it is written."""
@@ -287,6 +311,8 @@ class Runner:
     def _advance(self, span: Span, drawn: Drawn) -> Event:
         slot = self._slot(span)
         slot.num_computed += span.count
+        if slot.pool is not None and slot.num_computed == slot.num_tokens:
+            return Embedding(span.slot, slot.epoch, slot.num_computed, slot.pool.vector())
         if not span.samples:
             return Advanced(span.slot, slot.epoch, slot.num_computed, drawn.prompt_logprobs)
         if drawn.token_id is None:

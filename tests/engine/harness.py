@@ -18,10 +18,10 @@ from onward.proto.request import (
     Submit,
     TokenDelta,
 )
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import Pooling, Sampling
 from onward.proto.step import StepPlan, StepResult
 from onward.sim import engine_state
-from onward.sim.worker import HashWorker, expected_output
+from onward.sim.worker import HashWorker, expected_output, expected_vector
 
 API = "api-1"
 
@@ -34,6 +34,7 @@ class Client:
         self.tokens: list[int] = list(submit.generated_token_ids)
         self.finish_reason: str | None = None
         self.error: ErrorInfo | None = None
+        self.embedding: bytes | None = None
         self.num_finishes = 0
         self.accepted = False
         self.cached: int | None = None
@@ -85,6 +86,7 @@ class Harness:
         min_tokens: int = 0,
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
+        pooling: Pooling | None = None,
         epoch: int = 1,
         generated: list[int] | None = None,
         **fields: object,
@@ -98,6 +100,7 @@ class Harness:
             min_tokens=min_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            pooling=pooling,
         )
         message = Submit(
             self.seq,
@@ -284,6 +287,7 @@ class Harness:
             client.finish_reason = delta.finish_reason
             client.num_finishes += 1
             client.error = delta.error
+            client.embedding = delta.embedding
 
     def run_until_idle(self, max_steps: int = 20_000) -> None:
         """Two steps in flight, as in production."""
@@ -310,6 +314,9 @@ class Harness:
         for client in self.clients.values():
             assert client.finish_reason in ("stop", "length"), (client.submit.request_id, client.error_code)
             assert client.tokens == self.expected(client), client.submit.request_id
+
+    def expected_vector(self, client: Client) -> bytes:
+        return expected_vector(client.submit.prompt_token_ids, client.submit.sampling)
 
     def metric(self, counter: str, *labels: str) -> float:
         return getattr(self.core.metrics, counter).value(*labels)

@@ -31,6 +31,11 @@ class SmallModel:
         with torch.inference_mode():
             return self.theirs(torch.tensor([token_ids])).logits[0].numpy()
 
+    def their_outputs(self, token_ids: list[int]) -> np.ndarray:
+        """Of the last layer, normalized."""
+        with torch.inference_mode():
+            return self.theirs.model(torch.tensor([token_ids])).last_hidden_state[0].numpy()
+
 
 def make(name: str) -> SmallModel:
     """`llama` (untied, scaled rope), `llama-tied`, `qwen2`, `qwen3`; head_dim 32 throughout."""

@@ -6,7 +6,8 @@ import pytest
 from onward.errors import StartupError
 from onward.kernels.quantize import quantize_model
 from onward.models.decoder import check_supported
-from onward.proto.step import Run, Tokens
+from onward.proto.sampling import Pooling, Sampling
+from onward.proto.step import Advanced, Embedding, Run, Tokens
 from tests.models import small_models
 from tests.models.int8_reference import reference_logits
 from tests.worker.driver import Driver, prepared
@@ -94,3 +95,38 @@ def test_sizes_that_the_kernels_cannot_handle_are_named(field: str, value: int) 
 
     with pytest.raises(StartupError, match=field):
         check_supported(msgspec.structs.replace(config, **{field: value}), "int8")
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_vectors_equal_those_of_transformers(model: small_models.SmallModel, pooling: Pooling) -> None:
+    token_ids = _tokens(model)
+    states = model.their_outputs(token_ids)
+    expected = states.mean(0) if pooling == "mean" else states[-1]
+    ours = _vector(Driver(prepared(model.config), model.tensors, threads=1), token_ids, pooling, [LENGTH])
+    assert np.abs(ours - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_int8_vectors_have_the_same_bits_in_any_chunking_and_are_close(
+    model: small_models.SmallModel, pooling: Pooling
+) -> None:
+    token_ids = _tokens(model)
+    driver = Driver(prepared(model.config, quantization="int8"), dict(quantize_model(model.config, model.tensors)))
+    whole = _vector(driver, token_ids, pooling, [LENGTH])
+    for chunks in ([1] * LENGTH, [17, 1, 30, 12]):
+        np.testing.assert_array_equal(_vector(driver, token_ids, pooling, chunks), whole)
+    states = model.their_outputs(token_ids)
+    exact = states.mean(0) if pooling == "mean" else states[-1]
+    assert np.dot(whole, exact) > 0.98 * np.linalg.norm(whole) * np.linalg.norm(exact)
+
+
+def _vector(driver: Driver, token_ids: list[int], pooling: Pooling, chunks: list[int]) -> np.ndarray:
+    request = driver.assign(0, token_ids, sampling=Sampling(seed=0, pooling=pooling))
+    events = driver.step(assign=[request], run=[Run(0, request.epoch, chunks[0])])
+    for count in chunks[1:]:
+        assert isinstance(events[0], Advanced)
+        events = driver.step(run=[Run(0, request.epoch, count)])
+    driver.give_back(request.block_ids)
+    [event] = events
+    assert isinstance(event, Embedding)
+    return np.frombuffer(event.vector, "<f4")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.proto.step import Advanced, Failed, Preempted, StepPlan, StepResult, TokenLogprobs, Tokens
+from onward.proto.step import Advanced, Embedding, Failed, Preempted, StepPlan, StepResult, TokenLogprobs, Tokens
 from onward.proto.wire import ShmWire
 from onward.transport import shm, shm_rows
 from onward.transport.shm import NUM_PLACES, ShmPlanSocket, ShmWorkerPort, WireBroken
@@ -45,6 +45,7 @@ def events_of(slot: int) -> st.SearchStrategy:
             Tokens, st.just(slot), EPOCH, count, count, st.lists(TOKEN, min_size=1, max_size=5), optional, optional
         ),
         st.builds(Preempted, st.just(slot), EPOCH, count),
+        st.builds(Embedding, st.just(slot), EPOCH, count, st.binary(max_size=64)),
         st.builds(Failed, st.just(slot), EPOCH, st.text(max_size=9), st.text(max_size=50)),
     )
 

@@ -20,6 +20,7 @@ from onward.proto.sampling import Sampling
 from onward.proto.step import (
     Advanced,
     Assign,
+    Embedding,
     Failed,
     Preempt,
     Preempted,
@@ -40,7 +41,13 @@ PLAN = StepPlan(
 )
 RESULT = StepResult(
     7,
-    [Preempted(1, 5, 12), Tokens(0, 6, 0, 3, [0]), Advanced(3, 9, 64), Failed(4, 2, "bad_logits", "NaN")],
+    [
+        Preempted(1, 5, 12),
+        Tokens(0, 6, 0, 3, [0]),
+        Advanced(3, 9, 64),
+        Failed(4, 2, "bad_logits", "NaN"),
+        Embedding(5, 7, 3, b"\0\0\x80?"),
+    ],
     busy_s=0.5,
 )
 HELLO = WorkerHello(SCHEMA_VERSION, "w", "e", 1, "f", 10, 16, 128, 100)
