@@ -13,6 +13,8 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["auto", "int8", "none"]
 LoadFormat = Literal["auto", "dummy"]
 GenerationConfig = Literal["auto", "none"]
+Pooling = Literal["mean", "last"]
+"""Which rows of the last layer make one vector: all of them, or the last token's."""
 Transport = Literal["shm", "zmq"]
 Role = Literal["mixed", "prefill", "decode"]
 KvBackend = Literal["auto", "shm", "tcp", "nixl"]
@@ -89,6 +91,7 @@ class ServeConfig:
     cors_origin: tuple[str, ...] = knob((), "origin that browsers may call from (may be given several times)")
     max_body_bytes: int = knob(8 << 20, "largest request body")
     max_connections: int = knob(4096, "connections with a request under way that one process has; more get a 503")
+    pooling: Pooling = knob("mean", "how /v1/embeddings makes a vector of a text, where a request does not say")
     trust_request_chat_template: bool = knob(
         False, "whether requests may bring a chat_template of their own, which is rendered in a jailed process"
     )
@@ -187,6 +190,7 @@ class ApiConfig:
     max_connections: int = 4096
     max_choices: int = 16
     trust_request_chat_template: bool = False
+    pooling: Pooling = "mean"
     default_deadline_s: float | None = None
     internal_adapter: bool = False
     role: Role = "mixed"

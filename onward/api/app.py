@@ -11,6 +11,7 @@ from onward.api.attempts import AttemptEndpoint, Finding
 from onward.api.chat import Chat
 from onward.api.completions import Completions
 from onward.api.dialect import Dialect
+from onward.api.embeddings import Embeddings, OfClients, OfRouters
 from onward.api.generate import Generate
 from onward.api.generation import GenerationEndpoint, Generator
 from onward.api.identity import Identified
@@ -26,6 +27,7 @@ from onward.proto.router import (
     ABORT_PATH,
     ATTEMPT_PATH,
     DETOKENIZE_PATH,
+    EMBED_PATH,
     FIND_PATH,
     PROBE_PATH,
     TEXT_PATH,
@@ -53,6 +55,8 @@ def build_app(
     attempts = AttemptEndpoint(generators if generates else {}, backend, streams, proven)
     aborting = Aborting(backend.client, streams, config.max_body_bytes, proven)
     tokenizing = Tokenizing(backend, proven)
+    embeddings = Embeddings(backend, streams)
+    embed = OfClients(embeddings, config.max_body_bytes)
     between = {
         ATTEMPT_PATH: attempts,
         FIND_PATH: Finding(streams, proven).find,
@@ -61,12 +65,14 @@ def build_app(
         ABORT_PATH: aborting.abort_for_router,
         TOKENIZE_PATH: tokenizing.tokenize_for_router,
         DETOKENIZE_PATH: tokenizing.detokenize_for_router,
+        EMBED_PATH: OfRouters(embeddings, config.max_body_bytes, proven, backend.clock),
     }
     routes = [
         *(
             GuardedRoute(path, one if generates else WrongRole(), methods=["GET", "POST"], access=Access.USER)
             for path, one in endpoints.items()
         ),
+        GuardedRoute("/v1/embeddings", embed if generates else WrongRole(), methods=["POST"], access=Access.USER),
         GuardedRoute("/v1/abort", aborting.abort, methods=["POST"], access=Access.USER),
         GuardedRoute("/tokenize", tokenizing.tokenize, methods=["POST"], access=Access.USER),
         GuardedRoute("/detokenize", tokenizing.detokenize, methods=["POST"], access=Access.USER),

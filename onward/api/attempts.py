@@ -54,9 +54,7 @@ class AttemptEndpoint:
         message = await http.read_body(receive, max_body_bytes + MAX_OTHER_BYTES)
         self._proven.check(scope, message)
         attempt = decoded(self._decoder, message)
-        if attempt.schema_version != SCHEMA_VERSION:
-            problem = f"the router speaks schema {attempt.schema_version}, this instance {SCHEMA_VERSION}"
-            raise InvalidRequest(problem, code="schema_version", param="schema_version")
+        check_schema(attempt)
         if len(attempt.body) > max_body_bytes:
             raise TooLarge(f"the body is larger than {max_body_bytes} bytes, the limit of this server")
         self._streams.check_open()
@@ -93,6 +91,12 @@ class Finding:
 async def proven_message(request: Request, proven: Proven, decoder: "msgspec.msgpack.Decoder[T]") -> T:
     """A router's question."""
     return decoded(decoder, await proven.body(request, MAX_QUESTION_BYTES))
+
+
+def check_schema(attempt: Attempt) -> None:
+    if attempt.schema_version != SCHEMA_VERSION:
+        problem = f"the router speaks schema {attempt.schema_version}, this instance {SCHEMA_VERSION}"
+        raise InvalidRequest(problem, code="schema_version", param="schema_version")
 
 
 def decoded(decoder: "msgspec.msgpack.Decoder[T]", message: bytes) -> T:

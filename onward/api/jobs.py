@@ -252,7 +252,7 @@ def _order(prepared: Prepared, begun: Begun) -> Order:
         generated_token_ids=list(choice.token_ids),
         arrival_s=attempt.arrival_s,
         deadline_at_s=prepared.deadline_at_s,
-        priority=_priority(prepared),
+        priority=priority_within(prepared.request.priority, attempt.caller_priority),
         cache_salt=prepared.request.cache_salt or "",
         label=attempt.label,
         caller=attempt.caller,
@@ -266,9 +266,8 @@ def _order(prepared: Prepared, begun: Begun) -> Order:
     )
 
 
-def _priority(prepared: Prepared) -> int:
+def priority_within(asked: int | None, best: int | None) -> int:
     """As the request says, but no better than its caller may ask for."""
-    asked, best = prepared.request.priority, prepared.attempt.caller_priority
     if best is None:
         return asked or 0
     return best if asked is None else max(asked, best)

@@ -33,6 +33,13 @@ def output_limit(num_prompt: int, asked: int | None, min_tokens: int, worker: Wo
     return room - num_prompt if asked is None else asked
 
 
+def check_fits(num_tokens: int, worker: WorkerHello, param: str) -> None:
+    """A text of which nothing is generated may fill all there is."""
+    room = min(worker.max_model_len, worker.num_blocks * worker.block_size)
+    if num_tokens > room:
+        raise _too_long(param, f"it has {num_tokens} tokens, {num_tokens - room} more than the {room} that fit here")
+
+
 def first_end(token_ids: Sequence[int], sampling: Sampling) -> tuple[int, str] | None:
     """If these tokens have ended an output: how many of them belong to it, and why it ended."""
     for position, token_id in enumerate(token_ids):

@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from onward.api.embedding_request import EmbeddingRequest
 from onward.api.request_checks import (
     MAX_CACHE_SALT_LENGTH,
     MAX_DEADLINE_MS,
@@ -30,6 +31,7 @@ _BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/generate": TokenRequest,
+    "/v1/embeddings": EmbeddingRequest,
     "/v1/abort": AbortRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
@@ -39,6 +41,7 @@ SUMMARIES: dict[str, str] = {
     "/v1/chat/completions": "Answers a chat. GET with Last-Event-ID goes on with a stream",
     "/v1/completions": "Continues texts. GET with Last-Event-ID goes on with a stream",
     "/v1/generate": "Token ids in, token ids out. GET with Last-Event-ID goes on with a stream",
+    "/v1/embeddings": "A vector of each text",
     "/v1/abort": "Ends requests by their ids or labels",
     "/tokenize": "The token ids of a text or a chat",
     "/detokenize": "The text of token ids",

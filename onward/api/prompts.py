@@ -41,9 +41,9 @@ class Prompts:
         return self.tokens.of_chat(messages, created_s, rendering, by)
 
     def of_completion(self, request: CompletionRequest) -> list[list[int]]:
-        return [self._of_prompt(one, request.prompt_path(index)) for index, one in enumerate(request.prompts())]
+        return [self.of_prompt(one, request.prompt_path(index)) for index, one in enumerate(request.prompts())]
 
-    def _of_prompt(self, prompt: str | list[int], path: str) -> list[int]:
+    def of_prompt(self, prompt: str | list[int], path: str) -> list[int]:
         if isinstance(prompt, list):
             return prompt
         try:

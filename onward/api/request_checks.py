@@ -29,7 +29,7 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 def check_chat(request: ChatRequest, bounds: Bounds) -> None:
     _check_shared(request, bounds)
     _check_at_least("max_completion_tokens", request.max_completion_tokens, 1)
-    _check_number("top_logprobs", request.top_logprobs, 0, MAX_LOGPROBS)
+    check_number("top_logprobs", request.top_logprobs, 0, MAX_LOGPROBS)
     if request.top_logprobs and not request.logprobs:
         raise wrong("top_logprobs", "only allowed with logprobs: true")
     check_chat_template(request, bounds)
@@ -57,11 +57,11 @@ def check_chat_template(request: _Rendered, bounds: Bounds) -> None:
 
 
 def check_completion(request: CompletionRequest, bounds: Bounds) -> None:
-    _check_number("n", request.n, 1, bounds.max_choices)
-    _check_number("best_of", request.best_of, request.num_told, bounds.max_choices)
+    check_number("n", request.n, 1, bounds.max_choices)
+    check_number("best_of", request.best_of, request.num_told, bounds.max_choices)
     _check_prompts(request, bounds)
     _check_shared(request, bounds)
-    _check_number("logprobs", request.logprobs, 0, MAX_LOGPROBS)
+    check_number("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     if request.echoes_scores and request.prompt_logprobs is not None:
         raise wrong("prompt_logprobs", "not allowed with echo and logprobs, which tell those of the prompt too")
     if request.picks_best and request.stream:
@@ -72,7 +72,7 @@ def check_completion(request: CompletionRequest, bounds: Bounds) -> None:
 
 def check_tokens(request: TokenRequest, bounds: Bounds) -> None:
     _check_shared(request, bounds)
-    _check_number("logprobs", request.logprobs, 0, MAX_LOGPROBS)
+    check_number("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     check_prompt_ids("prompt_token_ids", request.prompt_token_ids, bounds)
 
 
@@ -90,10 +90,10 @@ def _check_prompts(request: CompletionRequest, bounds: Bounds) -> None:
         path = request.prompt_path(index)
         if type(prompt) is not type(prompts[0]):
             raise wrong(path, "must be as the first one: a text, or a list of token ids")
-        _check_prompt(path, prompt, bounds)
+        check_prompt(path, prompt, bounds)
 
 
-def _check_prompt(path: str, prompt: str | list[int], bounds: Bounds) -> None:
+def check_prompt(path: str, prompt: str | list[int], bounds: Bounds) -> None:
     if isinstance(prompt, list):
         check_prompt_ids(path, prompt, bounds)
     elif not prompt:
@@ -123,22 +123,22 @@ def _check_stream_options(request: GenerationRequest) -> None:
 
 def _check_shared(request: GenerationRequest, bounds: Bounds) -> None:
     _check_at_least("max_tokens", request.max_tokens, 1)
-    _check_number("temperature", request.temperature, 0, 2)
-    _check_number("top_p", request.top_p, 0, 1)
+    check_number("temperature", request.temperature, 0, 2)
+    check_number("top_p", request.top_p, 0, 1)
     if request.top_p == 0:
         raise wrong("top_p", "must be above 0 (for greedy decoding use temperature 0)")
-    _check_number("min_p", request.min_p, 0, 1)
-    _check_number("top_k", request.top_k, -1, 2**31 - 1)
-    _check_number("presence_penalty", request.presence_penalty, -2, 2)
-    _check_number("frequency_penalty", request.frequency_penalty, -2, 2)
-    _check_number("repetition_penalty", request.repetition_penalty, 0, MAX_REPETITION_PENALTY)
+    check_number("min_p", request.min_p, 0, 1)
+    check_number("top_k", request.top_k, -1, 2**31 - 1)
+    check_number("presence_penalty", request.presence_penalty, -2, 2)
+    check_number("frequency_penalty", request.frequency_penalty, -2, 2)
+    check_number("repetition_penalty", request.repetition_penalty, 0, MAX_REPETITION_PENALTY)
     if request.repetition_penalty == 0:
         raise wrong("repetition_penalty", "must be above 0 (1 is no penalty)")
-    _check_number("prompt_logprobs", request.prompt_logprobs, 0, MAX_LOGPROBS)
-    _check_number("seed", request.seed, -(2**63), 2**63 - 1)
-    _check_number("priority", request.priority, -(2**31), 2**31 - 1)
-    _check_number("deadline_ms", request.deadline_ms, 1, MAX_DEADLINE_MS)
-    _check_number("n", request.n, 1, bounds.max_choices)
+    check_number("prompt_logprobs", request.prompt_logprobs, 0, MAX_LOGPROBS)
+    check_number("seed", request.seed, -(2**63), 2**63 - 1)
+    check_number("priority", request.priority, -(2**31), 2**31 - 1)
+    check_number("deadline_ms", request.deadline_ms, 1, MAX_DEADLINE_MS)
+    check_number("n", request.n, 1, bounds.max_choices)
     _check_at_least("min_tokens", request.min_tokens, 0)
     limit = request.output_limit
     if limit is not None and request.min_tokens is not None and request.min_tokens > limit:
@@ -162,7 +162,7 @@ def _check_logit_bias(biases: dict[str, float], bounds: Bounds) -> None:
         # One way to write each id, so that none can be given twice.
         if not (_TOKEN_ID.fullmatch(key) and int(key) < bounds.vocab_size):
             raise wrong(path, f"must be a token id below {bounds.vocab_size} (the vocabulary), written as a number")
-        _check_number(path, bias, -100, 100)
+        check_number(path, bias, -100, 100)
 
 
 def _check_stops(request: GenerationRequest, bounds: Bounds) -> None:
@@ -218,7 +218,7 @@ def _check_rescore_from(request: GenerationRequest) -> None:
         raise wrong(path, f"must be one position, or one per choice ({request.num_choices}), got {len(given)}")
     for index, token_ids in enumerate(request.generated()):
         each, start = (f"{path}[{index}]", given[index]) if isinstance(given, list) else (path, given)
-        _check_number(each, start, 0, len(token_ids))
+        check_number(each, start, 0, len(token_ids))
 
 
 def check_token_ids(path: str, ids: list[Any], bounds: Bounds) -> None:
@@ -252,7 +252,7 @@ def _check_parts(path: str, parts: list[ContentPart]) -> None:
             raise wrong(f"{path}[{index}].text", "is required")
 
 
-def _check_number(name: str, value: float | None, low: float, high: float) -> None:
+def check_number(name: str, value: float | None, low: float, high: float) -> None:
     # Written so that NaN fails it.
     if value is not None and not low <= value <= high:
         raise wrong(name, f"must be between {low} and {high}, got {short(value)}")

@@ -43,6 +43,7 @@ FIND_PATH = "/internal/find"
 TEXT_PATH = "/internal/text"
 ABORT_PATH = "/internal/abort"
 TOKENIZE_PATH = "/internal/tokenize"
+EMBED_PATH = "/internal/embeddings"
 DETOKENIZE_PATH = "/internal/detokenize"
 
 

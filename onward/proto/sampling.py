@@ -1,11 +1,8 @@
 """How the next token of a request is chosen. A function of this and of the tokens so far, and of nothing else."""
 
-from typing import Literal
-
 import msgspec
 
-Pooling = Literal["mean", "last"]
-"""Which rows of the last layer make one vector: all of them, or the last token's."""
+from onward.config import Pooling
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

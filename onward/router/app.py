@@ -9,8 +9,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onward.obs.metrics import Registry
 from onward.proto.router import REGISTER_PATH
+from onward.router import embedding
 from onward.router.aborting import Aborting
 from onward.router.admin import Admin
+from onward.router.embedding import Embedding
 from onward.router.generation import GenerationEndpoint
 from onward.router.passing_on import PATHS as PASSED_ON
 from onward.router.passing_on import PassingOn
@@ -62,6 +64,7 @@ def routes_of(
     register = _looking_for_text(admin.register, tokenizing)
     return [
         *(GuardedRoute(path, generating, methods=GENERATING_METHODS, access=Access.USER) for path in GENERATING_PATHS),
+        GuardedRoute(embedding.PATH, Embedding(serving, config.max_body_bytes), methods=["POST"], access=Access.USER),
         GuardedRoute("/v1/abort", aborting.abort, methods=["POST"], access=Access.USER),
         *(GuardedRoute(path, passing_on.ask, methods=["POST"], access=Access.USER) for path in PASSED_ON),
         GuardedRoute(REGISTER_PATH, register, methods=["POST"], access=Access.CLUSTER),

@@ -93,12 +93,14 @@ class Upstream:
         except msgspec.MsgspecError:
             return None
 
-    async def pass_on(self, url: str, path: str, body: bytes) -> tuple[int, bytes] | None:
+    async def pass_on(
+        self, url: str, path: str, body: bytes, timeout_s: float = PASS_ON_TIMEOUT_S
+    ) -> tuple[int, bytes] | None:
         """A client's question, and the answer whatever its status. None: there is none."""
         headers = {"content-type": "application/json"} | self._proof(path, body)
         try:
             async with (
-                asyncio.timeout(PASS_ON_TIMEOUT_S),
+                asyncio.timeout(timeout_s),
                 self._session.post(url + path, data=body, headers=headers, allow_redirects=False) as response,
             ):
                 return response.status, await _read_within(response.content.iter_any(), MAX_ANSWER_BYTES)

@@ -312,14 +312,11 @@ class Runner:
         slot = self._slot(span)
         slot.num_computed += span.count
         if slot.pool is not None and slot.num_computed == slot.num_tokens:
-            return Embedding(span.slot, slot.epoch, slot.num_computed, slot.pool.vector())
+            return self._embedded(span, slot, slot.pool)
         if not span.samples:
             return Advanced(span.slot, slot.epoch, slot.num_computed, drawn.prompt_logprobs)
         if drawn.token_id is None:
-            self._slots[span.slot] = None
-            return Failed(
-                span.slot, slot.epoch, "invalid_logits", "the model's output for this request is not a number"
-            )
+            return self._no_number(span, slot)
         position = slot.num_tokens - slot.num_prompt
         self._tokens[span.slot, slot.num_tokens] = drawn.token_id
         slot.num_tokens += 1
@@ -332,6 +329,16 @@ class Runner:
             drawn.logprobs,
             drawn.prompt_logprobs,
         )
+
+    def _embedded(self, span: Span, slot: Slot, pool: Pool) -> Event:
+        vector = pool.vector()
+        if not np.isfinite(np.frombuffer(vector, "<f4")).all():
+            return self._no_number(span, slot)
+        return Embedding(span.slot, slot.epoch, slot.num_computed, vector)
+
+    def _no_number(self, span: Span, slot: Slot) -> Failed:
+        self._slots[span.slot] = None
+        return Failed(span.slot, slot.epoch, "invalid_logits", "the model's output for this request is not a number")
 
 
 def _reported(slot: Slot, start: int, end: int) -> range | None:

@@ -4,6 +4,7 @@ The next token is a hash of everything that may decide it, so a token that is lo
 """
 
 import hashlib
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -149,6 +150,9 @@ class StandInEngine:
 
     def _next(self, one: Running) -> TokenDelta:
         sampling, position = one.submit.sampling, len(one.tokens)
+        if sampling.pooling is not None:
+            del self.running[one.submit.request_id]
+            return _embedded(one.submit)
         if (error := self.give_up(sampling, position)) is not None:
             del self.running[one.submit.request_id]
             return _refused(one.submit, error, position, "pd_reschedule")
@@ -193,6 +197,17 @@ def _rescored(submit: Submit) -> list[TokenLogprobs] | None:
 def _is_prompt_due(submit: Submit, position: int) -> bool:
     """With the first token, and again where that is asked for."""
     return position == 0 or (submit.score_from == -1 and position == len(submit.generated_token_ids))
+
+
+def made_up_vector(prompt: Sequence[int], pooling: str) -> list[float]:
+    """Four numbers that tell prompts and kinds of pooling apart."""
+    return [float(len(prompt)), float(prompt[-1]), float(len(pooling)), 1.0]
+
+
+def _embedded(submit: Submit) -> TokenDelta:
+    vector = array("f", made_up_vector(submit.prompt_token_ids, submit.sampling.pooling or "")).tobytes()
+    num_prompt = len(submit.prompt_token_ids)
+    return TokenDelta(submit.request_id, submit.epoch, 0, [], num_prompt, 0, finish_reason="stop", embedding=vector)
 
 
 def _aborted(one: Running) -> TokenDelta:

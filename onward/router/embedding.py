@@ -1,0 +1,74 @@
+"""`/v1/embeddings` at a router: any instance can answer, and what one has lost the next is asked for from the beginning.
+
+A vector is a function of its text alone, so there is nothing to be carried on, and nothing to be remembered.
+"""
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from onward.errors import Unavailable
+from onward.proto import SCHEMA_VERSION
+from onward.proto.router import EMBED_PATH, Attempt
+from onward.router.replicas import Replica, State
+from onward.router.serving import Serving
+from onward.web import http
+from onward.web.callers import caller_of
+from onward.web.envelope import label_of
+from onward.web.error_answers import answer_errors
+
+PATH = "/v1/embeddings"
+MAX_TRIES = 3
+TIMEOUT_S = 600.0
+"""Of one try: as many and as long texts as a request may have, on a slow machine."""
+_MAY_BE_TRIED_ELSEWHERE = (429, 500, 502, 503)
+
+
+class Embedding:
+    """An ASGI application."""
+
+    def __init__(self, serving: Serving, max_body_bytes: int) -> None:
+        self._serving, self._max_body_bytes = serving, max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer_errors(send, self._serve(scope, receive, send))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await http.read_body(receive, self._max_body_bytes)
+        await http.while_connected(receive, self._answer(self._attempt(scope, body), send))
+
+    def _attempt(self, scope: Scope, body: bytes) -> Attempt:
+        caller, serving = caller_of(scope), self._serving
+        return Attempt(
+            schema_version=SCHEMA_VERSION,
+            path=PATH,
+            body=body,
+            request_id=serving.chance.token(),
+            epoch=1,
+            seed=0,
+            created_s=int(serving.clock.wall_s()),
+            arrival_s=serving.clock.wall_s(),
+            label=label_of(scope),
+            deadline_s=serving.core.config.request_timeout_s,
+            caller=caller.name,
+            caller_limits=caller.limits,
+            caller_priority=caller.priority,
+        )
+
+    async def _answer(self, attempt: Attempt, send: Send) -> None:
+        message = msgspec.msgpack.encode(attempt)
+        told: tuple[int, bytes] | None = None
+        for replica in self._asked():
+            answer = await self._serving.upstream.pass_on(replica.url, EMBED_PATH, message, TIMEOUT_S)
+            told = answer or told
+            if answer is not None and answer[0] not in _MAY_BE_TRIED_ELSEWHERE:
+                break
+        if told is None:
+            raise Unavailable("there is no instance that could answer", retry_after_s=1.0)
+        await http.respond(send, *told)
+
+    def _asked(self) -> list[Replica]:
+        """From a random one on, so that each has its share."""
+        serving = self._serving
+        ready = [one for one in serving.core.takers(serving.clock.now_s()) if one.state is State.READY]
+        first = serving.chance.below(len(ready)) if ready else 0
+        return (ready[first:] + ready[:first])[:MAX_TRIES]

@@ -1,0 +1,128 @@
+"""`/v1/embeddings`, at an instance and behind a router."""
+
+import base64
+import math
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvloop
+
+from tests.api.instance import Instance
+from tests.api.reader import NO_CERTIFICATES
+from tests.api.stand_in_engine import made_up_vector
+
+
+def ask(url: str, **fields: Any) -> httpx.Response:
+    body = {"model": "small-model"} | fields
+    return httpx.post(url + "/v1/embeddings", json=body, timeout=30, verify=NO_CERTIFICATES)
+
+
+def unit(numbers: list[float]) -> list[float]:
+    length = math.hypot(*numbers)
+    return [number / length for number in numbers]
+
+
+def test_a_text_has_a_vector_of_length_one(instance: Instance) -> None:
+    answer = ask(instance.url, input="abc").json()
+    [one] = answer["data"]
+    assert (one["object"], one["index"]) == ("embedding", 0)
+    assert one["embedding"] == pytest.approx(unit(made_up_vector(b"abc", "mean")))
+    assert answer["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+    assert (answer["object"], answer["model"]) == ("list", "small-model")
+
+
+@pytest.mark.parametrize("inputs", [["abc", "de"], [[97, 98, 99], [100, 101]]], ids=["texts", "token ids"])
+def test_each_of_a_list_has_its_own_in_order(instance: Instance, inputs: list[Any]) -> None:
+    told = ask(instance.url, input=inputs, normalize=False, pooling="last").json()["data"]
+    assert [one["index"] for one in told] == [0, 1]
+    assert [one["embedding"] for one in told] == [made_up_vector(b"abc", "last"), made_up_vector(b"de", "last")]
+
+
+def test_dimensions_are_the_first_ones_and_the_rest_does_not_count(instance: Instance) -> None:
+    [one] = ask(instance.url, input="abc", dimensions=2).json()["data"]
+    assert one["embedding"] == pytest.approx(unit(made_up_vector(b"abc", "mean")[:2]))
+
+
+def test_base64_is_float32(instance: Instance) -> None:
+    [one] = ask(instance.url, input="abc", encoding_format="base64", normalize=False).json()["data"]
+    assert array("f", base64.b64decode(one["embedding"])).tolist() == made_up_vector(b"abc", "mean")
+
+
+def test_openai_s_client_reads_it(instance: Instance) -> None:
+    with openai.OpenAI(api_key="none", base_url=instance.url + "/v1") as client:
+        answer = client.embeddings.create(model="small-model", input=["abc", "de"])
+    assert [one.embedding for one in answer.data] == [
+        pytest.approx(unit(made_up_vector(text, "mean"))) for text in (b"abc", b"de")
+    ]
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({}, "input"),
+    ({"input": ""}, "input"),
+    ({"input": []}, "input"),
+    ({"input": ["a", ""]}, "input[1]"),
+    ({"input": ["a", [1]]}, "input[1]"),
+    ({"input": [[1], [100_000]]}, "input[1][0]"),
+    ({"input": ["a"] * 257}, "input"),
+    ({"input": "a" * 300}, "input"),
+    ({"input": "a", "dimensions": 0}, "dimensions"),
+    ({"input": "a", "dimensions": 10**6}, "dimensions"),
+    ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+    ({"input": "a", "pooling": "max"}, "pooling"),
+    ({"input": "a", "model": "other"}, "model"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD, ids=str)
+def test_what_is_wrong_is_named(instance: Instance, fields: dict[str, Any], param: str) -> None:
+    answer = ask(instance.url, **fields)
+    assert answer.status_code in (400, 404)
+    assert answer.json()["error"]["param"] == param
+    assert not instance.engine.running
+
+
+def test_an_engine_that_dies_meanwhile_costs_nothing_but_time(instance: Instance) -> None:
+    instance.engine.paused = True
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(ask, instance.url, input=["abc", "de"])
+        instance.wait_until(lambda: len(instance.engine.running) == 2)
+        instance.restart_engine()
+        assert [one["index"] for one in asking.result(20).json()["data"]] == [0, 1]
+
+
+def test_a_client_that_goes_leaves_nothing_behind(instance: Instance) -> None:
+    instance.engine.paused = True
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            instance.url + "/v1/embeddings",
+            json={"model": "small-model", "input": "abc"},
+            timeout=httpx.Timeout(5, read=0.3),
+            verify=NO_CERTIFICATES,
+        )
+    instance.wait_until(lambda: not instance.engine.running)
+
+
+def test_a_router_asks_the_next_instance_if_one_is_lost(model: PreparedModel) -> None:
+    key = "ab" * 32
+
+    async def scenario(first: Instance, second: Instance) -> None:
+        urls = f"{first.url},{second.url}"
+        async with running_router(instances=urls, cluster_key=key, settle_s=4.0) as router:
+            serving = router.process.serving
+            while len(serving.core.takers(serving.clock.now_s())) < 2:
+                await serving.wait_for_change(5.0)
+            first.engine.refusal = ErrorInfo("overloaded", "full", 429, True, retry_after_s=1.0)
+            for _ in range(4):
+                answer = await router.post({"model": "small-model", "input": "abc"}, path="/v1/embeddings")
+                assert answer.status == 200
+                assert answer.json["data"][0]["embedding"] == pytest.approx(unit(made_up_vector(b"abc", "mean")))
+            refused = await router.post({"model": "small-model", "input": ""}, path="/v1/embeddings")
+            assert (refused.status, refused.json["error"]["param"]) == (400, "input")
+
+    config = ApiConfig(cluster_key=key)
+    with running(model, config) as first, running(model, config) as second:
+        uvloop.run(scenario(first, second))
