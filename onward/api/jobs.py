@@ -4,9 +4,9 @@ Whoever asks, a request is an `Attempt`: of a plain client's we fix id, seed and
 before. That is all that is needed to go on with it later, here or elsewhere. Knows nothing of HTTP.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -19,6 +19,7 @@ from onward.api.ledger import MAX_ATTEMPT, RESCHEDULE, Order
 from onward.api.limits import output_limit
 from onward.api.openai import Bounds, GenerationRequest, check_token_ids
 from onward.api.prompts import Prompts
+from onward.api.structured import Wanted, wanted_structure
 from onward.chance import Chance
 from onward.clock import Clock
 from onward.config import ApiConfig
@@ -70,6 +71,9 @@ class Prepared:
     deadline_at_s: float | None
     is_routed: bool
     """A router asks, and reads the tokens."""
+    structure: Wanted | None = None
+    grammar_ends: tuple[int | None, ...] = ()
+    """Of each choice's given tokens how many complete the structure, once that is known."""
 
     @property
     def is_continued(self) -> bool:
@@ -203,7 +207,23 @@ class Jobs:
             bad_words=self._backend.prompts.bad_words(request.bad_words or []),
             deadline_at_s=None if attempt.deadline_s is None else started_at_s + attempt.deadline_s,
             is_routed=is_routed,
+            structure=wanted_structure(request),
         )
+
+    async def with_checked_structure(self, prepared: Prepared) -> Prepared:
+        """Refuses a grammar that cannot be used, before any work is done."""
+        if prepared.structure is None:
+            return prepared
+        ends = self._end_token_ids(prepared.request)
+        min_tokens = prepared.request.min_tokens or 0
+        given = [_before_end(choice.token_ids, ends, min_tokens) for choice in _given(prepared)]
+        path = "choices" if prepared.attempt.choices else "generated_token_ids"
+        found = await self._backend.prompts.gate.pass_through(prepared.structure, given, path)
+        return replace(prepared, grammar_ends=found)
+
+    def _end_token_ids(self, request: GenerationRequest) -> set[int]:
+        eos = [] if request.ignore_eos else self._backend.model.eos_token_ids
+        return {*eos, *(request.stop_token_ids or [])}
 
     def _deadline(self, request: GenerationRequest) -> float | None:
         if request.deadline_ms is not None:
@@ -241,12 +261,13 @@ class Jobs:
         return Begun(choice, start, choice.replay(start), begun.known)
 
     def _choice(self, prepared: Prepared, index: int, max_tokens: int) -> Choice:
-        sampling = _sampling(prepared, index, max_tokens, self._backend.model.eos_token_ids)
+        sampling = _sampling(prepared, index, max_tokens, self._end_token_ids(prepared.request))
         text = self.dialect.new_text(prepared.request.stop_strings(), sampling)
         offsets = None if sampling.logprobs is None else self._backend.prompts.new_offsets()
         cached = prepared.attempt.num_cached_tokens
         request_id = f"{prepared.attempt.request_id}-{index}"
-        return Choice(index, request_id, sampling, text, offsets, num_cached_tokens=cached)
+        end = prepared.grammar_ends[index] if prepared.grammar_ends else None
+        return Choice(index, request_id, sampling, text, offsets, num_cached_tokens=cached, grammar_end=end)
 
     def _head(self, attempt: Attempt) -> Head:
         model = self._backend.model
@@ -356,9 +377,14 @@ def _made(choice: Choice, given: GivenChoice) -> GivenChoice:
     return GivenChoice(list(choice.token_ids), None if reason == RESCHEDULE else reason)
 
 
-def _sampling(prepared: Prepared, choice: int, max_tokens: int, eos_token_ids: Sequence[int]) -> Sampling:
+def _before_end(token_ids: Sequence[int], end_token_ids: Collection[int], min_tokens: int) -> Sequence[int]:
+    """The tokens that are text. An end token is no part of any grammar."""
+    ends = (at for at, token in enumerate(token_ids) if at >= min_tokens and token in end_token_ids)
+    return token_ids[: next(ends, len(token_ids))]
+
+
+def _sampling(prepared: Prepared, choice: int, max_tokens: int, end_token_ids: Collection[int]) -> Sampling:
     request = prepared.request
-    ends = [] if request.ignore_eos else eos_token_ids
     return Sampling(
         seed=prepared.attempt.seed,
         choice=choice,
@@ -368,7 +394,7 @@ def _sampling(prepared: Prepared, choice: int, max_tokens: int, eos_token_ids: S
         min_p=request.min_p or 0.0,
         max_tokens=max_tokens,
         min_tokens=request.min_tokens or 0,
-        end_token_ids=tuple(sorted({*ends, *(request.stop_token_ids or [])})),
+        end_token_ids=tuple(sorted(end_token_ids)),
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
@@ -377,6 +403,7 @@ def _sampling(prepared: Prepared, choice: int, max_tokens: int, eos_token_ids: S
         logprobs=request.num_logprobs,
         # The choices have one prompt: one look at it is enough.
         prompt_logprobs=request.prompt_logprobs if choice == 0 else None,
+        grammar=None if prepared.structure is None else prepared.structure.grammar,
     )
 
 

@@ -33,10 +33,13 @@ def output_limit(num_prompt: int, asked: int | None, min_tokens: int, worker: Wo
     return room - num_prompt if asked is None else asked
 
 
-def first_end(token_ids: Sequence[int], sampling: Sampling) -> tuple[int, str] | None:
-    """If these tokens have ended an output: how many of them belong to it, and why it ended."""
+def first_end(token_ids: Sequence[int], sampling: Sampling, grammar_end: int | None = None) -> tuple[int, str] | None:
+    """If these tokens have ended an output: how many of them belong to it, and why it ended. `grammar_end` of them
+    complete its grammar."""
     for position, token_id in enumerate(token_ids):
         if position >= sampling.min_tokens and token_id in sampling.end_token_ids:
+            return position + 1, "stop"
+        if position + 1 == grammar_end:
             return position + 1, "stop"
         if position + 1 == sampling.max_tokens:
             return position + 1, "length"

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from onward.api.ledger import RESCHEDULE
+from onward.api.structured import StructuredFields
 from onward.errors import NotFound
 from onward.text.bad_words import check_bad_words
 from onward.text.prompt_tokens import ChatMessage, ContentPart
@@ -31,7 +32,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
     """What the endpoints that generate share."""
 
     model: str
@@ -154,7 +155,6 @@ _INERT: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "top_logprobs": (0,),
     "best_of": (1,),
     "echo": (False,),
