@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 # More flags: make serve ARGS='--port 9000', make bench-cpu ARGS='--pairs 5'
 ARGS ?=
 
-.PHONY: serve install test test-full lint sabotage chaos fuzz fuzz-http sim sim-sabotage bench-cpu bench-pd bench-router bench-stage bench-doors clean
+.PHONY: serve install test test-full lint sabotage chaos fuzz fuzz-http sim sim-sabotage schema-suite bench-cpu bench-grammar bench-pd bench-router bench-stage bench-doors clean
 
 serve: install
 	$(BIN)/onward serve $(ARGS)
@@ -54,6 +54,13 @@ sim: $(VENV)/.installed
 # Deliberate bugs: how many seeds the simulator needs to notice each.
 sim-sabotage: $(VENV)/.installed-test
 	$(BIN)/python scripts/sim_sabotage.py $(ARGS)
+
+# The official JSON Schema test suite: what is refused, and that nothing else is not kept. Its table goes into the docs.
+schema-suite: $(VENV)/.installed-test
+	$(BIN)/python scripts/schema_suite.py
+
+bench-grammar: install
+	$(BIN)/python -m onward.bench.grammar_cost $(ARGS)
 
 bench-cpu: install
 	$(BIN)/python scripts/bench_cpu.py $(ARGS)

@@ -19,6 +19,10 @@ Transport = Literal["shm", "zmq"]
 Role = Literal["mixed", "prefill", "decode"]
 KvBackend = Literal["auto", "shm", "tcp", "nixl"]
 KvChecksums = Literal["auto", "on", "off"]
+ToolCallParser = Literal[
+    "auto", "none", "hermes", "llama3_json", "pythonic", "mistral", "deepseek_v3", "deepseek_v31", "json"
+]
+ReasoningParser = Literal["auto", "none", "think", "qwen3", "deepseek_r1", "mistral"]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 API_KEY_VARIABLE = "ONWARD_API_KEY"
@@ -54,6 +58,10 @@ class ServeConfig:
     max_num_batched_tokens: int = knob(192, "tokens that one step computes at most; longer steps make streams stutter")
     output_caching: bool = knob(True, "whether full blocks of outputs join the prefix cache")
     internal_adapter: bool = knob(False, "leave the token that ended the output out of what /v1/generate shows")
+    tool_call_parser: ToolCallParser = knob("auto", "how the model writes tool calls; auto: as its chat template shows")
+    reasoning_parser: ReasoningParser = knob(
+        "auto", "how the model marks its thinking; auto: as its chat template shows"
+    )
     max_queue: int = knob(1024, "requests that wait at most; more get a 429")
     max_queue_tokens: int = knob(262_144, "prompt tokens of requests that wait, at most; more get a 429")
     transport: Transport = knob("shm", "wire between engine and worker; shm is for one host")
@@ -193,6 +201,8 @@ class ApiConfig:
     pooling: Pooling = "mean"
     default_deadline_s: float | None = None
     internal_adapter: bool = False
+    tool_call_parser: ToolCallParser = "auto"
+    reasoning_parser: ReasoningParser = "auto"
     role: Role = "mixed"
     routers: tuple[str, ...] = ()
     url: str = ""

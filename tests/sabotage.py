@@ -20,7 +20,7 @@ from onward.proto import block_hash
 from onward.proto.step import Preempted, StepPlan, StepResult, TokenLogprobs, Tokens
 from onward.sim.worker import HashWorker
 from onward.transport import shm, shm_rows
-from tests import sabotage_doors, sabotage_pd, sabotage_router
+from tests import sabotage_doors, sabotage_grammar, sabotage_pd, sabotage_router
 from tests.sabotage_kinds import Patches, Sabotage
 
 FAILURES = "tests/failures/test_steps_and_preemption.py::"
@@ -71,8 +71,10 @@ def _requeue_beats_finish(patch: Patches) -> None:
 
 
 def _drop_token_zero(patch: Patches) -> None:
-    def append(original: Callable, self: TokenProcessor, request: Request, token_ids: list[int]) -> list[int]:
-        return original(self, request, [token for token in token_ids if token > 0])
+    def append(
+        original: Callable, self: TokenProcessor, request: Request, token_ids: list[int], grammar_done: bool
+    ) -> list[int]:
+        return original(self, request, [token for token in token_ids if token > 0], grammar_done)
 
     patch.around(TokenProcessor, "_append", append)
 
@@ -246,17 +248,19 @@ def _holding_before_deltas(patch: Patches) -> None:
 
 
 def _ignore_min_tokens(patch: Patches) -> None:
-    def stop_reason(original: Callable, request: Request, position: int) -> object:
+    def stop_reason(original: Callable, request: Request, position: int, grammar_done: bool) -> object:
         token = request.token_ids[request.num_prompt + position]
         ends = token in request.sampling.end_token_ids
-        return token_processor.FinishReason.STOP if ends else original(request, position)
+        return token_processor.FinishReason.STOP if ends else original(request, position, grammar_done=grammar_done)
 
     patch.around(token_processor, "stop_reason", stop_reason)
 
 
 def _keep_what_lies_behind_the_stop(patch: Patches) -> None:
-    def append(original: Callable, self: TokenProcessor, request: Request, token_ids: list[int]) -> list[int]:
-        accepted = original(self, request, token_ids)
+    def append(
+        original: Callable, self: TokenProcessor, request: Request, token_ids: list[int], grammar_done: bool
+    ) -> list[int]:
+        accepted = original(self, request, token_ids, grammar_done)
         request.token_ids += token_ids[len(accepted) :]
         return token_ids
 
@@ -626,6 +630,7 @@ TABLE = [
             STAGES + "test_a_resumed_request_s_first_token_is_not_counted_again",
         ],
     ),
+    *sabotage_grammar.TABLE,
     *sabotage_pd.TABLE,
     *sabotage_router.TABLE,
     *sabotage_doors.TABLE,

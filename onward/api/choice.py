@@ -59,6 +59,8 @@ class Choice:
     unscored: Unscored | None = None
     skip_to: ChoiceCursor | None = None
     """None once the client is told what comes."""
+    grammar_end: int | None = None
+    """Of the given tokens, how many complete the grammar, if they do."""
     owes_prompt: bool = field(init=False)
     """The prompt's logprobs were asked for and have not come."""
 
@@ -83,7 +85,7 @@ class Choice:
             self.finish_reason = start.told_reason
             rest = "" if start.tells_from is None else self.text.finish(start.told_reason)
         else:
-            ended = first_end(self.token_ids, self.sampling)
+            ended = first_end(self.token_ids, self.sampling, self.grammar_end)
             rest = self._end("stop" if self.text.stopped else ended and ended[1])
         has_news = start.told_reason is None or start.repeats_end
         if start.tells_from is None and not (self.finish_reason is not None and has_news):
@@ -94,7 +96,7 @@ class Choice:
 
     def _push_again(self, start: Start) -> tuple[list[int], str]:
         """The tokens that this answer tells, and their text. Nothing behind the first end counts."""
-        ended = first_end(start.token_ids, self.sampling)
+        ended = first_end(start.token_ids, self.sampling, self.grammar_end)
         token_ids = list(start.token_ids if ended is None else start.token_ids[: ended[0]])
         first_told = len(token_ids) if start.tells_from is None else start.tells_from
         self._push(token_ids[:first_told])

@@ -49,7 +49,7 @@ class Generator:
     async def prepared(self, prepare: Callable[[], Prepared]) -> Prepared:
         prepared = await asyncio.get_running_loop().run_in_executor(self._backend.threads, prepare)
         self._backend.unknown_fields.inc(by=prepared.num_unknown_fields)
-        return prepared
+        return await self.jobs.with_checked_structure(prepared)
 
     async def run(self, prepared: Prepared, send: Send) -> None:
         if prepared.is_routed and self._backend.client.worker is None:

@@ -5,7 +5,7 @@ before. That is all that is needed to go on with it later, here or elsewhere. Kn
 """
 
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -22,8 +22,9 @@ from onward.api.prepared import Prepared
 from onward.api.prompts import Prompts
 from onward.api.request_checks import check_prompt_ids, check_token_ids
 from onward.api.requests import Bounds, GenerationRequest
-from onward.api.sampling import sampling_of
-from onward.api.starts import STREAM_UNKNOWN, given_of, known_of, made_again, made_of, starts_of
+from onward.api.sampling import end_token_ids, sampling_of
+from onward.api.starts import STREAM_UNKNOWN, given_of, known_of, made_again, made_of, starts_of, text_before_end
+from onward.api.structured import wanted_structure
 from onward.chance import SEED_BITS, Chance
 from onward.clock import Clock
 from onward.config import ApiConfig
@@ -191,7 +192,19 @@ class Jobs:
             bad_words=self._backend.prompts.bad_words(request.bad_words or []),
             deadline_at_s=None if attempt.deadline_s is None else started_at_s + attempt.deadline_s,
             is_routed=is_routed,
+            structure=wanted_structure(request),
         )
+
+    async def with_checked_structure(self, prepared: Prepared) -> Prepared:
+        """Refuses a grammar that cannot be used, before any work is done."""
+        if prepared.structure is None:
+            return prepared
+        ends = end_token_ids(prepared.request, self._backend.model.eos_token_ids)
+        min_tokens = prepared.request.min_tokens or 0
+        given = [text_before_end(choice.token_ids, ends, min_tokens) for choice in given_of(prepared)]
+        path = "choices" if prepared.attempt.choices else "generated_token_ids"
+        found = await self._backend.prompts.gate.pass_through(prepared.structure, given, path)
+        return replace(prepared, grammar_ends=found)
 
     def _deadline(self, request: GenerationRequest) -> float | None:
         if request.deadline_ms is not None:
@@ -235,7 +248,8 @@ class Jobs:
         offsets = None if sampling.logprobs is None else self._backend.prompts.new_offsets()
         cached = prepared.num_cached_tokens
         request_id = f"{prepared.attempt.request_id}-{index}"
-        return Choice(index, request_id, sampling, text, offsets, num_cached_tokens=cached)
+        end = prepared.grammar_ends[index] if prepared.grammar_ends else None
+        return Choice(index, request_id, sampling, text, offsets, num_cached_tokens=cached, grammar_end=end)
 
     def _head(self, attempt: Attempt) -> Head:
         model = self._backend.model

@@ -16,7 +16,6 @@ _INERT: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "top_logprobs": (0,),
     "best_of": (1,),
     "echo": (False,),

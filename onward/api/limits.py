@@ -40,10 +40,13 @@ def check_fits(num_tokens: int, worker: WorkerHello, param: str) -> None:
         raise _too_long(param, f"it has {num_tokens} tokens, {num_tokens - room} more than the {room} that fit here")
 
 
-def first_end(token_ids: Sequence[int], sampling: Sampling) -> tuple[int, str] | None:
-    """If these tokens have ended an output: how many of them belong to it, and why it ended."""
+def first_end(token_ids: Sequence[int], sampling: Sampling, grammar_end: int | None = None) -> tuple[int, str] | None:
+    """If these tokens have ended an output: how many of them belong to it, and why it ended. `grammar_end` of them
+    complete its grammar."""
     for position, token_id in enumerate(token_ids):
         if position >= sampling.min_tokens and token_id in sampling.end_token_ids:
+            return position + 1, "stop"
+        if position + 1 == grammar_end:
             return position + 1, "stop"
         if position + 1 == sampling.max_tokens:
             return position + 1, "length"

@@ -73,6 +73,7 @@ def main() -> None:
         channel.send(StartFailed(error.message))
         raise SystemExit(1) from error
     uvloop.run(_serve(start, channel, prompts))
+    prompts.gate.close()
     channel.close()
 
 

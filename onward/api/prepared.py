@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from onward.api.requests import GenerationRequest
+from onward.api.structured import Wanted
 from onward.proto.router import Attempt
 
 
@@ -18,6 +19,9 @@ class Prepared:
     deadline_at_s: float | None
     is_routed: bool
     """A router asks, and reads the tokens."""
+    structure: Wanted | None = None
+    grammar_ends: tuple[int | None, ...] = ()
+    """Of each choice's given tokens how many complete the structure, once that is known."""
 
     @property
     def is_continued(self) -> bool:

@@ -1,8 +1,9 @@
 """Everything about text that needs the model's files: prompts in, text streams out. Runs in a thread; knows no HTTP."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from onward.api.grammar_gate import GrammarGate
 from onward.api.logprobs import TextOffsets, TokenNames
 from onward.api.requests import ChatRequest, CompletionRequest
 from onward.errors import InvalidRequest
@@ -12,6 +13,7 @@ from onward.text.bad_words import bad_word_token_ids
 from onward.text.prompt_tokens import ChatMessage, PromptTokens, Render, Rendering
 from onward.text.text_stream import TextStream
 from onward.text.token_table import TokenTable
+from onward.text.tokenizer import Tokenizer
 from onward.web.body import wrong
 from onward.web.template_child import Job
 from onward.web.template_jail import TemplateJail
@@ -20,13 +22,19 @@ from onward.web.template_jail import TemplateJail
 class Prompts:
     """`jail`: where templates of clients are rendered."""
 
-    def __init__(self, text: ModelText, jail: TemplateJail | None = None) -> None:
+    def __init__(
+        self,
+        text: ModelText,
+        jail: TemplateJail | None = None,
+        new_gate: Callable[[ModelText, Tokenizer | None], GrammarGate] = GrammarGate,
+    ) -> None:
         self.tokens = PromptTokens(text)
         self._text = text
         self._jail = jail
         self._tokenizer = self.tokens.tokenizer
         self._table = self._tokenizer.table if self._tokenizer else TokenTable([])
         self.names = TokenNames(self._table)
+        self.gate = new_gate(text, self._tokenizer)
 
     def of_chat(self, request: ChatRequest, created_s: int) -> list[int]:
         if request.prompt_token_ids is not None:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from onward.api.ledger import RESCHEDULE
+from onward.api.structured import StructuredFields
 from onward.text.prompt_tokens import ChatMessage, Rendering
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
@@ -18,7 +19,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     """Nothing is padded here, whatever it says."""
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
     """What the endpoints that generate share."""
 
     model: str
@@ -138,7 +139,7 @@ class TextRequest(GenerationRequest, frozen=True, kw_only=True):
 
 
 class ChatRequest(TextRequest, frozen=True, kw_only=True):
-    messages: list[ChatMessage] = []
+    messages: list[ChatMessage] = msgspec.field(default_factory=list)
     prompt_token_ids: list[int] | None = None
     """Instead of messages: nothing is rendered."""
     max_completion_tokens: int | None = None

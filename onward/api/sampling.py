@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from onward.api.prepared import Prepared
+from onward.api.requests import GenerationRequest
 from onward.proto.model import SamplingDefaults
 from onward.proto.sampling import Sampling
 
@@ -14,7 +15,6 @@ def sampling_of(
     prepared: Prepared, choice: int, max_tokens: int, eos_token_ids: Sequence[int], defaults: SamplingDefaults
 ) -> Sampling:
     request = prepared.request
-    ends = [] if request.ignore_eos else eos_token_ids
     return Sampling(
         seed=prepared.attempt.seed,
         choice=choice,
@@ -24,7 +24,7 @@ def sampling_of(
         min_p=_said(request.min_p, defaults.min_p, 0.0),
         max_tokens=max_tokens,
         min_tokens=request.min_tokens or 0,
-        end_token_ids=tuple(sorted({*ends, *(request.stop_token_ids or [])})),
+        end_token_ids=tuple(sorted(end_token_ids(request, eos_token_ids))),
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=_said(request.repetition_penalty, defaults.repetition_penalty, 1.0),
@@ -35,7 +35,13 @@ def sampling_of(
         prompt_logprobs=request.scores_prompt
         if request.echoes_scores or choice % request.num_candidates == 0
         else None,
+        grammar=None if prepared.structure is None else prepared.structure.grammar,
     )
+
+
+def end_token_ids(request: GenerationRequest, eos_token_ids: Sequence[int]) -> set[int]:
+    ends = [] if request.ignore_eos else eos_token_ids
+    return {*ends, *(request.stop_token_ids or [])}
 
 
 def _said(by_client: NumberT | None, by_model: NumberT | None, otherwise: NumberT) -> NumberT:

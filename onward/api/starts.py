@@ -4,6 +4,8 @@ An attempt goes on with a stream that is held somewhere (`continued`), or makes 
 (`made_again`). Takes and returns data; asks nobody.
 """
 
+from collections.abc import Collection, Sequence
+
 import msgspec
 
 from onward.api.choice import Choice, Start
@@ -69,6 +71,12 @@ def given_of(prepared: Prepared) -> list[GivenChoice]:
     if prepared.attempt.choices:
         return prepared.attempt.choices
     return [GivenChoice(token_ids) for token_ids in prepared.request.generated()]
+
+
+def text_before_end(token_ids: Sequence[int], end_token_ids: Collection[int], min_tokens: int) -> Sequence[int]:
+    """The tokens that are text. An end token is no part of any grammar."""
+    ends = (at for at, token in enumerate(token_ids) if at >= min_tokens and token in end_token_ids)
+    return token_ids[: next(ends, len(token_ids))]
 
 
 def starts_of(prepared: Prepared) -> list[Start]:

@@ -19,6 +19,7 @@ class HandoverResult:
     error: ErrorInfo | None
     logprobs: list[TokenLogprobs] | None
     prompt_logprobs: list[TokenLogprobs] | None
+    grammar_done: bool
 
 
 class Outbox:
@@ -43,13 +44,14 @@ class Outbox:
         logprobs: list[TokenLogprobs] | None = None,
         prompt_logprobs: list[TokenLogprobs] | None = None,
         embedding: bytes | None = None,
+        grammar_done: bool = False,
     ) -> None:
         """Publishes the newest tokens of a request, and its end if it has ended. Comes before it is forgotten."""
         reason = request.finish_reason
         request.num_sent = request.num_generated
         request.end_sent = reason is not None
         if request.handover is not None:
-            result = HandoverResult(request, token_ids, error, logprobs, prompt_logprobs)
+            result = HandoverResult(request, token_ids, error, logprobs, prompt_logprobs, grammar_done)
             self._handover_results.append(result)
             return
         rescored = None

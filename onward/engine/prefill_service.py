@@ -250,6 +250,7 @@ class PrefillService:
             job.result.prompt_logprobs,
             job.sent.checksums,
             now_s,
+            grammar_done=job.result.grammar_done,
         )
 
     def _fail(self, job: Job, error: OnwardError, now_s: float, *, quiet: bool = False) -> None:

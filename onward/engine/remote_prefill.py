@@ -308,6 +308,7 @@ class RemotePrefill:
             ready.token_ids,
             ready.logprobs,
             ready.prompt_logprobs,
+            ready.grammar_done,
         )
         self._tokens.take_remote(request, drawn, now_s)
 

@@ -85,6 +85,7 @@ class TokenDisguise:
             end_token_ids=tuple(self.token_ids(sampling.end_token_ids)),
             logit_bias=tuple(self._weighted(sampling.logit_bias)),
             bad_words=tuple(tuple(self.token_ids(word)) for word in sampling.bad_words),
+            grammar=None if sampling.grammar is None else replace(sampling.grammar, source=""),
         )
 
     def _event(self, event: Event) -> Event:
@@ -98,6 +99,7 @@ class TokenDisguise:
                     self.token_ids(event.token_ids),
                     self._logprobs(event.logprobs),
                     self._logprobs(event.prompt_logprobs),
+                    event.grammar_done,
                 )
             case Advanced(prompt_logprobs=[_, *_]):
                 return replace(event, prompt_logprobs=self._logprobs(event.prompt_logprobs))

@@ -25,13 +25,15 @@ log = logging.getLogger(__name__)
 _slot = attrgetter("slot")
 
 
-def stop_reason(request: Request, position: int) -> FinishReason | None:
+def stop_reason(request: Request, position: int, *, grammar_done: bool = False) -> FinishReason | None:
     """The stop decision, here and only here: does the output end with the token at `position`?"""
     if request.handover is not None:
         return FinishReason.HANDED_OVER  # whose output it is decides the rest
     sampling = request.sampling
     token = request.token_ids[request.num_prompt + position]
     if token in sampling.end_token_ids and position >= sampling.min_tokens:
+        return FinishReason.STOP
+    if grammar_done:  # whatever `min_tokens` says: nothing can follow
         return FinishReason.STOP
     if position + 1 >= request.max_output:
         return FinishReason.LENGTH
@@ -144,13 +146,13 @@ class TokenProcessor:
             self._metrics.stale.inc("position")
             return
         self._gather_prompt_logprobs(request, event)
-        accepted = self._append(request, event.token_ids)
+        accepted = self._append(request, event.token_ids, event.grammar_done)
         # Behind a stop there may be KV of tokens that were cut.
         last = len(request.token_ids) - 1
         self._advance(request, event.num_computed if event.num_computed <= last else last, now_s)
         self._observe(request, len(accepted), now_s)
         logprobs = event.logprobs[: len(accepted)] if event.logprobs is not None else None
-        self._outbox.delta(request, accepted, None, logprobs, request.prompt_logprobs)
+        self._outbox.delta(request, accepted, None, logprobs, request.prompt_logprobs, grammar_done=event.grammar_done)
         request.prompt_logprobs = request.score_from = None
         if request.finish_reason:
             self.finish(request, request.finish_reason, now_s)
@@ -167,12 +169,12 @@ class TokenProcessor:
         if event.prompt_logprobs is not None:
             request.prompt_logprobs = (request.prompt_logprobs or []) + event.prompt_logprobs
 
-    def _append(self, request: Request, token_ids: list[int]) -> list[int]:
+    def _append(self, request: Request, token_ids: list[int], grammar_done: bool) -> list[int]:
         """Adds tokens up to the one that ends the output; what lies behind it never existed."""
-        position = request.num_generated
+        position, last = request.num_generated, len(token_ids) - 1
         for index, token in enumerate(token_ids):
             request.token_ids.append(token)
-            if reason := stop_reason(request, position + index):
+            if reason := stop_reason(request, position + index, grammar_done=grammar_done and index == last):
                 request.finish_reason = reason
                 return token_ids[: index + 1]
         return token_ids

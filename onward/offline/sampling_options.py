@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onward.errors import InvalidRequest
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import Grammar, Sampling
 from onward.text.bad_words import check_bad_words
 from onward.text.stop_strings import check_stop_strings
 
@@ -47,6 +47,8 @@ class SamplingOptions:
     """How many of the likeliest tokens to report beside each token of the output. None: no logprobs."""
     prompt_logprobs: int | None = None
     """The same for the prompt."""
+    grammar: Grammar | None = None
+    """What the output must look like. One that cannot be used, or becomes too much, ends its request with an error."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -70,6 +72,8 @@ class SamplingOptions:
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if value is not None:
                 _check_whole(name, value, 0, MAX_LOGPROBS)
+        if not isinstance(self.grammar, Grammar | None):
+            raise _wrong("grammar", f"must be an onward.Grammar, got {self.grammar!r:.80}")
         self._check_stops()
         self._check_logit_bias()
         if isinstance(self.bad_words, str):
@@ -99,6 +103,7 @@ class SamplingOptions:
             bad_words=bad_words,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
+            grammar=self.grammar,
         )
 
     def _check_logit_bias(self) -> None:

@@ -120,6 +120,8 @@ class PrefillSide:
         prompt_logprobs: list[TokenLogprobs] | None,
         checksums: list[int],
         now_s: float,
+        *,
+        grammar_done: bool = False,
     ) -> None:
         """All is written and nothing will follow. Said until D has taken it."""
         found = self._get(key)
@@ -135,6 +137,7 @@ class PrefillSide:
             logprobs,
             prompt_logprobs,
             checksums=checksums,
+            grammar_done=grammar_done,
         )
         self._say(key, found, ready, now_s)
 

@@ -90,6 +90,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """Guesses for what follows. They take no position."""
     checksums: list[int] = []
     """Of each block that was written, where the grant asked for it."""
+    grammar_done: bool = False
+    """See `Tokens.grammar_done`."""
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):

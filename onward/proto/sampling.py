@@ -1,8 +1,23 @@
 """How the next token of a request is chosen. A function of this and of the tokens so far, and of nothing else."""
 
+from typing import Literal
+
 import msgspec
 
 from onward.config import Pooling
+
+MAX_GRAMMAR_BYTES = 1 << 17
+"""Of a grammar's source, in UTF-8: it travels with every assignment."""
+
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"]
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What an output must look like. Data, so that it goes wherever the request goes."""
+
+    kind: GrammarKind
+    source: str = ""
+    """The schema, tags or list of choices as JSON; the regular expression; the grammar in Lark's form or as GBNF."""
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -38,3 +53,5 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """The same for the prompt's tokens, with the first delta."""
     pooling: Pooling | None = None
     """Instead of tokens, one vector of the prompt is wanted. Nothing is drawn."""
+    grammar: Grammar | None = None
+    """Tokens that it does not allow are never drawn, and the output ends where nothing can follow."""

@@ -74,7 +74,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Advanced(msgspec.Struct, frozen=True, array_like=True, tag="a"):
-    """KV was computed up to `num_computed` tokens; there is no new token yet (an unfinished prefill)."""
+    """KV was computed up to `num_computed` tokens; there is no new token yet: the prefill is not finished, or the slot
+    could not draw in this step and computes its last token again in the next one."""
 
     slot: int
     epoch: int
@@ -97,6 +98,8 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="t"):
     """Where asked for: one for each of `token_ids`."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """As in `Advanced`, from the step that reached the prompt's end."""
+    grammar_done: bool = False
+    """The last of `token_ids` completes the request's grammar, and nothing can follow it."""
 
 
 class Preempted(msgspec.Struct, frozen=True, array_like=True, tag="p"):

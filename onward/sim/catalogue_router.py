@@ -64,9 +64,26 @@ ROUTER: dict[str, Entry] = {
         TESTS + "test_f41_all_choices_all_endpoints_and_both_modes_are_carried_on",
     ),
     "F42": Entry(
-        "a migrated request starts its grammar at the root: there are no grammars yet; all other state is F43's",
-        None,
-        ATTEMPTS + "test_f43_what_depends_on_the_tokens_so_far_goes_on_and_does_not_start_over",
+        "a migrated request starts its grammar at the root: JSON within JSON",
+        scenario(
+            "F42",
+            "cluster",
+            [M0, M1],
+            [
+                Ask(
+                    f"q{index}",
+                    ROUTED_START_S + index / 10,
+                    prompt=f"cab {index}",
+                    max_tokens=60,
+                    temperature=1.0,
+                    seed=index,
+                    structure=("object", "json", "lark")[index % 3],
+                )
+                for index in range(12)
+            ],
+            BOTH_DIE,
+        ),
+        "tests/failures/test_grammars.py::test_f42_an_output_that_is_cut_anywhere_goes_on_as_if_it_had_not_been",
     ),
     "F43": Entry(
         "min_tokens, penalties and stop strings start over after a migration",

@@ -5,6 +5,7 @@ import msgspec
 from onward.sim.chance import Chance
 from onward.sim.faults import KINDS, kinds_of
 from onward.sim.scenario import Ask, Fault, Machine, Path, Scenario, Shape
+from onward.sim.structures import STRUCTURES
 from onward.sim.vocabulary import DOOM, POISON
 
 FIRST_ASK_S = 2.0
@@ -168,6 +169,7 @@ def _ask(chance: Chance, shape: Shape, index: int, at_s: float, prefix: str) -> 
         stop=[chance.one_of(("the", "ab", "🌊", " sea", "\n"))] if chance.happens(0.25) else [],
         presence_penalty=chance.weighted({0.0: 0.8, 0.5: 0.2}),
         logprobs=chance.weighted({None: 0.8, 0: 0.1, 2: 0.1}),
+        structure=_structure(chance.of(f"structure of {index}")),
         wants_usage=chance.happens(0.4),
         ignore_eos=chance.happens(0.6 if shape == "cluster" else 0.3),
         priority=chance.weighted({0: 0.8, -1: 0.1, 3: 0.1}),
@@ -176,6 +178,10 @@ def _ask(chance: Chance, shape: Shape, index: int, at_s: float, prefix: str) -> 
         turns=chance.weighted({1: 0.8, 2: 0.2}) if path == "/v1/chat/completions" else 1,
         reads_slowly=streams and chance.happens(0.05),
     )
+
+
+def _structure(chance: Chance) -> str:
+    return chance.one_of(list(STRUCTURES)) if chance.happens(0.15) else ""
 
 
 def _troubled(chance: Chance, ask: Ask, kinds: list[str], choice: Choice) -> Ask:

@@ -10,6 +10,7 @@ from typing import Any
 
 from onward.api.prompts import Prompts
 from onward.config import ApiConfig, EngineConfig
+from onward.grammar.lazy import LazyGrammars
 from onward.proto.control import (
     ApiGone,
     AskDrain,
@@ -42,10 +43,11 @@ from onward.sim.data_plane import DataPlane, PlaneNetwork
 from onward.sim.engine_node import EngineNode
 from onward.sim.engine_wires import Addresses
 from onward.sim.http import Listener, Web
+from onward.sim.late_masks import LateMasks
 from onward.sim.process import Process
 from onward.sim.scenario import Machine
 from onward.sim.shelf_node import ShelfNode
-from onward.sim.vocabulary import DOOM_ID, NUM_SPOKEN, POISON_ID
+from onward.sim.vocabulary import DOOM_ID, NUM_SPOKEN, POISON_ID, grammars, pieces
 from onward.sim.worker import HashWorker
 from onward.sim.worker_node import WorkerNode
 from onward.supervisor.restarts import RestartPolicy
@@ -190,10 +192,13 @@ class Instance:
             self.machine.num_blocks,
             self.machine.block_size,
             vocab_size=NUM_SPOKEN,
+            num_token_ids=len(pieces()),
             plane=plane,
             poison=POISON_ID,
             doom=DOOM_ID,
             watch_write=lambda block, request, epoch: self.place.watch_write(self, block, request, epoch),
+            grammars=LazyGrammars(grammars),
+            masks=LateMasks(self._ground.chance.of(f"{process} masks")),
         )
         if plane is not None:
             plane.memory = hash_worker.memory

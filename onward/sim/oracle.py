@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from onward.proto.sampling import Sampling
 from onward.sim.scenario import Ask
-from onward.sim.vocabulary import END_ID, NUM_SPOKEN, pieces
+from onward.sim.structures import STRUCTURES
+from onward.sim.vocabulary import END_ID, NUM_SPOKEN, grammars, pieces
 from onward.sim.worker import expected_output
 
 
@@ -30,14 +31,19 @@ def expected_choice(ask: Ask, prompt: Sequence[int], seed: int, index: int) -> E
         min_tokens=ask.min_tokens,
         end_token_ids=() if ask.ignore_eos else (END_ID,),
         presence_penalty=ask.presence_penalty,
+        grammar=STRUCTURES[ask.structure].grammar if ask.structure else None,
     )
-    token_ids = expected_output(prompt, sampling, ask.max_tokens, NUM_SPOKEN)
+    matcher = None if sampling.grammar is None else grammars().matcher(sampling.grammar)
+    token_ids = expected_output(prompt, sampling, ask.max_tokens, NUM_SPOKEN, matcher)
     stopped_at = _stop(token_ids, ask)
     if stopped_at is not None:
         num_tokens, text = stopped_at
         return Expected(token_ids[:num_tokens], text, "stop")
-    has_ended = token_ids[-1] == END_ID and not ask.ignore_eos
-    return Expected(token_ids, text_of(token_ids), "stop" if has_ended else "length")
+    has_ended = (token_ids[-1] == END_ID and not ask.ignore_eos) or (matcher is not None and matcher.done)
+    text = text_of(token_ids)
+    if has_ended and ask.structure:
+        assert STRUCTURES[ask.structure].is_satisfied_by(text), f"{text!r} is no {ask.structure}"
+    return Expected(token_ids, text, "stop" if has_ended else "length")
 
 
 def text_of(token_ids: Sequence[int]) -> str:

@@ -52,6 +52,8 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: list[str] = []
     presence_penalty: float = 0.0
     logprobs: int | None = None
+    structure: str = ""
+    """One of `structures.STRUCTURES`."""
     wants_usage: bool = False
     ignore_eos: bool = False
     priority: int = 0

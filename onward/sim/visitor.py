@@ -18,6 +18,7 @@ from onward.sim.answers import Answer, Wrong
 from onward.sim.http import Response, Session, Web
 from onward.sim.process import Process
 from onward.sim.scenario import Ask
+from onward.sim.structures import STRUCTURES
 from onward.sim.vocabulary import DOOM, POISON
 from onward.text.prompt_tokens import ChatMessage, PromptTokens
 
@@ -140,6 +141,8 @@ class Visitor:
             "stream_options": {"include_usage": True} if ask.wants_usage and ask.streams else None,
         }
         body |= {name: value for name, value in optional.items() if value is not None}
+        if ask.structure:
+            body |= STRUCTURES[ask.structure].fields
         if ask.path == "/v1/chat/completions":
             body["messages"] = history
             if ask.logprobs is not None:

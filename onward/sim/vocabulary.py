@@ -6,7 +6,9 @@ The first ids are those that the hash model speaks. Behind them are all single b
 import functools
 import json
 
+from onward.grammar.grammars import Grammars
 from onward.proto.model import ModelConfig, ModelText, PreparedModel
+from onward.text.tokenizer import Tokenizer
 
 END = "<|end|>"
 POISON = "<|poison|>"
@@ -93,6 +95,11 @@ def text() -> ModelText:
         "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
     }
     return ModelText(json.dumps(spec), CHAT_TEMPLATE, None, END)
+
+
+@functools.cache
+def grammars() -> Grammars:
+    return Grammars(Tokenizer(text().tokenizer or ""))
 
 
 def model() -> PreparedModel:

@@ -13,6 +13,8 @@ from functools import lru_cache
 
 import msgspec
 
+from onward.grammar.lazy import LazyGrammars
+from onward.grammar.matcher import Mask, Matcher
 from onward.proto import SCHEMA_VERSION
 from onward.proto.kv_transfer import Endpoint, Layout, Push
 from onward.proto.sampling import Sampling
@@ -32,8 +34,12 @@ from onward.proto.step import (
     WorkerHello,
 )
 from onward.sim.data_plane import DataPlane
+from onward.sim.late_masks import LateMasks
+from onward.worker.slot_grammar import GrammarFault, SlotGrammar
 
 VECTOR_SIZE = 8
+_LATER_FIELDS = ("pooling", "grammar")
+"""Of `Sampling`."""
 _UNWRITTEN = -1
 _UNWRITTEN_BYTES = b"\xff" * 8
 
@@ -43,22 +49,29 @@ def _cell(position: int, token: int) -> int:
     return position << 32 | token
 
 
-def next_token(history: bytes, sampling: Sampling, position: int, vocab_size: int) -> int:
+def next_token(history: bytes, sampling: Sampling, position: int, vocab_size: int, mask: Mask | None = None) -> int:
     """A function of (request, tokens so far), like the real thing. `history` is the cells of all tokens so far."""
-    return _draw(hashlib.blake2b(_noise_key(sampling) + history, digest_size=8), sampling, position, vocab_size)
+    state = hashlib.blake2b(_noise_key(sampling) + history, digest_size=8)
+    return _draw(state, sampling, position, vocab_size, mask)
 
 
-def expected_output(prompt: Sequence[int], sampling: Sampling, max_output: int, vocab_size: int) -> list[int]:
-    """The output of an undisturbed run, up to and with the token that ends it."""
+def expected_output(
+    prompt: Sequence[int], sampling: Sampling, max_output: int, vocab_size: int, matcher: Matcher | None = None
+) -> list[int]:
+    """The output of an undisturbed run, up to and with the token that ends it. A matcher stands behind it afterwards."""
     state = hashlib.blake2b(_noise_key(sampling), digest_size=8)
     state.update(array("q", [_cell(at, token) for at, token in enumerate(prompt)]).tobytes())
     output: list[int] = []
     while len(output) < max_output:
         position = len(output)
-        output.append(_draw(state, sampling, position, vocab_size))
+        output.append(_draw(state, sampling, position, vocab_size, matcher.mask() if matcher else None))
         state.update(_cell(len(prompt) + position, output[-1]).to_bytes(8, "little"))
         if output[-1] in sampling.end_token_ids and position >= sampling.min_tokens:
             break
+        if matcher is not None:
+            matcher.advance(output[-1])
+            if matcher.done:
+                break
     return output
 
 
@@ -77,7 +90,12 @@ def vector_of(history: bytes, sampling: Sampling) -> bytes:
     return array("f", [byte / 128 - 1 for byte in digest]).tobytes()
 
 
-def _draw(state: "hashlib.blake2b", sampling: Sampling, position: int, vocab_size: int) -> int:
+def _draw(state: "hashlib.blake2b", sampling: Sampling, position: int, vocab_size: int, mask: Mask | None) -> int:
+    if mask is not None:
+        allowed = _allowed(mask, sampling, position)
+        if not allowed:
+            raise GrammarFault("nothing can follow")
+        return allowed[int.from_bytes(state.digest(), "little") % len(allowed)]
     for attempt in range(1000 * vocab_size):
         attempted = state.copy()
         attempted.update(attempt.to_bytes(4, "little"))
@@ -87,6 +105,13 @@ def _draw(state: "hashlib.blake2b", sampling: Sampling, position: int, vocab_siz
     raise AssertionError("some token is always allowed")
 
 
+def _allowed(mask: Mask, sampling: Sampling, position: int) -> list[int]:
+    """A grammar may need tokens that the model does not use by itself."""
+    text = [token for token in mask.token_ids() if token not in sampling.end_token_ids]
+    ends = sampling.end_token_ids if mask.may_end and position >= sampling.min_tokens else ()
+    return [*text, *ends]
+
+
 @lru_cache(maxsize=1024)
 def _noise_key(sampling: Sampling) -> bytes:
     """Everything that decides a token beside the history. Greedy choice needs no noise."""
@@ -94,7 +119,10 @@ def _noise_key(sampling: Sampling) -> bytes:
     what_decides = msgspec.structs.replace(
         sampling, max_tokens=None, min_tokens=0, end_token_ids=(), logprobs=None, prompt_logprobs=None, **greedy
     )
-    return msgspec.msgpack.encode(what_decides)
+    # What is not asked for leaves the key alone: scenarios found before there were grammars are still worth running.
+    later = [sampling.grammar] if sampling.grammar is not None else []
+    fields = [getattr(what_decides, name) for name in Sampling.__struct_fields__ if name not in _LATER_FIELDS]
+    return msgspec.msgpack.encode([*fields, *later])
 
 
 @dataclass(slots=True)
@@ -110,6 +138,7 @@ class Slot:
     score_from: int | None = None
     started_at: int = 0
     """So many tokens were cached."""
+    grammar: SlotGrammar | None = None
 
 
 class Poisoned(Exception):
@@ -123,20 +152,26 @@ class HashWorker:
         block_size: int,
         *,
         vocab_size: int = 64,
+        num_token_ids: int | None = None,
         max_model_len: int = 1 << 20,
         plane: DataPlane | None = None,
         poison: int | None = None,
         doom: int | None = None,
         watch_write: Callable[[int, str, int], None] | None = None,
+        grammars: LazyGrammars | None = None,
+        masks: LateMasks | None = None,
     ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.plane = plane
         """Where it exchanges KV memory with others."""
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
+        self._num_token_ids = num_token_ids or vocab_size
+        """What there is, of which the model uses the first `vocab_size` by itself."""
         self.memory = [array("q", [_UNWRITTEN] * block_size) for _ in range(num_blocks)]
         self.slots: dict[int, Slot] = {}
         self.doomed: set[str] = set()
         """Requests that fail when they run next, as one whose logits are not numbers."""
+        self._grammars, self._masks = grammars, masks or LateMasks()
         self._poison, self._doom = poison, doom
         """Tokens of prompts that kill a worker, or make their request fail, always."""
         self._watch_write = watch_write
@@ -152,7 +187,7 @@ class HashWorker:
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             max_model_len=self.max_model_len,
-            vocab_size=self.vocab_size,
+            vocab_size=self._num_token_ids,
             layout=Layout("hash", "int64", self.block_size, 1, 1, 1) if self.plane else None,
             kv_endpoint=Endpoint("hash", self.plane.address, incarnation) if self.plane else None,
         )
@@ -162,6 +197,7 @@ class HashWorker:
         for assign in plan.assign:
             self._assign(assign)
         events += [event for run in plan.run if (event := self._run(run)) is not None]
+        self._masks.catch_up()
         return StepResult(plan.step, events)
 
     def _preempt(self, command: Preempt) -> Event:
@@ -182,10 +218,18 @@ class HashWorker:
             assign.push,
             assign.score_from,
             assign.num_computed,
+            self._grammar(assign),
         )
         if assign.push is not None:
             assert self.plane is not None, "only a worker with a data plane pushes"
             self.plane.open_push(assign.push, list(assign.block_ids), self.memory)
+
+    def _grammar(self, assign: Assign) -> SlotGrammar | None:
+        if assign.sampling.grammar is None:
+            return None
+        assert self._grammars is not None, "only a worker that knows the vocabulary has grammars"
+        output = assign.token_ids[assign.num_prompt :]
+        return SlotGrammar(assign.sampling.grammar, output, self._grammars, self._masks)
 
     def _run(self, run: Run) -> Event | None:
         slot = self.slots.get(run.slot)
@@ -216,6 +260,11 @@ class HashWorker:
             return self._embed(run, slot)
         if end < len(slot.token_ids):
             return Advanced(run.slot, run.epoch, end, prompt_logprobs)
+        if slot.grammar is not None and not slot.grammar.is_ready:
+            if slot.push is None:
+                slot.num_computed -= 1  # for its logits, once more
+                return Advanced(run.slot, run.epoch, slot.num_computed, prompt_logprobs)
+            self._masks.catch_up()
         return self._sample(run, slot, prompt_logprobs)
 
     def _sample(self, run: Run, slot: Slot, prompt_logprobs: list[TokenLogprobs] | None) -> Event:
@@ -223,11 +272,18 @@ class HashWorker:
         if _UNWRITTEN_BYTES in history:
             return self._fail(run, "kv_lost", "a cell of the KV memory was never written")
         position = len(slot.token_ids) - slot.num_prompt
-        token = next_token(history, slot.sampling, position, self.vocab_size)
+        try:
+            mask = None if slot.grammar is None else slot.grammar.mask()
+            token = next_token(history, slot.sampling, position, self.vocab_size, mask)
+            grammar_done = _advance_grammar(slot, token)
+        except GrammarFault as fault:
+            return self._fail(run, "grammar_failed", str(fault))
         slot.token_ids.append(token)
         top = slot.sampling.logprobs
         logprobs = None if top is None else [expected_logprobs(token, top)]
-        return Tokens(run.slot, run.epoch, position, slot.num_computed, [token], logprobs, prompt_logprobs)
+        return Tokens(
+            run.slot, run.epoch, position, slot.num_computed, [token], logprobs, prompt_logprobs, grammar_done
+        )
 
     def _embed(self, run: Run, slot: Slot) -> Event:
         history = self._read_back(slot)
@@ -244,6 +300,11 @@ class HashWorker:
         num_blocks = -(-slot.num_computed // self.block_size)
         cells = b"".join([self.memory[block].tobytes() for block in slot.block_ids[:num_blocks]])
         return cells[: slot.num_computed * 8]
+
+
+def _advance_grammar(slot: Slot, token: int) -> bool:
+    is_text = token not in slot.sampling.end_token_ids
+    return slot.grammar is not None and is_text and slot.grammar.advance(token)
 
 
 def _prompt_logprobs(slot: Slot, begin: int, end: int) -> list[TokenLogprobs] | None:

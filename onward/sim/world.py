@@ -6,10 +6,13 @@ from contextvars import Context
 from functools import cache
 from typing import Any
 
+from onward.api.grammar_gate import GrammarGate
 from onward.api.prompts import Prompts
 from onward.config import RouterConfig
+from onward.proto.model import ModelText
 from onward.sim import faults, tenants, vocabulary
 from onward.sim.answers import Wrong
+from onward.sim.api_node import Inline
 from onward.sim.chance import Chance
 from onward.sim.data_plane import CanaryDied, PlaneNetwork
 from onward.sim.engine_wires import Addresses
@@ -28,6 +31,7 @@ from onward.sim.weather import Weather
 from onward.sim.wire import Ground
 from onward.supervisor.restarts import COOL_DOWN_S
 from onward.text.prompt_tokens import PromptTokens
+from onward.text.tokenizer import Tokenizer
 from onward.web.keys import Keys
 
 PATIENCE_S = 90.0
@@ -42,7 +46,10 @@ def run(scenario: Scenario, *, keeps_lines: bool = False, keeps_messages: bool =
 
 @cache
 def _prompts() -> Prompts:
-    return Prompts(vocabulary.text())
+    def new_gate(text: ModelText, tokenizer: Tokenizer | None) -> GrammarGate:
+        return GrammarGate(text, tokenizer, vocabulary.grammars(), Inline())
+
+    return Prompts(vocabulary.text(), new_gate=new_gate)
 
 
 @cache

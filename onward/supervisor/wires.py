@@ -9,6 +9,7 @@ import msgspec
 
 from onward.config import ServeConfig
 from onward.proto.model import PreparedModel
+from onward.proto.sampling import MAX_GRAMMAR_BYTES
 from onward.proto.step import MAX_PROMPT_LOGPROB_ROWS
 from onward.proto.wire import ShmWire, Wire, ZmqWire
 from onward.transport import shm
@@ -67,6 +68,6 @@ def shm_wire(config: ServeConfig, model: PreparedModel, worker_incarnation: str)
         incarnation=worker_incarnation,
         num_slots=config.max_num_seqs,
         max_tokens_per_row=1,
-        plan_bytes=config.max_num_seqs * (ids_per_request * BYTES_PER_INTEGER + BYTES_PER_REQUEST),
+        plan_bytes=config.max_num_seqs * (ids_per_request * BYTES_PER_INTEGER + BYTES_PER_REQUEST + MAX_GRAMMAR_BYTES),
         side_bytes=max_logprobs * (MAX_LOGPROBS + 2) * BYTES_PER_LOGPROB + config.max_num_seqs * bytes_per_side,
     )

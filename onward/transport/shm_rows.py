@@ -38,7 +38,15 @@ class SideRecord(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     message: str | None = None
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    grammar_done: bool = False
     vector: bytes | None = None
+
+    @classmethod
+    def of(cls, event: Tokens) -> "SideRecord | None":
+        """None for the plain row that nearly every event is."""
+        if event.logprobs is None and event.prompt_logprobs is None and not event.grammar_done:
+            return None
+        return cls(event.slot, event.epoch, None, None, event.logprobs, event.prompt_logprobs, event.grammar_done)
 
 
 _NOTHING = SideRecord(-1, -1)
@@ -64,8 +72,8 @@ def encode(events: Sequence[Event], num_slots: int, max_tokens_per_row: int) -> 
         if type(event) is Tokens and len(event.token_ids) == 1:
             [token] = event.token_ids
             pack_into(cells, event.slot * row_bytes, event.epoch, event.position, event.num_computed, 1, token)
-            if event.logprobs is not None or event.prompt_logprobs is not None:
-                side.append(SideRecord(event.slot, event.epoch, None, None, event.logprobs, event.prompt_logprobs))
+            if (record := SideRecord.of(event)) is not None:
+                side.append(record)
         else:
             at, row = event.slot * width, array("q", _row(event, max_tokens_per_row, side))
             cells[at : at + len(row)] = row
@@ -87,10 +95,19 @@ def decode(cells: list[int], side: bytes, max_tokens_per_row: int) -> list[Event
         else:
             ids = cells[slot * width + NUM_FIXED_COLUMNS : slot * width + NUM_FIXED_COLUMNS + max(count, 0)]
         if ids:
-            events.append(Tokens(slot, epoch, position, num_computed, ids, record.logprobs, record.prompt_logprobs))
+            events.append(_tokens(slot, epoch, position, num_computed, ids, record))
         else:
             events.append(_event_without_tokens(slot, epoch, num_computed, count, record))
     return events
+
+
+def _tokens(
+    slot: int, epoch: int, position: int, num_computed: int, token_ids: list[int], record: SideRecord
+) -> Tokens:
+    if record is _NOTHING:
+        return Tokens(slot, epoch, position, num_computed, token_ids)
+    more = (record.logprobs, record.prompt_logprobs, record.grammar_done)
+    return Tokens(slot, epoch, position, num_computed, token_ids, *more)
 
 
 def _event_without_tokens(slot: int, epoch: int, num_computed: int, count: int, record: SideRecord) -> Event:
@@ -109,10 +126,10 @@ def _event_without_tokens(slot: int, epoch: int, num_computed: int, count: int, 
 def _row(event: Event, max_tokens: int, side: list[SideRecord]) -> list[int]:
     """The cells that say something; those behind them are zero."""
     match event:
-        case Tokens(slot, epoch, position, num_computed, ids, logprobs, prompt_logprobs):
+        case Tokens(_, epoch, position, num_computed, ids):
             assert 0 < len(ids) <= max_tokens, "the rows are as wide as a step can be"
-            if logprobs is not None or prompt_logprobs is not None:
-                side.append(SideRecord(slot, epoch, logprobs=logprobs, prompt_logprobs=prompt_logprobs))
+            if (record := SideRecord.of(event)) is not None:
+                side.append(record)
             return [epoch, position, num_computed, len(ids), *ids]
         case Advanced(slot, epoch, num_computed, prompt_logprobs):
             if prompt_logprobs is not None:

@@ -4,7 +4,7 @@ rows of logits    of each span: those whose following, given tokens' logprobs ar
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from onward.worker.batch import Span
 from onward.worker.logprobs import token_logprobs
 from onward.worker.penalties import LogitRules
 from onward.worker.sampler import Draw, Sampler
+from onward.worker.slot_grammar import GrammarFault, SlotGrammar
 
 
 class DrawingSlot(Protocol):
@@ -25,14 +26,23 @@ class DrawingSlot(Protocol):
     num_tokens: int
     sampling: Sampling
     rules: LogitRules | None
+    grammar: SlotGrammar | None
 
 
 @dataclass(slots=True, frozen=True)
 class Drawn:
     token_id: int | None = None
-    """None if the span did not sample, or its logits are not numbers."""
+    """None if the span did not sample, had to wait, or has no token that could be drawn."""
     logprobs: list[TokenLogprobs] | None = None
+    grammar_done: bool = False
+    fault: str | None = None
+    """Of the request's grammar."""
+    waits: bool = False
+    """The grammar's mask was not ready, so that nothing was drawn."""
     prompt_logprobs: list[TokenLogprobs] | None = None
+
+
+_NOTHING, _WAITS = Drawn(), Drawn(waits=True)
 
 
 class Drawing:
@@ -46,26 +56,31 @@ class Drawing:
         """One for each span. `slots` are the spans' own; `tokens` is the table of all slots' tokens."""
         prompts: list[list[TokenLogprobs] | None] = [None] * len(spans)
         rows: list[int] = []
+        # Asked once: a mask may become ready while we are at it.
+        draws = [
+            span.samples and (s.grammar is None or s.grammar.is_ready) for span, s in zip(spans, slots, strict=True)
+        ]
         at = 0
         for index, (span, slot) in enumerate(zip(spans, slots, strict=True)):
             if span.reported is not None:
                 prompts[index] = self._of_given(logits[at:], span.reported, slot, tokens[span.slot])
                 at += len(span.reported)
             if span.samples:
-                rows.append(at)
+                rows += [at] if draws[index] else []
                 at += 1
         if len(rows) < at:
             logits = logits[rows]
-        sampling = [slot for span, slot in zip(spans, slots, strict=True) if span.samples]
-        drawn = iter(self._sample(logits, sampling))
+        drawn = iter(self._sample(logits, [slot for slot, is_drawn in zip(slots, draws, strict=True) if is_drawn]))
+        each = [
+            next(drawn) if is_drawn else _WAITS if span.samples else _NOTHING
+            for span, is_drawn in zip(spans, draws, strict=True)
+        ]
         return [
-            Drawn(*(next(drawn) if span.samples else (None, None)), prompt)
-            for span, prompt in zip(spans, prompts, strict=True)
+            one if prompt is None else replace(one, prompt_logprobs=prompt)
+            for one, prompt in zip(each, prompts, strict=True)
         ]
 
-    def _sample(
-        self, logits: np.ndarray, slots: Sequence[DrawingSlot]
-    ) -> list[tuple[int | None, list[TokenLogprobs] | None]]:
+    def _sample(self, logits: np.ndarray, slots: Sequence[DrawingSlot]) -> list[Drawn]:
         if not slots:
             return []
         # The model's own logits, kept from what rules and sampling do to them.
@@ -77,17 +92,26 @@ class Drawing:
         for row, slot in enumerate(slots):
             if slot.rules is not None:
                 slot.rules.apply(logits[row, : self._vocab_size])
+        faults = self._forbid(logits, slots)
         draws = [Draw(slot.sampling, slot.num_tokens - slot.num_prompt) for slot in slots]
         token_ids = self._sampler.sample(logits, draws)
-        for slot, token in zip(slots, token_ids, strict=True):
-            if slot.rules is not None and token is not None:
-                slot.rules.advance(token)
         return [
-            (token, [token_logprobs(raw[row], token, slots[row].sampling.logprobs or 0)])
-            if row in raw and token is not None
-            else (token, None)
-            for row, token in enumerate(token_ids)
+            _drawn(slot, token, raw.get(row)) if faults[row] is None else Drawn(fault=faults[row])
+            for row, (slot, token) in enumerate(zip(slots, token_ids, strict=True))
         ]
+
+    def _forbid(self, logits: np.ndarray, slots: Sequence[DrawingSlot]) -> list[str | None]:
+        """What the slots' grammars do not allow. For each slot what is wrong with its grammar, if something is."""
+        faults: list[str | None] = []
+        for row, slot in enumerate(slots):
+            fault = None
+            if slot.grammar is not None:
+                try:
+                    slot.grammar.forbid(logits[row, : self._vocab_size], slot.sampling.end_token_ids)
+                except GrammarFault as error:
+                    fault = str(error)
+            faults.append(fault)
+        return faults
 
     def _of_given(
         self, logits: np.ndarray, positions: range, slot: DrawingSlot, tokens: np.ndarray
@@ -102,3 +126,20 @@ class Drawing:
             )
             for row, position in enumerate(positions)
         ]
+
+
+def _drawn(slot: DrawingSlot, token: int | None, raw: np.ndarray | None) -> Drawn:
+    """Moves what the slot knows of its own output behind the new token."""
+    if token is None:
+        no_token = "grammar, bad words, biases and min_tokens together leave no token to draw"
+        return Drawn(fault=None if slot.grammar is None else no_token)
+    if slot.rules is not None:
+        slot.rules.advance(token)
+    grammar_done = False
+    if slot.grammar is not None and token not in slot.sampling.end_token_ids:
+        try:
+            grammar_done = slot.grammar.advance(token)
+        except GrammarFault as error:
+            return Drawn(fault=str(error))
+    logprobs = None if raw is None else [token_logprobs(raw, token, slot.sampling.logprobs or 0)]
+    return Drawn(token, logprobs, grammar_done)

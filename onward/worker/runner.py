@@ -8,13 +8,17 @@ nobody else; what breaks the forward pass itself brings the worker down, and the
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onward.config import WorkerConfig
 from onward.errors import StartupError
+from onward.grammar.grammars import Grammars
+from onward.grammar.lazy import LazyGrammars
 from onward.kernels.cpu.threads import ThreadPool
 from onward.layers.paged_kv import kv_dtype
 from onward.models.decoder import build_decoder
@@ -37,6 +41,7 @@ from onward.proto.step import (
     Tokens,
     WorkerHello,
 )
+from onward.text.tokenizer import Tokenizer
 from onward.worker import kv_store
 from onward.worker.batch import BatchBuilder, Span
 from onward.worker.drawing import Drawing, Drawn
@@ -44,6 +49,7 @@ from onward.worker.memory import free_memory_bytes, longest_sequence, pool_block
 from onward.worker.penalties import LogitRules
 from onward.worker.pooling import Pool
 from onward.worker.push_feed import KvFeed, SlotPush
+from onward.worker.slot_grammar import NUM_THREADS, SlotGrammar
 
 
 @dataclass(slots=True)
@@ -61,6 +67,7 @@ class Slot:
     num_computed: int
     sampling: Sampling
     rules: LogitRules | None
+    grammar: SlotGrammar | None = None
     push: SlotPush | None = None
     score_from: int | None = None
     pool: Pool | None = None
@@ -76,8 +83,17 @@ class _Fault(Exception):
 
 
 class Runner:
-    def __init__(self, model: PreparedModel, config: WorkerConfig, weights: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        model: PreparedModel,
+        config: WorkerConfig,
+        weights: Mapping[str, Any],
+        mask_threads: Executor | None = None,
+    ) -> None:
         self._model, self._config = model, config
+        self._grammars = LazyGrammars(lambda: _grammars(model))
+        # It starts no thread before the first grammar.
+        self._mask_threads = mask_threads or ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="mask")
         self.max_model_len = longest_sequence(config, model.config)
         dtype = kv_dtype(model.config, model.quantization)
         size = kv_store.block_bytes(model.config, dtype, config.block_size)
@@ -206,6 +222,7 @@ class Runner:
             num_computed=assign.num_computed,
             sampling=assign.sampling,
             rules=self._rules(assign),
+            grammar=self._grammar(assign),
             push=self._open_push(assign),
             score_from=assign.score_from,
             pool=self._new_pool(assign),
@@ -245,6 +262,15 @@ class Runner:
         prompt, output = tokens[: assign.num_prompt], tokens[assign.num_prompt :]
         return LogitRules(assign.sampling, prompt, output, self._model.config.vocab_size)
 
+    def _grammar(self, assign: Assign) -> SlotGrammar | None:
+        """Rebuilt in the same way, by another thread."""
+        grammar = assign.sampling.grammar
+        if grammar is None:
+            return None
+        if self._model.tokenizer is None:
+            raise _Fault("invalid_request", "this model has no tokenizer, so nothing can be said about its text")
+        return SlotGrammar(grammar, assign.token_ids[assign.num_prompt :], self._grammars, self._mask_threads)
+
     def _permit(self, run: Run, spans: list[Span]) -> None:
         """Adds what the slot may compute; nothing if it belongs to another epoch or has nothing to compute."""
         slot = self._slots[run.slot]
@@ -276,6 +302,7 @@ class Runner:
         logits = self._decoder.forward(rows)
         if pushes and self.kv_feed is not None:
             self.kv_feed.wake()  # for the last layers
+        self._wait_for_masks(spans)
         drawn = self._drawing.draw(logits, spans, [self._slot(span) for span in spans], self._tokens)
         self._pool(spans)
         return [self._advance(span, one) for span, one in zip(spans, drawn, strict=True)]
@@ -303,6 +330,17 @@ class Runner:
             self.kv_feed.wake()
         return found
 
+    def _wait_for_masks(self, spans: list[Span]) -> None:
+        """A slot whose mask is not ready skips the step, and nobody waits for it. But blocks that are on their way to a
+        peer are not computed twice; and a step of which nobody would get a token gives one mask a little time."""
+        slots = [self._slot(span) for span in spans if span.samples]
+        late = [(slot, slot.grammar) for slot in slots if slot.grammar is not None and not slot.grammar.is_ready]
+        for slot, grammar in late:
+            if slot.push is not None:
+                grammar.wait()
+        if late and len(late) == len(slots):
+            SlotGrammar.wait_for_one([grammar for _, grammar in late])
+
     def _slot(self, span: Span) -> Slot:
         slot = self._slots[span.slot]
         assert slot is not None, "a span belongs to a slot that runs"
@@ -310,11 +348,15 @@ class Runner:
 
     def _advance(self, span: Span, drawn: Drawn) -> Event:
         slot = self._slot(span)
-        slot.num_computed += span.count
+        # Who could not draw needs its last logits again, and so counts its last token as not computed.
+        slot.num_computed += span.count - drawn.waits
         if slot.pool is not None and slot.num_computed == slot.num_tokens:
             return self._embedded(span, slot, slot.pool)
-        if not span.samples:
+        if not span.samples or drawn.waits:
             return Advanced(span.slot, slot.epoch, slot.num_computed, drawn.prompt_logprobs)
+        if drawn.fault is not None:
+            self._slots[span.slot] = None
+            return Failed(span.slot, slot.epoch, "grammar_failed", f"the request's grammar failed: {drawn.fault}")
         if drawn.token_id is None:
             return self._no_number(span, slot)
         position = slot.num_tokens - slot.num_prompt
@@ -328,6 +370,7 @@ class Runner:
             [drawn.token_id],
             drawn.logprobs,
             drawn.prompt_logprobs,
+            drawn.grammar_done,
         )
 
     def _embedded(self, span: Span, slot: Slot, pool: Pool) -> Event:
@@ -339,6 +382,11 @@ class Runner:
     def _no_number(self, span: Span, slot: Slot) -> Failed:
         self._slots[span.slot] = None
         return Failed(span.slot, slot.epoch, "invalid_logits", "the model's output for this request is not a number")
+
+
+def _grammars(model: PreparedModel) -> Grammars:
+    assert model.tokenizer is not None, "who has none is refused before"
+    return Grammars(Tokenizer.from_file(Path(model.folder) / model.tokenizer))
 
 
 def _reported(slot: Slot, start: int, end: int) -> range | None:

@@ -101,7 +101,7 @@ BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"functions": [{}]}, "functions"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type"),
     ({"logprobs": 1}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"top_logprobs": 3, "logprobs": False}, "top_logprobs"),

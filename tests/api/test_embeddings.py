@@ -11,9 +11,13 @@ import openai
 import pytest
 import uvloop
 
-from tests.api.instance import Instance
+from onward.config import ApiConfig
+from onward.proto.model import PreparedModel
+from onward.proto.request import ErrorInfo
+from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.api.stand_in_engine import made_up_vector
+from tests.router.harness import running_router
 
 
 def ask(url: str, **fields: Any) -> httpx.Response:

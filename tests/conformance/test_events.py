@@ -64,6 +64,38 @@ def test_several_tokens_in_one_event_are_all_taken(connect: Connect) -> None:
     assert client.finish_reason == "length"
 
 
+def test_a_token_that_completes_its_grammar_ends_the_output_whatever_else_is_asked(connect: Connect) -> None:
+    harness = connect(max_steps_in_flight=1)
+    client, other = harness.submit("a", [1, 2, 3], max_tokens=20, min_tokens=9), harness.submit("b", [4, 5])
+    harness.plan()
+    harness.answer(replace(harness, "a", lambda e: Tokens(e.slot, e.epoch, 0, 3, [5], None, None, True)))
+    assert (client.tokens, client.finish_reason) == ([5], "stop")
+    harness.run_until_idle()
+    assert other.tokens == harness.expected(other)
+
+
+def test_a_grammar_that_is_complete_at_the_last_token_ends_by_stop_and_not_by_length(connect: Connect) -> None:
+    harness = connect(max_steps_in_flight=1)
+    client = harness.submit("a", [1, 2, 3], max_tokens=2)
+    harness.plan()
+    harness.answer(replace(harness, "a", lambda e: Tokens(e.slot, e.epoch, 0, 3, [5, 6], grammar_done=True)))
+    assert (client.tokens, client.finish_reason) == ([5, 6], "stop")
+
+
+def test_a_slot_that_could_not_draw_goes_on_in_the_next_step(connect: Connect) -> None:
+    """With a second step in flight, which was planned for the token that did not come."""
+    harness = connect(block_size=2)
+    client = harness.submit("a", [1, 2, 3], max_tokens=8)
+    harness.plan()
+    harness.plan()
+    harness.answer(replace(harness, "a", lambda e: Advanced(e.slot, e.epoch, 2)))
+    assert request_of(harness, "a").num_computed == 2
+    assert client.tokens == []
+    # The worker has drawn, and only its answer was changed; what it says of the second step is for another position.
+    harness.answer(replace(harness, "a", lambda e: Tokens(e.slot, e.epoch, 0, 3, [7])))
+    assert client.tokens == [7]
+
+
 def test_token_id_zero_survives(connect: Connect) -> None:
     harness = connect(vocab_size=1)
     client = harness.submit("a", [0, 0], max_tokens=6)

@@ -250,6 +250,20 @@ def generate(name: str, number: int, max_tokens: int, **more: Any) -> Question:
     return Question(name, GENERATE, body | more)
 
 
+LONG_LIST = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "year": {"type": "integer", "maximum": 2030}},
+        "required": ["name", "year"],
+        "additionalProperties": False,
+    },
+    "minItems": 500,
+}
+"""Which no answer comes to the end of."""
+LONG_LINES = "([A-Z][a-z ,]{8,40}[.]\\n){500}"
+
+
 def questions(max_tokens: int) -> list[Question]:
     """Every kind that a router must carry on."""
     whole_page = [{"role": "user", "content": " and ".join(f"{topic} {i}" for i in range(8) for topic in TOPICS)}]
@@ -272,4 +286,7 @@ def questions(max_tokens: int) -> list[Question]:
         completion("completions, stop strings, penalties", 14, max_tokens, **stop, **PENALTIES, **_seeded(19)),
         generate("generate, streamed, logprobs", 15, max_tokens, logprobs=2, **GREEDY, **USAGE),
         generate("generate, seeded", 16, max_tokens, **_seeded(20)),
+        chat("chat, streamed, schema, n=2", 17, max_tokens, n=2, guided_json=LONG_LIST, **_seeded(21), **USAGE),
+        completion("completions, streamed, expression", 18, max_tokens, guided_regex=LONG_LINES, **GREEDY, **USAGE),
+        generate("generate, schema", 19, max_tokens, guided_json=LONG_LIST, **_seeded(22)),
     ]

@@ -15,6 +15,7 @@ SHORT_NAMES = {
     "kv": "tests/failures/test_kv_between_machines.py",
     "crashes": "tests/e2e/test_pd_crashes.py",
     "limits": "tests/e2e/test_pd_limits.py",
+    "grammars": "tests/failures/test_grammars.py",
     "serving": "tests/e2e/test_pd_serving.py",
     "router": "tests/e2e/test_router.py",
     "chaos": "tests/e2e/test_chaos.py",
@@ -40,6 +41,7 @@ REFERENCE = re.compile(r"…(_\w+)|(tests/[\w/]+\.py|…|\b[a-z]+(?=::))(?:::(\w
 NAMED_ROWS = {
     (*range(1, 19), *range(20, 38)): ("failures", "kv"),
     (40, 41, *range(43, 52)): ("rows", "replicas", "attempts"),
+    (42,): ("grammars",),
 }
 
 

@@ -101,6 +101,12 @@ def test_ready_is_repeated_until_it_is_taken() -> None:
     assert (side.drain(), side.num_live) == ([], 0)
 
 
+def test_that_a_grammar_is_done_is_told_with_the_tokens() -> None:
+    side = PrefillInstance().granted()
+    side.ready(KEY, [42], 3, None, None, [], 2.0, grammar_done=True)
+    assert [ready.grammar_done for ready in side.said(Ready)] == [True]
+
+
 @pytest.mark.parametrize("message", [Cancel(1, WHY), Cancel(1, WHY, "P1"), Refuse(1, WHY, "P1"), Gone("D1")])
 def test_the_decode_side_can_end_it_at_any_time(message: Cancel | Refuse | Gone) -> None:
     for side in (PrefillInstance(), PrefillInstance().offered(), PrefillInstance().granted()):

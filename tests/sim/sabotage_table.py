@@ -141,7 +141,14 @@ ROUTER = [
     Row("losses-are-final", "a lost instance ends its streams", bugs.every_loss_is_final, "cluster", 30),
 ]
 
-TABLE = [*STEPS, *LEDGER, *TEXT, *KV, *ROUTER]
+GRAMMAR = [
+    _tested("grammar-starts-over", "engine", 20),
+    _tested("stale-mask", "engine", 20),
+    _tested("grammar-end-ignored", "engine", 20),
+    _tested("grammar-end-not-handed-over", "pd", 100),
+]
+
+TABLE = [*STEPS, *LEDGER, *TEXT, *KV, *ROUTER, *GRAMMAR]
 QUICK = {
     "skip-epoch-check",
     "silence-is-a-reply",
@@ -157,6 +164,9 @@ QUICK = {
     "leased-freed-at-once",
     "decode-ends-silently",
     "grant-each-offer",
+    "grammar-starts-over",
+    "stale-mask",
+    "grammar-end-ignored",
     "late-offer-granted",
     "refusal-not-sent",
     "retry-starts-over",

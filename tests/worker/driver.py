@@ -1,6 +1,7 @@
 """Drives a runner the way an engine would, one request or many, and asks it for logits."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,11 @@ def prepared(config: ModelConfig, *, dtype: str = "float32", quantization: str =
 class Driver:
     """Hands out blocks in a scattered order, so that nothing works by blocks being neighbours."""
 
-    def __init__(self, model: PreparedModel, weights: Mapping[str, Any], **settings: Any) -> None:
+    def __init__(
+        self, model: PreparedModel, weights: Mapping[str, Any], mask_threads: Executor | None = None, **settings: Any
+    ) -> None:
         self.config = WorkerConfig(**({"num_kv_blocks": 256, "max_num_seqs": 64, "max_model_len": 512} | settings))
-        self.runner = Runner(model, self.config, weights)
+        self.runner = Runner(model, self.config, weights, mask_threads)
         count = self.runner.num_blocks
         self._blocks = np.random.default_rng(7).permutation(count).tolist()
         self._num_steps = 0

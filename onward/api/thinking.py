@@ -1,0 +1,36 @@
+"""A request's `thinking_budget`, as the rule by which a worker follows the thinking in the tokens."""
+
+from collections.abc import Sequence
+
+from onward.proto.thinking import ThinkingRule
+from onward.text.reasoning.budget import is_open_behind, thinking_rule
+from onward.text.reasoning.tags import ReasoningFormat
+from onward.text.tokenizer import Tokenizer
+from onward.web.body import wrong
+
+MAX_THINKING_BUDGET = 1 << 20
+
+
+def rule_of(
+    form: ReasoningFormat | None,
+    tokenizer: Tokenizer | None,
+    prompt_token_ids: Sequence[int],
+    budget: int | None,
+    *,
+    has_grammar: bool,
+) -> ThinkingRule | None:
+    """None where nobody needs to follow the thinking: only a budget, and a grammar for what comes behind it, do."""
+    if budget is not None and not 0 <= budget <= MAX_THINKING_BUDGET:
+        raise wrong("thinking_budget", f"must be between 0 and {MAX_THINKING_BUDGET}, got {budget}")
+    if form is None or tokenizer is None:
+        if budget is not None:
+            raise wrong("thinking_budget", "this model does not mark its thinking, or --reasoning-parser is none")
+        return None
+    if budget is None and not has_grammar:
+        return None
+    begins_inside = is_open_behind(form, tokenizer, prompt_token_ids)
+    rule = thinking_rule(form, tokenizer, begins_inside=begins_inside, budget=budget)
+    if rule is None and budget is not None:
+        problem = f"the tags {form.begin} and {form.end} are not in this model's vocabulary"
+        raise wrong("thinking_budget", f"{problem}, so thinking cannot be followed")
+    return rule

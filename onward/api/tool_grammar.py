@@ -1,0 +1,82 @@
+"""The grammar of an answer that must call tools: a JSON Schema of a list of calls.
+
+    [{"name": "get_weather", "parameters": {"city": "Paris"}}]
+
+Each tool's own schema stands in `$defs` as it came, and what refers to its own parts is turned to where they are now.
+The text of such an answer is read by the `json` format.
+"""
+
+import json
+from typing import Any
+
+from onward.proto.sampling import MAX_GRAMMAR_BYTES, Grammar
+from onward.web.body import wrong
+from onward.web.tooling import Tool, ToolPlan
+
+ANYTHING: dict[str, Any] = {"type": "object"}
+"""For a tool that does not say what its arguments are."""
+
+_DATA_KEYWORDS = frozenset({"const", "enum", "default", "examples"})
+"""Their values are examples of data and no schemas: what looks like a reference in them is none."""
+_MAPS_OF_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+
+
+def grammar_for_tools(plan: ToolPlan) -> Grammar | None:
+    """None if the model may say what it likes."""
+    if not plan.is_forced:
+        return None
+    tools = plan.callable_tools
+    schema: dict[str, Any] = {
+        "type": "array",
+        "minItems": 1,
+        "items": {"anyOf": [_call(index, tool) for index, tool in enumerate(tools)]},
+        "$defs": {_place(index): _moved(_schema(tool), index) for index, tool in enumerate(tools)},
+    }
+    if plan.max_calls is not None:
+        schema["maxItems"] = plan.max_calls
+    source = json.dumps(schema, ensure_ascii=False)
+    if len(source.encode()) > MAX_GRAMMAR_BYTES:
+        choice = plan.mode if plan.mode == "required" else "a function"
+        raise wrong("tools", f"with tool_choice {choice}, at most {MAX_GRAMMAR_BYTES} bytes of schemas in all")
+    return Grammar("json_schema", source)
+
+
+def _call(index: int, tool: Tool) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": tool.function.name},
+            "parameters": {"$ref": f"#/$defs/{_place(index)}"},
+        },
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+def _schema(tool: Tool) -> dict[str, Any]:
+    """A call's arguments are an object, whether or not the schema says so."""
+    return ANYTHING | (tool.function.parameters or {})
+
+
+def _place(index: int) -> str:
+    return f"tool_{index}"
+
+
+def _moved(schema: Any, index: int) -> Any:
+    """The schema with references into itself that hold where it stands now."""
+    if isinstance(schema, list):
+        return [_moved(one, index) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {keyword: _moved_value(keyword, value, index) for keyword, value in schema.items()}
+
+
+def _moved_value(keyword: str, value: Any, index: int) -> Any:
+    if keyword in _DATA_KEYWORDS:
+        return value
+    if keyword == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+        return f"#/$defs/{_place(index)}{value[1:]}"
+    if keyword in _MAPS_OF_SCHEMAS and isinstance(value, dict):
+        # The names in here are not keywords, whatever they look like.
+        return {name: _moved(inner, index) for name, inner in value.items()}
+    return _moved(value, index)

@@ -1,0 +1,147 @@
+"""Asks a child process whether a grammar can be compiled at a bearable price, before anybody else compiles it.
+
+The child is started at the first question and lives until it is killed by a grammar that is too much. Its answers are
+remembered, and so is its death: the same grammar does not kill two. It goes when we do, since its socket closes.
+"""
+
+import hashlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import msgspec
+
+from onward.errors import Unavailable
+from onward.grammar.faults import GrammarRefused
+from onward.grammar.frames import receive_frame, send_frame
+from onward.grammar.limits import COMPILE_BYTES, COMPILE_CPU_S
+from onward.proto.sampling import Grammar
+
+WALL_S = 20.0
+"""For one answer, whatever else the machine does. A child that is started has as long to be ready."""
+MAX_REMEMBERED = 1024
+MAX_STARTS = 2
+"""For one question: who was killed by somebody else is started again."""
+
+TOO_SLOW = f"it takes more than {COMPILE_CPU_S} s to compile"
+TOO_LARGE = f"compiling it takes more than {COMPILE_BYTES >> 20} MB, or it is nested too deeply"
+_BY_OTHERS = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
+
+_decoder = msgspec.msgpack.Decoder(str | None)
+
+
+@dataclass(slots=True)
+class Child:
+    process: "subprocess.Popen[bytes]"
+    peer: socket.socket
+
+
+class ChildLost(Exception):
+    """It has not answered."""
+
+    def __init__(self, problem: str | None) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        """What that says of the grammar, if it is the grammar's doing."""
+
+
+class CheckProcess:
+    """Threads may share it; one question is answered at a time."""
+
+    def __init__(self, tokenizer_spec: str) -> None:
+        self._spec = tokenizer_spec
+        self._child: Child | None = None
+        self._lock = threading.Lock()
+        self._remembered: OrderedDict[bytes, str | None] = OrderedDict()
+
+    def check(self, grammar: Grammar) -> None:
+        """Raises `GrammarRefused`."""
+        encoded = msgspec.msgpack.encode(grammar)
+        key = hashlib.blake2b(encoded, digest_size=16).digest()
+        with self._lock:
+            if key not in self._remembered:
+                self._remember(key, self._ask(encoded))
+            problem = self._remembered[key]
+        if problem is not None:
+            raise GrammarRefused(problem)
+
+    def close(self) -> None:
+        with self._lock:
+            self._end_child()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the child, while there is one."""
+        return None if self._child is None else self._child.process.pid
+
+    def _remember(self, key: bytes, problem: str | None) -> None:
+        self._remembered[key] = problem
+        while len(self._remembered) > MAX_REMEMBERED:
+            self._remembered.popitem(last=False)
+
+    def _ask(self, encoded: bytes) -> str | None:
+        for _ in range(MAX_STARTS):
+            try:
+                return self._ask_once(encoded)
+            except ChildLost as lost:
+                if lost.problem is not None:
+                    return lost.problem
+        raise Unavailable("the process that compiles grammars cannot be kept alive", code="grammars_unavailable")
+
+    def _ask_once(self, encoded: bytes) -> str | None:
+        if self._child is None:
+            self._child = self._start()
+        peer = self._child.peer
+        try:
+            send_frame(peer, encoded)
+            answer = receive_frame(peer)
+        except TimeoutError:
+            self._end_child()
+            raise ChildLost(TOO_SLOW) from None
+        except OSError:
+            answer = None
+        if answer is None:
+            raise ChildLost(_meaning(self._end_child()))
+        return _decoder.decode(answer)
+
+    def _start(self) -> Child:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            ours.settimeout(WALL_S)
+            command = [sys.executable, "-m", "onward.grammar.check_child", "--fd", str(theirs.fileno())]
+            # Its last words are about memory it did not get, and of no use in a log.
+            nowhere = subprocess.DEVNULL
+            process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=nowhere, stdout=nowhere, stderr=nowhere
+            )
+        child = Child(process, ours)
+        try:
+            send_frame(ours, self._spec.encode())
+        except OSError:
+            self._child = child
+            self._end_child()
+            raise ChildLost(None) from None
+        return child
+
+    def _end_child(self) -> int | None:
+        """How it ended, if it had ended by itself."""
+        child, self._child = self._child, None
+        if child is None:
+            return None
+        child.peer.close()
+        try:
+            return child.process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()
+            return -signal.SIGKILL
+
+
+def _meaning(status: int | None) -> str | None:
+    if status == -signal.SIGXCPU:
+        return TOO_SLOW
+    return None if status is None or status in _BY_OTHERS else TOO_LARGE

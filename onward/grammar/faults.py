@@ -1,0 +1,17 @@
+"""What can be wrong with a grammar or with tokens under it. Knows no requests: whoever asks says whose fault it is."""
+
+
+class GrammarRefused(Exception):
+    """It cannot be used, and the message says why: what it is made of is unknown, wrong, or too much."""
+
+
+class TokenRefused(Exception):
+    """A token is not allowed where it stands."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(f"the grammar does not allow the token at position {position}")
+        self.position = position
+
+
+class GrammarFailed(Exception):
+    """It has become too much for the library's limits in the middle of an output."""

@@ -1,0 +1,27 @@
+"""Messages of any length on a stream socket: four bytes that say how long, then the message."""
+
+import socket
+import struct
+
+_LENGTH = struct.Struct("!I")
+
+
+def send_frame(peer: socket.socket, data: bytes) -> None:
+    peer.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def receive_frame(peer: socket.socket) -> bytes | None:
+    """None if the peer has gone."""
+    head = _receive(peer, _LENGTH.size)
+    return None if head is None else _receive(peer, _LENGTH.unpack(head)[0])
+
+
+def _receive(peer: socket.socket, count: int) -> bytes | None:
+    parts: list[bytes] = []
+    while count:
+        part = peer.recv(min(count, 1 << 16))
+        if not part:
+            return None
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,21 @@
+"""Grammars that are set up when somebody first needs them: most processes never see one."""
+
+import threading
+from collections.abc import Callable
+
+from onward.grammar.grammars import Grammars
+
+
+class LazyGrammars:
+    """Threads may share it. Whoever asks first waits for the set-up, in its own thread."""
+
+    def __init__(self, build: Callable[[], Grammars]) -> None:
+        self._build = build
+        self._built: Grammars | None = None
+        self._lock = threading.Lock()
+
+    def get(self) -> Grammars:
+        with self._lock:
+            if self._built is None:
+                self._built = self._build()
+            return self._built

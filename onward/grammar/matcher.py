@@ -1,0 +1,85 @@
+"""Where one output stands in its grammar: which tokens may come next, whether it may end here, whether it must.
+
+A function of the grammar and of the tokens so far: replaying them gives the same state, wherever it is done. Used by one
+thread at a time.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import llguidance
+
+from onward.grammar.faults import GrammarFailed, TokenRefused
+from onward.grammar.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Which tokens may come next."""
+
+    bits: bytes
+    """One for each token, lowest first. Those behind the vocabulary mean nothing."""
+    may_end: bool
+    """The output is complete as it is."""
+
+    def allows(self, token_id: int) -> bool:
+        return bool(self.bits[token_id >> 3] >> (token_id & 7) & 1)
+
+    def token_ids(self) -> list[int]:
+        """All of them. For small vocabularies."""
+        return [token_id for token_id in range(8 * len(self.bits)) if self.allows(token_id)]
+
+
+class Matcher:
+    __slots__ = ("_end_id", "_inner", "_mask", "done", "position")
+
+    def __init__(self, inner: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
+        self._inner = inner
+        self._end_id = vocabulary.end_id
+        self._mask: Mask | None = None
+        """Of the next token, where it is known."""
+        self.position = 0
+        """Of the next token."""
+        self.done = False
+        """Nothing can follow."""
+
+    def advance(self, token_id: int) -> None:
+        # An id behind the vocabulary is padding of the model's, or our own end: neither is a part of any text.
+        if self.done or token_id >= self._end_id or not self._inner.consume_token(token_id):
+            raise TokenRefused(self.position)
+        self.position += 1
+        self._mask = None
+        self.done = self._nothing_follows()
+
+    def replay(self, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            self.advance(token_id)
+
+    def mask(self) -> Mask:
+        if self._mask is None:
+            data = bytearray(self._inner.compute_bitmask())
+            self._raise_if_failed()
+            at, bit = self._end_id >> 3, 1 << (self._end_id & 7)
+            may_end = bool(data[at] & bit)
+            data[at] &= ~bit & 0xFF
+            self._mask = Mask(bytes(data), may_end)
+        return self._mask
+
+    def _nothing_follows(self) -> bool:
+        if self._inner.is_stopped():
+            self._raise_if_failed()
+            return True
+        # Where an output may end, the library does not always see at once that it must.
+        return self._inner.is_accepting() and not any(self.mask().bits)
+
+    def _raise_if_failed(self) -> None:
+        if self._inner.is_error():
+            raise GrammarFailed(in_short(self._inner.get_error()))
+
+
+def in_short(problem: str) -> str:
+    """The library's words, which may quote a whole grammar over many lines."""
+    line = " ".join(problem.replace("<non-verbose/>", "").split())
+    if line.startswith("Resource '"):
+        line = f"$ref: {line}"  # which it forgets to say
+    return line if len(line) <= 300 else line[:297] + "..."

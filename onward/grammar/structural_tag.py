@@ -1,0 +1,54 @@
+"""Structural tags: free text, but whatever follows a trigger must be one of the tags that begin with it.
+
+{"structures": [{"begin": "<call=add>", "schema": {...}, "end": "</call>"}], "triggers": ["<call="]}
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from onward.grammar.faults import GrammarRefused
+
+
+class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    begin: str
+    end: str
+    schema: dict[str, Any] | bool
+
+
+class StructuralTag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    structures: list[Structure]
+    triggers: list[str]
+
+
+def tags_as_lark(source: Any, json_style: Mapping[str, Any], is_special: Callable[[str], bool]) -> str:
+    """A grammar in the library's form of Lark: any text, then a tag, any number of times, then any text."""
+    try:
+        tag = msgspec.convert(source, StructuralTag)
+    except msgspec.ValidationError as error:
+        raise GrammarRefused(str(error)) from error
+    if not tag.structures:
+        raise GrammarRefused("structures: must not be empty")
+    rules = [_rule(tag, index, json_style, is_special) for index in range(len(tag.structures))]
+    names = " | ".join(f"tag_{index}" for index in range(len(rules)))
+    return "\n".join([f"start: ({names})* rest", "rest: TEXT", r"TEXT: /(.|\n)*/", *rules])
+
+
+def _rule(tag: StructuralTag, index: int, json_style: Mapping[str, Any], is_special: Callable[[str], bool]) -> str:
+    structure = tag.structures[index]
+    trigger = next((one for one in tag.triggers if one and structure.begin.startswith(one)), None)
+    if trigger is None:
+        raise GrammarRefused(f"structures[{index}].begin: none of the triggers stands at its beginning")
+    schema = structure.schema
+    if isinstance(schema, dict):
+        schema = {"x-guidance": dict(json_style)} | schema
+    body = f"{_literal(structure.begin[len(trigger) :])} %json {json.dumps(schema)} {_literal(structure.end)}"
+    if is_special(trigger):
+        return f"tag_{index}: TEXT {trigger} {body}"
+    return f"tag_{index}_trigger[lazy]: TEXT {_literal(trigger)}\ntag_{index}: tag_{index}_trigger {body}"
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""

@@ -1,0 +1,14 @@
+"""Which tokens begin and end a model's thinking, and how long it may be. Part of how the next token is chosen."""
+
+import msgspec
+
+
+class ThinkingRule(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    begin_token_ids: tuple[int, ...]
+    end_token_ids: tuple[int, ...]
+    begins_inside: bool = False
+    """The prompt has opened the thinking."""
+    budget: int | None = None
+    """Tokens that thinking may have, its tags not counted. None: as many as it likes."""
+    lead_token_ids: tuple[int, ...] = ()
+    """Written before an end that is forced, so that the model finds it natural."""

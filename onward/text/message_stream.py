@@ -1,0 +1,62 @@
+"""The text of one answer taken apart while it arrives: thinking first, then words and calls of tools.
+
+A function of the text so far, however it is cut. That is what makes an answer with tools resumable: replay the text, drop
+what was told, go on. Knows nothing of tokens, requests or JSON answers.
+"""
+
+from onward.text.message_events import CallEnded, Content, Event
+from onward.text.piecewise import Piecewise
+
+
+class MessageStream:
+    """Either parser may be missing; without both there is no need for this. `max_calls`: the answer is over when so many
+    calls have ended."""
+
+    __slots__ = ("_calls", "_max_calls", "_reasoning", "num_calls", "stopped")
+
+    def __init__(self, reasoning: Piecewise | None, calls: Piecewise | None, max_calls: int | None = None) -> None:
+        self.num_calls = 0
+        """Those that have ended."""
+        self.stopped = False
+        """The last call that may be made has ended with the newest text. What followed it there is gone, and nothing may
+        be pushed."""
+        self._reasoning = reasoning
+        self._calls = calls
+        self._max_calls = max_calls
+
+    def push(self, text: str) -> list[Event]:
+        assert not self.stopped
+        if self._reasoning is None:
+            return self._call_events([Content(text)] if text else [])
+        return self._call_events(self._reasoning.push(text))
+
+    def finish(self) -> list[Event]:
+        """The text has ended. Not for one that was cut and may go on elsewhere."""
+        if self.stopped:
+            return []
+        told = self._call_events(self._reasoning.finish() if self._reasoning else [])
+        if self._calls is None or self.stopped:
+            return told
+        return told + self._counted(self._calls.finish())
+
+    def _call_events(self, events: list[Event]) -> list[Event]:
+        if self._calls is None:
+            return events
+        told: list[Event] = []
+        for event in events:
+            if isinstance(event, Content):
+                told += self._counted(self._calls.push(event.text))
+            else:
+                told.append(event)
+            if self.stopped:
+                break
+        return told
+
+    def _counted(self, events: list[Event]) -> list[Event]:
+        for place, event in enumerate(events, start=1):
+            if isinstance(event, CallEnded):
+                self.num_calls += 1
+                if self.num_calls == self._max_calls:
+                    self.stopped = True
+                    return events[:place]
+        return events

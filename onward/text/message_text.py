@@ -1,0 +1,59 @@
+"""The text of one output and what it says, token by token: a `TextStream` whose text is taken apart on its way.
+
+For outputs with tools or thinking. As with plain text, what has been told up to a position is a function of the tokens up
+to there: replay the tokens, drop what was told, go on.
+"""
+
+from onward.text.message_events import Event, joined
+from onward.text.message_stream import MessageStream
+from onward.text.text_stream import CUT_REASONS, TextStream
+
+
+class MessageText:
+    __slots__ = ("_events", "_message", "_text")
+
+    def __init__(self, text: TextStream, message: MessageStream) -> None:
+        self._text = text
+        self._message = message
+        self._events: list[Event] = []
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string was completed by the newest token, or the last call that may be made has ended with it. Nothing may
+        be pushed after that."""
+        return self._text.stopped or self._message.stopped
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that have ended."""
+        return self._message.num_calls
+
+    def push(self, token_id: int) -> str:
+        """The text that may be shown now that this token is known; `take_events` has what it says."""
+        assert not self.stopped
+        text = self._text.push(token_id)
+        self._tell(self._message.push(text) if text else [])
+        return text
+
+    def finish(self, reason: str) -> str:
+        """The rest of the text, when the output has ended for this reason. One that was cut may go on elsewhere, so nothing
+        held back is told."""
+        if self._message.stopped or reason in CUT_REASONS:
+            return ""
+        rest = self._text.finish(reason)
+        self._tell(self._message.push(rest) if rest else [])
+        self._tell(self._message.finish())
+        return rest
+
+    def take_events(self) -> list[Event]:
+        """What was told since the last time, in as few events as can be."""
+        events, self._events = self._events, []
+        return events
+
+    def _tell(self, events: list[Event]) -> None:
+        for event in events:
+            both = joined(self._events[-1], event) if self._events else None
+            if both is None:
+                self._events.append(event)
+            else:
+                self._events[-1] = both

@@ -1,0 +1,196 @@
+"""Reads a text that arrives in pieces, one character behind the other, and tells what each part of it is.
+
+A format is written down as a generator that walks through the text as if all of it were there; it rests where a piece
+ends and goes on with the next one. Every character that is read is held until it is told as part of an event, and telling
+takes all that is held. So no character can be lost, and since the generator never sees where pieces end, any cutting of
+the text gives the same result. Knows no format.
+"""
+
+import re
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
+
+from onward.text.message_events import Content, Event, joined
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""Rests at each `yield` until there is more text."""
+
+MAX_HELD_CHARS = 1 << 16
+"""Of what is not told because nobody knows yet what it is. Beyond, it is taken for something else."""
+BLANKS = " \t\r\n"
+
+_BLANKS = re.compile(f"[{BLANKS}]+")
+END = ""
+"""What `peek` sees behind the text. It equals no character, so whatever was expected there has not come."""
+
+
+class Piecewise:
+    __slots__ = ("_at", "_ended", "_events", "_held", "_piece", "_steps", "_telling", "num_held")
+
+    def __init__(self, read: "Callable[[Piecewise], Steps[None]]") -> None:
+        self.num_held = 0
+        """Characters that were read and not told."""
+        self._piece = ""
+        self._at = 0
+        self._ended = False
+        self._held: list[str] = []
+        self._events: list[Event] = []
+        self._telling: Callable[[str], Event] | None = None
+        self._steps = read(self)
+        next(self._steps)
+
+    def push(self, text: str) -> list[Event]:
+        """What is known now that this text has come."""
+        assert not self._ended
+        if text:
+            self._piece, self._at = text, 0
+            next(self._steps)
+            assert self._at == len(text), "a format reads all there is"
+        return self._taken_events()
+
+    def finish(self) -> list[Event]:
+        """The text has ended: what was held back can only be words."""
+        assert not self._ended
+        self._ended = True
+        for _ in self._steps:
+            raise AssertionError("a format ends where the text ends")
+        self.tell(Content)
+        return self._taken_events()
+
+    def _taken_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    # For formats.
+
+    @property
+    def held(self) -> str:
+        if len(self._held) > 1:
+            self._held = ["".join(self._held)]
+        return self._held[0] if self._held else ""
+
+    def tell(self, event_of: Callable[[str], Event]) -> None:
+        """All that is held is this. Nothing is told of nothing."""
+        if self.num_held:
+            self.put(event_of(self._release()))
+
+    def put(self, event: Event) -> None:
+        both = joined(self._events[-1], event) if self._events else None
+        if both is None:
+            self._events.append(event)
+        else:
+            self._events[-1] = both
+
+    def mark(self, event_of: Callable[[str], Event]) -> None:
+        """As `tell`, for an event that is there also without text."""
+        self.put(event_of(self._release()))
+
+    def mark_first(self, num_chars: int, event_of: Callable[[str], Event]) -> None:
+        """As `mark`, for the first of what is held."""
+        text, rest = self.held[:num_chars], self.held[num_chars:]
+        self._held, self.num_held = [rest], len(rest)
+        self.put(event_of(text))
+
+    def tell_while_reading(self, event_of: Callable[[str], Event]) -> None:
+        """From here on what is read is told when a piece ends."""
+        assert not self.num_held
+        self._telling = event_of
+
+    def stop_telling(self) -> None:
+        assert self._telling is not None
+        self.tell(self._telling)
+        self._telling = None
+
+    def peek(self) -> Steps[str]:
+        """The next character, which stays unread. `END` if there is none, or if too much is held."""
+        if self._at == len(self._piece):
+            yield from self._more()
+        if self._at == len(self._piece) or self._room() <= 0:
+            return END
+        return self._piece[self._at]
+
+    def take(self) -> None:
+        """Reads the character that `peek` saw."""
+        self._take_to(self._at + 1)
+
+    def take_run(self, pattern: "re.Pattern[str]") -> None:
+        """Reads as much of this piece as matches from here on. The pattern looks at single characters only."""
+        found = pattern.match(self._piece, self._at, self._at + min(self._room(), len(self._piece)))
+        if found is not None:
+            self._take_to(found.end())
+
+    def take_if(self, character: str) -> Steps[bool]:
+        if (yield from self.peek()) != character:
+            return False
+        self.take()
+        return True
+
+    def run(self, pattern: "re.Pattern[str]") -> Steps[str]:
+        """Reads all characters that match, in however many pieces they come."""
+        begin = self.num_held
+        while (seen := (yield from self.peek())) and pattern.match(seen):
+            self.take_run(pattern)
+        return self.held[begin:]
+
+    def blanks(self) -> Steps[None]:
+        while (seen := (yield from self.peek())) and seen in BLANKS:
+            self.take_run(_BLANKS)
+
+    def one_of(self, words: Sequence[str]) -> Steps[str | None]:
+        """Reads one of the words, of which none begins another. None: what was read of it stays read, and the first
+        character that did not fit is unread."""
+        num_read = 0
+        while True:
+            seen = yield from self.peek()
+            words = [word for word in words if seen and word[num_read] == seen]
+            if not words:
+                return None
+            self.take()
+            num_read += 1
+            if len(words[0]) == num_read:
+                return words[0]
+
+    def until(self, word: str, event_of: Callable[[str], Event]) -> Steps[bool]:
+        """Tells everything in front of the word, and reads the word. False if the text ends without it."""
+        assert word[0] not in word[1:], "so that a word that breaks off cannot hide the beginning of the next one"
+        while True:
+            if self._at == len(self._piece):
+                yield from self._more()
+                if self._ended:
+                    return False
+            start = self._piece.find(word[0], self._at)
+            self._take_to(len(self._piece) if start < 0 else start)
+            self.tell(event_of)
+            if start >= 0 and (yield from self.one_of((word,))):
+                return True
+            self.tell(event_of)
+
+    def rest(self, event_of: Callable[[str], Event]) -> Steps[None]:
+        """Everything up to the end of the text is this."""
+        while True:
+            self._take_to(len(self._piece))
+            self.tell(event_of)
+            yield from self._more()
+            if self._ended:
+                return
+
+    def _more(self) -> Steps[None]:
+        if self._telling is not None:
+            self.tell(self._telling)
+        if not self._ended:
+            yield
+
+    def _room(self) -> int:
+        return len(self._piece) if self._telling is not None else MAX_HELD_CHARS - self.num_held
+
+    def _take_to(self, end: int) -> None:
+        if end > self._at:
+            self._held.append(self._piece[self._at : end])
+            self.num_held += end - self._at
+            self._at = end
+
+    def _release(self) -> str:
+        text = self.held
+        self._held, self.num_held = [], 0
+        return text

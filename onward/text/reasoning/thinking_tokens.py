@@ -1,0 +1,114 @@
+"""Whether an output is inside its thinking, and which token must come next so that it ends within its budget.
+
+A function of the tokens so far: built by replaying them, advanced with each new one. So it is the same after a
+preemption, a crash, or on another machine. Knows token ids only; what they say is decided where the rule is made.
+
+    budget 3, lead (.), end (</think>)       <think>  a  b  c  .  </think>  answer …
+                                                      └─ 3 ─┘  └─ forced ┘
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+from onward.proto.thinking import ThinkingRule
+
+START_WINDOW = 8
+"""Thinking opens within so many tokens or not at all. A tag that comes later is a word about tags."""
+
+
+class Stage(Enum):
+    BEFORE = "before"
+    INSIDE = "inside"
+    BEHIND = "behind"
+
+
+class Thinking:
+    __slots__ = ("_end", "_num_read", "_rule", "_start", "answer_from", "num_tokens", "stage")
+
+    def __init__(self, rule: ThinkingRule, token_ids: Iterable[int] = ()) -> None:
+        self.stage = Stage.INSIDE if rule.begins_inside else Stage.BEFORE
+        self.num_tokens = 0
+        """Of the thinking, those of a whole end tag not counted."""
+        self.answer_from: int | None = None if rule.begins_inside else 0
+        """The position of the answer's first token. None while the thinking goes on."""
+        self._rule = rule
+        self._num_read = 0
+        self._start = _Progress(rule.begin_token_ids)
+        self._end = _Progress(rule.end_token_ids)
+        for token_id in token_ids:
+            self.advance(token_id)
+
+    @property
+    def is_inside(self) -> bool:
+        """Thinking is not the answer: no grammar applies to it."""
+        return self.stage is Stage.INSIDE
+
+    @property
+    def forced_token_id(self) -> int | None:
+        """The only token that may come next. None: the model chooses."""
+        budget = self._rule.budget
+        if self.stage is not Stage.INSIDE or budget is None or self.num_tokens < budget:
+            return None
+        # A tag that has begun is finished; else the lead comes, then the tag. At most that many tokens are forced.
+        if self._end.num_matched:
+            return self._rule.end_token_ids[self._end.num_matched]
+        num_over = self.num_tokens - budget
+        lead = self._rule.lead_token_ids
+        return lead[num_over] if num_over < len(lead) else self._rule.end_token_ids[0]
+
+    def advance(self, token_id: int) -> None:
+        self._num_read += 1
+        match self.stage:
+            case Stage.BEFORE:
+                self._look_for_start(token_id)
+            case Stage.INSIDE:
+                self.num_tokens += 1
+                if self._end.advance(token_id):
+                    self.num_tokens -= len(self._rule.end_token_ids)
+                    self.stage, self.answer_from = Stage.BEHIND, self._num_read
+            case Stage.BEHIND:
+                pass
+
+    def _look_for_start(self, token_id: int) -> None:
+        if self._start.advance(token_id):
+            self.stage, self.answer_from = Stage.INSIDE, None
+        elif self._num_read >= START_WINDOW and not self._start.num_matched:
+            self.stage = Stage.BEHIND
+
+
+def thinking_state(token_ids: Sequence[int], rule: ThinkingRule) -> Thinking:
+    """As it stands behind these tokens."""
+    return Thinking(rule, token_ids)
+
+
+class _Progress:
+    """How much of a token sequence the newest tokens are: Knuth, Morris and Pratt's machine."""
+
+    __slots__ = ("_fallbacks", "_wanted", "num_matched")
+
+    def __init__(self, wanted: tuple[int, ...]) -> None:
+        self.num_matched = 0
+        self._wanted = wanted
+        self._fallbacks = _fallbacks(wanted)
+
+    def advance(self, token_id: int) -> bool:
+        """Whether this token completes it."""
+        while self.num_matched and self._wanted[self.num_matched] != token_id:
+            self.num_matched = self._fallbacks[self.num_matched - 1]
+        if self._wanted[self.num_matched] == token_id:
+            self.num_matched += 1
+        if self.num_matched < len(self._wanted):
+            return False
+        self.num_matched = 0
+        return True
+
+
+def _fallbacks(wanted: tuple[int, ...]) -> list[int]:
+    """For each length: the longest shorter beginning that is also its end."""
+    lengths = [0] * len(wanted)
+    for index in range(1, len(wanted)):
+        length = lengths[index - 1]
+        while length and wanted[length] != wanted[index]:
+            length = lengths[length - 1]
+        lengths[index] = length + (wanted[length] == wanted[index])
+    return lengths

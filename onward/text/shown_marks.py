@@ -1,0 +1,18 @@
+"""A token table in which the marks of a format are text.
+
+Readers are not shown special tokens, but some models write the marks around calls and thoughts as such tokens: whoever
+takes the text apart must see them. All other special tokens stay hidden.
+"""
+
+from collections.abc import Collection
+
+from onward.text.token_table import TokenTable
+
+
+def with_marks_shown(table: TokenTable, marks: Collection[str]) -> TokenTable:
+    """Made once for a model. The same table where no mark is a special token."""
+    wanted = {mark.encode() for mark in marks}
+    shown = {token_id for token_id in table.special_ids if table.pieces[token_id] in wanted}
+    if not shown:
+        return table
+    return TokenTable(table.pieces, table.special_ids - shown, table.strips_leading_space)

@@ -1,0 +1,100 @@
+"""What happens to a grammar before any work: it is compiled where that can do no harm, and given tokens are replayed."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from onward.api.grammar_gate import MAX_WAITING, GrammarGate
+from onward.api.structured import Wanted
+from onward.errors import InvalidRequest, Overloaded
+from onward.proto.sampling import Grammar
+from onward.sim import vocabulary
+from onward.sim.api_node import Inline
+from onward.text.tokenizer import Tokenizer
+
+TEXT = vocabulary.text()
+TOKENIZER = Tokenizer(TEXT.tokenizer or "")
+WANTED = Wanted(Grammar("regex", "abc|abcde"), "guided_regex")
+
+
+def gate(tokenizer: Tokenizer | None = TOKENIZER) -> GrammarGate:
+    return GrammarGate(TEXT, tokenizer, vocabulary.grammars(), Inline())
+
+
+def ends(given: Sequence[Sequence[int]], wanted: Wanted = WANTED, path: str = "generated_token_ids") -> Any:
+    return asyncio.run(gate().pass_through(wanted, given, path))
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def test_given_tokens_complete_a_grammar_where_nothing_can_follow() -> None:
+    assert ends([[], ids("ab"), ids("abc"), ids("abcde")]) == (None, None, None, len(ids("abcde")))
+
+
+def test_given_tokens_that_the_grammar_does_not_allow_are_named() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        ends([ids("abx")])
+    assert refused.value.param == "generated_token_ids[2]"
+    with pytest.raises(InvalidRequest) as refused:
+        ends([ids("a"), ids("x")])
+    assert refused.value.param == "generated_token_ids[1][0]"
+
+
+def test_a_grammar_that_cannot_be_used_is_refused_under_the_field_that_asks_for_it() -> None:
+    wanted = Wanted(Grammar("json_schema", '{"contains": {}}'), "response_format.json_schema.schema")
+    with pytest.raises(InvalidRequest, match="contains") as refused:
+        ends([[]], wanted)
+    assert (refused.value.param, refused.value.status) == ("response_format.json_schema.schema", 400)
+
+
+def test_a_model_without_a_tokenizer_has_no_grammars() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        asyncio.run(gate(None).pass_through(WANTED, [[]], ""))
+    assert refused.value.param == "guided_regex"
+
+
+def test_grammars_that_wait_have_a_bound() -> None:
+    class Never(Inline):  # nothing is ever done
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return Future()
+
+    async def scenario() -> None:
+        busy = GrammarGate(TEXT, TOKENIZER, vocabulary.grammars(), Never())
+        waiting = [asyncio.ensure_future(busy.pass_through(WANTED, [[]], "")) for _ in range(MAX_WAITING)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await busy.pass_through(WANTED, [[]], "")
+        waiting[0].cancel()
+        await asyncio.wait(waiting[:1])
+        another = asyncio.ensure_future(busy.pass_through(WANTED, [[]], ""))
+        await asyncio.sleep(0)
+        assert not another.done()
+        for one in (*waiting, another):
+            one.cancel()
+        await asyncio.wait([*waiting, another])
+
+    asyncio.run(scenario())
+
+
+def test_a_grammar_that_has_passed_does_not_wait_again() -> None:
+    class Counting(Inline):
+        num = 0
+
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+            self.num += 1
+            return super().submit(fn, *args, **kwargs)
+
+    async def scenario() -> int:
+        threads = Counting()
+        one = GrammarGate(TEXT, TOKENIZER, vocabulary.grammars(), threads)
+        for _ in range(3):
+            assert await one.pass_through(WANTED, [[], []], "") == (None, None)
+        assert await one.pass_through(WANTED, [ids("abcde")], "") == (len(ids("abcde")),)
+        return threads.num
+
+    assert asyncio.run(scenario()) == 2

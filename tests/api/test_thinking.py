@@ -1,0 +1,49 @@
+import json
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from onward.api.thinking import MAX_THINKING_BUDGET, rule_of
+from onward.errors import InvalidRequest
+from onward.text.reasoning.tags import FORMATS
+from onward.text.tokenizer import Tokenizer as OurTokenizer
+
+QWEN = FORMATS["qwen3"]
+
+
+def tokenizer_with(*tags: str) -> OurTokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    plain = Tokenizer(models.BPE({character: index for index, character in enumerate(alphabet)}, []))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    plain.decoder = decoders.ByteLevel()
+    plain.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
+    return OurTokenizer(json.dumps(json.loads(plain.to_str())))
+
+
+def refused(*args: Any, **kwargs: Any) -> str | None:
+    with pytest.raises(InvalidRequest) as fault:
+        rule_of(*args, **kwargs)
+    return fault.value.param
+
+
+def test_thinking_is_followed_for_a_budget_or_a_grammar_and_else_not() -> None:
+    tokenizer = tokenizer_with("<think>", "</think>")
+    prompt = tokenizer.encode("question<think>\n")
+    assert rule_of(QWEN, tokenizer, prompt, None, has_grammar=False) is None
+    for_grammar = rule_of(QWEN, tokenizer, prompt, None, has_grammar=True)
+    assert for_grammar is not None
+    assert (for_grammar.begins_inside, for_grammar.budget) == (True, None)
+    for_budget = rule_of(QWEN, tokenizer, tokenizer.encode("question"), MAX_THINKING_BUDGET, has_grammar=False)
+    assert for_budget is not None
+    assert (for_budget.begins_inside, for_budget.budget) == (False, MAX_THINKING_BUDGET)
+
+
+def test_a_budget_that_cannot_be_kept_is_refused() -> None:
+    tokenizer = tokenizer_with()
+    assert refused(None, tokenizer, [], 5, has_grammar=False) == "thinking_budget"
+    assert refused(QWEN, None, [], 5, has_grammar=False) == "thinking_budget"
+    assert refused(QWEN, tokenizer, [1], 5, has_grammar=False) == "thinking_budget"
+    assert refused(QWEN, tokenizer, [1], -1, has_grammar=False) == "thinking_budget"
+    assert refused(QWEN, tokenizer, [1], MAX_THINKING_BUDGET + 1, has_grammar=False) == "thinking_budget"
+    assert rule_of(QWEN, tokenizer, [1], None, has_grammar=True) is None

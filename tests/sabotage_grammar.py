@@ -1,0 +1,109 @@
+"""Deliberate bugs about grammars, and the tests that notice each."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from onward.engine.request import Request
+from onward.engine.token_processor import TokenProcessor
+from onward.grammar.lazy import LazyGrammars
+from onward.grammar.matcher import Mask
+from onward.pd.prefill_side import PrefillSide
+from onward.proto.sampling import Grammar
+from onward.transport import shm_rows
+from onward.worker.slot_grammar import SlotGrammar
+from tests.sabotage_kinds import Patches, Sabotage
+
+FAILURES = "tests/failures/test_grammars.py::"
+WORKER = "tests/worker/test_grammars.py::"
+EVENTS = "tests/conformance/test_events.py::"
+
+
+def _start_over(patch: Patches) -> None:
+    def begin(
+        original: Callable, self: SlotGrammar, grammar: Grammar, output: Sequence[int], grammars: LazyGrammars
+    ) -> Mask:
+        return original(self, grammar, [], grammars)
+
+    patch.around(SlotGrammar, "_begin", begin)
+
+
+def _use_a_mask_twice(patch: Patches) -> None:
+    def advance(original: Callable, self: SlotGrammar, token_id: int) -> bool:
+        stale = self._next
+        is_done = original(self, token_id)
+        self._next = stale
+        return is_done
+
+    patch.around(SlotGrammar, "advance", advance)
+
+
+def _ignore_the_end(patch: Patches) -> None:
+    def append(original: Callable, self: TokenProcessor, request: Request, ids: list[int], done: bool) -> list[int]:
+        return original(self, request, ids, False)
+
+    patch.around(TokenProcessor, "_append", append)
+
+
+def _do_not_hand_over_the_end(patch: Patches) -> None:
+    def ready(original: Callable, self: PrefillSide, *args: object, grammar_done: bool = False) -> None:
+        original(self, *args, grammar_done=False)
+
+    patch.around(PrefillSide, "ready", ready)
+
+
+def _let_end_tokens_be_drawn_anywhere(patch: Patches) -> None:
+    def forbid(original: Callable, self: SlotGrammar, logits: np.ndarray, ends: tuple[int, ...]) -> None:
+        kept = logits[list(ends)]
+        original(self, logits, ends)
+        logits[list(ends)] = kept
+
+    patch.around(SlotGrammar, "forbid", forbid)
+
+
+def _lose_the_end_in_the_rows(patch: Patches) -> None:
+    def tokens(original: Callable, *args: object) -> object:
+        made = original(*args)
+        return type(made)(*[getattr(made, name) for name in made.__struct_fields__[:-1]])
+
+    patch.around(shm_rows, "_tokens", tokens)
+
+
+TABLE = [
+    Sabotage(
+        "grammar-starts-over",
+        "F42: a grammar that was interrupted begins anew",
+        _start_over,
+        [FAILURES + "test_f42_an_output_that_is_cut_anywhere_goes_on_as_if_it_had_not_been"],
+    ),
+    Sabotage(
+        "stale-mask",
+        "a mask serves two positions",
+        _use_a_mask_twice,
+        [WORKER + "test_an_output_satisfies_its_grammar_and_says_when_it_is_done"],
+    ),
+    Sabotage(
+        "grammar-end-ignored",
+        "an answer that is complete goes on",
+        _ignore_the_end,
+        [EVENTS + "test_a_token_that_completes_its_grammar_ends_the_output_whatever_else_is_asked"],
+    ),
+    Sabotage(
+        "grammar-end-lost-on-one-wire",
+        "one wire does not say that a grammar is done",
+        _lose_the_end_in_the_rows,
+        [EVENTS + "test_a_token_that_completes_its_grammar_ends_the_output_whatever_else_is_asked[shm]"],
+    ),
+    Sabotage(
+        "grammar-end-not-handed-over",
+        "a peer's token completes a grammar, and nobody says so",
+        _do_not_hand_over_the_end,
+        ["tests/pd/test_prefill_side.py::test_that_a_grammar_is_done_is_told_with_the_tokens"],
+    ),
+    Sabotage(
+        "ends-anywhere",
+        "an answer ends before it is complete",
+        _let_end_tokens_be_drawn_anywhere,
+        [WORKER + "test_an_end_token_is_drawn_only_where_the_output_is_complete"],
+    ),
+]

@@ -1,0 +1,104 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onward.text.message_events import CallEnded, Content, Event, Reasoning, merged
+from onward.text.message_stream import MessageStream
+from onward.text.message_text import MessageText
+from onward.text.reasoning.tags import FORMATS as REASONING
+from onward.text.shown_marks import with_marks_shown
+from onward.text.text_stream import CUT_REASONS, TextStream
+from onward.text.token_table import TokenTable
+from onward.text.tool_calls.formats import FORMATS
+
+PIECES = [
+    b"[TOOL_CALLS]", b"[ARGS]", b"[THINK]", b"[/THINK]", b"</s>", b"f", b"{", b"}", b'{"a": ', b'"', "é".encode()[:1],
+    "é".encode()[1:], b"1", b"hm", b"\n", b"[", b"STOP",
+]  # fmt: skip
+SPECIAL = range(5)
+CALLS, THOUGHTS = FORMATS["mistral"], REASONING["mistral"]
+TABLE = with_marks_shown(TokenTable(PIECES, SPECIAL), CALLS.marks + THOUGHTS.marks)
+IDS = {piece: token_id for token_id, piece in enumerate(PIECES)}
+WHOLE = [b"[THINK]", b"hm", b"[/THINK]", b"\n", b"hm", b"[TOOL_CALLS]", b"f", b'{"a": ', b"1", b"}", b"[TOOL_CALLS]"]
+tokens = st.lists(st.integers(0, len(PIECES) - 1), max_size=24) | st.lists(
+    st.sampled_from([b"[TOOL_CALLS]", b"f", b"[ARGS]", b'{"a": ', b"1", b"}", b"hm", b"\n"]).map(IDS.__getitem__),
+    max_size=24,
+)
+
+
+def new_text(max_calls: int | None = None, begins_inside: bool = False) -> MessageText:
+    message = MessageStream(THOUGHTS.parser(begins_inside), CALLS.parser(()), max_calls)
+    return MessageText(TextStream(TABLE, stop=("STOP",), end_token_ids=[4]), message)
+
+
+def push_all(text: MessageText, token_ids: list[int]) -> list[Event]:
+    """Told by these tokens, up to where the output stops."""
+    for token_id in token_ids:
+        if text.stopped:
+            break
+        text.push(token_id)
+    return text.take_events()
+
+
+@settings(max_examples=400, deadline=None)
+@given(tokens, st.integers(0, 24), st.sampled_from([None, 1]), st.booleans(), st.sampled_from(["stop", "length"]))
+def test_cut_at_any_token_and_replayed_the_rest_is_told_as_if_nothing_had_happened(
+    token_ids: list[int], cut: int, max_calls: int | None, begins_inside: bool, reason: str
+) -> None:
+    undisturbed = new_text(max_calls, begins_inside)
+    before = push_all(undisturbed, token_ids[:cut])
+    behind = push_all(undisturbed, token_ids[cut:])
+    undisturbed.finish(reason)
+    end = undisturbed.take_events()
+
+    resumed = new_text(max_calls, begins_inside)
+    assert push_all(resumed, token_ids[:cut]) == before
+    assert push_all(resumed, token_ids[cut:]) == behind
+    resumed.finish(reason)
+    assert resumed.take_events() == end
+    assert resumed.num_calls == undisturbed.num_calls
+
+    at_once = new_text(max_calls, begins_inside)
+    told = push_all(at_once, token_ids)
+    at_once.finish(reason)
+    assert merged(told + at_once.take_events()) == merged(before + behind + end)
+
+
+@settings(max_examples=200, deadline=None)
+@given(tokens, st.sampled_from(["stop", "length"]))
+def test_all_that_is_shown_is_accounted_for(token_ids: list[int], reason: str) -> None:
+    text, plain = new_text(), TextStream(TABLE, stop=("STOP",), end_token_ids=[4])
+    shown = ""
+    for token_id in token_ids:
+        if plain.stopped:
+            break
+        shown += plain.push(token_id)
+    shown += plain.finish(reason)
+    events = push_all(text, token_ids)
+    text.finish(reason)
+    assert "".join(event.text for event in events + text.take_events()) == shown
+
+
+def test_marks_that_are_special_tokens_make_calls_and_thoughts_and_other_special_tokens_stay_hidden() -> None:
+    text = new_text()
+    events = push_all(text, [IDS[piece] for piece in [*WHOLE[:-1], b"</s>"]])
+    assert [event.text for event in events if isinstance(event, Reasoning)] == ["hm"]
+    assert [event.text for event in events if isinstance(event, Content)] == ["hm"]
+    assert text.num_calls == 1
+
+
+def test_an_output_of_one_call_stops_with_the_token_that_ends_it() -> None:
+    text = new_text(max_calls=1)
+    events = push_all(text, [IDS[piece] for piece in WHOLE])
+    assert text.stopped
+    assert events[-1] == CallEnded(0, True)
+    assert text.finish("stop") == ""
+    assert text.take_events() == []
+
+
+@pytest.mark.parametrize("reason", sorted(CUT_REASONS))
+def test_an_output_that_was_cut_keeps_what_was_held_back(reason: str) -> None:
+    text = new_text()
+    push_all(text, [IDS[b"["]])
+    assert text.finish(reason) == ""
+    assert text.take_events() == []

@@ -1,0 +1,97 @@
+"""A tiny int8 model that speaks the simulator's vocabulary, so that its outputs are text, and runs under grammars."""
+
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from onward.proto.sampling import Grammar, Sampling
+from onward.proto.step import Advanced, Assign, Run, Tokens
+from onward.sim import vocabulary
+from tests.worker import small_int8
+from tests.worker.driver import Driver, prepared
+
+CONFIG = msgspec.structs.replace(small_int8.CONFIG, vocab_size=len(vocabulary.pieces()))
+PROMPT = [5, 9, 11, 2, 60, 33, 8]
+END = vocabulary.END_ID
+MAX_STEPS = 400
+
+
+class Inline(Executor):
+    """Every mask is there at once."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as fault:
+            future.set_exception(fault)
+        return future
+
+
+class Held(Inline):
+    """No mask is there before somebody says so."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[Future[Any], Callable[[], Future[Any]]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        held: Future[Any] = Future()
+        made = super().submit
+        self._held.append((held, lambda: made(fn, *args, **kwargs)))
+        return held
+
+    def release(self) -> None:
+        held, self._held = self._held, []
+        for future, make in held:
+            future.set_result(make().result())
+
+
+def driver(mask_threads: Executor | None = None, **settings: Any) -> Driver:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tokenizer.json"
+        path.write_text(vocabulary.text().tokenizer or "", encoding="utf-8")
+        model = msgspec.structs.replace(
+            prepared(CONFIG, quantization="int8"), folder=folder, tokenizer="tokenizer.json"
+        )
+        defaults = {"num_kv_blocks": 64, "max_num_seqs": 8, "max_model_len": 128, "max_num_batched_tokens": 64}
+        made = Driver(model, small_int8.arrays(CONFIG), mask_threads, **(defaults | settings))
+        made.runner._grammars.get()  # reads the file
+        return made
+
+
+def sampling(grammar: Grammar | None, **fields: Any) -> Sampling:
+    return Sampling(grammar=grammar, **({"seed": 7, "end_token_ids": (END,)} | fields))
+
+
+def output(driver: Driver, request: Assign, max_tokens: int = 60) -> tuple[list[int], bool]:
+    """The whole output, what was given included, and whether its grammar is done."""
+    tokens, left = list(request.token_ids[request.num_prompt :]), len(request.token_ids) - request.num_computed
+    driver.step(assign=[request])
+    for _ in range(MAX_STEPS):
+        [event] = driver.step(run=[Run(request.slot, request.epoch, left)])
+        left = 1
+        if isinstance(event, Advanced):
+            continue
+        assert isinstance(event, Tokens), event
+        assert event.position == len(tokens)
+        tokens += event.token_ids
+        if event.grammar_done or tokens[-1] in request.sampling.end_token_ids or len(tokens) >= max_tokens:
+            return tokens, event.grammar_done
+    raise AssertionError("it does not end")
+
+
+def resumed(driver: Driver, sampling: Sampling, given: list[int] | None = None) -> tuple[list[int], bool]:
+    token_ids = [*PROMPT, *(given or [])]
+    request = driver.assign(0, token_ids, room=64, sampling=sampling, num_prompt=len(PROMPT))
+    made = output(driver, request)
+    driver.give_back(request.block_ids)
+    return made
+
+
+def text_of(token_ids: list[int]) -> str:
+    pieces = vocabulary.pieces()
+    return b"".join(pieces[token_id] for token_id in token_ids).decode()
