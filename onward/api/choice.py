@@ -82,8 +82,9 @@ class Choice:
             first_told = self.position - len(told)
             self.unscored = Unscored(self.token_ids[start.rescore_from : first_told], offsets[start.rescore_from :])
         if start.told_reason is not None:
-            self.finish_reason = start.told_reason
-            rest = "" if start.tells_from is None else self.text.finish(start.told_reason)
+            rest = self._end(start.told_reason)
+            if start.tells_from is None:
+                rest, _ = "", self.text.take_events()
         else:
             ended = first_end(self.token_ids, self.sampling, self.grammar_end)
             rest = self._end("stop" if self.text.stopped else ended and ended[1])
@@ -92,7 +93,15 @@ class Choice:
             return None
         # What was delivered up to here is the text of these tokens; beside it only what the end lets go of is new.
         ended_by_token = self.finish_reason == "stop" and not self.text.stopped and bool(told)
-        return Piece(self.index, told, text + rest, self.finish_reason, ended_by_token=ended_by_token)
+        return Piece(
+            self.index,
+            told,
+            text + rest,
+            self.finish_reason,
+            ended_by_token=ended_by_token,
+            events=self.text.take_events(),
+            has_calls=self._has_calls,
+        )
 
     def _push_again(self, start: Start) -> tuple[list[int], str]:
         """The tokens that this answer tells, and their text. Nothing behind the first end counts."""
@@ -100,6 +109,7 @@ class Choice:
         token_ids = list(start.token_ids if ended is None else start.token_ids[: ended[0]])
         first_told = len(token_ids) if start.tells_from is None else start.tells_from
         self._push(token_ids[:first_told])
+        self.text.take_events()  # which were told
         return ([], "") if self.text.stopped else self._push(token_ids[first_told:])
 
     def take(self, delivery: Delivery, prompt_logprobs: PromptLogprobs | None = None) -> Piece:
@@ -116,6 +126,8 @@ class Choice:
             prompt_logprobs,
             ended_by_token=self.finish_reason == "stop" and not self.text.stopped and bool(taken),
             error=delivery.error if self.finish_reason == RESCHEDULE else None,
+            events=self.text.take_events(),
+            has_calls=self._has_calls,
         )
         earlier, rescored = self.unscored, delivery.rescored
         return piece if earlier is None or rescored is None else self._with_scores(piece, earlier, rescored)
@@ -148,6 +160,10 @@ class Choice:
     def _end(self, reason: str | None) -> str:
         self.finish_reason = reason
         return "" if reason is None else self.text.finish(reason)
+
+    @property
+    def _has_calls(self) -> bool:
+        return self.finish_reason is not None and self.text.num_calls > 0
 
     def compare_skipped(self, cause: ErrorInfo | None) -> ErrorInfo | None:
         """Whether the client is told what comes next; an error if what was made again is not what it has."""

@@ -39,7 +39,8 @@ class Chunks:
         if is_rich or usage is not None:
             inside = self._writer.inside(piece) | continuing.of_choice(piece)
             end = self._rich_end(inside, self._writer.beside(piece) | (beside or {}), usage)
-        return self._chunk(piece.choice, self._said(piece), logprobs, piece.finish_reason, end)
+        reason = None if piece.finish_reason is None else self._writer.told_reason(piece)
+        return self._chunk(piece.choice, self._said(piece), logprobs, reason, end)
 
     def usage(self, usage: Usage) -> bytes:
         return self._before + b'],"usage":' + _encode(usage.as_json()) + b"}"

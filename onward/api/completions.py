@@ -13,6 +13,7 @@ from onward.api.answer import Usage
 from onward.api.dialect import Head, Opening
 from onward.api.openai import decode_completion
 from onward.api.pieces import Piece, Text
+from onward.api.prepared import Prepared
 from onward.api.prompts import Prompts
 from onward.api.requests import Bounds, CompletionRequest
 from onward.proto.sampling import Sampling
@@ -33,11 +34,17 @@ class Completions:
     def prompt_path(self, request: CompletionRequest, index: int) -> str:
         return request.prompt_path(index)
 
-    def new_text(self, request: CompletionRequest, sampling: Sampling) -> Text:
+    def thinking(self, request: CompletionRequest, prompts: list[list[int]], *, has_grammar: bool) -> None:
+        return None
+
+    def new_text(self, prepared: Prepared, sampling: Sampling) -> Text:
+        request = prepared.request
+        assert isinstance(request, CompletionRequest)
         return self._prompts.new_text(request.stop_strings(), sampling, bool(request.include_stop_str_in_output))
 
-    def writer(self, request: CompletionRequest, prompts: list[list[int]]) -> "CompletionWriter":
-        return CompletionWriter(self._prompts, request, prompts)
+    def writer(self, prepared: Prepared) -> "CompletionWriter":
+        assert isinstance(prepared.request, CompletionRequest)
+        return CompletionWriter(self._prompts, prepared.request, prepared.prompts)
 
 
 class CompletionWriter:
@@ -64,6 +71,9 @@ class CompletionWriter:
 
     def said(self, piece: Piece) -> bytes:
         return b'"text":' + msgspec.json.encode(self._scored_echo(piece) + piece.text)
+
+    def told_reason(self, piece: Piece) -> str | None:
+        return piece.finish_reason
 
     def logprobs(self, piece: Piece) -> dict[str, Any]:
         place, names = self._place(piece.choice), self._prompts.names

@@ -6,8 +6,10 @@ from typing import Any, Protocol
 
 from onward.api.answer import Usage
 from onward.api.pieces import Piece, Text
+from onward.api.prepared import Prepared
 from onward.api.requests import Bounds, GenerationRequest
 from onward.proto.sampling import Sampling
+from onward.proto.thinking import ThinkingRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,10 @@ class Writer(Protocol):
         """The JSON that stands for a piece's content in a chunk's choice."""
         ...
 
+    def told_reason(self, piece: Piece) -> str | None:
+        """Why the choice has ended, if it has, as clients know it."""
+        ...
+
     def logprobs(self, piece: Piece) -> Any:
         """Those of a piece that has them."""
         ...
@@ -83,5 +89,9 @@ class Dialect(Protocol):
         """Where in the request a prompt stands."""
         ...
 
-    def new_text(self, request: Any, sampling: Sampling) -> Text: ...
-    def writer(self, request: Any, prompts: list[list[int]]) -> Writer: ...
+    def thinking(self, request: Any, prompts: list[list[int]], *, has_grammar: bool) -> ThinkingRule | None:
+        """How a worker follows the thinking, where it must."""
+        ...
+
+    def new_text(self, prepared: Prepared, sampling: Sampling) -> Text: ...
+    def writer(self, prepared: Prepared) -> Writer: ...

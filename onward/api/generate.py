@@ -13,6 +13,7 @@ from onward.api.answer import Usage
 from onward.api.dialect import Head, Opening
 from onward.api.openai import decode_tokens
 from onward.api.pieces import NoText, Piece, Text
+from onward.api.prepared import Prepared
 from onward.api.prompts import Prompts
 from onward.api.requests import Bounds, TokenRequest
 from onward.proto.sampling import Sampling
@@ -34,11 +35,14 @@ class Generate:
     def prompt_path(self, request: TokenRequest, index: int) -> str:
         return "prompt_token_ids"
 
-    def new_text(self, request: TokenRequest, sampling: Sampling) -> Text:
-        stop = request.stop_strings()
+    def thinking(self, request: TokenRequest, prompts: list[list[int]], *, has_grammar: bool) -> None:
+        return None
+
+    def new_text(self, prepared: Prepared, sampling: Sampling) -> Text:
+        stop = prepared.request.stop_strings()
         return self._prompts.new_text(stop, sampling) if stop else NoText()
 
-    def writer(self, request: TokenRequest, prompts: list[list[int]]) -> "TokenWriter":
+    def writer(self, prepared: Prepared) -> "TokenWriter":
         return TokenWriter(self._hides_end)
 
 
@@ -54,6 +58,9 @@ class TokenWriter:
 
     def said(self, piece: Piece) -> bytes:
         return b'"token_ids":' + msgspec.json.encode(piece.token_ids[: self._num_shown(piece)])
+
+    def told_reason(self, piece: Piece) -> str | None:
+        return piece.finish_reason
 
     def logprobs(self, piece: Piece) -> list[Any]:
         shown = len(piece.rescored_token_ids) + self._num_shown(piece)

@@ -18,6 +18,8 @@ from onward.grammar.grammars import Grammars
 from onward.grammar.lazy import LazyGrammars
 from onward.proto.model import ModelText
 from onward.proto.sampling import Grammar
+from onward.proto.thinking import ThinkingRule
+from onward.text.reasoning.thinking_tokens import Thinking
 from onward.text.tokenizer import Tokenizer
 from onward.web.body import wrong
 
@@ -46,9 +48,10 @@ class GrammarGate:
         self._passed: OrderedDict[Grammar, None] = OrderedDict()
 
     async def pass_through(
-        self, wanted: Wanted, given: Sequence[Sequence[int]], given_path: str
+        self, wanted: Wanted, given: Sequence[Sequence[int]], given_path: str, thinking: ThinkingRule | None = None
     ) -> tuple[int | None, ...]:
-        """Of each list of given tokens: how many complete the grammar, so that nothing can follow. None: they do not."""
+        """Of each list of given tokens: how many complete the grammar, so that nothing can follow. None: they do not.
+        Thinking is no part of it."""
         if self._tokenizer is None:
             raise wrong(wanted.path, "this model has no tokenizer, so nothing can be said about its text")
         if wanted.grammar in self._passed and not any(given):
@@ -59,7 +62,7 @@ class GrammarGate:
         self._num_waiting += 1
         try:
             loop = asyncio.get_running_loop()
-            ends = await loop.run_in_executor(self._threads, self._ends, wanted, given, given_path)
+            ends = await loop.run_in_executor(self._threads, self._ends, wanted, given, given_path, thinking)
         finally:
             self._num_waiting -= 1
         self._remember(wanted.grammar)
@@ -74,19 +77,24 @@ class GrammarGate:
         if isinstance(self._check, CheckProcess):
             self._check.close()
 
-    def _ends(self, wanted: Wanted, given: Sequence[Sequence[int]], given_path: str) -> tuple[int | None, ...]:
+    def _ends(
+        self, wanted: Wanted, given: Sequence[Sequence[int]], given_path: str, thinking: ThinkingRule | None
+    ) -> tuple[int | None, ...]:
         try:
             self._check.check(wanted.grammar)
-            return tuple(self._end(wanted, one, _path(given_path, index, given)) for index, one in enumerate(given))
+            return tuple(
+                self._end(wanted, one, _path(given_path, index, given), _answer_from(one, thinking))
+                for index, one in enumerate(given)
+            )
         except (GrammarRefused, GrammarFailed) as error:
             raise wrong(wanted.path, str(error)) from error
 
-    def _end(self, wanted: Wanted, token_ids: Sequence[int], path: str) -> int | None:
+    def _end(self, wanted: Wanted, token_ids: Sequence[int], path: str, answer_from: int) -> int | None:
         """End tokens that lead nowhere are cut off before."""
-        if not token_ids:
+        if len(token_ids) <= answer_from:
             return None  # nothing needs to be compiled in this process
         matcher = self._grammars.get().matcher(wanted.grammar)
-        for position, token_id in enumerate(token_ids):
+        for position, token_id in enumerate(token_ids[answer_from:], answer_from):
             try:
                 matcher.advance(token_id)
             except TokenRefused:
@@ -98,6 +106,13 @@ class GrammarGate:
     def _new_grammars(self) -> Grammars:
         assert self._tokenizer is not None, "who has none is refused before"
         return Grammars(self._tokenizer)
+
+
+def _answer_from(token_ids: Sequence[int], thinking: ThinkingRule | None) -> int:
+    if thinking is None:
+        return 0
+    found = Thinking(thinking, token_ids).answer_from
+    return len(token_ids) if found is None else found
 
 
 def _path(path: str, index: int, given: Sequence[object]) -> str:

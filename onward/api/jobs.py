@@ -24,7 +24,7 @@ from onward.api.request_checks import check_prompt_ids, check_token_ids
 from onward.api.requests import Bounds, GenerationRequest
 from onward.api.sampling import end_token_ids, sampling_of
 from onward.api.starts import STREAM_UNKNOWN, given_of, known_of, made_again, made_of, starts_of, text_before_end
-from onward.api.structured import wanted_structure
+from onward.api.tool_grammar import structure_of
 from onward.chance import SEED_BITS, Chance
 from onward.clock import Clock
 from onward.config import ApiConfig
@@ -159,7 +159,7 @@ class Jobs:
         return Job(
             head=self._head(prepared.attempt),
             prepared=prepared,
-            writer=self.dialect.writer(prepared.request, prepared.prompts),
+            writer=self.dialect.writer(prepared),
             answer=Answer(prepared.prompts, choices, is_all_or_nothing=prepared.request.picks_best),
             positions=[one.choice.position for one in begun],
             known=[one.known for one in begun],
@@ -184,15 +184,20 @@ class Jobs:
         self, attempt: Attempt, request: GenerationRequest, num_unknown: int, started_at_s: float, *, is_routed: bool
     ) -> Prepared:
         made = attempt.prompt_token_ids
+        prompts = self.dialect.prompts(request, attempt.created_s) if made is None else [made]
+        plan = request.tool_plan()
+        structure = structure_of(request, plan)
         return Prepared(
             attempt=attempt,
             request=request,
             num_unknown_fields=num_unknown,
-            prompts=self.dialect.prompts(request, attempt.created_s) if made is None else [made],
+            prompts=prompts,
             bad_words=self._backend.prompts.bad_words(request.bad_words or []),
             deadline_at_s=None if attempt.deadline_s is None else started_at_s + attempt.deadline_s,
             is_routed=is_routed,
-            structure=wanted_structure(request),
+            plan=plan,
+            structure=structure,
+            thinking=self.dialect.thinking(request, prompts, has_grammar=structure is not None),
         )
 
     async def with_checked_structure(self, prepared: Prepared) -> Prepared:
@@ -203,8 +208,10 @@ class Jobs:
         min_tokens = prepared.request.min_tokens or 0
         given = [text_before_end(choice.token_ids, ends, min_tokens) for choice in given_of(prepared)]
         path = "choices" if prepared.attempt.choices else "generated_token_ids"
-        found = await self._backend.prompts.gate.pass_through(prepared.structure, given, path)
-        return replace(prepared, grammar_ends=found)
+        gate = self._backend.prompts.gate
+        return replace(
+            prepared, grammar_ends=await gate.pass_through(prepared.structure, given, path, prepared.thinking)
+        )
 
     def _deadline(self, request: GenerationRequest) -> float | None:
         if request.deadline_ms is not None:
@@ -244,7 +251,7 @@ class Jobs:
     def _choice(self, prepared: Prepared, index: int, max_tokens: int) -> Choice:
         model = self._backend.model
         sampling = sampling_of(prepared, index, max_tokens, model.eos_token_ids, model.sampling_defaults)
-        text = self.dialect.new_text(prepared.request, sampling)
+        text = self.dialect.new_text(prepared, sampling)
         offsets = None if sampling.logprobs is None else self._backend.prompts.new_offsets()
         cached = prepared.num_cached_tokens
         request_id = f"{prepared.attempt.request_id}-{index}"

@@ -68,7 +68,13 @@ def main() -> None:
     log.set_up(f"api-{start.index}", start.config.log_level)
     try:
         jail = TemplateJail() if start.config.trust_request_chat_template else None
-        prompts = Prompts(read_text(start.model), jail)
+        config = start.config
+        prompts = Prompts(
+            read_text(start.model),
+            jail,
+            tool_call_parser=config.tool_call_parser,
+            reasoning_parser=config.reasoning_parser,
+        )
     except OnwardError as error:
         channel.send(StartFailed(error.message))
         raise SystemExit(1) from error

@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 from onward.api.logprobs import PromptLogprobs
 from onward.proto.request import ErrorInfo
 from onward.proto.step import TokenLogprobs
+from onward.text.message_events import Event, merged
 
 T = TypeVar("T")
 
@@ -18,18 +19,28 @@ class Text(Protocol):
     def stopped(self) -> bool: ...
     def push(self, token_id: int) -> str: ...
     def finish(self, reason: str) -> str: ...
+    def take_events(self) -> list[Event] | None:
+        """What the text has been found to say since the last time. None: it is not taken apart."""
+        ...
+
+    @property
+    def num_calls(self) -> int: ...
 
 
 class NoText:
     """For clients that speak in token ids: nothing is turned into text, so no text can end the output."""
 
     stopped = False
+    num_calls = 0
 
     def push(self, token_id: int) -> str:
         return ""
 
     def finish(self, reason: str) -> str:
         return ""
+
+    def take_events(self) -> None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +69,10 @@ class Piece:
     """Why the choice was given up."""
     skipped: bool = False
     """The client has this already: it was made again only because nobody else had kept its tokens."""
+    events: list[Event] | None = None
+    """What the text says, where it is taken apart into words, thoughts and calls."""
+    has_calls: bool = False
+    """With the end: the choice has called tools."""
 
     @property
     def scored_token_ids(self) -> list[int]:
@@ -79,7 +94,14 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         rescored_token_ids=[token_id for piece in pieces for token_id in piece.rescored_token_ids],
         completion_token_ids=last.completion_token_ids,
         error=last.error,
+        events=_all_events(pieces),
+        has_calls=last.has_calls,
     )
+
+
+def _all_events(pieces: Sequence[Piece]) -> list[Event] | None:
+    events = chained(piece.events for piece in pieces)
+    return None if events is None else merged(events)
 
 
 def chained(parts: Iterable[list[T] | None]) -> list[T] | None:

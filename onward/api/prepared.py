@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from onward.api.requests import GenerationRequest
 from onward.api.structured import Wanted
 from onward.proto.router import Attempt
+from onward.proto.thinking import ThinkingRule
+from onward.web.tooling import NO_TOOLS, ToolPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,9 @@ class Prepared:
     deadline_at_s: float | None
     is_routed: bool
     """A router asks, and reads the tokens."""
+    plan: ToolPlan = NO_TOOLS
     structure: Wanted | None = None
+    thinking: ThinkingRule | None = None
     grammar_ends: tuple[int | None, ...] = ()
     """Of each choice's given tokens how many complete the structure, once that is known."""
 

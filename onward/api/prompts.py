@@ -1,21 +1,25 @@
 """Everything about text that needs the model's files: prompts in, text streams out. Runs in a thread; knows no HTTP."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from onward.api.grammar_gate import GrammarGate
 from onward.api.logprobs import TextOffsets, TokenNames
+from onward.api.message_formats import MessageFormats
 from onward.api.requests import ChatRequest, CompletionRequest
+from onward.config import ReasoningParser, ToolCallParser
 from onward.errors import InvalidRequest
 from onward.proto.model import ModelText
 from onward.proto.sampling import Sampling
 from onward.text.bad_words import bad_word_token_ids
-from onward.text.prompt_tokens import ChatMessage, PromptTokens, Render, Rendering
+from onward.text.prompt_tokens import ChatMessage, PromptTokens, Renderer, Rendering
+from onward.text.shown_marks import with_marks_shown
 from onward.text.text_stream import TextStream
 from onward.text.token_table import TokenTable
 from onward.text.tokenizer import Tokenizer
+from onward.text.tool_messages import Message
 from onward.web.body import wrong
 from onward.web.template_child import Job
+from onward.web.template_fields import rendering_of
 from onward.web.template_jail import TemplateJail
 
 
@@ -27,6 +31,8 @@ class Prompts:
         text: ModelText,
         jail: TemplateJail | None = None,
         new_gate: Callable[[ModelText, Tokenizer | None], GrammarGate] = GrammarGate,
+        tool_call_parser: ToolCallParser = "auto",
+        reasoning_parser: ReasoningParser = "auto",
     ) -> None:
         self.tokens = PromptTokens(text)
         self._text = text
@@ -35,11 +41,13 @@ class Prompts:
         self._table = self._tokenizer.table if self._tokenizer else TokenTable([])
         self.names = TokenNames(self._table)
         self.gate = new_gate(text, self._tokenizer)
+        self.messages = MessageFormats(text.chat_template, self._tokenizer, tool_call_parser, reasoning_parser)
+        self._marked_table = with_marks_shown(self._table, self.messages.marks)
 
     def of_chat(self, request: ChatRequest, created_s: int) -> list[int]:
         if request.prompt_token_ids is not None:
             return request.prompt_token_ids
-        return self.of_messages(request.messages, request.rendering(), request.chat_template, created_s)
+        return self.of_messages(request.messages, rendering_of(request), request.chat_template, created_s)
 
     def of_messages(
         self, messages: Sequence[ChatMessage], rendering: Rendering, template: str | None, created_s: int
@@ -59,23 +67,24 @@ class Prompts:
         except InvalidRequest as error:
             raise wrong(path, error.message.removeprefix("prompt: ")) from error
 
-    def _by_template(self, source: str, created_s: int) -> Render:
+    def _by_template(self, source: str, created_s: int) -> Renderer:
         jail, text = self._jail, self._text
         assert jail is not None, "checked with the request"
 
-        def render(messages: list[dict[str, Any]], rendering: Rendering) -> str:
+        def render(messages: list[Message], rendering: Rendering) -> str:
             job = Job(
                 source,
-                messages,
+                [dict(message) for message in messages],
                 created_s,
                 text.bos_token,
                 text.eos_token,
                 rendering.opens_answer,
-                variables=rendering.variables(),
+                tools=rendering.tools,
+                variables=rendering.variables,
             )
             return jail.render(job)
 
-        return render
+        return Renderer.of(source, render)
 
     def text_of(self, token_ids: Sequence[int], *, with_special: bool = False) -> str:
         return self._table.decode(token_ids, skip_special_tokens=not with_special)
@@ -87,10 +96,17 @@ class Prompts:
         return TextOffsets(self._table)
 
     def new_text(self, stop: list[str], sampling: Sampling, include_stop: bool = False) -> TextStream:
+        return self._new_text(self._table, stop, sampling, include_stop)
+
+    def new_marked_text(self, stop: list[str], sampling: Sampling, include_stop: bool = False) -> TextStream:
+        """For who takes it apart: with the marks around calls and thoughts."""
+        return self._new_text(self._marked_table, stop, sampling, include_stop)
+
+    def _new_text(self, table: TokenTable, stop: list[str], sampling: Sampling, include_stop: bool) -> TextStream:
         if stop and self._tokenizer is None:
             raise wrong("stop", "this model has no tokenizer, so there is no text to find it in; use stop_token_ids")
         return TextStream(
-            self._table,
+            table,
             tuple(stop),
             include_stop,
             end_token_ids=sampling.end_token_ids,

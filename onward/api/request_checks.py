@@ -6,11 +6,12 @@ import re
 from typing import Any, Protocol
 
 from onward.api.ledger import RESCHEDULE
-from onward.api.requests import Bounds, ChatRequest, CompletionRequest, GenerationRequest, TokenRequest
+from onward.api.requests import CALLED, Bounds, ChatRequest, CompletionRequest, GenerationRequest, TokenRequest
 from onward.proto.cursor import MAX_CHOICES
 from onward.text.bad_words import check_bad_words
 from onward.text.prompt_tokens import ChatMessage, ContentPart
 from onward.web.body import short, wrong
+from onward.web.tooling import check_tool_messages
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 512
@@ -20,7 +21,7 @@ MAX_DEADLINE_MS = 7 * 24 * 3600 * 1000
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
 MAX_REPETITION_PENALTY = 10
-FINISH_REASONS = ("stop", "length", RESCHEDULE)
+FINISH_REASONS = ("stop", "length", CALLED, RESCHEDULE)
 """Those that an answer can have."""
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -33,6 +34,7 @@ def check_chat(request: ChatRequest, bounds: Bounds) -> None:
     if request.top_logprobs and not request.logprobs:
         raise wrong("top_logprobs", "only allowed with logprobs: true")
     check_chat_template(request, bounds)
+    request.tool_plan()  # which checks its fields
     if request.prompt_token_ids is None:
         check_messages(request.messages)
     else:
@@ -234,12 +236,9 @@ def check_messages(messages: list[ChatMessage]) -> None:
         raise wrong("messages", "must not be empty")
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
-        if message.tool_calls:
-            raise wrong(f"{path}.tool_calls", "not supported by this server")
-        if message.content is None:
-            raise wrong(f"{path}.content", "is required: a string or a list of text parts")
         if isinstance(message.content, list):
             _check_parts(f"{path}.content", message.content)
+    check_tool_messages(messages)
 
 
 def _check_parts(path: str, parts: list[ContentPart]) -> None:

@@ -1,14 +1,17 @@
 """OpenAI's requests, and ours, as structs: what was asked for. What values are allowed, `request_checks` says."""
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from onward.api.ledger import RESCHEDULE
 from onward.api.structured import StructuredFields
-from onward.text.prompt_tokens import ChatMessage, Rendering
+from onward.text.prompt_tokens import ChatMessage
+from onward.web.template_fields import ReasoningEffort
+from onward.web.tooling import NO_TOOLS, Tool, ToolChoice, ToolPlan, plan_of
 
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+CALLED = "tool_calls"
+"""What a client is told where an answer has stopped with calls."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -108,6 +111,9 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
         """Every choice tells them, before its own."""
         return False
 
+    def tool_plan(self) -> ToolPlan:
+        return NO_TOOLS
+
     def stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
@@ -121,7 +127,7 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
     def told_reasons(self) -> list[str | None]:
         """How each choice has ended in an earlier answer, if it has."""
         given = self.generated_finish_reasons or [None] * self.num_choices
-        return [None if reason == RESCHEDULE else reason for reason in given]
+        return [None if reason == RESCHEDULE else "stop" if reason == CALLED else reason for reason in given]
 
     def rescored_from(self) -> list[int | None]:
         """For each choice the first position to be scored again, if there is one."""
@@ -155,6 +161,11 @@ class ChatRequest(TextRequest, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = None
     """A name for the template, which may read it."""
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    thinking_budget: int | None = None
+    """Tokens that the model may think for."""
 
     @property
     def output_limit(self) -> int | None:
@@ -164,13 +175,8 @@ class ChatRequest(TextRequest, frozen=True, kw_only=True):
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def rendering(self) -> Rendering:
-        return Rendering(
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            chat_template_kwargs=self.chat_template_kwargs,
-            reasoning_effort=self.reasoning_effort,
-        )
+    def tool_plan(self) -> ToolPlan:
+        return plan_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
 class CompletionRequest(TextRequest, frozen=True, kw_only=True):

@@ -36,6 +36,7 @@ def sampling_of(
         if request.echoes_scores or choice % request.num_candidates == 0
         else None,
         grammar=None if prepared.structure is None else prepared.structure.grammar,
+        thinking=prepared.thinking,
     )
 
 

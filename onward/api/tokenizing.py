@@ -16,37 +16,25 @@ from onward.api.jobs import Backend, bounds_of
 from onward.api.openai import check_model
 from onward.api.proven import Proven
 from onward.api.request_checks import check_chat_template, check_messages, check_token_ids
-from onward.api.requests import ReasoningEffort
 from onward.errors import InvalidRequest, Overloaded
-from onward.text.prompt_tokens import ChatMessage, Rendering
+from onward.text.prompt_tokens import ChatMessage
 from onward.web import http
 from onward.web.body import decode, wrong
 from onward.web.responses import json_response
+from onward.web.template_fields import ChatFields, rendering_of
 
 MAX_OPEN = 128
 """Questions that wait for the threads, which others need too."""
 
 
-class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+class TokenizeRequest(ChatFields, frozen=True, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
     """By default those that the model begins a text with are added to a prompt. A chat's template writes its own."""
     messages: list[ChatMessage] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: ReasoningEffort | None = None
     return_token_strs: bool | None = None
-
-    def rendering(self) -> Rendering:
-        return Rendering(
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            chat_template_kwargs=self.chat_template_kwargs,
-            reasoning_effort=self.reasoning_effort,
-        )
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +113,7 @@ class Tokenizing:
         check_messages(messages)
         check_chat_template(asked, self._bounds)
         now_s = int(self._backend.clock.wall_s())
-        return self._backend.prompts.of_messages(messages, asked.rendering(), asked.chat_template, now_s)
+        return self._backend.prompts.of_messages(messages, rendering_of(asked), asked.chat_template, now_s)
 
     def _detokenized(self, body: bytes) -> dict[str, Any]:
         asked = decode(body, _detokenize)

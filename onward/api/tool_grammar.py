@@ -9,6 +9,7 @@ The text of such an answer is read by the `json` format.
 import json
 from typing import Any
 
+from onward.api.structured import StructuredFields, Wanted, wanted_structure
 from onward.proto.sampling import MAX_GRAMMAR_BYTES, Grammar
 from onward.web.body import wrong
 from onward.web.tooling import Tool, ToolPlan
@@ -39,6 +40,14 @@ def grammar_for_tools(plan: ToolPlan) -> Grammar | None:
         choice = plan.mode if plan.mode == "required" else "a function"
         raise wrong("tools", f"with tool_choice {choice}, at most {MAX_GRAMMAR_BYTES} bytes of schemas in all")
     return Grammar("json_schema", source)
+
+
+def structure_of(request: StructuredFields, plan: ToolPlan) -> Wanted | None:
+    """What an answer must look like, be it by the request's own words or because it must call."""
+    wanted, calls = wanted_structure(request), grammar_for_tools(plan)
+    if wanted is not None and plan.mode != "none":
+        raise wrong(wanted.path, "not allowed with tools that may be called; tool_choice none forbids calls")
+    return wanted if calls is None else Wanted(calls, "tools")
 
 
 def _call(index: int, tool: Tool) -> dict[str, Any]:

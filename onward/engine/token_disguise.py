@@ -16,6 +16,7 @@ from onward.proto.handoff import Prefill, Ready
 from onward.proto.request import Deltas, Submit, TokenDelta
 from onward.proto.sampling import Sampling
 from onward.proto.step import Advanced, Assign, Event, StepPlan, StepResult, TokenLogprobs, Tokens
+from onward.proto.thinking import ThinkingRule
 
 replace = msgspec.structs.replace
 Message = TypeVar("Message")
@@ -86,6 +87,15 @@ class TokenDisguise:
             logit_bias=tuple(self._weighted(sampling.logit_bias)),
             bad_words=tuple(tuple(self.token_ids(word)) for word in sampling.bad_words),
             grammar=None if sampling.grammar is None else replace(sampling.grammar, source=""),
+            thinking=None if sampling.thinking is None else self._thinking(sampling.thinking),
+        )
+
+    def _thinking(self, rule: ThinkingRule) -> ThinkingRule:
+        return replace(
+            rule,
+            begin_token_ids=tuple(self.token_ids(rule.begin_token_ids)),
+            end_token_ids=tuple(self.token_ids(rule.end_token_ids)),
+            lead_token_ids=tuple(self.token_ids(rule.lead_token_ids)),
         )
 
     def _event(self, event: Event) -> Event:

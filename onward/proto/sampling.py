@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from onward.config import Pooling
+from onward.proto.thinking import ThinkingRule
 
 MAX_GRAMMAR_BYTES = 1 << 17
 """Of a grammar's source, in UTF-8: it travels with every assignment."""
@@ -55,3 +56,5 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """Instead of tokens, one vector of the prompt is wanted. Nothing is drawn."""
     grammar: Grammar | None = None
     """Tokens that it does not allow are never drawn, and the output ends where nothing can follow."""
+    thinking: ThinkingRule | None = None
+    """Thinking is no part of what the grammar is about, and ends within its budget."""

@@ -18,7 +18,9 @@ from onward.obs.metrics import Registry
 from onward.router.serving import Serving
 from onward.router.stream import Origin
 from onward.router.tokenizer_source import TokenizerSource
-from onward.text.prompt_tokens import ChatMessage, PromptTokens, Rendering
+from onward.text.prompt_tokens import ChatMessage, PromptTokens
+from onward.web.template_fields import ChatFields, rendering_of
+from onward.web.tooling import check_tool_messages
 
 MAX_INLINE_BYTES = 4 << 10
 """A longer body, of a millisecond or more, must not hold up everybody's tokens: it goes to a thread."""
@@ -30,7 +32,7 @@ REFUSED, BUSY = "refused", "busy"
 _logger = logging.getLogger(__name__)
 
 
-class _Chat(Rendering, frozen=True, kw_only=True):
+class _Chat(ChatFields, frozen=True, kw_only=True):
     messages: list[ChatMessage]
     chat_template: None = None
     """One that a client brings is for the instance to render, if it does."""
@@ -47,7 +49,8 @@ _completions = msgspec.json.Decoder(_Completion)
 
 def _of_chat(tokens: PromptTokens, origin: Origin) -> list[int]:
     chat = _chats.decode(origin.body)
-    return tokens.of_chat(chat.messages, origin.created_s, chat)
+    check_tool_messages(chat.messages)
+    return tokens.of_chat(chat.messages, origin.created_s, rendering_of(chat))
 
 
 def _of_completion(tokens: PromptTokens, origin: Origin) -> list[int]:

@@ -38,7 +38,7 @@ from onward.sim.late_masks import LateMasks
 from onward.worker.slot_grammar import GrammarFault, SlotGrammar
 
 VECTOR_SIZE = 8
-_LATER_FIELDS = ("pooling", "grammar")
+_LATER_FIELDS = ("pooling", "grammar", "thinking")
 """Of `Sampling`."""
 _UNWRITTEN = -1
 _UNWRITTEN_BYTES = b"\xff" * 8

@@ -4,7 +4,7 @@ Templates close every message. So a mark is put behind the last one's text, and 
 template may cut spaces off the mark, but not off the text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onward.errors import InvalidRequest
@@ -13,14 +13,14 @@ MARK = "\ue000open\ue001"
 """Of characters that stand for nothing in Unicode."""
 
 
-def with_mark(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Messages may be unchecked: a router renders before anybody has looked at them."""
     *before, last = messages or [{}]
     match last.get("content"):
         case str(text):
-            return [*before, last | {"content": text + MARK}]
+            return [*before, {**last, "content": text + MARK}]
         case [*parts, {"text": str(text)} as final]:
-            return [*before, last | {"content": [*parts, final | {"text": text + MARK}]}]
+            return [*before, {**last, "content": [*parts, {**final, "text": text + MARK}]}]
     raise _refused("there is no last message with a text")
 
 

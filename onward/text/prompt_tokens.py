@@ -6,6 +6,7 @@ hash of what it works with. Does not know requests: whoever calls has found mess
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +17,15 @@ from onward.proto.model import ModelText, PreparedModel
 from onward.text import open_message
 from onward.text.chat_template import ChatTemplate
 from onward.text.tokenizer import Tokenizer
+from onward.text.tool_messages import (
+    Message,
+    knows_tools,
+    wants_arguments_as_text,
+    with_calls_for_template,
+    with_tools_in_words,
+)
 
-RENDERING = 2
+RENDERING = 3
 """Raised whenever this module, the template's environment or the tokenizer's settings make other ids than before."""
 
 
@@ -32,6 +40,8 @@ class ChatMessage(msgspec.Struct, frozen=True):
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[Any] | None = None
+    reasoning_content: str | None = None
+    """What the assistant thought before it said this, for templates that show it."""
 
 
 class Rendering(msgspec.Struct, frozen=True):
@@ -39,8 +49,10 @@ class Rendering(msgspec.Struct, frozen=True):
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
+    variables: dict[str, Any] = {}
+    """Further names for the template."""
+    tools: list[dict[str, Any]] | None = None
+    """As templates expect them. None: there are none to call."""
 
     @property
     def opens_answer(self) -> bool:
@@ -49,16 +61,23 @@ class Rendering(msgspec.Struct, frozen=True):
             return not self.continue_final_message
         return self.add_generation_prompt
 
-    def variables(self) -> dict[str, Any]:
-        """Names for the template. What the client says to it directly comes last."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return effort | (self.chat_template_kwargs or {})
-
 
 PLAINLY = Rendering()
 
-Render = Callable[[list[dict[str, Any]], Rendering], str]
-"""By some template."""
+Render = Callable[[list[Message], Rendering], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Renderer:
+    """Some template, and what it expects."""
+
+    render: Render
+    knows_tools: bool
+    wants_arguments_as_text: bool
+
+    @classmethod
+    def of(cls, source: str, render: Render) -> "Renderer":
+        return cls(render, knows_tools(source), wants_arguments_as_text(source))
 
 
 class PromptTokens:
@@ -69,29 +88,35 @@ class PromptTokens:
         self._template = (
             None if text.chat_template is None else ChatTemplate(text.chat_template, text.bos_token, text.eos_token)
         )
+        source = text.chat_template or ""
+        self.knows_tools, self._wants_arguments_as_text = knows_tools(source), wants_arguments_as_text(source)
 
     def of_chat(
-        self, messages: Sequence[ChatMessage], created_s: int, rendering: Rendering = PLAINLY, by: Render | None = None
+        self,
+        messages: Sequence[ChatMessage],
+        created_s: int,
+        rendering: Rendering = PLAINLY,
+        by: Renderer | None = None,
     ) -> list[int]:
         """`by`: instead of the model's template."""
         if (self._template is None and by is None) or self.tokenizer is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
-        render = by or self._by_own_template(created_s)
-        return self.tokenizer.encode_chat(_rendered(messages, rendering, render))
+        return self.tokenizer.encode_chat(_rendered(messages, rendering, by or self._by_own_template(created_s)))
 
-    def _by_own_template(self, created_s: int) -> Render:
+    def _by_own_template(self, created_s: int) -> Renderer:
         template = self._template
         assert template is not None
 
-        def render(messages: list[dict[str, Any]], rendering: Rendering) -> str:
+        def render(messages: list[Message], rendering: Rendering) -> str:
             return template.render(
                 messages,
                 created_s=created_s,
                 add_generation_prompt=rendering.opens_answer,
-                variables=rendering.variables(),
+                tools=rendering.tools,
+                variables=rendering.variables,
             )
 
-        return render
+        return Renderer(render, self.knows_tools, self._wants_arguments_as_text)
 
     def of_text(self, prompt: str) -> list[int]:
         if self.tokenizer is None:
@@ -102,11 +127,14 @@ class PromptTokens:
         return token_ids
 
 
-def _rendered(messages: Sequence[ChatMessage], rendering: Rendering, render: Render) -> str:
-    plain = [_plain(message) for message in messages]
+def _rendered(messages: Sequence[ChatMessage], rendering: Rendering, by: Renderer) -> str:
+    plain = with_calls_for_template([_plain(message) for message in messages], as_text=by.wants_arguments_as_text)
+    if rendering.tools and not by.knows_tools:
+        plain = with_tools_in_words(plain, rendering.tools)
+        rendering = msgspec.structs.replace(rendering, tools=None)
     if not rendering.continue_final_message:
-        return render(plain, rendering)
-    return open_message.up_to_mark(render(open_message.with_mark(plain), rendering))
+        return by.render(plain, rendering)
+    return open_message.up_to_mark(by.render(open_message.with_mark(plain), rendering))
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:

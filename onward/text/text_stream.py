@@ -20,6 +20,9 @@ class TextStream:
     the output, string or token, is shown all the same, but for special tokens. `min_tokens`: a stop string that is
     complete before there are so many tokens does not count."""
 
+    num_calls = 0
+    """Plain text has no calls."""
+
     __slots__ = (
         "_detokenizer",
         "_end_token_ids",
@@ -78,6 +81,10 @@ class TextStream:
             return ""
         held = self._matcher.flush() if self._matcher else ""
         return held + self._detokenizer.flush()
+
+    def take_events(self) -> None:
+        """Plain text is not taken apart. `MessageText` does that."""
+        return
 
     @classmethod
     def replay(

@@ -1,11 +1,57 @@
-"""The fields of a chat request that its template is told: `chat_template_kwargs`, `reasoning_effort`."""
+"""The fields of a chat request that decide what its template is told, and what they come to."""
 
-from typing import Any
+from typing import Any, Literal, Protocol
 
+import msgspec
+
+from onward.text.prompt_tokens import Rendering
 from onward.web.body import wrong
+from onward.web.tooling import Tool, ToolChoice, plan_of
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 NO_THINKING = "none"
 EFFORTS = (NO_THINKING, "minimal", "low", "medium", "high", "xhigh")
+
+
+class TemplateFields(Protocol):
+    """Of whatever has messages."""
+
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+    @property
+    def continue_final_message(self) -> bool | None: ...
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
+    @property
+    def reasoning_effort(self) -> str | None: ...
+    @property
+    def tools(self) -> list[Tool] | None: ...
+    @property
+    def tool_choice(self) -> ToolChoice | None: ...
+    @property
+    def parallel_tool_calls(self) -> bool | None: ...
+
+
+class ChatFields(msgspec.Struct, frozen=True, kw_only=True):
+    """For requests that are about little else."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+
+def rendering_of(fields: TemplateFields) -> Rendering:
+    plan = plan_of(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+    return Rendering(
+        add_generation_prompt=fields.add_generation_prompt,
+        continue_final_message=fields.continue_final_message,
+        variables=template_variables(fields.chat_template_kwargs, fields.reasoning_effort),
+        tools=plan.for_template(),
+    )
 
 
 def template_variables(kwargs: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:

@@ -101,6 +101,9 @@ class ToolPlan:
         return [_for_template(tool) for tool in self.tools] or None
 
 
+NO_TOOLS = ToolPlan()
+
+
 def plan_of(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolPlan:
     """Checks the fields `tools`, `tool_choice` and `parallel_tool_calls`."""
     given = tuple(tools or ())
@@ -108,7 +111,7 @@ def plan_of(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: b
     mode = _mode(choice, bool(given))
     if mode == "none":
         # A model that must not call is not told what it could call.
-        return ToolPlan()
+        return NO_TOOLS
     callable_tools = given
     if isinstance(choice, NamedChoice):
         name = choice.function.name if choice.function is not None else None

@@ -12,6 +12,8 @@ import numpy as np
 from onward.kernels.cpu.threads import ThreadPool
 from onward.proto.sampling import Sampling
 from onward.proto.step import TokenLogprobs
+from onward.text.reasoning.thinking_tokens import Thinking
+from onward.worker import answer_rules
 from onward.worker.batch import Span
 from onward.worker.logprobs import token_logprobs
 from onward.worker.penalties import LogitRules
@@ -27,6 +29,7 @@ class DrawingSlot(Protocol):
     sampling: Sampling
     rules: LogitRules | None
     grammar: SlotGrammar | None
+    thinking: Thinking | None
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,9 +60,7 @@ class Drawing:
         prompts: list[list[TokenLogprobs] | None] = [None] * len(spans)
         rows: list[int] = []
         # Asked once: a mask may become ready while we are at it.
-        draws = [
-            span.samples and (s.grammar is None or s.grammar.is_ready) for span, s in zip(spans, slots, strict=True)
-        ]
+        draws = [span.samples and _can_draw(slot) for span, slot in zip(spans, slots, strict=True)]
         at = 0
         for index, (span, slot) in enumerate(zip(spans, slots, strict=True)):
             if span.reported is not None:
@@ -101,13 +102,14 @@ class Drawing:
         ]
 
     def _forbid(self, logits: np.ndarray, slots: Sequence[DrawingSlot]) -> list[str | None]:
-        """What the slots' grammars do not allow. For each slot what is wrong with its grammar, if something is."""
+        """What the slots' grammars and budgets do not allow. For each slot what is wrong with its grammar, if something
+        is."""
         faults: list[str | None] = []
         for row, slot in enumerate(slots):
             fault = None
-            if slot.grammar is not None:
+            if slot.grammar is not None or slot.thinking is not None:
                 try:
-                    slot.grammar.forbid(logits[row, : self._vocab_size], slot.sampling.end_token_ids)
+                    answer_rules.forbid(slot, logits[row, : self._vocab_size])
                 except GrammarFault as error:
                     fault = str(error)
             faults.append(fault)
@@ -128,6 +130,11 @@ class Drawing:
         ]
 
 
+def _can_draw(slot: DrawingSlot) -> bool:
+    grammar = answer_rules.grammar_in_force(slot)
+    return grammar is None or grammar.is_ready
+
+
 def _drawn(slot: DrawingSlot, token: int | None, raw: np.ndarray | None) -> Drawn:
     """Moves what the slot knows of its own output behind the new token."""
     if token is None:
@@ -136,9 +143,9 @@ def _drawn(slot: DrawingSlot, token: int | None, raw: np.ndarray | None) -> Draw
     if slot.rules is not None:
         slot.rules.advance(token)
     grammar_done = False
-    if slot.grammar is not None and token not in slot.sampling.end_token_ids:
+    if slot.grammar is not None or slot.thinking is not None:
         try:
-            grammar_done = slot.grammar.advance(token)
+            grammar_done = answer_rules.advance(slot, token)
         except GrammarFault as error:
             return Drawn(fault=str(error))
     logprobs = None if raw is None else [token_logprobs(raw, token, slot.sampling.logprobs or 0)]

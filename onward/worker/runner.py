@@ -41,8 +41,9 @@ from onward.proto.step import (
     Tokens,
     WorkerHello,
 )
+from onward.text.reasoning.thinking_tokens import Thinking
 from onward.text.tokenizer import Tokenizer
-from onward.worker import kv_store
+from onward.worker import answer_rules, kv_store
 from onward.worker.batch import BatchBuilder, Span
 from onward.worker.drawing import Drawing, Drawn
 from onward.worker.memory import free_memory_bytes, longest_sequence, pool_blocks
@@ -68,6 +69,7 @@ class Slot:
     sampling: Sampling
     rules: LogitRules | None
     grammar: SlotGrammar | None = None
+    thinking: Thinking | None = None
     push: SlotPush | None = None
     score_from: int | None = None
     pool: Pool | None = None
@@ -213,6 +215,7 @@ class Runner:
             raise _Fault("invalid_request", f"token {low if low < 0 else high} is not in the model's vocabulary")
         if not 0 <= assign.num_computed < count:
             raise _Fault("internal_error", f"{assign.num_computed} of {count} tokens cannot be computed already")
+        thinking = _thinking(assign)
         self._tokens[assign.slot, :count] = assign.token_ids
         self._take_blocks(assign.slot, assign.block_ids, self._tables.replace)
         self._slots[assign.slot] = Slot(
@@ -222,7 +225,8 @@ class Runner:
             num_computed=assign.num_computed,
             sampling=assign.sampling,
             rules=self._rules(assign),
-            grammar=self._grammar(assign),
+            grammar=self._grammar(assign, thinking),
+            thinking=thinking,
             push=self._open_push(assign),
             score_from=assign.score_from,
             pool=self._new_pool(assign),
@@ -262,14 +266,16 @@ class Runner:
         prompt, output = tokens[: assign.num_prompt], tokens[assign.num_prompt :]
         return LogitRules(assign.sampling, prompt, output, self._model.config.vocab_size)
 
-    def _grammar(self, assign: Assign) -> SlotGrammar | None:
-        """Rebuilt in the same way, by another thread."""
+    def _grammar(self, assign: Assign, thinking: Thinking | None) -> SlotGrammar | None:
+        """Rebuilt in the same way, by another thread, from what is answer and not thinking."""
         grammar = assign.sampling.grammar
         if grammar is None:
             return None
         if self._model.tokenizer is None:
             raise _Fault("invalid_request", "this model has no tokenizer, so nothing can be said about its text")
-        return SlotGrammar(grammar, assign.token_ids[assign.num_prompt :], self._grammars, self._mask_threads)
+        begin = 0 if thinking is None else thinking.answer_from
+        answer = [] if begin is None else assign.token_ids[assign.num_prompt + begin :]
+        return SlotGrammar(grammar, answer, self._grammars, self._mask_threads)
 
     def _permit(self, run: Run, spans: list[Span]) -> None:
         """Adds what the slot may compute; nothing if it belongs to another epoch or has nothing to compute."""
@@ -334,7 +340,8 @@ class Runner:
         """A slot whose mask is not ready skips the step, and nobody waits for it. But blocks that are on their way to a
         peer are not computed twice; and a step of which nobody would get a token gives one mask a little time."""
         slots = [self._slot(span) for span in spans if span.samples]
-        late = [(slot, slot.grammar) for slot in slots if slot.grammar is not None and not slot.grammar.is_ready]
+        needed = [(slot, answer_rules.grammar_in_force(slot)) for slot in slots]
+        late = [(slot, grammar) for slot, grammar in needed if grammar is not None and not grammar.is_ready]
         for slot, grammar in late:
             if slot.push is not None:
                 grammar.wait()
@@ -382,6 +389,11 @@ class Runner:
     def _no_number(self, span: Span, slot: Slot) -> Failed:
         self._slots[span.slot] = None
         return Failed(span.slot, slot.epoch, "invalid_logits", "the model's output for this request is not a number")
+
+
+def _thinking(assign: Assign) -> Thinking | None:
+    rule = assign.sampling.thinking
+    return None if rule is None else Thinking(rule, assign.token_ids[assign.num_prompt :])
 
 
 def _grammars(model: PreparedModel) -> Grammars:

@@ -158,8 +158,15 @@ class ApiChild:
 
 class Instance:
     def __init__(
-        self, model: PreparedModel, config: ApiConfig, num_api: int = 1, *, has_own_ports: bool = False
+        self,
+        model: PreparedModel,
+        config: ApiConfig,
+        num_api: int = 1,
+        *,
+        has_own_ports: bool = False,
+        name: str = "instance-1",
     ) -> None:
+        self._name = name
         self._folder = Path(tempfile.mkdtemp(prefix="onward-"))
         self.model = model
         self.stalled_s = 0.0
@@ -299,15 +306,21 @@ class Instance:
         processes = [ProcessView("api", one.process.pid, "i", "ready") for one in self.children]
         processes.append(ProcessView("shelf", self.shelf.process.pid, self.shelf.incarnation, "ready"))
         processes.append(ProcessView("supervisor", os.getpid(), "s", "ready"))
-        child.channel.send(InstanceView(ask_id, "instance-1", processes, {}, families, stats))
+        child.channel.send(InstanceView(ask_id, self._name, processes, {}, families, stats))
 
 
 @contextlib.contextmanager
 def running(
-    model: PreparedModel, config: ApiConfig | None = None, num_api: int = 1, *, has_own_ports: bool = False
+    model: PreparedModel,
+    config: ApiConfig | None = None,
+    num_api: int = 1,
+    *,
+    has_own_ports: bool = False,
+    name: str = "instance-1",
 ) -> Iterator[Instance]:
-    """`has_own_ports`: each api process has its own, so that a test can choose one."""
-    instance = Instance(model, config or ApiConfig(), num_api, has_own_ports=has_own_ports)
+    """`has_own_ports`: each api process has its own, so that a test can choose one. `name`: for a router, which takes two
+    of the same name for one that has moved."""
+    instance = Instance(model, config or ApiConfig(), num_api, has_own_ports=has_own_ports, name=name)
     try:
         instance.start_engine()
         yield instance

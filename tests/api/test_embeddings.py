@@ -1,5 +1,6 @@
 """`/v1/embeddings`, at an instance and behind a router."""
 
+import asyncio
 import base64
 import math
 from array import array
@@ -117,8 +118,9 @@ def test_a_router_asks_the_next_instance_if_one_is_lost(model: PreparedModel) ->
         urls = f"{first.url},{second.url}"
         async with running_router(instances=urls, cluster_key=key, settle_s=4.0) as router:
             serving = router.process.serving
-            while len(serving.core.takers(serving.clock.now_s())) < 2:
-                await serving.wait_for_change(5.0)
+            async with asyncio.timeout(20.0):
+                while len(serving.core.takers(serving.clock.now_s())) < 2:
+                    await serving.wait_for_change(5.0)
             first.engine.refusal = ErrorInfo("overloaded", "full", 429, True, retry_after_s=1.0)
             for _ in range(4):
                 answer = await router.post({"model": "small-model", "input": "abc"}, path="/v1/embeddings")
@@ -128,5 +130,5 @@ def test_a_router_asks_the_next_instance_if_one_is_lost(model: PreparedModel) ->
             assert (refused.status, refused.json["error"]["param"]) == (400, "input")
 
     config = ApiConfig(cluster_key=key)
-    with running(model, config) as first, running(model, config) as second:
+    with running(model, config, name="first") as first, running(model, config, name="second") as second:
         uvloop.run(scenario(first, second))

@@ -44,6 +44,15 @@ class Thinking:
         return self.stage is Stage.INSIDE
 
     @property
+    def begin_token_ids(self) -> tuple[int, ...]:
+        """Those that would begin it, while it may begin."""
+        return self._rule.begin_token_ids if self.stage is Stage.BEFORE else ()
+
+    @property
+    def is_at_start(self) -> bool:
+        return not self._num_read
+
+    @property
     def forced_token_id(self) -> int | None:
         """The only token that may come next. None: the model chooses."""
         budget = self._rule.budget

@@ -1,0 +1,56 @@
+"""What a request's grammar and its thinking say together about the next token.
+
+Thinking is no part of what the grammar is about: it may come first, or have been opened by the prompt, and no output ends
+inside it. Where there is a grammar, thinking begins with the first token or not at all, so that what the grammar has
+read is always the output from some token on.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+from onward.proto.sampling import Sampling
+from onward.text.reasoning.thinking_tokens import Thinking
+from onward.worker.slot_grammar import SlotGrammar
+
+_FORBIDDEN = np.float32(-np.inf)
+
+
+class RuledSlot(Protocol):
+    sampling: Sampling
+    grammar: SlotGrammar | None
+    thinking: Thinking | None
+
+
+def grammar_in_force(slot: RuledSlot) -> SlotGrammar | None:
+    """That of the answer, unless the next token is a thought."""
+    return None if slot.thinking is not None and slot.thinking.is_inside else slot.grammar
+
+
+def forbid(slot: RuledSlot, logits: np.ndarray) -> None:
+    """What may not come next, in one row of logits."""
+    thinking, grammar = slot.thinking, grammar_in_force(slot)
+    if grammar is not None:
+        begins = [] if thinking is None else list(thinking.begin_token_ids)
+        kept = logits[begins]
+        grammar.forbid(logits, slot.sampling.end_token_ids)
+        if thinking is not None:
+            logits[begins] = kept if thinking.is_at_start else _FORBIDDEN
+    elif slot.grammar is not None:
+        logits[[one for one in slot.sampling.end_token_ids if one < len(logits)]] = _FORBIDDEN
+    forced = None if thinking is None else thinking.forced_token_id
+    if forced is not None:
+        logits[:] = _FORBIDDEN
+        logits[forced] = 0.0
+
+
+def advance(slot: RuledSlot, token_id: int) -> bool:
+    """Whether nothing can follow."""
+    grammar, thinking = grammar_in_force(slot), slot.thinking
+    if thinking is not None:
+        thinking.advance(token_id)
+        if thinking.is_inside:
+            return False
+    if grammar is None or token_id in slot.sampling.end_token_ids:
+        return False
+    return grammar.advance(token_id)
