@@ -108,7 +108,6 @@ def document(routes: Sequence[GuardedRoute], bounds: Bounds) -> dict[str, Any]:
         _add_ranges(schemas[kind.__name__]["properties"], bounds)
     schemas["ContentPart"]["properties"]["type"]["enum"] = ["text"]
     schemas["ContentPart"]["required"] = ["type", "text"]
-    schemas["ChatMessage"]["required"] = ["role", "content"]
     return {
         "openapi": "3.1.0",
         "info": {"title": "onward", "version": __version__},

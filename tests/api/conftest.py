@@ -8,7 +8,7 @@ from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
 from tests.api import small_model
 from tests.api.instance import Instance, running
-from tests.api.stand_in_engine import hashed_token, never
+from tests.api.stand_in_engine import hashed_token, never, never_complete
 
 MAX_BODY_BYTES = 1 << 20
 
@@ -31,6 +31,7 @@ def instance(shared_instance: Instance) -> Iterator[Instance]:
     yield shared_instance
     engine = shared_instance.engine
     engine.choose, engine.refusal, engine.give_up, engine.paused = hashed_token, None, never, False
+    engine.is_complete = never_complete
     shared_instance.worker_ready, shared_instance.stalled_s = True, 0.0
 
 

@@ -35,6 +35,9 @@ class ChoiceRead:
     returned_token_ids: list[int] = field(default_factory=list)
     """With `return_token_ids`."""
     prompt_token_ids: list[int] | None = None
+    reasoning: str = ""
+    calls: dict[int, dict[str, str]] = field(default_factory=dict)
+    """By their index: id, name and arguments."""
 
 
 @dataclass
@@ -124,7 +127,9 @@ def take(answer: AnswerRead, data: dict[str, Any]) -> None:
     for choice in data["choices"]:
         one = answer.choices[choice["index"]]
         said = choice.get("delta") or choice.get("message") or choice
-        one.text += said.get("content", said.get("text", ""))
+        one.text += said.get("content", said.get("text", "")) or ""
+        one.reasoning += said.get("reasoning_content", "")
+        _take_calls(one, said.get("tool_calls", []))
         if data["object"] == "generate":
             one.token_ids += choice["token_ids"]
         else:
@@ -136,6 +141,15 @@ def take(answer: AnswerRead, data: dict[str, Any]) -> None:
         if choice["finish_reason"] is not None:
             one.finish_reason = choice["finish_reason"]
             one.num_ends += 1
+
+
+def _take_calls(choice: ChoiceRead, calls: list[dict[str, Any]]) -> None:
+    for place, call in enumerate(calls):
+        index, function = call.get("index", place), call["function"]
+        if "id" in call:
+            assert index == len(choice.calls), "a call begins once, and in its turn"
+            choice.calls[index] = {"id": call["id"], "name": function["name"], "arguments": ""}
+        choice.calls[index]["arguments"] += function["arguments"]
 
 
 def _entries(logprobs: Any) -> list[Any]:

@@ -8,6 +8,8 @@ from onward.proto.model import ModelConfig, PreparedModel
 
 EOS = 256
 IM_START = 257
+THINK, END_OF_THOUGHT = 258, 259
+"""Where the tags of thinking are asked for."""
 VOCAB_SIZE = 320
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}{{ '\n' + m.content }}"
@@ -22,12 +24,28 @@ def _byte_characters() -> list[str]:
     return [chr(byte if byte in printable else 256 + hidden.index(byte)) for byte in range(256)]
 
 
-def prepare(folder: Path, name: str = "small-model", max_model_len: int = 256) -> PreparedModel:
+THINKING_TEMPLATE = (
+    "{% if tools %}tools:{% for t in tools %} {{ t.function.name }}{% endfor %}{{ '\n' }}{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}{{ '\n' }}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n"
+    "{% endfor %}{{ '<|im_start|>assistant\n' }}{% if enable_thinking %}<think>{% endif %}"
+)
+"""Of a model that knows tools, and thinks where it is told to."""
+
+
+def prepare(
+    folder: Path,
+    name: str = "small-model",
+    max_model_len: int = 256,
+    template: str = TEMPLATE,
+    tags: tuple[str, ...] = (),
+) -> PreparedModel:
     vocabulary = {character: token_id for token_id, character in enumerate(_byte_characters())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|im_end|>", "<|im_start|>")])
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
     tokenizer.save(str(folder / "tokenizer.json"))
     return PreparedModel(
         name=name,
@@ -38,7 +56,7 @@ def prepare(folder: Path, name: str = "small-model", max_model_len: int = 256) -
         fingerprint="fp-small",
         weights=[],
         tokenizer="tokenizer.json",
-        chat_template=TEMPLATE,
+        chat_template=template,
         bos_token=None,
         eos_token="<|im_end|>",
         eos_token_ids=[EOS],

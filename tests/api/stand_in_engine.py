@@ -37,6 +37,10 @@ def never(sampling: Sampling, num_tokens: int) -> None:
     return None
 
 
+def never_complete(sampling: Sampling, tokens: Sequence[int]) -> bool:
+    return False
+
+
 def hashed_token(prompt: Sequence[int], sampling: Sampling, tokens: Sequence[int]) -> int:
     """A token id from 97 on, 26 of them: in the tests' tokenizer these are letters."""
     history = repr((list(prompt), sampling.seed, sampling.choice, list(tokens))).encode()
@@ -65,6 +69,8 @@ class StandInEngine:
     choose: Choose = hashed_token
     refusal: ErrorInfo | None = None
     """What every submission is answered with, if set."""
+    is_complete: Callable[[Sampling, Sequence[int]], bool] = never_complete
+    """Whether these tokens complete the request's grammar."""
     give_up: GiveUp = never
     """Asked before each token: an error ends that request with `pd_reschedule`."""
     paused: bool = False
@@ -159,7 +165,9 @@ class StandInEngine:
         token = self.choose(one.submit.prompt_token_ids, sampling, one.tokens)
         one.tokens.append(token)
         reason = None
-        if position >= sampling.min_tokens and token in sampling.end_token_ids:
+        if (position >= sampling.min_tokens and token in sampling.end_token_ids) or self.is_complete(
+            sampling, one.tokens
+        ):
             reason = "stop"
         elif len(one.tokens) == sampling.max_tokens:
             reason = "length"

@@ -15,9 +15,19 @@ from pydantic import BaseModel
 RESCHEDULE = "pd_reschedule"
 """The one finish reason that is ours."""
 OURS = frozenset(
-    {"completion_token_ids", "error", "seed", "resume", "prompt_logprobs", "token_ids", "prompt_token_ids", RESCHEDULE}
+    {
+        "completion_token_ids",
+        "error",
+        "seed",
+        "resume",
+        "prompt_logprobs",
+        "token_ids",
+        "prompt_token_ids",
+        "reasoning_content",
+        RESCHEDULE,
+    }
 )
-"""What stands beside OpenAI's fields: to continue an answer elsewhere, and what clients of vLLM ask for."""
+"""What stands beside OpenAI's fields: to continue an answer elsewhere, what clients of vLLM ask for, and thinking."""
 KINDS: dict[str, type[BaseModel]] = {
     "chat.completion": ChatCompletion,
     "chat.completion.chunk": ChatCompletionChunk,

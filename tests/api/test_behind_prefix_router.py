@@ -18,10 +18,12 @@ from tests.router.harness import CHAT, Answer, running_router
 COMPLETIONS, GENERATE = "/v1/completions", "/v1/generate"
 TEMPLATE = (
     "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{ word }}{{ reasoning_effort }}"
+    "{{ enable_thinking }}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
     + small_model.TEMPLATE
     + "{% if not add_generation_prompt %}…{% endif %}"
 )
 HELLO = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "weather"}}
 MANY = [
     {"role": "developer", "content": "be brief"},
     {"role": "user", "name": "Ann", "content": [{"type": "text", "text": "first ÿ"}, {"type": "text", "text": "second"}]},
@@ -48,6 +50,9 @@ ANSWERED: Cases = {
         CHAT,
         {"messages": HELLO, "chat_template_kwargs": {"word": "ÿ"}, "reasoning_effort": "low"},
     ),
+    "tools": (CHAT, {"messages": HELLO, "tools": [TOOL], "parallel_tool_calls": False, **WITH_USAGE}),
+    "tools that are not to be called": (CHAT, {"messages": HELLO, "tools": [TOOL], "tool_choice": "none"}),
+    "no thinking": (CHAT, {"messages": HELLO, "reasoning_effort": "none"}),
     "no beginning of an answer": (CHAT, {"messages": HELLO, "add_generation_prompt": False}),
     "a chat of token ids": (CHAT, {"messages": [], "prompt_token_ids": [97, 98], "return_token_ids": True}),
     "echo": (COMPLETIONS, {"prompt": "once", "echo": True, "logprobs": 1, **WITH_USAGE}),
@@ -68,6 +73,9 @@ REFUSED: Cases = {
     "a role that is none": (CHAT, {"messages": [{"role": "king", "content": "hello"}]}),
     "no content": (CHAT, {"messages": [{"role": "user"}]}),
     "what the template refuses": (CHAT, {"messages": [{"role": "tool", "content": "x"}]}),
+    "a tool that is none": (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}),
+    "a choice among no tools": (CHAT, {"messages": HELLO, "tool_choice": "required"}),
+    "calls that are none": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"id": "x", "function": 5}]}]}),
     "a picture": (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}),
     "too long a chat": (CHAT, {"messages": [{"role": "user", "content": "long " * 60}]}),
     "too long an answer": (CHAT, {"messages": HELLO, "max_tokens": 250}),

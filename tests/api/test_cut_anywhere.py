@@ -2,7 +2,6 @@
 
 The first stream's own events say what its client had by then, so nothing here knows how an answer comes about."""
 
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,13 +10,14 @@ import msgspec
 import pytest
 
 from onward.config import ApiConfig
-from onward.proto.cursor import Cursor, format_cursor, parse_cursor
+from onward.proto.cursor import format_cursor
 from onward.proto.model import PreparedModel
-from onward.proto.router import Attempt, GivenChoice
+from onward.proto.router import GivenChoice
 from onward.proto.sampling import Sampling
+from tests.api.cut_streams import cuts, events_of, fresh, given_by, is_between, later, told, uncached
 from tests.api.instance import Instance, running
-from tests.api.reader import NO_CERTIFICATES, AnswerRead, num_choices, read
-from tests.api.routed import attempt_of, hear, post
+from tests.api.reader import NO_CERTIFICATES, num_choices
+from tests.api.routed import hear, post
 from tests.api.small_model import EOS
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -58,45 +58,6 @@ def body_of(fields: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"model": "small-model"} | ENDS | fields | more
 
 
-def fresh(path: str, body: dict[str, Any]) -> Attempt:
-    """Under an id that no other test has used or aborted."""
-    return attempt_of(path, body, request_id=secrets.token_hex(16))
-
-
-def later(first: Attempt, **fields: Any) -> Attempt:
-    again = attempt_of(first.path, {}, request_id=first.request_id, **fields)
-    return msgspec.structs.replace(again, body=first.body)
-
-
-def events_of(response: httpx.Response) -> list[str]:
-    assert response.status_code == 200, response.text
-    *events, nothing = response.text.split("\n\n")
-    assert nothing == ""
-    return events
-
-
-def cursor_of(event: str) -> Cursor | None:
-    return parse_cursor(event.split("\n")[0].removeprefix("id: ")) if event.startswith("id: ") else None
-
-
-def cuts(events: list[str]) -> Iterator[tuple[list[str], Cursor]]:
-    """What the client has, and its place: behind each event that names one, the usage's included."""
-    for at, event in enumerate(events, 1):
-        if (place := cursor_of(event)) is not None:
-            yield events[:at], place
-
-
-def told(events: list[str], body: dict[str, Any]) -> AnswerRead:
-    """But for what the cache held, and for what is new in each attempt."""
-    answer = read(httpx.Response(200, text="\n\n".join([*events, ""])), body)
-    assert answer.usage is not None
-    del answer.usage["prompt_tokens_details"]
-    answer.cursor = None
-    assert answer.usages == sorted(answer.usages), "a cut does not start the count over"
-    answer.usages = answer.usages[-1:]  # how many tokens an event has, is the connection's affair
-    return answer
-
-
 @pytest.fixture(scope="module")
 def exact_instance(model: PreparedModel) -> Iterator[Instance]:
     """It keeps no stream, but makes the same tokens from the same seed."""
@@ -129,12 +90,12 @@ def test_another_instance_goes_on_for_a_router(instance: Instance, kind: str) ->
     path, fields = KINDS[kind]
     body = body_of(fields, stream=True, stream_options=USAGE)
     first = fresh(path, body)
-    events = [one for one in events_of(post(instance.url, first)) if not _is_between(one)]
+    events = [one for one in events_of(post(instance.url, first)) if not is_between(one)]
     whole = told(events, body)
     for before, place in cuts(events):
         choices = given_by(before, num_choices(body))
         attempt = later(first, choices=choices, usage_told=place.usage_told)
-        rest = [one for one in events_of(post(instance.url, attempt)) if not _is_between(one)]
+        rest = [one for one in events_of(post(instance.url, attempt)) if not is_between(one)]
         assert told([*before, *rest], body) == whole
 
 
@@ -157,26 +118,3 @@ def test_a_whole_answer_does_not_show_where_it_was_cut(instance: Instance, kind:
             ]
             again = hear(instance.url, later(asked, choices=choices, num_cached_tokens=3))
             assert uncached(again.answer) == uncached(first.answer)
-
-
-def _is_between(event: str) -> bool:
-    """For the router alone."""
-    return event.startswith((":", "event: facts"))
-
-
-def given_by(events: list[str], num: int) -> list[GivenChoice]:
-    token_ids: list[list[int]] = [[] for _ in range(num)]
-    last: Cursor | None = None
-    for event in events:
-        cursor = cursor_of(event)
-        for index, new in (cursor.new_tokens if cursor is not None else {}).items():
-            token_ids[index] += new
-        last = cursor or last
-    assert last is not None
-    return [GivenChoice(one, place.finish_reason) for one, place in zip(token_ids, last.choices, strict=True)]
-
-
-def uncached(answer: bytes | None) -> dict[str, Any]:
-    fields = msgspec.json.decode(answer or b"")
-    del fields["usage"]["prompt_tokens_details"]
-    return fields

@@ -11,6 +11,7 @@ from onward.api.grammar_gate import MAX_WAITING, GrammarGate
 from onward.api.structured import Wanted
 from onward.errors import InvalidRequest, Overloaded
 from onward.proto.sampling import Grammar
+from onward.proto.thinking import ThinkingRule
 from onward.sim import vocabulary
 from onward.sim.api_node import Inline
 from onward.text.tokenizer import Tokenizer
@@ -98,3 +99,14 @@ def test_a_grammar_that_has_passed_does_not_wait_again() -> None:
         return threads.num
 
     assert asyncio.run(scenario()) == 2
+
+
+def test_thinking_is_no_part_of_what_the_grammar_is_about() -> None:
+    begin, end = ids("x")[0], ids("b")[0]
+    rule = ThinkingRule((begin,), (end,))
+    given = [[begin], [begin, end, *ids("abc")], [begin, *ids("ac"), end, *ids("abcde")], ids("abcde")]
+    found = asyncio.run(gate().pass_through(WANTED, given, "generated_token_ids", rule))
+    assert found == (None, None, len(given[2]), len(given[3]))
+    with pytest.raises(InvalidRequest) as refused:
+        asyncio.run(gate().pass_through(WANTED, [[begin, end, *ids("ax")]], "generated_token_ids", rule))
+    assert refused.value.param == "generated_token_ids[3]"

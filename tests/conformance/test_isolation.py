@@ -11,8 +11,8 @@ from onward.engine.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
 from tests.conformance.conftest import Connect
 
-NOT_STAGES = {"_isolate", "_process_isolated", "take_remote", "give_up"}
-"""What isolates, and what begins elsewhere than with a worker's event."""
+NOT_STAGES = {"_isolate", "_process_isolated", "take_remote", "give_up", "_on_embedding"}
+"""What isolates, what begins elsewhere than with a worker's event, and what no request for tokens meets."""
 
 
 def _stages() -> list[tuple[type, str]]:
@@ -78,3 +78,25 @@ def test_a_stage_that_raises_for_one_request_costs_no_other_a_token(
     assert bad.tokens == harness.expected(bad)[: len(bad.tokens)]
     harness.core.audit_idle()
     harness.check()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before its work", "after its work"])
+def test_a_vector_that_cannot_be_passed_on_costs_no_other_request_a_token(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    breaks = Breaks(TokenProcessor._on_embedding, from_token=0, after=after)
+    monkeypatch.setattr(TokenProcessor, "_on_embedding", lambda *args: breaks(*args))
+    harness = connect(num_blocks=14, block_size=4, max_num_seqs=4, max_num_batched_tokens=8)
+    bad = harness.submit("bad", list(range(1, 12)), max_tokens=None, pooling="last")
+    good = harness.submit("good", [20] * 7, max_tokens=16)
+    for _ in range(200):
+        while harness.plan() is not None:
+            pass
+        if not harness.plans:
+            break
+        harness.answer()
+    assert harness.core.idle
+    assert breaks.fired == 1
+    assert (good.tokens, good.finish_reason) == (harness.expected(good), "length")
+    assert bad.num_finishes == 1
+    harness.core.audit_idle()

@@ -13,6 +13,7 @@ from onward.text.gguf_tokenizer import build_tokenizer
 from onward.text.prompt_tokens import PromptTokens
 from onward.web.aborts import decode_abort, decode_abort_for
 from onward.web.keys import parse_table
+from onward.web.template_fields import rendering_of
 from tests.fuzz.case import Target
 from tests.fuzz.mutation import byte_cases, cases
 from tests.models.checkpoints import GPT2_TOKENIZER
@@ -67,7 +68,7 @@ _TOKENS = _prompt_tokens()
 def _chat_prompt(body: bytes) -> None:
     request, _ = decode_chat(body, BOUNDS)
     request.generated(), request.told_reasons(), request.rescored_from(), request.stop_strings()
-    token_ids = _TOKENS.of_chat(request.messages, 0, request.rendering()) if request.messages else []
+    token_ids = _TOKENS.of_chat(request.messages, 0, rendering_of(request)) if request.messages else []
     assert all(0 <= token_id < 1000 for token_id in token_ids)
 
 

@@ -6,7 +6,8 @@ import pytest
 from onward.errors import InvalidRequest
 from onward.proto.model import ModelText
 from onward.text.gguf_tokenizer import build_tokenizer
-from onward.text.prompt_tokens import ChatMessage, ContentPart, PromptTokens, text_hash
+from onward.text.prompt_tokens import ChatMessage, ContentPart, PromptTokens, Rendering, text_hash
+from onward.text.tool_messages import with_tools_in_words
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}{% if m.name is defined %} {{ m.name }}{% endif %}]"
@@ -28,6 +29,29 @@ def test_a_chat_is_the_rendered_template_and_what_was_not_sent_is_not_there(mode
     ]
     rendered = "<|begin|>[user Ann]the fox[assistant]jumps\nover"
     assert tokens.of_chat(messages, 0) == tokens.tokenizer.encode_chat(rendered)
+
+
+def test_a_template_that_does_not_know_tools_gets_them_in_words(model_text: ModelText) -> None:
+    tool = {"type": "function", "function": {"name": "fox"}}
+    asked = Rendering(tools=[tool])
+    unaware = PromptTokens(model_text)
+    [told] = [message["content"] for message in with_tools_in_words([], [tool])]
+    assert unaware.of_chat([], 0, asked) == unaware.of_chat([ChatMessage("system", told)], 0)
+    aware = PromptTokens(msgspec.structs.replace(model_text, chat_template="{{ tools[0].function.name }}"))
+    assert aware.tokenizer is not None
+    assert aware.of_chat([], 0, asked) == aware.tokenizer.encode_chat("fox")
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [("{{ c.function.arguments | tojson }}", '{"the": 1}'), ("{{ '' + c.function.arguments + '' }}", '{"the": 1}')],
+)
+def test_earlier_calls_are_as_the_template_wants_them(model_text: ModelText, shown: str, text: str) -> None:
+    template = "{% for m in messages %}{% for c in m.tool_calls or [] %}" + shown + "{% endfor %}{% endfor %}"
+    tokens = PromptTokens(msgspec.structs.replace(model_text, chat_template=template))
+    assert tokens.tokenizer is not None
+    call = {"id": "x", "type": "function", "function": {"name": "fox", "arguments": '{"the":1}'}}
+    assert tokens.of_chat([ChatMessage("assistant", tool_calls=[call])], 0) == tokens.tokenizer.encode_chat(text)
 
 
 def test_the_templates_clock_is_the_requests(model_text: ModelText) -> None:

@@ -1,0 +1,228 @@
+"""Tools and thinking from the request to the answer: what the model is told, what a client reads, what is refused."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.api import small_model
+from tests.api.instance import Instance, running
+from tests.api.reader import NO_CERTIFICATES
+from tests.api.small_model import END_OF_THOUGHT
+from tests.api.strict_types import check_answer, check_events
+from tests.api.thinking_model import (
+    CALL,
+    FORCED_CALL,
+    SECOND_CALL,
+    TOOL,
+    prepare,
+    speak,
+    thinking_instance,
+    tokens_of,
+)
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+NAMED = {"type": "function", "function": {"name": "f"}}
+THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
+SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+
+
+class Book(BaseModel):
+    title: str
+    pages: int
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
+    with thinking_instance(prepare(tmp_path_factory.mktemp("thinking-model"))) as instance:
+        yield instance
+
+
+@pytest.fixture
+def client(thinker: Instance) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{thinker.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        yield client
+
+
+def post(instance: Instance, **fields: Any) -> httpx.Response:
+    body = {"model": "small-model", "messages": MESSAGES, "max_tokens": 200, "tools": [TOOL]} | fields
+    return httpx.post(instance.url + CHAT, json=body, timeout=30, verify=NO_CERTIFICATES)
+
+
+def answer(instance: Instance, **fields: Any) -> dict[str, Any]:
+    response = post(instance, **fields)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]
+
+
+def prompt_of(instance: Instance) -> str:
+    return bytes(token for token in instance.engine.submits[-1].prompt_token_ids if token < 256).decode()
+
+
+def test_a_call_is_told_as_a_call(thinker: Instance) -> None:
+    speak(thinker, tokens_of("words", CALL, SECOND_CALL))
+    choice = answer(thinker)
+    calls = choice["message"]["tool_calls"]
+    assert choice["message"]["content"] == "words"
+    assert [call["function"] for call in calls] == [
+        {"name": "f", "arguments": '{"a":1}'},
+        {"name": "g", "arguments": "{}"},
+    ]
+    assert len({call["id"] for call in calls}) == 2
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_the_model_is_told_of_tools_only_where_it_may_call_them(thinker: Instance) -> None:
+    speak(thinker, tokens_of(CALL))
+    answer(thinker)
+    assert "tools: f\n" in prompt_of(thinker)
+    choice = answer(thinker, tool_choice="none")
+    assert "tools" not in prompt_of(thinker)
+    assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
+
+
+def test_a_template_that_knows_no_tools_has_them_told_in_words(tmp_path: Path) -> None:
+    with running(small_model.prepare(tmp_path, max_model_len=1024)) as instance:
+        speak(instance, tokens_of('[{"name": "f", "arguments": {"a": 1}}]'))
+        choice = answer(instance)
+        assert '{"name": "f", "parameters"' in prompt_of(instance)
+    assert choice["finish_reason"] == "tool_calls"
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["f"]
+
+
+def test_earlier_calls_and_their_results_go_back_to_the_template(thinker: Instance) -> None:
+    speak(thinker, tokens_of("done"))
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    history = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "42"},
+    ]
+    answer(thinker, messages=[*MESSAGES, *history])
+    assert '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>' in prompt_of(thinker)
+    assert "tool\n42" in prompt_of(thinker)
+
+
+def test_an_answer_that_must_call_is_bound_to_a_grammar_of_the_tools(thinker: Instance) -> None:
+    speak(thinker, tokens_of(f"[{FORCED_CALL}]"))
+    required = answer(thinker, tool_choice="required")
+    grammar = thinker.engine.submits[-1].sampling.grammar
+    assert grammar is not None
+    assert json.loads(grammar.source)["minItems"] == 1
+    assert required["finish_reason"] == "tool_calls"
+    named = answer(thinker, tool_choice=NAMED)
+    assert named["finish_reason"] == "stop", "there was no choice to report"
+    for choice in (required, named):
+        assert choice["message"]["content"] is None
+        [call] = choice["message"]["tool_calls"]
+        assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
+
+
+def test_without_parallel_calls_the_answer_ends_behind_the_first(thinker: Instance) -> None:
+    speak(thinker, tokens_of(CALL, SECOND_CALL))
+    choice = answer(thinker, parallel_tool_calls=False)
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["f"]
+    assert choice["finish_reason"] == "tool_calls"
+    thinker.wait_until(lambda: not thinker.engine.running)
+
+
+def test_what_ended_with_a_call_is_not_run_again(thinker: Instance) -> None:
+    speak(thinker, tokens_of(CALL))
+    before = len(thinker.engine.submits)
+    choice = answer(thinker, generated_token_ids=tokens_of(CALL), generated_finish_reasons=["tool_calls"])
+    assert (choice["finish_reason"], len(thinker.engine.submits)) == ("tool_calls", before)
+
+
+def test_thoughts_are_no_words(thinker: Instance) -> None:
+    speak(thinker, tokens_of("hm", END_OF_THOUGHT, "\n\nyes"))
+    message = answer(thinker, tools=None, **THINKING)["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", "yes")
+    message = answer(thinker, tools=None, reasoning_effort="none")["message"]
+    assert "reasoning_content" not in message
+    assert "<think>" not in prompt_of(thinker)
+
+
+def test_a_budget_reaches_whoever_draws_the_tokens(thinker: Instance) -> None:
+    speak(thinker, tokens_of("abcdefgh"))
+    message = answer(thinker, tools=None, thinking_budget=3, **THINKING)["message"]
+    assert (message["reasoning_content"], message["content"]) == ("abc\n", "fgh")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"thinking_budget": -1}, "thinking_budget"),
+        ({"response_format": SCHEMA_FORMAT}, "response_format.json_schema.schema"),
+        ({"response_format": SCHEMA_FORMAT, "tool_choice": "required"}, "response_format.json_schema.schema"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
+        ({"tools": [TOOL | {"type": "web"}]}, "tools[0].type"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0]"),
+        ({"messages": [{"role": "tool", "content": "42"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_what_is_wrong_is_named(thinker: Instance, fields: dict[str, Any], param: str) -> None:
+    response = post(thinker, **fields)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+
+
+def test_a_budget_is_refused_where_no_thinking_is_marked(instance: Instance) -> None:
+    response = post(instance, tools=None, thinking_budget=5)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "thinking_budget")
+
+
+def test_answers_and_chunks_are_as_the_openai_package_says(thinker: Instance) -> None:
+    speak(thinker, tokens_of("hm", END_OF_THOUGHT, "words", CALL))
+    ours = frozenset({"reasoning_content"})
+    check_answer(post(thinker, **THINKING).json(), ours)
+    chunks = check_events(post(thinker, stream=True, **THINKING).text, ours)
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_the_package_s_own_stream_helper_puts_calls_together(thinker: Instance, client: openai.OpenAI) -> None:
+    speak(thinker, tokens_of("words", CALL, "\n", SECOND_CALL))
+    with client.chat.completions.stream(model="small-model", messages=MESSAGES, tools=[TOOL], max_tokens=200) as stream:
+        kinds = [event.type for event in stream]
+        completion = stream.get_final_completion()
+    assert kinds.count("tool_calls.function.arguments.done") == 2
+    message = completion.choices[0].message
+    assert message.content == "words"
+    assert [(call.function.name, call.function.arguments) for call in message.tool_calls or []] == [
+        ("f", '{"a":1}'),
+        ("g", "{}"),
+    ]
+    assert completion.choices[0].finish_reason == "tool_calls"
+
+
+def test_the_package_parses_answers_into_models(thinker: Instance, client: openai.OpenAI) -> None:
+    speak(thinker, tokens_of('{"title": "é", "pages": 3}'))
+    completion = client.chat.completions.parse(
+        model="small-model", messages=MESSAGES, response_format=Book, max_tokens=200
+    )
+    assert completion.choices[0].message.parsed == Book(title="é", pages=3)
+    with client.chat.completions.stream(
+        model="small-model", messages=MESSAGES, response_format=Book, max_tokens=200
+    ) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == Book(title="é", pages=3)
+
+
+def test_the_package_parses_calls_into_models(thinker: Instance, client: openai.OpenAI) -> None:
+    speak(thinker, tokens_of('[{"name": "Book", "parameters": {"title": "x", "pages": 3}}]'))
+    completion = client.chat.completions.parse(
+        model="small-model",
+        messages=MESSAGES,
+        tools=[openai.pydantic_function_tool(Book)],
+        tool_choice="required",
+        max_tokens=200,
+    )
+    [call] = completion.choices[0].message.tool_calls or []
+    assert call.function.parsed_arguments == Book(title="x", pages=3)
