@@ -83,8 +83,9 @@ class Choice:
             self.unscored = Unscored(self.token_ids[start.rescore_from : first_told], offsets[start.rescore_from :])
         if start.told_reason is not None:
             rest = self._end(start.told_reason)
-            if start.tells_from is None:
-                rest, _ = "", self.text.take_events()
+            if start.tells_from is None:  # an earlier answer has told that too
+                rest = ""
+                self.text.take_events()
         else:
             ended = first_end(self.token_ids, self.sampling, self.grammar_end)
             rest = self._end("stop" if self.text.stopped else ended and ended[1])
@@ -109,7 +110,7 @@ class Choice:
         token_ids = list(start.token_ids if ended is None else start.token_ids[: ended[0]])
         first_told = len(token_ids) if start.tells_from is None else start.tells_from
         self._push(token_ids[:first_told])
-        self.text.take_events()  # which were told
+        self.text.take_events()  # which an earlier answer has told
         return ([], "") if self.text.stopped else self._push(token_ids[first_told:])
 
     def take(self, delivery: Delivery, prompt_logprobs: PromptLogprobs | None = None) -> Piece:

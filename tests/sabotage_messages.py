@@ -1,0 +1,69 @@
+"""Deliberate bugs about calls and thinking, and the tests that notice each."""
+
+from collections.abc import Callable
+
+from onward.proto.step import Assign
+from onward.text.message_events import Event
+from onward.text.message_text import MessageText
+from onward.text.reasoning.thinking_tokens import Thinking
+from onward.worker import answer_rules, runner
+from onward.worker.answer_rules import RuledSlot
+from onward.worker.slot_grammar import SlotGrammar
+from tests.sabotage_kinds import Patches, Sabotage
+
+CUTS = "tests/api/test_cut_messages.py::"
+WORKER = "tests/worker/test_thinking.py::"
+
+
+def _think_anew(patch: Patches) -> None:
+    def thinking(assign: Assign) -> Thinking | None:
+        rule = assign.sampling.thinking
+        return None if rule is None else Thinking(rule)
+
+    patch.put(runner, "_thinking", thinking)
+
+
+def _let_it_think_on(patch: Patches) -> None:
+    patch.put(Thinking, "forced_token_id", None)
+
+
+def _bind_thoughts(patch: Patches) -> None:
+    def in_force(original: Callable, slot: RuledSlot) -> SlotGrammar | None:
+        return slot.grammar
+
+    patch.around(answer_rules, "grammar_in_force", in_force)
+
+
+def _tell_again(patch: Patches) -> None:
+    def take(original: Callable, self: MessageText) -> list[Event]:
+        return list(self._events)
+
+    patch.around(MessageText, "take_events", take)
+
+
+TABLE = [
+    Sabotage(
+        "thinking-starts-over",
+        "an output that was interrupted thinks anew",
+        _think_anew,
+        [WORKER + "test_an_output_that_is_gone_on_with_anywhere_is_the_same"],
+    ),
+    Sabotage(
+        "budget-ignored",
+        "thinking goes on beyond its budget",
+        _let_it_think_on,
+        [WORKER + "test_thinking_ends_within_its_budget_whatever_else_is_forbidden"],
+    ),
+    Sabotage(
+        "grammar-of-thoughts",
+        "a grammar is applied to what comes before the answer",
+        _bind_thoughts,
+        [WORKER + "test_a_grammar_is_about_what_comes_behind_the_thinking"],
+    ),
+    Sabotage(
+        "told-twice",
+        "what an earlier answer has told of a message is told again",
+        _tell_again,
+        [CUTS + "test_another_instance_goes_on_for_a_router"],
+    ),
+]
