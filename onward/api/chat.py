@@ -36,8 +36,14 @@ class Chat:
         return "messages" if request.prompt_token_ids is None else "prompt_token_ids"
 
     def thinking(self, request: ChatRequest, prompts: list[list[int]], *, has_grammar: bool) -> ThinkingRule | None:
-        messages, tokenizer = self._prompts.messages, self._prompts.tokens.tokenizer
-        return rule_of(messages.reasoning, tokenizer, prompts[0], request.thinking_budget, has_grammar=has_grammar)
+        return rule_of(
+            self._prompts.messages.reasoning,
+            self._prompts.tokens.tokenizer,
+            prompts[0],
+            request.thinking_budget,
+            has_grammar=has_grammar,
+            goes_on=bool(request.continue_final_message),
+        )
 
     def new_text(self, prepared: Prepared, sampling: Sampling) -> Text:
         request = prepared.request

@@ -61,8 +61,7 @@ class MessageFormats:
             return None
         if prepared.structure is not None and prepared.thinking is None:
             return None  # nobody can follow it, so all of the text is what was asked for
-        prompt, request = prepared.prompts[0], prepared.request
-        is_open = is_open_behind(form, self._tokenizer, prompt)
-        if isinstance(request, ChatRequest) and request.continue_final_message and not is_open:
-            return None  # the answer has begun before
-        return form.parser(is_open)
+        request = prepared.request
+        goes_on = isinstance(request, ChatRequest) and bool(request.continue_final_message)
+        is_open = is_open_behind(form, self._tokenizer, prepared.prompts[0], goes_on=goes_on)
+        return None if goes_on and not is_open else form.parser(is_open)

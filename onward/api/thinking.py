@@ -18,8 +18,10 @@ def rule_of(
     budget: int | None,
     *,
     has_grammar: bool,
+    goes_on: bool = False,
 ) -> ThinkingRule | None:
-    """None where nobody needs to follow the thinking: only a budget, and a grammar for what comes behind it, do."""
+    """None where nobody needs to follow the thinking: only a budget, and a grammar for what comes behind it, do. `goes_on`:
+    with a message that has begun in the prompt."""
     if budget is not None and not 0 <= budget <= MAX_THINKING_BUDGET:
         raise wrong("thinking_budget", f"must be between 0 and {MAX_THINKING_BUDGET}, got {budget}")
     if form is None or tokenizer is None:
@@ -28,7 +30,7 @@ def rule_of(
         return None
     if budget is None and not has_grammar:
         return None
-    begins_inside = is_open_behind(form, tokenizer, prompt_token_ids)
+    begins_inside = is_open_behind(form, tokenizer, prompt_token_ids, goes_on=goes_on)
     rule = thinking_rule(form, tokenizer, begins_inside=begins_inside, budget=budget)
     if rule is None and budget is not None:
         problem = f"the tags {form.begin} and {form.end} are not in this model's vocabulary"

@@ -147,6 +147,17 @@ def test_thoughts_are_no_words(thinker: Instance) -> None:
     assert "<think>" not in prompt_of(thinker)
 
 
+def test_a_message_that_is_gone_on_with_has_begun_to_answer(thinker: Instance) -> None:
+    speak(thinker, tokens_of("<think>b"))
+    begun = [*MESSAGES, {"role": "assistant", "content": "a"}]
+    message = answer(thinker, tools=None, messages=begun, continue_final_message=True)["message"]
+    assert message["content"] == "<think>b"
+    speak(thinker, tokens_of("hm", END_OF_THOUGHT, "yes"))
+    begun = [*MESSAGES, {"role": "assistant", "content": "<think>"}]
+    message = answer(thinker, tools=None, messages=begun, continue_final_message=True)["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", "yes")
+
+
 def test_a_budget_reaches_whoever_draws_the_tokens(thinker: Instance) -> None:
     speak(thinker, tokens_of("abcdefgh"))
     message = answer(thinker, tools=None, thinking_budget=3, **THINKING)["message"]

@@ -122,6 +122,23 @@ def test_the_openai_package_reads_answers_into_models(server: Server) -> None:
     assert 1 <= book.pages <= 999
 
 
+def test_a_call_that_must_be_made_has_arguments_that_validate(server: Server) -> None:
+    asked: Any = [{"role": "user", "content": "Make up a book."}]
+    fields: Any = {"model": MODEL, "messages": asked, "seed": 3, "temperature": 1, "max_tokens": 160}
+    tools: Any = {"tools": [openai.pydantic_function_tool(Book)], "tool_choice": "required"}
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        whole = client.chat.completions.parse(**fields, **tools, parallel_tool_calls=False).choices[0]
+        with client.chat.completions.stream(**fields, **tools, parallel_tool_calls=False) as stream:
+            streamed = stream.get_final_completion().choices[0]
+    for choice in (whole, streamed):
+        [call] = choice.message.tool_calls or []
+        assert isinstance(call.function.parsed_arguments, Book)
+        assert (choice.message.content, choice.finish_reason) == (None, "tool_calls")
+    assert json.loads(whole.message.tool_calls[0].function.arguments) == json.loads(
+        streamed.message.tool_calls[0].function.arguments
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "path", "word"),
     [

@@ -10,9 +10,13 @@ PROMPT_END_TOKENS = 16
 """So many of a prompt's last tokens say whether it has opened the thinking."""
 
 
-def is_open_behind(form: ReasoningFormat, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> bool:
+def is_open_behind(
+    form: ReasoningFormat, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, goes_on: bool = False
+) -> bool:
+    """Whether an output begins inside the thinking. `goes_on`: its message has begun in the prompt, and whoever wrote that
+    has said so if it is thinking."""
     end = tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
-    return form.is_open(end)
+    return form.is_opened_by(end) if goes_on else form.is_open(end)
 
 
 def thinking_rule(

@@ -29,10 +29,12 @@ class ReasoningFormat:
 
     def is_open(self, prompt_end: str) -> bool:
         """Whether a text behind a prompt with this end begins inside the thinking."""
-        last = prompt_end.rstrip()
-        if last.endswith(self.begin):
+        if self.is_opened_by(prompt_end):
             return True
-        return self.begins_inside and not last.endswith(self.end)
+        return self.begins_inside and not prompt_end.rstrip().endswith(self.end)
+
+    def is_opened_by(self, prompt_end: str) -> bool:
+        return prompt_end.rstrip().endswith(self.begin)
 
     def parser(self, begins_inside: bool) -> Piecewise:
         return Piecewise(lambda source: self._read(source, begins_inside))
