@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from onward.api.choice import Choice, Start
 from onward.proto.step import Assign
 from onward.text.message_events import Event
 from onward.text.message_text import MessageText
@@ -35,9 +36,18 @@ def _bind_thoughts(patch: Patches) -> None:
 
 
 def _tell_again(patch: Patches) -> None:
-    def take(original: Callable, self: MessageText) -> list[Event]:
-        return list(self._events)
+    replayed: list[Choice] = []
 
+    def push_again(original: Callable, self: Choice, start: Start) -> tuple[list[int], str]:
+        replayed.append(self)
+        told = original(self, start)
+        replayed.clear()
+        return told
+
+    def take(original: Callable, self: MessageText) -> list[Event]:
+        return [] if replayed else original(self)
+
+    patch.around(Choice, "_push_again", push_again)
     patch.around(MessageText, "take_events", take)
 
 

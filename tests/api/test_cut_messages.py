@@ -92,7 +92,8 @@ def test_a_client_that_comes_back_reads_on(keeper: Instance, repeater: Instance,
         events = events_of(httpx.post(server.url + CHAT, json=body, timeout=30, verify=NO_CERTIFICATES))
         whole = told(events, body)
         assert all(reason in ("stop", "length", "tool_calls") for reason in whole.reasons)
-        for before, place in cuts(events):
+        # Who makes all tokens again takes long: it is asked at some places only.
+        for before, place in list(cuts(events))[:: 1 if again is None else 4]:
             headers = {"last-event-id": format_cursor(place)}
             method, url = "GET" if again is None else "POST", server.url + CHAT
             rest = httpx.request(method, url, json=again, headers=headers, timeout=30, verify=NO_CERTIFICATES)
