@@ -14,6 +14,7 @@ from onward.api import continuing
 from onward.api.answer import Answer, Choice, Piece, Start
 from onward.api.dialect import Dialect, Head
 from onward.api.engine_client import EngineClient, Mailbox
+from onward.api.fullness import Fullness
 from onward.api.identity import Identity
 from onward.api.ledger import MAX_ATTEMPT, RESCHEDULE, Order
 from onward.api.limits import output_limit
@@ -54,6 +55,7 @@ class Backend:
     """For templates and tokenizing, which may take long and must not hold up anybody's tokens."""
     unknown_fields: Counter
     chance: Chance
+    fullness: Fullness
 
 
 def bounds_of(backend: Backend) -> Bounds:
