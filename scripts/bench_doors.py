@@ -7,6 +7,7 @@ Two tables, as markdown and with everything else as JSON; `--plot` draws the ove
 """
 
 import argparse
+import asyncio
 import contextlib
 import json
 import os
@@ -82,6 +83,9 @@ class Bench:
     def __init__(self, server: KeyedServer, keys: dict[str, str], args: argparse.Namespace) -> None:
         self._server, self._keys, self._args = server, keys, args
         self._asked = Asked(server.port, keys["others"], config.DEFAULT_MODEL, args.words, args.tokens)
+        self._due = Asked(server.port, keys["vanishing"], config.DEFAULT_MODEL, args.words, args.tokens)
+        """What those that vanish may have in flight is their due. In calm rounds the same key uses it decently, so that
+        what differs is how, and not how much."""
         self.pids: dict[str, list[int]] = json.loads(server.get("/info"))["pids"]
 
     def warm_up(self) -> None:
@@ -103,7 +107,7 @@ class Bench:
 
     def _others(self, seed: str) -> float:
         self.wait_idle()
-        return self._closed(self._args.streams, self._args.seconds, seed)[0]
+        return self._closed(self._args.streams, self._args.seconds, seed, with_due=True)[0]
 
     def _others_beside_hostile(self, seed: str) -> tuple[float, float]:
         self.wait_idle()
@@ -198,9 +202,19 @@ class Bench:
             refusals_by_second=doors_figures.refusals_by_second(streams, began_s, seconds),
         )
 
-    def _closed(self, num_streams: int, seconds: int, seed: str) -> tuple[float, list[Stream]]:
+    def _closed(
+        self, num_streams: int, seconds: int, seed: str, *, with_due: bool = False
+    ) -> tuple[float, list[Stream]]:
         began_s = time.perf_counter()
-        streams = uvloop.run(closed_load(self._asked, num_streams, SETTLE_S, seconds + 1, seed))
+
+        async def load() -> list[Stream]:
+            asked = [(self._asked, num_streams)]
+            if with_due:
+                asked.append((self._due, self._args.hostile_in_flight))
+            loads = [closed_load(one, count, SETTLE_S, seconds + 1, f"{seed} {count}") for one, count in asked]
+            return (await asyncio.gather(*loads))[0]
+
+        streams = uvloop.run(load())
         failed = [one.status for one in streams if one.ended_s is not None and not one.is_whole]
         if failed:
             raise SystemExit(f"{len(failed)} of the others' streams failed, the first with {failed[0]}")

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from starlette.types import Receive, Scope, Send
 
+from onward.api.engine_client import Mailbox
 from onward.api.forms import ChunkForm, Collected, Form, RoutedChunkForm, RoutedWholeForm
 from onward.api.identity import Identity, identity_of
 from onward.api.jobs import EXACT_QUANTIZATION, Backend, Job, Jobs
@@ -58,7 +59,7 @@ class Generator:
         stream = await self._streams.start(lambda: self.jobs.start(prepared, limits), prepared.attempt)
         try:
             if stream.job.mailbox is not None:
-                await stream.job.mailbox.accepted()
+                await self._accepted(stream.job.mailbox)
             if prepared.request.stream or prepared.is_routed:
                 await self._stream(stream, send)
             else:
@@ -68,6 +69,13 @@ class Generator:
             raise
         finally:
             self._streams.leave(stream)
+
+    async def _accepted(self, mailbox: Mailbox) -> None:
+        try:
+            await mailbox.accepted()
+        except RequestFailed as failure:
+            self._backend.fullness.note(failure.info)
+            raise
 
     async def _collect(self, job: Job, send: Send) -> None:
         collected = Collected(job)
@@ -163,8 +171,10 @@ class GenerationEndpoint:
         check_room(self._num_open)
         if scope["method"] == "HEAD":
             raise RequestFailed(ONLY_WITH_CURSOR)  # nobody would read what it takes up
-        body = await http.read_body(receive, self._backend.config.max_body_bytes)
         cursor, identity = last_event(scope), identity_of(scope)
+        if cursor is None and scope["method"] == "POST":
+            self._backend.fullness.check()
+        body = await http.read_body(receive, self._backend.config.max_body_bytes)
         if cursor is not None and not may_ask_for(identity.caller, cursor.request_id):
             raise STREAM_UNKNOWN
         if scope["method"] == "GET":

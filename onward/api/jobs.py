@@ -14,6 +14,7 @@ from onward.api.answer import Answer
 from onward.api.choice import Choice, Start
 from onward.api.dialect import Dialect, Head, Writer
 from onward.api.engine_client import EngineClient, Mailbox
+from onward.api.fullness import Fullness
 from onward.api.identity import Identity
 from onward.api.ledger import MAX_ATTEMPT, Order
 from onward.api.limits import output_limit
@@ -53,6 +54,7 @@ class Backend:
     """For templates and tokenizing, which may take long and must not hold up anybody's tokens."""
     unknown_fields: Counter
     chance: Chance
+    fullness: Fullness
 
 
 def bounds_of(backend: Backend) -> Bounds:

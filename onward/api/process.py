@@ -13,6 +13,7 @@ import aiohttp
 from onward.api.admin import Admin
 from onward.api.app import build_app
 from onward.api.engine_client import EngineClient, Wire
+from onward.api.fullness import Fullness
 from onward.api.jobs import Backend
 from onward.api.ledger import Ledger
 from onward.api.prompts import Prompts
@@ -66,6 +67,7 @@ class Api:
             threads=rim.threads,
             unknown_fields=registry.counter("onward_unknown_fields_total", "Request fields that nobody knows, ignored"),
             chance=rim.chance,
+            fullness=Fullness(rim.clock, registry),
         )
         self._shelf = ShelfLink(rim.connect_shelf, rim.leave_at_once, registry)
         self._streams = Streams(self._client, rim.clock, start.config.detach_ttl_s, self._shelf)

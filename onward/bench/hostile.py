@@ -82,10 +82,11 @@ class Hostile(asyncio.Protocol):
         return f"{head}content-length: {claimed_bytes}\r\n\r\n".encode() + body
 
     def _stream_request(self) -> bytes:
-        """Much to read for each token."""
+        """For those that do not read, there is much to read for each token."""
         messages = [{"role": "user", "content": words(16, str(self._rng.random()))}]
         asked = {"model": self._crowd.model, "stream": True, "max_tokens": MAX_TOKENS, "ignore_eos": True}
-        body = msgspec.json.encode({**asked, "logprobs": True, "top_logprobs": 20, "messages": messages})
+        more = {"logprobs": True, "top_logprobs": 20} if self.kind == "unread" else {}
+        body = msgspec.json.encode({**asked, **more, "messages": messages})
         return self._request(body, len(body))
 
     def _send_head_slowly(self) -> None:

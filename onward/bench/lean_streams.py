@@ -23,6 +23,7 @@ _NEW_TOKENS = re.compile(rb";0:([0-9+]+)\n")
 _DONE = b"data: [DONE]"
 _LAST_CHUNK = b"0\r\n\r\n"
 _USAGE = re.compile(rb'"completion_tokens":(\d+)')
+_LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 _TAIL_BYTES = 2048
 _HEAD = b"POST %b HTTP/1.1\r\nhost: %b\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n"
 
@@ -102,9 +103,9 @@ class _Client(asyncio.Protocol):
         if stream.status == 0:
             stream.status = int(data[9:12])
         if stream.status != 200:
-            # What else it says is nothing to us, and would be taken for the next answer.
-            self._end(now_s)
-            self.leave()
+            self._tail += data
+            if _is_whole_refusal(self._tail):
+                self._end(now_s)
             return
         num_tokens = sum(1 + found.count(b"+") for found in _NEW_TOKENS.findall(data))
         if num_tokens:
@@ -132,21 +133,32 @@ class _Client(asyncio.Protocol):
             self._over.set_result(None)
 
 
+def _is_whole_refusal(answer: bytes) -> bool:
+    """All of it must have come, or its rest would be taken for the next answer."""
+    head, end, body = answer.partition(b"\r\n\r\n")
+    length = _LENGTH.search(head)
+    return bool(end) and length is not None and len(body) >= int(length[1])
+
+
 async def _connected(port: int) -> _Client:
     _, client = await asyncio.get_running_loop().create_connection(_Client, "127.0.0.1", port)
     return client
 
 
-async def ask_one(asked: Asked, seed: str) -> Stream:
+async def ask_one(asked: Asked, seed: str, idle: "list[_Client] | None" = None) -> Stream:
+    """`idle`: connections that were used before, and are used again, as clients do."""
     stream = Stream(time.perf_counter())
+    while idle and idle[-1].transport is None:
+        idle.pop()
     try:
-        client = await _connected(asked.port)
+        client = idle.pop() if idle else await _connected(asked.port)
     except OSError:
         return stream
-    try:
-        await client.ask(asked.message(seed), stream)
-    finally:
+    await client.ask(asked.message(seed), stream)
+    if idle is None:
         client.leave()
+    else:
+        idle.append(client)
     return stream
 
 
@@ -176,13 +188,17 @@ async def open_load(
 ) -> list[Stream]:
     """New ones at random times, so many a second on average. All that were taken are read to their ends."""
     rng, tasks = random.Random(seed), []
+    idle: list[_Client] = []
     began_s = time.perf_counter()
     at_s = looked_s = 0.0
     while at_s < seconds:
         await asyncio.sleep(max(0.0, began_s + at_s - time.perf_counter()))
-        tasks.append(asyncio.create_task(ask_one(asked, f"{seed} {len(tasks)}")))
+        tasks.append(asyncio.create_task(ask_one(asked, f"{seed} {len(tasks)}", idle)))
         at_s += rng.expovariate(per_s)
         if at_s - looked_s >= 1.0:
             looked_s = at_s
             on_second()
-    return list(await asyncio.gather(*tasks))
+    streams = list(await asyncio.gather(*tasks))
+    for client in idle:
+        client.leave()
+    return streams

@@ -1,77 +1,22 @@
-"""Typed msgpack messages between the api processes of an instance and its shelf, over zmq.
-
-Bounded by number here; by size they are bounded by those who send them (`api.shelf_link`).
+"""The dialogue of the api processes with their shelf. Bounded by number here; by size by those who send
+(`api.shelf_link`).
 """
 
-import asyncio
-from typing import Any, cast
+from typing import Any
 
-import msgspec
 import zmq
-import zmq.asyncio
 
 from onward.proto.shelf import FromShelf, ToShelf
-from onward.transport.curve import bind, connect
+from onward.transport.api_dialogue import ApiEnd, OwnerEnd
 
 QUEUE_LENGTH = 4096
 
 
-class ShelfSocket:
-    """An api process's way to one incarnation of the shelf."""
-
+class ShelfSocket(ApiEnd[ToShelf, FromShelf]):
     def __init__(self, address: str, api_incarnation: str) -> None:
-        self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
-        _bound(self._socket)
-        self._socket.setsockopt(zmq.IDENTITY, api_incarnation.encode())
-        connect(self._socket, address)
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(FromShelf)
-
-    def send(self, message: ToShelf) -> bool:
-        """Never blocks. False if the queue is full."""
-        # Through the asyncio socket, as in `transport.zmq.EngineSocket`, and for the same reason.
-        sent = self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
-        return cast("asyncio.Future[Any]", sent).exception() is None
-
-    async def receive(self) -> FromShelf:
-        return self._decoder.decode(await self._socket.recv())
-
-    def close(self) -> None:
-        self._socket.close()
+        super().__init__(address, api_incarnation, FromShelf, QUEUE_LENGTH)
 
 
-class ShelfPort:
-    """Where the shelf hears the api processes. Each is known by its incarnation."""
-
+class ShelfPort(OwnerEnd[ToShelf, FromShelf]):
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
-        self.pollable: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
-        _bound(self.pollable)
-        self.pollable.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        bind(self.pollable, address)
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(ToShelf)
-
-    def receive(self) -> tuple[str, ToShelf] | None:
-        """The next message and who sent it, or None."""
-        try:
-            sender, data = self.pollable.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
-        return sender.decode(), self._decoder.decode(data)
-
-    def send(self, receiver: str, message: FromShelf) -> bool:
-        """False if that api process is gone or has stopped reading."""
-        try:
-            self.pollable.send_multipart([receiver.encode(), self._encoder.encode(message)], zmq.NOBLOCK)
-        except zmq.ZMQError:
-            return False
-        return True
-
-    def close(self) -> None:
-        self.pollable.close()
-
-
-def _bound(socket: "zmq.Socket[Any]") -> None:
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDHWM, QUEUE_LENGTH)
-    socket.setsockopt(zmq.RCVHWM, QUEUE_LENGTH)
+        super().__init__(context, address, ToShelf, QUEUE_LENGTH)

@@ -8,15 +8,14 @@ Local addresses are abstract: no file is made, so none can be left behind. What 
 guarded by a CURVE key that is part of the address, and that only the supervisor's children are told.
 """
 
-import asyncio
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from onward.proto.request import FromEngine, ToEngine
 from onward.proto.step import StepPlan, StepResult, WorkerHello
+from onward.transport.api_dialogue import ApiEnd, OwnerEnd
 from onward.transport.curve import bind, connect
 from onward.transport.kv import KvPort, KvSocket
 from onward.transport.peers import DecodePort, PrefillPeer
@@ -98,64 +97,16 @@ class WorkerWireMessage(msgspec.Struct, frozen=True, array_like=True):
     result: StepResult | None = None
 
 
-class EngineSocket:
-    """An api process's way to one engine incarnation."""
+class EngineSocket(ApiEnd[ToEngine, FromEngine]):
+    """What is refused is repaired by the once-a-second comparison."""
 
     def __init__(self, address: str, api_incarnation: str) -> None:
-        self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, API_QUEUE_LENGTH)
-        self._socket.setsockopt(zmq.RCVHWM, API_QUEUE_LENGTH)
-        self._socket.setsockopt(zmq.IDENTITY, api_incarnation.encode())
-        connect(self._socket, address)
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(FromEngine)
-
-    def send(self, message: ToEngine) -> bool:
-        """Never blocks. False if the queue is full; the once-a-second comparison repairs that."""
-        # Through the asyncio socket, which looks for arrivals after each send: zmq tells of them only once, and a
-        # plain send would swallow that. With NOBLOCK the future is done when the call returns.
-        sent = self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
-        return cast("asyncio.Future[Any]", sent).exception() is None
-
-    async def receive(self) -> FromEngine:
-        return self._decoder.decode(await self._socket.recv())
-
-    def close(self) -> None:
-        self._socket.close()
+        super().__init__(address, api_incarnation, FromEngine, API_QUEUE_LENGTH)
 
 
-class ApiPort:
-    """Where the engine hears its api processes. Each is known by its incarnation."""
-
+class ApiPort(OwnerEnd[ToEngine, FromEngine]):
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
-        self.pollable: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
-        self.pollable.setsockopt(zmq.LINGER, 0)
-        self.pollable.setsockopt(zmq.SNDHWM, API_QUEUE_LENGTH)
-        self.pollable.setsockopt(zmq.RCVHWM, API_QUEUE_LENGTH)
-        self.pollable.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        bind(self.pollable, address)
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(ToEngine)
-
-    def receive(self) -> tuple[str, ToEngine] | None:
-        """The next message and who sent it, or None."""
-        try:
-            sender, data = self.pollable.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
-        return sender.decode(), self._decoder.decode(data)
-
-    def send(self, receiver: str, message: FromEngine) -> bool:
-        """False if that api process is gone or has stopped reading."""
-        try:
-            self.pollable.send_multipart([receiver.encode(), self._encoder.encode(message)], zmq.NOBLOCK)
-        except zmq.ZMQError:
-            return False
-        return True
-
-    def close(self) -> None:
-        self.pollable.close()
+        super().__init__(context, address, ToEngine, API_QUEUE_LENGTH)
 
 
 class WorkerPort:

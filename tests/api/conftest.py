@@ -1,6 +1,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -8,6 +9,7 @@ from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
 from tests.api import small_model
 from tests.api.instance import Instance, running
+from tests.api.reader import NO_CERTIFICATES
 from tests.api.stand_in_engine import hashed_token, never, never_complete
 
 MAX_BODY_BYTES = 1 << 20
@@ -30,9 +32,21 @@ def instance(shared_instance: Instance) -> Iterator[Instance]:
     """One api process for all tests; each finds the engine as if it were new, and must leave nothing in it."""
     yield shared_instance
     engine = shared_instance.engine
+    has_refused = engine.refusal is not None
     engine.choose, engine.refusal, engine.give_up, engine.paused = hashed_token, None, never, False
     engine.is_complete = never_complete
     shared_instance.worker_ready, shared_instance.stalled_s = True, 0.0
+    if has_refused:
+        _wait_until_served(shared_instance)
+
+
+def _wait_until_served(instance: Instance) -> None:
+    """A full queue is remembered for a moment."""
+    body = {"model": "small-model", "prompt": "x", "max_tokens": 1}
+    for _ in range(10_000):
+        if httpx.post(instance.url + "/v1/completions", json=body, timeout=30, verify=NO_CERTIFICATES).is_success:
+            return
+    raise AssertionError("a full queue is remembered for ever")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import msgspec
 
 from onward.api.completions import Completions
 from onward.api.engine_client import EngineClient
+from onward.api.fullness import Fullness
 from onward.api.generation import MAX_OPEN_EXCHANGES, GenerationEndpoint, Generator
 from onward.api.jobs import Backend, Jobs
 from onward.api.ledger import Ledger
@@ -29,7 +30,9 @@ def test_open_requests_have_a_bound_and_those_that_leave_make_room(model: Prepar
         prompts = Prompts(read_text(model))
         unknown = registry.counter("onward_unknown_fields_total", "")
         with ThreadPoolExecutor(1) as threads:
-            backend = Backend(ApiConfig(), model, prompts, client, clock, threads, unknown, SystemChance())
+            backend = Backend(
+                ApiConfig(), model, prompts, client, clock, threads, unknown, SystemChance(), Fullness(clock, registry)
+            )
             streams = Streams(client, clock, 60.0, ShelfLink(_no_engine, _no_fault, registry))
             generator = Generator(Jobs(Completions(prompts), "/v1/completions", backend), backend, streams)
             endpoint = GenerationEndpoint(generator, backend, streams)

@@ -91,15 +91,23 @@ def test_a_hangup_is_for_those_who_have_a_file_of_keys_once_they_are_ready() -> 
         instance("decode-0", f"{READY}; {WAIT}"),
     ]
     lines: list[tuple[str, str]] = []
+    all_ready: list[Cluster] = []
+
+    def stop_when_both_were_seen() -> None:
+        if all_ready and len(lines) == 3:
+            stop(cluster)
 
     def on_line(name: str, line: str) -> None:
         lines.append((name, line))
         if len(lines) < 3:
             os.kill(os.getpid(), signal.SIGHUP)
-        else:
-            stop(cluster)
+        stop_when_both_were_seen()
 
-    cluster = cluster_of(*plans, on_line=on_line, on_ready=lambda _: None)
+    def on_ready(made: Cluster) -> None:
+        all_ready.append(made)
+        stop_when_both_were_seen()
+
+    cluster = cluster_of(*plans, on_line=on_line, on_ready=on_ready)
     cluster.run()
     assert lines == [("router", "again")] * 3
     assert cluster.instances[1].num_ready == 1, "it would have died of it"
