@@ -42,6 +42,7 @@ from onward.worker.drawing import Drawing, Drawn
 from onward.worker.memory import free_memory_bytes, longest_sequence, pool_blocks
 from onward.worker.penalties import LogitRules
 from onward.worker.push_feed import KvFeed, SlotPush
+from onward.worker.slot_checks import Fault, check_assignment, check_blocks, check_room, reported_rows
 
 
 @dataclass(slots=True)
@@ -61,14 +62,6 @@ class Slot:
     rules: LogitRules | None
     push: SlotPush | None = None
     score_from: int | None = None
-
-
-class _Fault(Exception):
-    """One request cannot go on."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Runner:
@@ -172,7 +165,7 @@ class Runner:
     def _guard(self, events: list[Event], slot: int, epoch: int, act: Callable[[], None]) -> None:
         try:
             act()
-        except _Fault as fault:
+        except Fault as fault:
             self._slots[slot] = None
             events.append(Failed(slot, epoch, fault.code, str(fault)))
 
@@ -185,14 +178,8 @@ class Runner:
         return Preempted(preempt.slot, preempt.epoch, slot.num_tokens)
 
     def _assign(self, assign: Assign) -> None:
+        check_assignment(assign, self.max_model_len, self._model.config.vocab_size)
         count = len(assign.token_ids)
-        if not 0 < count <= self.max_model_len:
-            raise _Fault("invalid_request", f"{count} tokens do not fit into a context of {self.max_model_len}")
-        low, high = min(assign.token_ids), max(assign.token_ids)
-        if low < 0 or high >= self._model.config.vocab_size:
-            raise _Fault("invalid_request", f"token {low if low < 0 else high} is not in the model's vocabulary")
-        if not 0 <= assign.num_computed < count:
-            raise _Fault("internal_error", f"{assign.num_computed} of {count} tokens cannot be computed already")
         self._tokens[assign.slot, :count] = assign.token_ids
         self._take_blocks(assign.slot, assign.block_ids, self._tables.replace)
         self._slots[assign.slot] = Slot(
@@ -211,10 +198,10 @@ class Runner:
         if assign.push is None:
             return None
         if self.kv_feed is None:
-            raise _Fault("internal_error", "this worker cannot push KV to a peer")
+            raise Fault("internal_error", "this worker cannot push KV to a peer")
         push = SlotPush.begin(assign.push, len(assign.token_ids), self._config.block_size)
         if not push.names_every_block:
-            raise _Fault("internal_error", f"the push is not of the list's {push.num_blocks} blocks")
+            raise Fault("internal_error", f"the push is not of the list's {push.num_blocks} blocks")
         self.kv_feed.open_push(assign.push)
         if fed := push.advance(assign.num_computed, self._table(assign.slot), None):
             self.kv_feed.feed(fed)
@@ -242,19 +229,16 @@ class Runner:
         if count <= 0:
             return
         end = slot.num_computed + count
-        room = self._tables.lengths[run.slot] * self._config.block_size
-        if end > min(room, self.max_model_len):
-            raise _Fault("internal_error", f"token {end} is beyond the {room} tokens that the slot has blocks for")
-        reported = _reported(slot, slot.num_computed, end)
+        check_room(end, self._tables.lengths[run.slot], self._config.block_size, self.max_model_len)
+        reported = reported_rows(slot, slot.num_computed, end)
         spans.append(Span(run.slot, slot.num_computed, count, end == slot.num_tokens, reported))
 
     def _take_blocks(self, slot: int, block_ids: list[int], take: Callable[[int, list[int]], None]) -> None:
-        if block_ids and not 0 <= min(block_ids) <= max(block_ids) < self.num_blocks:
-            raise _Fault("internal_error", f"the plan names a block outside the pool of {self.num_blocks}")
+        check_blocks(block_ids, self.num_blocks)
         try:
             take(slot, block_ids)
         except ValueError as error:
-            raise _Fault("internal_error", str(error)) from None
+            raise Fault("internal_error", str(error)) from None
 
     def _compute(self, spans: list[Span]) -> list[Event]:
         rows = self._batch.build(spans)
@@ -306,20 +290,6 @@ class Runner:
             drawn.logprobs,
             drawn.prompt_logprobs,
         )
-
-
-def _reported(slot: Slot, start: int, end: int) -> range | None:
-    """Of the rows [start, end), those whose following tokens' logprobs are asked for.
-
-    tokens   |---- prompt ----|---- generated ----|              row i tells of token i + 1
-             0           num_prompt  score_from   num_tokens
-    """
-    if slot.score_from is not None:
-        rows = range(max(start, slot.score_from - 1), min(end, slot.num_tokens - 1))
-        return rows if rows else None
-    if slot.sampling.prompt_logprobs is not None and slot.num_tokens == slot.num_prompt:
-        return range(start, min(end, slot.num_prompt - 1))
-    return None
 
 
 def _num_threads(wanted: int | None) -> int:
