@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Quantization = Literal["auto", "int8", "none"]
+Quantization = Literal["auto", "int8", "fp8", "none"]
+Device = Literal["cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
 GenerationConfig = Literal["auto", "none"]
 Pooling = Literal["mean", "last"]
@@ -28,9 +29,9 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 API_KEY_VARIABLE = "ONWARD_API_KEY"
 
 
-def knob(default: Any, help: str, *, flag: str | None = None) -> Any:
-    """A field that becomes a command-line flag."""
-    metadata = {"help": help, "flag": flag}
+def knob(default: Any, help: str, *, flag: str | None = None, on_cuda: Any = None) -> Any:
+    """A field that becomes a command-line flag. `on_cuda` is its default on such a device, if that is another one."""
+    metadata = {"help": help, "flag": flag, "on_cuda": on_cuda}
     if isinstance(default, (list, tuple)):
         return field(default_factory=lambda: default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -44,8 +45,13 @@ class ServeConfig:
     served_model_name: str | None = knob(None, "the model id that clients use (default: from the model)")
     host: str = knob("127.0.0.1", "address to listen on")
     port: int = knob(8000, "port to listen on (0: any free one)")
-    dtype: Dtype = knob("auto", "type of the weights that are not quantized")
-    quantization: Quantization = knob("auto", "int8 for checkpoints that are quantized already, else none")
+    device: Device = knob("cpu", "where the model runs")
+    gpu_memory_utilization: float = knob(0.9, "share of a CUDA device's memory that may be used in all")
+    deterministic: bool = knob(False, "on CUDA: the same bits alone, in any batch, in any chunking and after a resume")
+    dtype: Dtype = knob("auto", "type of the weights that are not quantized; auto: float32, on CUDA bfloat16")
+    quantization: Quantization = knob(
+        "auto", "auto: on CPU int8 for checkpoints that are quantized already, else none; int8 is CPU's, fp8 CUDA's"
+    )
     load_format: LoadFormat = knob("auto", "dummy: random weights from the model's config")
     generation_config: GenerationConfig = knob(
         "auto",
@@ -54,8 +60,10 @@ class ServeConfig:
     max_model_len: int | None = knob(None, "longest prompt plus output, in tokens (default: the model's)")
     block_size: int = knob(16, "tokens per KV block")
     num_kv_blocks: int | None = knob(None, "KV blocks in the pool (default: from free memory)")
-    max_num_seqs: int = knob(64, "requests that run at once")
-    max_num_batched_tokens: int = knob(192, "tokens that one step computes at most; longer steps make streams stutter")
+    max_num_seqs: int = knob(64, "requests that run at once", on_cuda=256)
+    max_num_batched_tokens: int = knob(
+        192, "tokens that one step computes at most; longer steps make streams stutter", on_cuda=8192
+    )
     output_caching: bool = knob(True, "whether full blocks of outputs join the prefix cache")
     internal_adapter: bool = knob(False, "leave the token that ended the output out of what /v1/generate shows")
     tool_call_parser: ToolCallParser = knob("auto", "how the model writes tool calls; auto: as its chat template shows")
@@ -183,6 +191,9 @@ class WorkerConfig:
     num_kv_blocks: int | None = None
     max_model_len: int | None = None
     threads: int | None = None
+    device: Device = "cpu"
+    gpu_memory_utilization: float = 0.9
+    deterministic: bool = False
     kv_backend: KvBackend | None = None
     """How peers write KV into this worker; never `auto`. None: no peer does."""
     kv_host: str = "127.0.0.1"
@@ -224,6 +235,13 @@ def select(source: Any, target: type[Any], **more: Any) -> Any:
     return target(**({name: getattr(source, name) for name in shared} | more))
 
 
+def with_defaults(config: type[Any], said: dict[str, Any]) -> Any:
+    """The config with what was said; the rest has its default, on a CUDA device that device's."""
+    is_cuda = said.get("device") == "cuda"
+    own = {f.name: f.metadata["on_cuda"] for f in dataclasses.fields(config) if is_cuda and f.metadata.get("on_cuda")}
+    return config(**(own | said))
+
+
 def cache_dir() -> Path:
     """Where converted models and compiled kernels live: `ONWARD_CACHE`, else `onward` in the user's cache folder."""
     if path := os.environ.get("ONWARD_CACHE"):
@@ -242,6 +260,11 @@ def environment_with(more: dict[str, str]) -> dict[str, str]:
 
 def hub_endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT")
+
+
+def settle_triton() -> Path:
+    """Triton keeps what it compiles in a folder that it takes from the environment alone. Ours, unless a person set one."""
+    return Path(os.environ.setdefault("TRITON_CACHE_DIR", str(cache_dir() / "triton")))
 
 
 def settle_ucx() -> str:

@@ -7,6 +7,7 @@
 One thread at a time. Streams and batches may be open side by side: whoever asks for its next token moves them all.
 """
 
+import gc
 import time
 import uuid
 from collections import deque
@@ -58,27 +59,42 @@ class LLM:
         `progress(message, fraction)` hears of downloads, conversion and warming up."""
         config = checked_config(model, knobs)
         from onward.models import store
-        from onward.models.loading import open_weights
-        from onward.worker.runner import Runner
 
         prepared = store.prepare(
             config.model,
             dtype=config.dtype,
             quantization=config.quantization,
             load_format=config.load_format,
+            device=config.device,
+            deterministic=config.deterministic,
             cache_dir=cache_dir,
             progress=progress,
         )
         progress("loading the model", None)
-        runner = Runner(prepared, select(config, WorkerConfig, kv_backend=None), open_weights(prepared))
+        worker_config = select(config, WorkerConfig, kv_backend=None)
+        engine_config = select(config, EngineConfig, prefill_peers=(), kv_checksums=False)
+        if config.device == "cuda":
+            from onward.worker.running import open_cuda_runner
+
+            cuda_runner = open_cuda_runner(prepared, worker_config)
+            cuda_runner.warm_up(lambda message: progress(message, None))
+            self._start(prepared, OfflineEngine.overlapped(cuda_runner, engine_config))
+            # What is here now stays: looking through all of torch for garbage costs more than planning the steps.
+            gc.collect()
+            gc.freeze()
+            return
+        from onward.models.loading import open_weights
+        from onward.worker.runner import Runner
+
+        runner = Runner(prepared, worker_config, open_weights(prepared))
         runner.warm_up(lambda message: progress(message, None))
-        self._start(prepared, runner, select(config, EngineConfig, prefill_peers=(), kv_checksums=False))
+        self._start(prepared, OfflineEngine(runner, engine_config))
 
     @classmethod
     def over(cls, model: PreparedModel, runner: OfflineRunner, config: EngineConfig | None = None) -> Self:
         """Over a runner that is built already."""
         llm = cls.__new__(cls)
-        llm._start(model, runner, config or EngineConfig())
+        llm._start(model, OfflineEngine(runner, config or EngineConfig()))
         return llm
 
     def generate(
@@ -116,14 +132,14 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, model: PreparedModel, runner: OfflineRunner, config: EngineConfig) -> None:
+    def _start(self, model: PreparedModel, engine: OfflineEngine) -> None:
         self.model = model
         self._tokenizer = Tokenizer.from_file(Path(model.folder) / model.tokenizer) if model.tokenizer else None
         self._table = self._tokenizer.table if self._tokenizer else TokenTable([])
         self._template = (
             ChatTemplate(model.chat_template, model.bos_token, model.eos_token) if model.chat_template else None
         )
-        self._engine_or_none: OfflineEngine | None = OfflineEngine(runner, config)
+        self._engine_or_none: OfflineEngine | None = engine
 
     @property
     def _engine(self) -> OfflineEngine:

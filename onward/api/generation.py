@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from onward.api.engine_client import Mailbox
 from onward.api.forms import ChunkForm, Collected, Form, RoutedChunkForm, RoutedWholeForm
 from onward.api.identity import Identity, identity_of
-from onward.api.jobs import EXACT_QUANTIZATION, Backend, Job, Jobs
+from onward.api.jobs import Backend, Job, Jobs, is_exact
 from onward.api.ledger import RESCHEDULE, Delivery
 from onward.api.pieces import Piece
 from onward.api.prepared import Prepared
@@ -192,7 +192,7 @@ class GenerationEndpoint:
                 await self._go_on(identity, attempt, send)
                 return
             # Nobody has it, or not so much of it as the client: where that gives the same tokens, it is made again.
-            if self._backend.model.quantization != EXACT_QUANTIZATION:
+            if not is_exact(self._backend.model):
                 raise STREAM_UNKNOWN
         prepared = await self._generator.prepared(lambda: jobs.of_client(identity, body, cursor))
         await self._generator.run(prepared, send)

@@ -38,7 +38,11 @@ from onward.proto.step import WorkerHello
 from onward.web.body import wrong
 
 EXACT_QUANTIZATION = "int8"
-"""With which the same seed makes the same tokens, whatever else the batch computes."""
+
+
+def is_exact(model: PreparedModel) -> bool:
+    """Whether the same seed makes the same tokens, whatever else the batch computes."""
+    return model.quantization == EXACT_QUANTIZATION or model.is_deterministic
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +230,7 @@ class Jobs:
         for name, given in (("choices", attempt.choices), ("skip_to", attempt.skip_to)):
             if given and len(given) != request.num_choices:
                 raise wrong(name, f"must be one per choice ({request.num_choices}), got {len(given)}")
-        if attempt.skip_to and self._backend.model.quantization != EXACT_QUANTIZATION:
+        if attempt.skip_to and not is_exact(self._backend.model):
             raise STREAM_UNKNOWN
         for index, choice in enumerate(attempt.choices):
             check_token_ids(f"choices[{index}].token_ids", choice.token_ids, self._bounds)

@@ -37,7 +37,9 @@ class Shape:
         return self.num_requests * self.events_each
 
 
-class _Client(asyncio.Protocol):
+class StreamClient(asyncio.Protocol):
+    """One connection, one request at a time."""
+
     def __init__(self) -> None:
         self.parts: list[bytes] = []
         self._ended: asyncio.Future[None] | None = None
@@ -95,7 +97,7 @@ async def run(port: int, shape: Shape, timeout_s: float = 120.0) -> int:
 
     async def one_stream() -> int:
         loop = asyncio.get_running_loop()
-        _, client = await loop.create_connection(_Client, "127.0.0.1", port)
+        _, client = await loop.create_connection(StreamClient, "127.0.0.1", port)
         try:
             num_reads = 0
             for _ in range(shape.requests_each):

@@ -1,4 +1,4 @@
-"""`onward bench`: loads any OpenAI server with streams and says how fast it is."""
+"""`onward bench`: loads any OpenAI server with streams and says how fast it is. `onward bench offline` has no server."""
 
 import argparse
 import asyncio
@@ -14,6 +14,7 @@ from onward.bench import environment, load
 from onward.bench.load import Job, Record, Snapshot, Target
 from onward.bench.prompts import words
 from onward.bench.report import Summary, summarize, table_of
+from onward.cli import bench_offline
 from onward.cli.api_key import add_api_key_file, api_key_of
 from onward.errors import InvalidRequest
 
@@ -22,6 +23,10 @@ _AT_LEAST_ONE = ("streams", "requests", "prompt_tokens", "output_tokens")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    without_server = parser.add_subparsers(dest="bench", metavar="offline").add_parser(
+        "offline", help="measure a model in this process, without a server"
+    )
+    bench_offline.add_arguments(without_server)
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server [%(default)s]")
     parser.add_argument("--model", metavar="ID", help="the model to ask for (default: the first one offered)")
     parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
@@ -45,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """1 if any request failed, so that scripts notice."""
+    if args.bench == "offline":
+        return bench_offline.run(args)
     args.requests = args.requests if args.requests is not None else 4 * args.streams
     for name in _AT_LEAST_ONE:
         if getattr(args, name) < 1:

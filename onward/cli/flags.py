@@ -6,6 +6,8 @@ import types
 import typing
 from typing import Any
 
+from onward.config import with_defaults
+
 
 def add_flags(parser: argparse._ActionsContainer, config: type[Any], skip: tuple[str, ...] = ()) -> None:
     hints = typing.get_type_hints(config)
@@ -14,7 +16,9 @@ def add_flags(parser: argparse._ActionsContainer, config: type[Any], skip: tuple
             continue
         default = knob.default if knob.default is not dataclasses.MISSING else None
         help_text = knob.metadata["help"].replace("%", "%%")
-        shown = f"{help_text} [{default}]" if default is not None else help_text
+        on_cuda = knob.metadata.get("on_cuda")
+        known = f"{default}; on CUDA {on_cuda}" if on_cuda is not None else default
+        shown = f"{help_text} [{known}]" if default is not None else help_text
         parser.add_argument(
             "--" + knob.name.replace("_", "-"), default=None, help=shown, **_kind_of(hints[knob.name], knob.name)
         )
@@ -23,7 +27,7 @@ def add_flags(parser: argparse._ActionsContainer, config: type[Any], skip: tuple
 def from_args(args: argparse.Namespace, config: type[Any]) -> Any:
     """The config with what was said on the command line; what was not said keeps its default."""
     said = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(config)}
-    return config(**{k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if v is not None})
+    return with_defaults(config, {k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if v is not None})
 
 
 def flags_of(args: argparse.Namespace, names: tuple[str, ...]) -> list[str]:

@@ -21,7 +21,7 @@ from onward.errors import StartupError
 from onward.models import store
 from onward.proto.model import PreparedModel
 from onward.supervisor.cluster_key import read_key
-from onward.supervisor.pd import PdPlan, check_pd, handoff_port_to_open, resolve, warnings_about
+from onward.supervisor.pd import PdPlan, check_pd, handoff_port_to_open, peers_of, resolve, warnings_about
 from onward.supervisor.routers import RouterPlan, check_routers, http_url, resolve_routers
 from onward.supervisor.supervisor import Supervisor
 from onward.web.key_file import KeySource
@@ -97,6 +97,8 @@ def prepare_model(config: ServeConfig, progress: StartProgress) -> PreparedModel
         quantization=config.quantization,
         load_format=config.load_format,
         generation_config=config.generation_config,
+        device=config.device,
+        deterministic=config.deterministic,
         cache_dir=cache_dir(),
         progress=progress,
     )
@@ -123,11 +125,21 @@ def check(config: ServeConfig) -> None:
             f"--max-num-batched-tokens ({config.max_num_batched_tokens}) must be at least --max-num-seqs "
             f"({config.max_num_seqs}): every running request needs a token per step"
         )
+    check_device(config)
     check_port(config.port)
     if (tls := tls_of(config)) is not None:
         check_tls(tls)
     check_routers(config)
     check_pd(config)
+
+
+def check_device(config: ServeConfig) -> None:
+    if not 0 < config.gpu_memory_utilization <= 1:
+        raise StartupError(f"--gpu-memory-utilization {config.gpu_memory_utilization} is not within 0 to 1")
+    if config.device == "cuda" and (config.role != "mixed" or peers_of(config) or config.handoff_port is not None):
+        raise StartupError(
+            "an instance with --device cuda computes its prompts itself: it cannot exchange KV with others"
+        )
 
 
 def check_port(port: int) -> None:

@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model_argument:
         args.model = args.model_argument
         config = replace(config, model=args.model_argument)
-    counts = counts_of(args.prefill, args.decode, args.mixed)
+    counts = counts_of(args.prefill, args.decode, args.mixed, config.device)
     check(replace(config, port=args.port))
     check_kv_ports(config.kv_port, counts)
     check_router_flags(args)
@@ -186,8 +186,13 @@ def check_router_flags(args: argparse.Namespace) -> None:
     check_router(RouterConfig(**said))
 
 
-def counts_of(prefill: int | None, decode: int | None, mixed: int | None) -> Counts:
-    """One of each kind unless told otherwise; whoever asks for mixed ones alone gets those alone."""
+def counts_of(prefill: int | None, decode: int | None, mixed: int | None, device: str = "cpu") -> Counts:
+    """One of each kind unless told otherwise; whoever asks for mixed ones alone gets those alone. Instances on CUDA do not
+    exchange KV, so there each does both."""
+    if device == "cuda":
+        if prefill or decode:
+            raise StartupError("instances with --device cuda cannot exchange KV: ask for --mixed ones")
+        prefill, decode, mixed = 0, 0, 1 if mixed is None else mixed
     unsaid = 0 if mixed and prefill is None and decode is None else 1
     counts = Counts(
         prefill=unsaid if prefill is None else prefill,

@@ -19,9 +19,15 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
     with StartProgress(console) as progress:
         model = prepare_model(config, progress)
-        from onward.models.loading import open_weights
-        from onward.worker.runner import Runner
+        worker_config = select(config, WorkerConfig, kv_backend=None)
+        if config.device == "cuda":
+            from onward.worker.running import open_cuda_runner
 
-        Runner(model, select(config, WorkerConfig, kv_backend=None), open_weights(model)).warm_up(progress.say)
+            open_cuda_runner(model, worker_config).warm_up(progress.say)
+        else:
+            from onward.models.loading import open_weights
+            from onward.worker.runner import Runner
+
+            Runner(model, worker_config, open_weights(model)).warm_up(progress.say)
     console.print(f"{model.name} is ready in {model.folder}", highlight=False, soft_wrap=True)
     return 0

@@ -4,6 +4,7 @@ drain the inbox; commit a result; plan a step
 """
 
 import argparse
+import gc
 import logging
 
 import msgspec
@@ -146,6 +147,9 @@ class EngineProcess:
         else:
             self._core.worker_up(hello, now_s)
         logger.info(log.event("worker ready", incarnation=hello.worker_incarnation, pid=hello.pid))
+        # What is here now stays; looking through it for garbage again and again would cost as much as planning.
+        gc.collect()
+        gc.freeze()
         self._channel.send(Ready(hello))
 
     def _new_core(self, hello: WorkerHello) -> EngineCore:

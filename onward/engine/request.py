@@ -155,11 +155,17 @@ class Request:
 
     @property
     def planned_computed(self) -> int:
-        return self.num_computed + sum(run.num_tokens for run in self.in_flight)
+        planned = self.num_computed
+        for run in self.in_flight:  # a loop: asked several times for every request and step, and there are two at most
+            planned += run.num_tokens
+        return planned
 
     @property
     def planned_len(self) -> int:
-        return len(self.token_ids) + sum(run.samples for run in self.in_flight)
+        planned = len(self.token_ids)
+        for run in self.in_flight:
+            planned += run.samples
+        return planned
 
     @property
     def num_to_plan(self) -> int:

@@ -170,27 +170,28 @@ class Scheduler:
         if suspect.status is Status.WAITING and not self._admit(draft, suspect, now_s):
             return False
         if suspect.status is Status.RUNNING and suspect not in draft.runs:
-            self._continue(draft, suspect)
+            self._continue(draft, suspect, suspect.num_to_plan)
         return bool(draft.runs)
 
     def _continue_running(self, draft: PlanDraft, now_s: float) -> None:
         behind = []
         for request in list(self.running):
             if request.status is Status.RUNNING and request not in self.suspects:
-                if request.num_to_plan == 1:
-                    self._continue(draft, request)
+                if (num_to_plan := request.num_to_plan) == 1:
+                    self._continue(draft, request, num_to_plan)
                 else:
                     behind.append(request)
         for request in behind:
             self._admit_waiting(draft, now_s, before=request)
             if request.status is Status.RUNNING and draft.budget:
-                self._continue(draft, request)
+                self._continue(draft, request, request.num_to_plan)
 
-    def _continue(self, draft: PlanDraft, request: Request) -> None:
-        num_tokens = policy.chunk_size(request.num_to_plan, draft.budget_for(request, request.planned_computed))
+    def _continue(self, draft: PlanDraft, request: Request, num_to_plan: int) -> None:
+        planned_computed = request.planned_computed
+        num_tokens = policy.chunk_size(num_to_plan, draft.budget_for(request, planned_computed))
         if num_tokens == 0:
             return
-        missing = self.pool.blocks_for(request.planned_computed + num_tokens) - len(request.block_ids)
+        missing = self.pool.blocks_for(planned_computed + num_tokens) - len(request.block_ids)
         if missing > self.pool.num_available:
             draft.short_of_blocks = True
             self._make_room(draft, request, missing, same_priority=True)

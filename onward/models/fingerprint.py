@@ -13,21 +13,46 @@ import msgspec
 KERNEL_VERSION = 1
 """Raised whenever a change to layers or kernels can change a bit of a result."""
 
-_LIBRARIES = ("torch", "numba", "numpy")
+_LIBRARIES = {"cpu": ("torch", "numba", "numpy"), "cuda": ("torch", "triton")}
+_GPUS = Path("/proc/driver/nvidia/gpus")
 _INSTRUCTION_SETS = ("avx", "fma", "amx", "sse4", "asimd", "sve", "i8mm", "bf16")
 
 
-def numerics_fingerprint(*, weights_sha256: str, scheme: str, dtype: str, tensor_parallel: int = 1) -> str:
+def numerics_fingerprint(
+    *,
+    weights_sha256: str,
+    scheme: str,
+    dtype: str,
+    device: str = "cpu",
+    deterministic: bool = False,
+    tensor_parallel: int = 1,
+) -> str:
     facts = {
         "weights": weights_sha256,
         "scheme": scheme,
         "dtype": dtype,
         "kernels": KERNEL_VERSION,
-        "libraries": {name: _version(name) for name in _LIBRARIES},
-        "instructions": instruction_set(),
+        "libraries": {name: _version(name) for name in _LIBRARIES[device]},
+        "instructions": instruction_set() if device == "cpu" else gpu_model(),
         "tensor_parallel": tensor_parallel,
     }
+    if deterministic:
+        facts["deterministic"] = True
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
+
+
+def has_gpu() -> bool:
+    """Whether a driver says so; without importing anything."""
+    return _GPUS.is_dir() and any(_GPUS.iterdir())
+
+
+def gpu_model() -> str:
+    """As its driver names it; devices of one name compute alike."""
+    for path in sorted(_GPUS.glob("*/information")) if _GPUS.is_dir() else ():
+        for line in path.read_text().splitlines():
+            if line.startswith("Model:"):
+                return line.partition(":")[2].strip()
+    return "cuda"
 
 
 def instruction_set() -> str:

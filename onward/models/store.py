@@ -6,12 +6,14 @@ without torch, numpy or gguf.
 
 `dtype` `auto` is float32: on a CPU the narrower types are slower as well as less exact, whatever the checkpoint is
 stored in. `quantization` `auto` is int8 for checkpoints that are quantized already, which lose nothing more to speak of,
-and none for others, whose owner has not agreed to a loss.
+and none for others, whose owner has not agreed to a loss. On CUDA `auto` is bfloat16 and none; fp8 weights are made from
+the checkpoint's own when they are loaded.
 """
 
 import hashlib
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +31,7 @@ MANIFEST = "manifest.json"
 
 _FORMAT = 1
 """Of converted folders. Raised when their content changes for the same input."""
+_HASHED_AT_ONCE = 8
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -39,11 +42,18 @@ class _Wanted:
     dtype: str
     quantization: str
     is_dummy: bool
+    device: str = "cpu"
+    is_deterministic: bool = False
+
+    @property
+    def stored_quantization(self) -> str:
+        """Of the prepared files: what is quantized while it is loaded is stored as it was."""
+        return "none" if self.quantization == "fp8" else self.quantization
 
     @property
     def scheme(self) -> str:
-        if self.quantization == "none":
-            return "none"
+        if self.quantization in ("none", "fp8"):
+            return self.quantization
         from onward.kernels.quantize import SCHEME
 
         return SCHEME
@@ -57,20 +67,25 @@ def prepare(
     quantization: str = "auto",
     load_format: str = "auto",
     generation_config: str = "auto",
+    device: str = "cpu",
+    deterministic: bool = False,
     cache_dir: Path | None = None,
     progress: Progress = lambda message, fraction: None,
 ) -> PreparedModel:
     """`generation_config` `none`: the checkpoint's own sampling defaults do not count.
     `progress(message, fraction)` hears of downloads and conversions; the fraction may be unknown."""
+    _check_device(device, quantization, deterministic=deterministic)
     cache_dir = cache_dir or settings.cache_dir()
     try:
         source = find(model, with_weights=load_format != "dummy", cache_dir=cache_dir, progress=progress)
         if load_format != "dummy" or isinstance(source, GgufSource):
             source.check_heads(cache_dir)
         if quantization == "auto":
-            quantization = "int8" if source.is_quantized(cache_dir) else "none"
-        wanted = _Wanted("float32" if dtype == "auto" else dtype, quantization, load_format == "dummy")
-        if isinstance(source, FolderSource) and quantization == "none":
+            quantization = "int8" if device == "cpu" and source.is_quantized(cache_dir) else "none"
+        if dtype == "auto":
+            dtype = "float32" if device == "cpu" else "bfloat16"
+        wanted = _Wanted(dtype, quantization, load_format == "dummy", device, deterministic)
+        if isinstance(source, FolderSource) and wanted.stored_quantization == "none":
             prepared = _in_place(source, wanted, cache_dir, progress)
         else:
             prepared = _converted(source, wanted, cache_dir, progress)
@@ -78,7 +93,22 @@ def prepare(
         defaults = SamplingDefaults() if generation_config == "none" else source.sampling_defaults()
     except OSError as fault:
         raise StartupError(f"cannot prepare the model {model}: {fault}") from None
-    return msgspec.structs.replace(prepared, name=served_model_name or source.name, sampling_defaults=defaults)
+    return msgspec.structs.replace(
+        prepared,
+        name=served_model_name or source.name,
+        sampling_defaults=defaults,
+        is_deterministic=deterministic,
+    )
+
+
+def _check_device(device: str, quantization: str, *, deterministic: bool) -> None:
+    if quantization == "int8" and device != "cpu":
+        raise StartupError("--quantization int8 is for --device cpu; on CUDA there are fp8 and none")
+    if device == "cpu" and (quantization == "fp8" or deterministic):
+        flag = "--quantization fp8" if quantization == "fp8" else "--deterministic"
+        raise StartupError(f"{flag} needs --device cuda; on CPU --quantization int8 gives the same bits always")
+    if quantization == "fp8" and deterministic:
+        raise StartupError("--deterministic does not go with --quantization fp8, whose products depend on the batch")
 
 
 def find(model: str, *, with_weights: bool, cache_dir: Path, progress: Progress) -> Source:
@@ -156,12 +186,12 @@ def _write(folder: Path, opened: Opened, name: str, wanted: _Wanted, fingerprint
     progress(f"converting {name}", 0.0)
     tokenizer = opened.write_tokenizer(folder)
     weights: list[str] = []
-    if not wanted.is_dummy or wanted.quantization != "none":
+    if not wanted.is_dummy or wanted.stored_quantization != "none":
         weights = convert.write_weights(
             folder,
             opened.config,
             dummy.DummyWeights(opened.config) if wanted.is_dummy else opened.open_tensors(),
-            quantization=wanted.quantization,
+            quantization=wanted.stored_quantization,
             dtype=wanted.dtype,
             progress=progress,
         )
@@ -185,6 +215,8 @@ def _fingerprint(source: Source, wanted: _Wanted, cache_dir: Path, progress: Pro
         weights_sha256=_weights_hash(source, wanted, cache_dir, progress),
         scheme=wanted.scheme,
         dtype=wanted.dtype,
+        device=wanted.device,
+        deterministic=wanted.is_deterministic,
     )
 
 
@@ -198,7 +230,8 @@ def _weights_hash(source: Source, wanted: _Wanted, cache_dir: Path, progress: Pr
         hashes.append(dummy.VERSION)
     if isinstance(source, GgufSource) or not wanted.is_dummy:
         files += source.weight_files
-    return _hash_of(hashes + [sha256_of(path, cache_dir, progress) for path in files])
+    with ThreadPoolExecutor(_HASHED_AT_ONCE) as threads:
+        return _hash_of(hashes + list(threads.map(lambda path: sha256_of(path, cache_dir, progress), files)))
 
 
 def _hash_of(parts: list[str]) -> str:

@@ -6,14 +6,14 @@ The layer above the engine is here too, so its recovery is: whatever is open is 
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, Self
 
 from onward.config import EngineConfig
 from onward.engine.core import EngineCore
 from onward.offline.output import Output
 from onward.proto.request import Abort, Deltas, Submit, ToEngine, TokenDelta
 from onward.proto.step import WorkerHello
-from onward.transport.inproc import InprocWire, StepRunner
+from onward.transport.inproc import InprocWire, OverlappedRunner, OverlappedWire, StepRunner
 
 _OWNER = "llm"
 _INCARNATION = "e1"
@@ -23,10 +23,25 @@ class OfflineRunner(StepRunner, Protocol):
     def hello(self, worker_incarnation: str, engine_incarnation: str, /) -> WorkerHello: ...
 
 
+class OfflineOverlappedRunner(OverlappedRunner, Protocol):
+    def hello(self, worker_incarnation: str, engine_incarnation: str, /) -> WorkerHello: ...
+
+
 class OfflineEngine:
     def __init__(self, runner: OfflineRunner, config: EngineConfig) -> None:
-        self.worker = runner.hello("w1", _INCARNATION)
-        self._runner = runner
+        self._open(runner.hello("w1", _INCARNATION), config, lambda: InprocWire(runner))
+
+    @classmethod
+    def overlapped(cls, runner: OfflineOverlappedRunner, config: EngineConfig) -> Self:
+        """Over a runner that computes while we do something else."""
+        engine = cls.__new__(cls)
+        engine._open(runner.hello("w1", _INCARNATION), config, lambda: OverlappedWire(runner))
+        return engine
+
+    def _open(
+        self, worker: WorkerHello, config: EngineConfig, new_wire: Callable[[], InprocWire | OverlappedWire]
+    ) -> None:
+        self.worker, self._new_wire = worker, new_wire
         # Enough that a finished request's place is taken at once; the rest of a long list waits with its owner.
         self._max_live = min(2 * config.max_num_seqs, config.max_queue)
         # Nobody is here to be turned away: prompts of any length are counted as requests only.
@@ -97,7 +112,7 @@ class OfflineEngine:
             self.submit(output)
 
     def _new_core(self) -> None:
-        self._wire = InprocWire(self._runner)
+        self._wire = self._new_wire()
         self._core = EngineCore(self._config, _INCARNATION, self.worker)
 
     def _tell(self, message: Callable[[int], ToEngine]) -> None:

@@ -4,11 +4,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_type_hints
 
-from onward.config import ServeConfig
+from onward.config import ServeConfig, with_defaults
 from onward.errors import InvalidRequest
 from onward.offline.sampling_options import SamplingOptions
 
 OFFLINE_KNOBS = (
+    "device",
+    "gpu_memory_utilization",
+    "deterministic",
     "dtype",
     "quantization",
     "load_format",
@@ -34,7 +37,7 @@ def checked_config(model: str, knobs: Mapping[str, Any]) -> ServeConfig:
         _check_knob(name, value)
     if not isinstance(model, str) or not model:
         raise InvalidRequest("model: must be a name, a folder or a .gguf file", param="model")
-    config = ServeConfig(model=model, **knobs)
+    config: ServeConfig = with_defaults(ServeConfig, {"model": model, **knobs})
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise InvalidRequest(
             f"max_num_batched_tokens: must be at least max_num_seqs ({config.max_num_seqs}), "
@@ -47,7 +50,13 @@ def checked_config(model: str, knobs: Mapping[str, Any]) -> ServeConfig:
 def _check_knob(name: str, value: object) -> None:
     hint = get_type_hints(ServeConfig)[name]
     default = next(knob.default for knob in dataclasses.fields(ServeConfig) if knob.name == name)
-    if isinstance(default, str):
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise InvalidRequest(f"{name}: must be true or false, got {value!r:.80}", param=name)
+    elif isinstance(default, float):
+        if not isinstance(value, (int, float)) or not 0 < value <= 1:
+            raise InvalidRequest(f"{name}: must be a number above 0 and at most 1, got {value!r:.80}", param=name)
+    elif isinstance(default, str):
         if value not in get_args(hint):
             raise InvalidRequest(f"{name}: must be one of {', '.join(get_args(hint))}, got {value!r:.80}", param=name)
     elif not (value is None and default is None) and (not isinstance(value, int) or value < 1):

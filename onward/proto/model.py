@@ -57,7 +57,7 @@ class PreparedModel(msgspec.Struct, frozen=True):
     dtype: str
     """`float32`, `bfloat16` or `float16`: what is not quantized."""
     quantization: str
-    """`int8` or `none`."""
+    """`int8`, `fp8` (made while the weights are loaded) or `none`."""
     fingerprint: str
     weights: list[str]
     """safetensors files, relative to the folder (or absolute, where the checkpoint is used as it is). Empty: dummy."""
@@ -70,6 +70,8 @@ class PreparedModel(msgspec.Struct, frozen=True):
     eos_token_ids: list[int]
     created_s: int = 0
     sampling_defaults: SamplingDefaults = SamplingDefaults()
+    is_deterministic: bool = False
+    """Asked for: a token's bits depend on its history alone, not on its neighbours nor on how the history was cut."""
 
 
 class ModelText(msgspec.Struct, frozen=True):

@@ -12,6 +12,14 @@ class StepRunner(Protocol):
     def step(self, plan: StepPlan) -> StepResult: ...
 
 
+class OverlappedRunner(Protocol):
+    """Computes elsewhere: begins a step at once, and has its result later."""
+
+    def begin(self, plan: StepPlan) -> None: ...
+
+    def finish(self) -> StepResult | None: ...
+
+
 class InprocWire:
     """Keeps the order and the overlap of the other wires: a plan sent is executed when its result is asked for."""
 
@@ -24,3 +32,18 @@ class InprocWire:
 
     def receive(self) -> StepResult | None:
         return self._runner.step(self._plans.popleft()) if self._plans else None
+
+
+class OverlappedWire:
+    """To a runner whose steps go on while nobody looks. What it was at for somebody before is finished first."""
+
+    def __init__(self, runner: OverlappedRunner) -> None:
+        self._runner = runner
+        while runner.finish() is not None:
+            pass
+
+    def send(self, plan: StepPlan) -> None:
+        self._runner.begin(plan)
+
+    def receive(self) -> StepResult | None:
+        return self._runner.finish()

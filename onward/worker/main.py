@@ -4,21 +4,30 @@ It holds no policy, and has no way to lose a step: a fault that is not one reque
 """
 
 import argparse
+import gc
 import logging
 import sys
+import time
+from typing import TYPE_CHECKING
 
 from onward import log
-from onward.errors import OnwardError
+from onward.errors import OnwardError, StartupError
 from onward.models.loading import open_weights
 from onward.proto.control import Progress, StartFailed, StartWorker, Stop
+from onward.proto.step import WorkerHello
 from onward.transport.control import ChannelClosed, ControlChannel, join_supervisor
 from onward.transport.shm import WireBroken
 from onward.transport.worker_wire import open_worker_end
 from onward.transport.zmq import Wires
-from onward.worker.runner import Runner
-from onward.worker.transfer.plane import KvMemory, Plane
+from onward.worker.running import OneByOne, OverlappedRunner, open_cuda_runner
+
+if TYPE_CHECKING:
+    from onward.worker.runner import Runner
+    from onward.worker.transfer.plane import Plane
 
 _SWITCH_S = 0.0005
+_LOOK_AGAIN_S = 0.00002
+"""A device rings no bell when a step is done, so we look, and for plans too. The system makes about 0.1 ms of it."""
 
 logger = logging.getLogger(__name__)
 
@@ -27,22 +36,49 @@ class WorkerProcess:
     def __init__(self, start: StartWorker, channel: ControlChannel) -> None:
         self._channel = channel
         self._tell("loading the model")
-        self._runner = Runner(start.model, start.config, open_weights(start.model))
-        self._runner.warm_up(self._tell)
+        self._plane: Plane | None = None
         self._wires = Wires()
+        open_runner = self._open_cuda if start.config.device == "cuda" else self._open_cpu
+        self._runner, hello = open_runner(start)
         self._wires.watch_fd(channel.fileno())
         self._plans = open_worker_end(self._wires, start.wire)
-        self._plane = _open_plane(start, self._runner) if start.kv_address else None
+        self._plans.send(hello)
+
+    def _open_cpu(self, start: StartWorker) -> tuple[OverlappedRunner, WorkerHello]:
+        from onward.worker.runner import Runner
+
+        runner = Runner(start.model, start.config, open_weights(start.model))
+        runner.warm_up(self._tell)
+        self._plane = _open_plane(start, runner) if start.kv_address else None
         endpoint = None if self._plane is None else self._plane.endpoint
-        self._plans.send(self._runner.hello(start.incarnation, start.engine_incarnation, endpoint))
+        return OneByOne(runner), runner.hello(start.incarnation, start.engine_incarnation, endpoint)
+
+    def _open_cuda(self, start: StartWorker) -> tuple[OverlappedRunner, WorkerHello]:
+        if start.kv_address:
+            raise StartupError("a worker with --device cuda cannot exchange KV with others")
+        runner = open_cuda_runner(start.model, start.config)
+        runner.warm_up(self._tell)
+        return runner, runner.hello(start.incarnation, start.engine_incarnation)
 
     def run(self) -> None:
+        # What is here now stays: looking through all of torch for garbage again and again costs more than a step's plan.
+        gc.collect()
+        gc.freeze()
+        self._serve()
+
+    def _serve(self) -> None:
+        """Plans begin as they come, results go out as they are there. Nothing is waited for while either may come."""
         while True:
-            self._wires.wait()
+            if not self._runner.is_busy:
+                self._wires.wait()
             if isinstance(self._channel.receive(), Stop):
                 return
             while (plan := self._plans.receive()) is not None:
-                self._plans.send(self._runner.step(plan))
+                self._runner.begin(plan)
+            if self._runner.has_result and (result := self._runner.finish()) is not None:
+                self._plans.send(result)
+            elif self._runner.is_busy:
+                time.sleep(_LOOK_AGAIN_S)
 
     def close(self) -> None:
         if self._plane is not None:
@@ -53,7 +89,9 @@ class WorkerProcess:
         self._channel.send(Progress(message))
 
 
-def _open_plane(start: StartWorker, runner: Runner) -> Plane:
+def _open_plane(start: StartWorker, runner: "Runner") -> "Plane":
+    from onward.worker.transfer.plane import KvMemory, Plane
+
     pool = runner.kv_pool
     plane = Plane(
         KvMemory(pool.data, pool.fd, pool.geometry, runner.layout),

@@ -50,6 +50,7 @@ from onward.worker.memory import free_memory_bytes, longest_sequence, pool_block
 from onward.worker.penalties import LogitRules
 from onward.worker.pooling import Pool
 from onward.worker.push_feed import KvFeed, SlotPush
+from onward.worker.slot_checks import Fault, check_assignment, check_blocks, check_room, reported_rows
 from onward.worker.slot_grammar import NUM_THREADS, SlotGrammar
 
 
@@ -74,14 +75,6 @@ class Slot:
     score_from: int | None = None
     pool: Pool | None = None
     """Where a vector is wanted, and no tokens."""
-
-
-class _Fault(Exception):
-    """One request cannot go on."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Runner:
@@ -194,7 +187,7 @@ class Runner:
     def _guard(self, events: list[Event], slot: int, epoch: int, act: Callable[[], None]) -> None:
         try:
             act()
-        except _Fault as fault:
+        except Fault as fault:
             self._slots[slot] = None
             events.append(Failed(slot, epoch, fault.code, str(fault)))
 
@@ -207,14 +200,8 @@ class Runner:
         return Preempted(preempt.slot, preempt.epoch, slot.num_tokens)
 
     def _assign(self, assign: Assign) -> None:
+        check_assignment(assign, self.max_model_len, self._model.config.vocab_size)
         count = len(assign.token_ids)
-        if not 0 < count <= self.max_model_len:
-            raise _Fault("invalid_request", f"{count} tokens do not fit into a context of {self.max_model_len}")
-        low, high = min(assign.token_ids), max(assign.token_ids)
-        if low < 0 or high >= self._model.config.vocab_size:
-            raise _Fault("invalid_request", f"token {low if low < 0 else high} is not in the model's vocabulary")
-        if not 0 <= assign.num_computed < count:
-            raise _Fault("internal_error", f"{assign.num_computed} of {count} tokens cannot be computed already")
         thinking = _thinking(assign)
         self._tokens[assign.slot, :count] = assign.token_ids
         self._take_blocks(assign.slot, assign.block_ids, self._tables.replace)
@@ -237,7 +224,7 @@ class Runner:
         if kind is None:
             return None
         if kind == "mean" and assign.num_computed:
-            raise _Fault("internal_error", "a mean needs every row, and a part of them came from the cache")
+            raise Fault("internal_error", "a mean needs every row, and a part of them came from the cache")
         return Pool(kind, self._model.config.hidden_size)
 
     def _open_push(self, assign: Assign) -> SlotPush | None:
@@ -245,10 +232,10 @@ class Runner:
         if assign.push is None:
             return None
         if self.kv_feed is None:
-            raise _Fault("internal_error", "this worker cannot push KV to a peer")
+            raise Fault("internal_error", "this worker cannot push KV to a peer")
         push = SlotPush.begin(assign.push, len(assign.token_ids), self._config.block_size)
         if not push.names_every_block:
-            raise _Fault("internal_error", f"the push is not of the list's {push.num_blocks} blocks")
+            raise Fault("internal_error", f"the push is not of the list's {push.num_blocks} blocks")
         self.kv_feed.open_push(assign.push)
         if fed := push.advance(assign.num_computed, self._table(assign.slot), None):
             self.kv_feed.feed(fed)
@@ -272,7 +259,7 @@ class Runner:
         if grammar is None:
             return None
         if self._model.tokenizer is None:
-            raise _Fault("invalid_request", "this model has no tokenizer, so nothing can be said about its text")
+            raise Fault("invalid_request", "this model has no tokenizer, so nothing can be said about its text")
         begin = 0 if thinking is None else thinking.answer_from
         answer = [] if begin is None else assign.token_ids[assign.num_prompt + begin :]
         return SlotGrammar(grammar, answer, self._grammars, self._mask_threads)
@@ -287,20 +274,17 @@ class Runner:
         if count <= 0:
             return
         end = slot.num_computed + count
-        room = self._tables.lengths[run.slot] * self._config.block_size
-        if end > min(room, self.max_model_len):
-            raise _Fault("internal_error", f"token {end} is beyond the {room} tokens that the slot has blocks for")
-        reported = _reported(slot, slot.num_computed, end)
+        check_room(end, self._tables.lengths[run.slot], self._config.block_size, self.max_model_len)
+        reported = reported_rows(slot, slot.num_computed, end)
         samples = slot.pool is None and end == slot.num_tokens
         spans.append(Span(run.slot, slot.num_computed, count, samples, reported))
 
     def _take_blocks(self, slot: int, block_ids: list[int], take: Callable[[int, list[int]], None]) -> None:
-        if block_ids and not 0 <= min(block_ids) <= max(block_ids) < self.num_blocks:
-            raise _Fault("internal_error", f"the plan names a block outside the pool of {self.num_blocks}")
+        check_blocks(block_ids, self.num_blocks)
         try:
             take(slot, block_ids)
         except ValueError as error:
-            raise _Fault("internal_error", str(error)) from None
+            raise Fault("internal_error", str(error)) from None
 
     def _compute(self, spans: list[Span]) -> list[Event]:
         rows = self._batch.build(spans)
@@ -399,20 +383,6 @@ def _thinking(assign: Assign) -> Thinking | None:
 def _grammars(model: PreparedModel) -> Grammars:
     assert model.tokenizer is not None, "who has none is refused before"
     return Grammars(Tokenizer.from_file(Path(model.folder) / model.tokenizer))
-
-
-def _reported(slot: Slot, start: int, end: int) -> range | None:
-    """Of the rows [start, end), those whose following tokens' logprobs are asked for.
-
-    tokens   |---- prompt ----|---- generated ----|              row i tells of token i + 1
-             0           num_prompt  score_from   num_tokens
-    """
-    if slot.score_from is not None:
-        rows = range(max(start, slot.score_from - 1), min(end, slot.num_tokens - 1))
-        return rows if rows else None
-    if slot.sampling.prompt_logprobs is not None and slot.num_tokens == slot.num_prompt:
-        return range(start, min(end, slot.num_prompt - 1))
-    return None
 
 
 def _num_threads(wanted: int | None) -> int:

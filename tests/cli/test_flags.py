@@ -49,3 +49,23 @@ def test_all_promised_flags_exist_and_the_help_shows_them(capsys: pytest.Capture
 def test_values_that_cannot_work_are_named(flags: list[str], named: str) -> None:
     with pytest.raises(StartupError, match=named):
         check(parse(*flags))
+
+
+def test_some_knobs_have_another_default_on_a_cuda_device() -> None:
+    plain, cuda, said = parse(), parse("--device", "cuda"), parse("--device", "cuda", "--max-num-seqs", "5")
+    assert (plain.max_num_seqs, plain.max_num_batched_tokens) == (64, 192)
+    assert (cuda.max_num_seqs, cuda.max_num_batched_tokens) == (256, 8192)
+    assert (said.max_num_seqs, said.max_num_batched_tokens) == (5, 8192)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--role", "decode"], "cannot exchange KV"),
+        (["--prefill-peers", "tcp://127.0.0.1:1"], "cannot exchange KV"),
+        (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization 1.5"),
+    ],
+)
+def test_what_a_cuda_device_cannot_do_is_refused_before_anything_is_loaded(flags: list[str], named: str) -> None:
+    with pytest.raises(StartupError, match=named):
+        check(parse("--device", "cuda", *flags))

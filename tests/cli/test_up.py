@@ -47,6 +47,13 @@ def test_a_cluster_is_one_of_each_kind_unless_told_otherwise() -> None:
     assert counts_of(0, 1, None) == Counts(0, 1, 0)
 
 
+def test_instances_on_cuda_devices_do_both() -> None:
+    assert counts_of(None, None, None, "cuda") == Counts(0, 0, 1)
+    assert counts_of(None, None, 2, "cuda") == Counts(0, 0, 2)
+    with pytest.raises(StartupError, match="cannot exchange KV"):
+        counts_of(1, 1, None, "cuda")
+
+
 @pytest.mark.parametrize(
     ("counts", "named"),
     [

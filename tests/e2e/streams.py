@@ -64,10 +64,13 @@ class Stream:
 
 
 def run_streams(
-    url: str, bodies: list[dict[str, Any]], on_tokens: Callable[[list[Stream]], None] = lambda _: None
+    url: str,
+    bodies: list[dict[str, Any]],
+    on_tokens: Callable[[list[Stream]], None] = lambda _: None,
+    path: str = "/v1/chat/completions",
 ) -> list[Stream]:
     """Reads all streams to their end. `on_tokens` is called at each event that carries tokens."""
-    streams = [Stream(body) for body in bodies]
+    streams = [Stream(body, path) for body in bodies]
 
     async def run() -> None:
         limits = httpx.Limits(max_connections=len(bodies) + 1)

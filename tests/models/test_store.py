@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import msgspec
@@ -280,3 +281,30 @@ def test_the_manifest_describes_the_model_to_people(gguf_path: Path, cache: Path
     manifest = json.loads((Path(model.folder) / MANIFEST).read_text())
     assert manifest["name"] == "tiny"
     assert manifest["config"]["num_layers"] == CONFIG.num_layers
+
+
+def test_a_cuda_device_has_its_own_types_and_its_own_fingerprint(gguf_path: Path, cache: Path) -> None:
+    cpu = prepare(str(gguf_path), cache_dir=cache)
+    cuda = prepare(str(gguf_path), device="cuda", cache_dir=cache)
+    exact = prepare(str(gguf_path), device="cuda", deterministic=True, cache_dir=cache)
+    narrow = prepare(str(gguf_path), device="cuda", quantization="fp8", cache_dir=cache)
+    assert (cuda.dtype, cuda.quantization) == ("bfloat16", "none")
+    assert (exact.is_deterministic, cuda.is_deterministic) == (True, False)
+    assert narrow.quantization == "fp8"
+    assert len({cpu.fingerprint, cuda.fingerprint, exact.fingerprint, narrow.fingerprint}) == 4
+    assert list(open_weights(narrow)) == list(open_weights(cuda))
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"device": "cuda", "quantization": "int8"}, "--quantization int8 is for --device cpu"),
+        ({"device": "cpu", "quantization": "fp8"}, "--quantization fp8 needs --device cuda"),
+        ({"device": "cpu", "deterministic": True}, "--deterministic needs --device cuda"),
+        ({"device": "cuda", "quantization": "fp8", "deterministic": True}, "does not go with --quantization fp8"),
+    ],
+    ids=str,
+)
+def test_what_a_device_cannot_do_is_said(gguf_path: Path, cache: Path, asked: dict[str, Any], named: str) -> None:
+    with pytest.raises(StartupError, match=named):
+        prepare(str(gguf_path), cache_dir=cache, **asked)

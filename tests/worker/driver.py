@@ -10,8 +10,6 @@ from onward.config import WorkerConfig
 from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.sampling import Sampling
 from onward.proto.step import Assign, Event, Run, StepPlan, Tokens
-from onward.worker.batch import Span
-from onward.worker.runner import Runner
 
 GREEDY = Sampling(seed=0, temperature=0.0)
 
@@ -30,9 +28,13 @@ class Driver:
         self, model: PreparedModel, weights: Mapping[str, Any], mask_threads: Executor | None = None, **settings: Any
     ) -> None:
         self.config = WorkerConfig(**({"num_kv_blocks": 256, "max_num_seqs": 64, "max_model_len": 512} | settings))
-        self.runner = Runner(model, self.config, weights, mask_threads)
-        count = self.runner.num_blocks
-        self._blocks = np.random.default_rng(7).permutation(count).tolist()
+        from onward.worker.runner import Runner  # not there where only the device's runner is driven
+
+        self._open(Runner(model, self.config, weights, mask_threads))
+
+    def _open(self, runner: Any) -> None:
+        self.runner = runner
+        self._blocks = np.random.default_rng(7).permutation(runner.num_blocks).tolist()
         self._num_steps = 0
         self._epoch = 0
 
@@ -80,6 +82,8 @@ class Driver:
 
     def logits(self, slot: int, token_ids: Sequence[int], chunks: Sequence[int]) -> np.ndarray:
         """Logits of every token of one request, computed in chunks of these sizes."""
+        from onward.worker.batch import Span
+
         assert sum(chunks) == len(token_ids)
         request = self.assign(slot, token_ids)
         self.step(assign=[request])

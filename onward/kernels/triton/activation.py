@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from onward.kernels.triton.launching import launch
+
 _BLOCK = 1024
 
 
@@ -28,6 +30,16 @@ def _silu_gate(gate_up, out, size, in_stride, out_stride, BLOCK: tl.constexpr, P
 def silu_gate(gate_up: torch.Tensor, out: torch.Tensor, *, overlap: bool = False) -> None:
     """gate_up [rows, 2 size], out [rows, size]."""
     rows, size = out.shape
-    _silu_gate[(triton.cdiv(size, _BLOCK), rows)](
-        gate_up, out, size, gate_up.stride(0), out.stride(0), BLOCK=_BLOCK, PDL=overlap, num_warps=4, launch_pdl=overlap
+    launch(
+        _silu_gate,
+        (triton.cdiv(size, _BLOCK), rows),
+        gate_up,
+        out,
+        size,
+        gate_up.stride(0),
+        out.stride(0),
+        BLOCK=_BLOCK,
+        PDL=overlap,
+        num_warps=4,
+        launch_pdl=overlap,
     )

@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from onward.kernels.triton.launching import launch
 from onward.kernels.triton.pages import check_pages
 
 LOG2_E = 1.4426950408889634
@@ -114,14 +115,14 @@ def load_tile(
 @triton.jit
 def add_tile(q, keys, values, is_in, scale, peak, total, acc, MASK: tl.constexpr):
     """Adds a tile to a running softmax; scores are in units of log 2."""
-    scores = tl.dot(q, tl.trans(keys)) * scale
+    scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
     if MASK:
         scores = tl.where(is_in[None, :], scores, -float("inf"))
     new_peak = tl.maximum(peak, tl.max(scores, 1))
     weights = tl.exp2(scores - new_peak[:, None])
     shrink = tl.exp2(peak - new_peak)
     total = total * shrink + tl.sum(weights, 1)
-    acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None])
+    acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
     return new_peak, total, acc
 
 
@@ -257,7 +258,8 @@ def decode_attention(
     batch, num_heads, dim = q.shape
     _, _, num_kv_heads, page, _ = kv.shape
     group = num_heads // num_kv_heads
-    _decode[(num_kv_heads, batch, plan.num_splits)](
+    launch(
+        _decode, (num_kv_heads, batch, plan.num_splits),
         q, kv, tables, lengths, out, scratch.partials, scratch.peaks, scratch.sums, scratch.tickets,
         LOG2_E / dim**0.5, q.stride(0), tables.stride(0), kv.stride(0), kv.stride(1), out.stride(0),
         plan.num_splits, plan.min_span,

@@ -27,6 +27,7 @@ from onward.kernels.triton.decode_attention import (
     load_tile,
     split_range,
 )
+from onward.kernels.triton.launching import launch
 from onward.kernels.triton.pages import check_pages
 
 
@@ -137,7 +138,8 @@ def fused_decode(
     _, _, num_kv_heads, page, _ = kv.shape
     group = num_heads // num_kv_heads
     q_norm, k_norm = norms if norms is not None else (rotary[0], rotary[0])
-    _fused_decode[(num_kv_heads, batch, plan.num_splits)](
+    launch(
+        _fused_decode, (num_kv_heads, batch, plan.num_splits),
         qkv, kv, tables, lengths, out, q_norm, k_norm, rotary[0], rotary[1],
         scratch.partials, scratch.peaks, scratch.sums, scratch.tickets,
         LOG2_E / dim**0.5, eps, qkv.stride(0), tables.stride(0), kv.stride(0), kv.stride(1), out.stride(0),

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from onward.kernels.triton.launching import launch
 from onward.kernels.triton.pages import check_pages
 
 
@@ -34,7 +35,8 @@ def kv_write(
     """keys and values [rows, kv heads, head_dim] (rows may be strided); positions and pages int32 [rows]."""
     check_pages(kv)
     _, _, num_kv_heads, page, dim = kv.shape
-    _kv_write[(keys.shape[0],)](
+    launch(
+        _kv_write, (keys.shape[0],),
         keys, values, kv, positions, pages, keys.stride(0), values.stride(0), kv.stride(0), kv.stride(1),
         KV_HEADS=num_kv_heads, HEADS=triton.next_power_of_2(num_kv_heads), PAGE=page, DIM=dim, num_warps=4,
     )  # fmt: skip

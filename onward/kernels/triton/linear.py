@@ -9,12 +9,17 @@ on the way, and with `overlap` a launch begins while the kernel before it ends.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 # pyright: reportPossiblyUnboundVariable=false, reportOperatorIssue=false
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from onward.kernels.triton.launching import launch
+
+_TILES_TOGETHER = 16
+"""Of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +35,48 @@ class LinearPlan:
     @classmethod
     def choose(cls, num_rows: int, num_outputs: int, *, gates: bool = False) -> "LinearPlan":
         """Measured on an H200."""
+        plan = cls._measured(num_rows, num_outputs, gates)
+        outputs = plan.outputs
+        while gates and num_outputs % outputs:
+            outputs //= 2
+        return replace(plan, outputs=outputs)
+
+    @classmethod
+    def _measured(cls, num_rows: int, num_outputs: int, gates: bool) -> "LinearPlan":
+        if num_rows <= 16:
+            if gates or num_outputs < 6144:
+                return cls(16, 32, 128, num_stages=5) if gates else cls(16, 32, 256)
+            return cls(16, 64, 128, num_stages=5)
         if num_rows <= 64:
-            return cls(64, 128 if gates and num_outputs >= 8192 else 32, 64 if gates and num_outputs >= 8192 else 128)
+            return cls._for_some(num_outputs, gates)
+        if num_rows >= 512 or (num_outputs >= 6144 and not gates):
+            return cls(128, 128, num_warps=8)
         if gates:
             return cls(128, 64)
-        if num_outputs <= 2048:
-            return cls(64, 32, 128)
-        return cls(64, 64, num_stages=5) if num_outputs < 6144 else cls(128, 128, num_warps=8)
+        return cls(64, 128, num_stages=5) if num_outputs >= 4096 else cls(64, 32, 256, num_stages=3)
+
+    @classmethod
+    def _for_some(cls, num_outputs: int, gates: bool) -> "LinearPlan":
+        """Seventeen to 64 rows."""
+        if gates:
+            return cls(64, 128) if num_outputs >= 8192 else cls(64, 32, 128)
+        if num_outputs >= 65_536:
+            return cls(64, 128, num_stages=5)
+        return cls(64, 64, 128) if num_outputs >= 6144 else cls(64, 32, 256, num_stages=3)
 
 
 @triton.jit
 def _linear(
     x, weight, out, num_rows, num_outputs, num_inputs, out_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    row, column = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS
+    # Programs that run at the same time work on few rows and few columns, which then stay in the cache.
+    num_columns = tl.cdiv(num_outputs, OUTPUTS)
+    first_tile = tl.program_id(0) // (TOGETHER * num_columns) * TOGETHER
+    height = tl.minimum(tl.cdiv(num_rows, ROWS) - first_tile, TOGETHER)
+    place = tl.program_id(0) % (TOGETHER * num_columns)
+    row, column = (first_tile + place % height) * ROWS, place // height * OUTPUTS
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -75,10 +107,11 @@ def linear(
     num_rows, num_inputs = x.shape
     num_outputs = out.shape[1]
     assert num_outputs % plan.outputs == 0 or not gates, "a tile of gates would reach into the ups"
-    _linear[(triton.cdiv(num_rows, plan.rows), triton.cdiv(num_outputs, plan.outputs))](
+    launch(
+        _linear, (triton.cdiv(num_rows, plan.rows) * triton.cdiv(num_outputs, plan.outputs),),
         TensorDescriptor.from_tensor(x, [plan.rows, plan.inputs]),
         TensorDescriptor.from_tensor(weight, [plan.outputs, plan.inputs]),
         out, num_rows, num_outputs, num_inputs, out.stride(0),
-        ROWS=plan.rows, OUTPUTS=plan.outputs, INPUTS=plan.inputs, GATE=gates, PDL=overlap,
+        ROWS=plan.rows, OUTPUTS=plan.outputs, INPUTS=plan.inputs, GATE=gates, PDL=overlap, TOGETHER=_TILES_TOGETHER,
         num_warps=plan.num_warps, num_stages=plan.num_stages, launch_pdl=overlap,
     )  # fmt: skip

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from onward.kernels.triton.launching import launch
+
 
 @triton.jit
 def _add_norm(
@@ -36,7 +38,8 @@ def _launch(
 ) -> None:
     rows, size = x.shape
     block = triton.next_power_of_2(size)
-    _add_norm[(rows,)](
+    launch(
+        _add_norm, (rows,),
         x, residual, weight, out, eps, x.stride(0), residual.stride(0), out.stride(0), size,
         BLOCK=block, num_warps=max(1, min(16, block // 512)), **flags,
     )  # fmt: skip

@@ -17,6 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
+from onward.kernels.triton.launching import launch
+
 
 @dataclass(frozen=True, slots=True)
 class OneRowPlan:
@@ -106,7 +108,8 @@ def one_row_linear(
     num_outputs, num_inputs = out.shape[1], x.shape[1]
     assert num_inputs % plan.inputs == 0
     norm_weight, eps = norm if norm is not None else (x, 0.0)
-    _one_row[(triton.cdiv(num_outputs, plan.outputs),)](
+    launch(
+        _one_row, (triton.cdiv(num_outputs, plan.outputs),),
         x, weight, out, norm_weight, scales if scales is not None else x, num_outputs, num_inputs, eps, weight.stride(0),
         OUTPUTS=plan.outputs, INPUTS=plan.inputs, NORM=norm is not None, ADD=adds, GATE=gates,
         SCALE=scales is not None, PDL=overlap,

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from onward.kernels.triton.decode_attention import LOG2_E
+from onward.kernels.triton.launching import launch
 from onward.kernels.triton.pages import check_pages
 
 
@@ -30,6 +31,12 @@ class PrefillPlan:
     """Positions that it handles at once."""
     num_warps: int = 8
     num_stages: int = 3
+
+
+# The same bits whichever of these a row is computed with: both are cut into the same tiles of positions, their warps lie
+# along the rows, and they are too few for the wide matrix instructions, which may add up otherwise.
+FIXED_CHUNK_PLAN = PrefillPlan(rows=64, num_warps=2)
+FIXED_ROW_PLAN = PrefillPlan(rows=16, num_warps=1, num_stages=4)
 
 
 @triton.jit
@@ -51,6 +58,7 @@ def _tile_offsets(table, kv_head, at, limit, page_stride, PAGE: tl.constexpr, DI
 def _prefill(
     q, kv, tables, tiles, out, scale, q_stride, table_stride, page_stride, value_offset, out_stride,
     GROUP: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    FIXED: tl.constexpr,
 ):  # fmt: skip
     kv_head, tile = tl.program_id(0), tl.program_id(1)
     first_row = tl.load(tiles + tile * 4)
@@ -74,29 +82,32 @@ def _prefill(
     acc = tl.zeros([ROWS, DIM], tl.float32)
     limit = first_position + count
     seen_by_all = (first_position + 1) // TILE * TILE
+    if FIXED:
+        # The two loops round differently, and which positions each gets would depend on where the chunk begins.
+        seen_by_all = 0
     for at in range(0, seen_by_all, TILE):
         offsets = _tile_offsets(table, kv_head, at, limit, page_stride, PAGE, DIM, TILE)
         keys = tl.load(kv + offsets)
-        scores = tl.dot(queries, tl.trans(keys))
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
         new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - new_peak[:, None])
         shrink = tl.exp2(peak - new_peak)
         total = total * shrink + tl.sum(weights, 1)
         values = tl.load(kv + value_offset + offsets)
-        acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None])
+        acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
         peak = new_peak
     for at in range(seen_by_all, limit, TILE):
         is_in = (at + lanes < limit)[:, None]
         offsets = _tile_offsets(table, kv_head, at, limit, page_stride, PAGE, DIM, TILE)
         keys = tl.load(kv + offsets, mask=is_in, other=0.0)
-        scores = tl.dot(queries, tl.trans(keys)) * scale
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         scores = tl.where((at + lanes)[None, :] <= positions[:, None], scores, -float("inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         weights = tl.exp2(scores - new_peak[:, None])
         shrink = tl.exp2(peak - new_peak)
         total = total * shrink + tl.sum(weights, 1)
         values = tl.load(kv + value_offset + offsets, mask=is_in, other=0.0)
-        acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None])
+        acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
         peak = new_peak
     result = (acc / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + (batch_rows * out_stride + heads * DIM)[:, None] + dims[None, :], result, mask=is_row[:, None])
@@ -109,16 +120,19 @@ def prefill_attention(
     tiles: torch.Tensor,
     out: torch.Tensor,
     plan: PrefillPlan,
+    *,
+    fixed_order: bool = False,
 ) -> None:
     """q and out [rows, heads, head_dim] (rows may be strided), tables int32 [requests, blocks], tiles those of
-    `prefill_tiles` for `plan.rows` rows."""
+    `prefill_tiles` for `plan.rows` rows, or of fewer. In a fixed order a row's bits do not depend on its tile."""
     check_pages(kv)
     _, num_heads, dim = q.shape
     _, _, num_kv_heads, page, _ = kv.shape
     group = num_heads // num_kv_heads
-    _prefill[(num_kv_heads, len(tiles))](
+    launch(
+        _prefill, (num_kv_heads, len(tiles)),
         q, kv, tables, tiles, out, LOG2_E / dim**0.5, q.stride(0), tables.stride(0), kv.stride(0),
         kv.stride(1), out.stride(0),
-        GROUP=group, PAGE=page, DIM=dim, ROWS=plan.rows, TILE=plan.tile,
+        GROUP=group, PAGE=page, DIM=dim, ROWS=plan.rows, TILE=plan.tile, FIXED=fixed_order,
         num_warps=plan.num_warps, num_stages=plan.num_stages,
     )  # fmt: skip

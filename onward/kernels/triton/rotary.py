@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from onward.kernels.triton.launching import launch
 from onward.kernels.triton.pages import check_pages
 
 
@@ -73,7 +74,8 @@ def rotate_and_store(
     _, _, num_kv_heads, page, dim = kv.shape
     group = qkv.shape[1] // dim // num_kv_heads - 2
     q_norm, k_norm = norms if norms is not None else (rotary[0], rotary[0])
-    _rotate_and_store[(qkv.shape[0], num_kv_heads)](
+    launch(
+        _rotate_and_store, (qkv.shape[0], num_kv_heads),
         qkv, kv, positions, pages, q_norm, k_norm, rotary[0], rotary[1], eps, qkv.stride(0), kv.stride(0), kv.stride(1),
         KV_HEADS=num_kv_heads, GROUP=group, GROUP_ROWS=triton.next_power_of_2(group), PAGE=page, DIM=dim,
         NORM=norms is not None, num_warps=1,

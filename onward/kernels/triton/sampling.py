@@ -20,6 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
+from onward.kernels.triton.launching import launch
+
 _CHUNK = 4096
 _BISECTIONS = 31
 """Weights lie in [0, 1], whose bit patterns are 0 to 0x3F800000."""
@@ -300,24 +302,39 @@ def sample(
     num_chunks = triton.cdiv(size, _CHUNK)
     padded = triton.next_power_of_2(num_chunks)
     stride, s = logits.stride(0), scratch
-    _survey[(num_chunks, rows)](
-        logits, inputs.temperatures, s.peaks, s.firsts, s.masses, stride, size, num_chunks, CHUNK=_CHUNK, num_warps=4
+    launch(
+        _survey,
+        (num_chunks, rows),
+        logits,
+        inputs.temperatures,
+        s.peaks,
+        s.firsts,
+        s.masses,
+        stride,
+        size,
+        num_chunks,
+        CHUNK=_CHUNK,
+        num_warps=4,
     )
     if cuts is not None:
-        _pick_out[(num_chunks, rows)](
+        launch(
+            _pick_out, (num_chunks, rows),
             logits, inputs.temperatures, s.peaks, s.candidates, s.counts, stride, size, num_chunks,
             CHUNK=_CHUNK, CHUNKS=padded, ROOM=_CANDIDATES, LEAST=_CANDIDATE, num_warps=8,
         )  # fmt: skip
-        _cut[(rows,)](
+        launch(
+            _cut, (rows,),
             logits, inputs.temperatures, cuts.top_ks, cuts.top_ps, cuts.min_ps, s.peaks, s.masses, s.candidates,
             s.counts, s.lowest, stride, size, num_chunks,
             CHUNK=4 * _CHUNK, CHUNKS=padded, ROOM=_CANDIDATES, BISECTIONS=_BISECTIONS, num_warps=16,
         )  # fmt: skip
-        _resurvey[(num_chunks, rows)](
+        launch(
+            _resurvey, (num_chunks, rows),
             logits, inputs.temperatures, s.peaks, s.masses, s.lowest, stride, size, num_chunks,
             CHUNK=_CHUNK, CHUNKS=padded, num_warps=8,
         )  # fmt: skip
-    _draw[(rows,)](
+    launch(
+        _draw, (rows,),
         logits, inputs.temperatures, inputs.seeds, inputs.choices, inputs.positions, s.peaks, s.firsts, s.masses,
         s.lowest, token_ids, is_valid, stride, size, num_chunks,
         CHUNK=_CHUNK, CHUNKS=padded, CUT=cuts is not None, num_warps=8,

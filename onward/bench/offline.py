@@ -1,0 +1,101 @@
+"""What a model in this process reaches without HTTP: the engine core, the worker and the text pipeline of a server.
+
+    "256"      256 requests at once: prompts of 100 to 1024 random ids, outputs of 100 to 1024 tokens, temperature 0.6
+    "single"   one request: milliseconds from token to token
+
+Each run has prompts of its own, so that no run finds another one's in the prefix cache.
+"""
+
+import os
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from onward.llm import LLM, SamplingOptions
+
+_HIGHEST_ID = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    prompt: list[int]
+    num_outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    name: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    runs_s: list[float]
+    tokens_per_s: float
+    """Of the median run; output tokens alone."""
+    ms_per_token: float | None = None
+    """Of a single stream, from its first token to its last; the median run's."""
+
+
+def workload_256(count: int = 256, low: int = 100, high: int = 1024) -> list[Request]:
+    """The anchors' workload, token for token."""
+    generator = random.Random(0)
+    prompts = [[generator.randint(0, _HIGHEST_ID) for _ in range(generator.randint(low, high))] for _ in range(count)]
+    return [Request(prompt, generator.randint(low, high)) for prompt in prompts]
+
+
+def shifted(requests: list[Request], by: int, vocab_size: int) -> list[Request]:
+    """Of the same lengths, with other tokens."""
+    limit = min(_HIGHEST_ID + 1, vocab_size)
+    return [Request([(token + by) % limit for token in one.prompt], one.num_outputs) for one in requests]
+
+
+def measure_batch(llm: LLM, requests: list[Request], *, num_runs: int, temperature: float = 0.6) -> Figures:
+    """After one run that is not counted."""
+    vocab_size = llm.model.config.vocab_size
+    runs_s = [
+        _run_batch(llm, shifted(requests, number + 1, vocab_size), temperature) for number in range(num_runs + 1)
+    ][1:]
+    num_tokens = sum(request.num_outputs for request in requests)
+    return Figures(
+        str(len(requests)), sum(len(one.prompt) for one in requests), num_tokens, runs_s,
+        num_tokens / statistics.median(runs_s),
+    )  # fmt: skip
+
+
+def _run_batch(llm: LLM, requests: list[Request], temperature: float) -> float:
+    options = [
+        SamplingOptions(max_tokens=one.num_outputs, temperature=temperature, ignore_eos=True, seed=number)
+        for number, one in enumerate(requests)
+    ]
+    started_s = time.perf_counter()
+    completions = llm.generate([one.prompt for one in requests], options)
+    took_s = time.perf_counter() - started_s
+    for completion, one in zip(completions, requests, strict=True):
+        assert completion.error is None, completion.error
+        assert len(completion.token_ids) == one.num_outputs
+    return took_s
+
+
+def measure_single(
+    llm: LLM, *, num_runs: int, prompt_tokens: int = 512, output_tokens: int = 512, temperature: float = 0.6
+) -> Figures:
+    generator = random.Random(1)
+    limit = min(_HIGHEST_ID, llm.model.config.vocab_size - 1)
+    whole_s, between_s = [], []
+    for number in range(num_runs + 1):
+        prompt = [generator.randint(0, limit) for _ in range(prompt_tokens)]
+        options = SamplingOptions(max_tokens=output_tokens, temperature=temperature, ignore_eos=True, seed=number)
+        started_s = time.perf_counter()
+        times = [time.perf_counter() for _ in llm.stream(prompt, options)]
+        whole_s.append(times[-1] - started_s)
+        between_s.append((times[-1] - times[0]) / (output_tokens - 1))
+    return Figures(
+        "single", prompt_tokens, output_tokens, whole_s[1:], output_tokens / statistics.median(whole_s[1:]),
+        1000 * statistics.median(between_s[1:]),
+    )  # fmt: skip
+
+
+def process_age_s() -> float:
+    """How long ago this process was started, imports and all."""
+    started = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return float(Path("/proc/uptime").read_text().split()[0]) - started

@@ -1,0 +1,86 @@
+"""`onward bench offline`: how fast a model is in this process, without a server, and how long it takes to be ready."""
+
+import argparse
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from onward.bench import environment, offline
+from onward.bench.shapes import SHAPES, write_config
+from onward.cli.flags import add_flags
+from onward.config import ServeConfig
+from onward.errors import InvalidRequest
+from onward.offline.inputs import OFFLINE_KNOBS
+
+SCHEMA = 1
+WORKLOADS = ("256", "single")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model_argument",
+        metavar="MODEL",
+        help=f"a model, or a shape with random weights: {', '.join(SHAPES)}",
+    )
+    parser.add_argument("--workload", choices=WORKLOADS, action="append", help="several may be given [both]")
+    parser.add_argument("--requests", type=int, default=256, metavar="N", help='of the workload "256" [%(default)s]')
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="counted, after one that is not [%(default)s]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="writes all figures there")
+    skipped = tuple(f.name for f in dataclasses.fields(ServeConfig) if f.name not in OFFLINE_KNOBS)
+    add_flags(parser, ServeConfig, skip=skipped)
+
+
+def run(args: argparse.Namespace) -> int:
+    for name in ("requests", "runs"):
+        if getattr(args, name) < 1:
+            raise InvalidRequest(f"--{name} must be at least 1", param=name)
+    knobs: dict[str, Any] = {name: getattr(args, name) for name in OFFLINE_KNOBS if getattr(args, name) is not None}
+    console = Console(highlight=False)
+    with tempfile.TemporaryDirectory() as folder:
+        model = args.model_argument
+        if model in SHAPES:
+            write_config(Path(folder), model)
+            model, knobs = folder, {"load_format": "dummy"} | knobs
+        from onward.llm import LLM
+
+        with LLM(model, **knobs) as llm:
+            ready_s = offline.process_age_s()
+            console.print(f"{args.model_argument}: ready {ready_s:.1f} s after the process was started")
+            figures = [_measure(llm, name, args) for name in args.workload or WORKLOADS]
+    for one in figures:
+        console.print(_line(one), soft_wrap=True)
+    if args.json is not None:
+        document = _document(args, knobs, ready_s, figures)
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
+    return 0
+
+
+def _measure(llm: Any, workload: str, args: argparse.Namespace) -> offline.Figures:
+    if workload == "single":
+        return offline.measure_single(llm, num_runs=args.runs)
+    return offline.measure_batch(llm, offline.workload_256(args.requests), num_runs=args.runs)
+
+
+def _line(one: offline.Figures) -> str:
+    runs = ", ".join(f"{one.num_output_tokens / s:.0f}" for s in one.runs_s)
+    if one.ms_per_token is not None:
+        return f"one stream: {one.ms_per_token:.3f} ms per token"
+    return f"{one.name} requests, {one.num_output_tokens} tokens: {one.tokens_per_s:.0f} tok/s (runs {runs})"
+
+
+def _document(
+    args: argparse.Namespace, knobs: dict[str, Any], ready_s: float, figures: list[offline.Figures]
+) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "environment": environment.facts(),
+        "model": args.model_argument,
+        "knobs": knobs,
+        "ready_s": ready_s,
+        "figures": figures,
+    }

@@ -1,0 +1,178 @@
+"""What a step on a device is made of: its operations as an interface, and the tensors that they share.
+
+Two things fill it: `triton.ops`, which is fast, and `torch_ops`, which is plain and runs anywhere, so that everything above
+is tested without a device. Knows tensors, not requests, plans or models.
+
+    slot   where a request's state lies: its tokens, its block table, how it draws
+    row    one line of a step's matrices
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+Norms = tuple[torch.Tensor, torch.Tensor]
+"""Weights for the heads of q and of k."""
+Rotary = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines, float32 [positions, head_dim / 2]."""
+
+FP8_LARGEST = 448.0
+"""Of float8 e4m3."""
+
+NUM_INPUTS = 3
+"""Of a row that decodes or samples: its slot, how many tokens are known, and a block that its table gets (or -1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTensors:
+    """What decides each slot's next token. The last slot is nobody's: rows that only fill a batch up belong to it."""
+
+    tokens: torch.Tensor
+    """int32 [slots, max_model_len + 1]: all known tokens."""
+    tables: torch.Tensor
+    """int32 [slots, blocks]."""
+    numbers: torch.Tensor
+    """int64 [3, slots]: seeds, choices, lengths of prompts."""
+    measures: torch.Tensor
+    """float32 [4, slots]: temperatures, top_ps, min_ps, top_ks (0: all)."""
+
+    @classmethod
+    def allocate(cls, num_slots: int, max_tokens: int, max_blocks: int, device: str) -> "SlotTensors":
+        return cls(
+            torch.zeros((num_slots, max_tokens), dtype=torch.int32, device=device),
+            torch.zeros((num_slots, max_blocks), dtype=torch.int32, device=device),
+            torch.zeros((3, num_slots), dtype=torch.int64, device=device),
+            torch.zeros((4, num_slots), dtype=torch.float32, device=device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowTensors:
+    """The rows of a step that sample; those that decode come first. Filled from their slots when the step begins."""
+
+    inputs: torch.Tensor
+    """int32 [3, rows], from the host."""
+    token_ids: torch.Tensor
+    """int32: the newest token of each."""
+    tables: torch.Tensor
+    """int32 [rows, blocks]."""
+    temperatures: torch.Tensor
+    top_ps: torch.Tensor
+    min_ps: torch.Tensor
+    top_ks: torch.Tensor
+    seeds: torch.Tensor
+    choices: torch.Tensor
+    positions: torch.Tensor
+    """int64: index in the output of the token to be drawn."""
+    drawn: torch.Tensor
+    """int32 [2, rows]: the token, and whether there is one (1) or the logits are not numbers (0)."""
+
+    @classmethod
+    def allocate(cls, rows: int, max_blocks: int, device: str) -> "RowTensors":
+        def of(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+            return torch.zeros((*shape, rows), dtype=dtype, device=device)
+
+        return cls(
+            inputs=of(torch.int32, NUM_INPUTS),
+            token_ids=of(torch.int32),
+            tables=torch.zeros((rows, max_blocks), dtype=torch.int32, device=device),
+            temperatures=of(torch.float32),
+            top_ps=of(torch.float32),
+            min_ps=of(torch.float32),
+            top_ks=of(torch.int32),
+            seeds=of(torch.int64),
+            choices=of(torch.int64),
+            positions=of(torch.int64),
+            drawn=of(torch.int32, 2),
+        )
+
+    @property
+    def slots(self) -> torch.Tensor:
+        return self.inputs[0]
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        return self.inputs[1]
+
+    @property
+    def new_blocks(self) -> torch.Tensor:
+        return self.inputs[2]
+
+    def first(self, count: int) -> "RowTensors":
+        """A view of the first rows."""
+        return RowTensors(
+            self.inputs[:, :count], self.token_ids[:count], self.tables[:count], self.temperatures[:count],
+            self.top_ps[:count], self.min_ps[:count], self.top_ks[:count], self.seeds[:count], self.choices[:count],
+            self.positions[:count], self.drawn[:, :count],
+        )  # fmt: skip
+
+
+class Ops(Protocol):
+    """Matrices have one row per token. `out` is written; nothing else is, unless it is said."""
+
+    tile_rows: int
+    """Query rows of one tile of chunk attention, for chunks of more than one token."""
+
+    def begin_rows(self, slots: SlotTensors, rows: RowTensors, block_size: int) -> None:
+        """Gives tables their new blocks, then fills `rows` from the slots."""
+        ...
+
+    def finish_rows(self, slots: SlotTensors, rows: RowTensors) -> None:
+        """Puts what was drawn behind the slots' tokens."""
+        ...
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None: ...
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
+    ) -> None:
+        """residual += x; out = norm(residual)."""
+        ...
+
+    def silu_gate(self, gate_up: torch.Tensor, out: torch.Tensor) -> None: ...
+
+    def decode(
+        self, qkv: torch.Tensor, kv: torch.Tensor, rows: RowTensors, norms: Norms | None, eps: float, rotary: Rotary,
+        out: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """Norm of heads, rotary embedding, KV write and attention of one new token per row. `rows` are those of `qkv`."""
+        ...
+
+    def rotate_and_store(
+        self, qkv: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor, pages: torch.Tensor, norms: Norms | None,
+        eps: float, rotary: Rotary,
+    ) -> None:  # fmt: skip
+        """Norm of heads and rotary embedding of queries, in place; keys and values go to their pages."""
+        ...
+
+    def chunk_attention(
+        self, qkv: torch.Tensor, kv: torch.Tensor, tables: torch.Tensor, tiles: torch.Tensor, num_heads: int,
+        out: torch.Tensor, *, one_each: bool,
+    ) -> None:  # fmt: skip
+        """Of the queries in `qkv`, whose keys are in their pages. `tiles` as `prefill_tiles` makes them, or `one_each`: of
+        one token. Where operations have a fixed order, a row's bits do not depend on its tile."""
+        ...
+
+    def product(
+        self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None,
+        scales: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        """x times the weight [outputs, inputs]; float8 weights have a scale for each output."""
+        ...
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, gates: bool = False) -> None:
+        """The same, with bits that do not depend on the other rows. If it gates, the weight holds gates, then ups, and
+        what is written is silu(gate) * up."""
+        ...
+
+    def one_row(
+        self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scales: torch.Tensor | None, *,
+        norm: tuple[torch.Tensor, float] | None = None, adds: bool = False, gates: bool = False,
+    ) -> None:  # fmt: skip
+        """The same for one row, which is normed before, or whose product is added to `out`."""
+        ...
+
+    def sample(self, logits: torch.Tensor, rows: RowTensors, *, with_cuts: bool) -> None:
+        """Draws for each row. Without cuts, no row has any."""
+        ...

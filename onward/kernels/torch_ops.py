@@ -1,0 +1,134 @@
+"""The operations of a device's step in plain torch: slow, obvious, on any device. The oracle of `triton.ops`."""
+
+import torch
+import torch.nn.functional as F
+
+from onward.kernels.ops import FP8_LARGEST, Norms, Rotary, RowTensors, SlotTensors
+from onward.kernels.triton import reference
+
+
+class TorchOps:
+    tile_rows = 16
+
+    def begin_rows(self, slots: SlotTensors, rows: RowTensors, block_size: int) -> None:
+        owners, lengths = rows.slots.long(), rows.lengths.long()
+        newest = (lengths - 1).clamp(min=0)
+        grows = rows.new_blocks >= 0
+        slots.tables[owners[grows], newest[grows] // block_size] = rows.new_blocks[grows]
+        rows.token_ids.copy_(slots.tokens[owners, newest])
+        rows.tables.copy_(slots.tables[owners])
+        for target, source in zip(
+            (rows.temperatures, rows.top_ps, rows.min_ps, rows.top_ks), slots.measures[:, owners], strict=True
+        ):
+            target.copy_(source)
+        seeds, choices, num_prompts = slots.numbers[:, owners]
+        rows.seeds.copy_(seeds)
+        rows.choices.copy_(choices)
+        rows.positions.copy_(lengths - num_prompts)
+
+    def finish_rows(self, slots: SlotTensors, rows: RowTensors) -> None:
+        slots.tokens[rows.slots.long(), rows.lengths.long()] = rows.drawn[0]
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+        out.copy_(reference.rms_norm(x, weight, eps))
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
+    ) -> None:
+        residual += x
+        out.copy_(reference.rms_norm(residual, weight, eps))
+
+    def silu_gate(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(reference.silu_gate(gate_up))
+
+    def decode(
+        self, qkv: torch.Tensor, kv: torch.Tensor, rows: RowTensors, norms: Norms | None, eps: float, rotary: Rotary,
+        out: torch.Tensor,
+    ) -> None:  # fmt: skip
+        lengths = rows.lengths.tolist()
+        live = [row for row, length in enumerate(lengths) if length]
+        positions = (rows.lengths - 1).clamp(min=0)
+        pages = rows.tables.gather(1, (positions.long() // kv.shape[3])[:, None])[:, 0]
+        self.rotate_and_store(qkv[live], kv, positions[live], pages[live], norms, eps, rotary)
+        queries = _rotated(_heads(qkv, kv)[0], positions, None if norms is None else norms[0], eps, rotary)
+        for row in live:
+            keys, values = reference.history(kv, rows.tables[row], lengths[row])
+            attended = reference.attention(queries[row : row + 1].to(qkv.dtype), keys, values, lengths[row] - 1)
+            out[row].copy_(attended.flatten())
+
+    def rotate_and_store(
+        self, qkv: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor, pages: torch.Tensor, norms: Norms | None,
+        eps: float, rotary: Rotary,
+    ) -> None:  # fmt: skip
+        q, k, v = _heads(qkv, kv)
+        q.copy_(_rotated(q, positions, None if norms is None else norms[0], eps, rotary))
+        lanes = positions.long() % kv.shape[3]
+        k = _rotated(k, positions, None if norms is None else norms[1], eps, rotary)
+        kv[pages.long(), 0, :, lanes], kv[pages.long(), 1, :, lanes] = k.to(kv.dtype), v.to(kv.dtype)
+
+    def chunk_attention(
+        self, qkv: torch.Tensor, kv: torch.Tensor, tables: torch.Tensor, tiles: torch.Tensor, num_heads: int,
+        out: torch.Tensor, *, one_each: bool,
+    ) -> None:  # fmt: skip
+        dim = kv.shape[4]
+        queries = qkv[:, : num_heads * dim].unflatten(1, (num_heads, dim))
+        for first, count, owner, position in tiles.tolist():
+            if count:
+                keys, values = reference.history(kv, tables[owner], position + count)
+                attended = reference.attention(queries[first : first + count], keys, values, position)
+                out[first : first + count].copy_(attended.flatten(1))
+
+    def product(
+        self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None,
+        scales: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        if scales is None:
+            out.copy_(F.linear(x, weight, bias))
+            return
+        row_scales = x.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / FP8_LARGEST
+        narrow = (x.float() / row_scales).to(torch.float8_e4m3fn).float()
+        product = F.linear(narrow, weight.float()) * row_scales * scales
+        out.copy_(product if bias is None else product + bias)
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, gates: bool = False) -> None:
+        rows = torch.cat([F.linear(row[None], weight) for row in x])  # one by one, so that each has its own bits
+        out.copy_(reference.silu_gate(rows) if gates else rows)
+
+    def one_row(
+        self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scales: torch.Tensor | None, *,
+        norm: tuple[torch.Tensor, float] | None = None, adds: bool = False, gates: bool = False,
+    ) -> None:  # fmt: skip
+        wide = weight.double() if scales is None else weight.double() * scales[:, None]
+        product = F.linear(x.double() if norm is None else reference.rms_norm(x, *norm), wide)
+        product = reference.silu_gate(product) if gates else product
+        out.copy_(out + product if adds else product)
+
+    def sample(self, logits: torch.Tensor, rows: RowTensors, *, with_cuts: bool) -> None:
+        for row in range(len(logits)):
+            token, is_valid = self._draw(logits[row].float(), rows, row, with_cuts)
+            rows.drawn[0, row], rows.drawn[1, row] = token, int(is_valid)
+
+    def _draw(self, logits: torch.Tensor, rows: RowTensors, row: int, with_cuts: bool) -> tuple[int, bool]:
+        if not bool((logits < torch.inf).all()) or not bool((logits > -torch.inf).any()):
+            return 0, False
+        temperature = float(rows.temperatures[row])
+        if temperature <= 0:
+            return int(logits.argmax()), True
+        cuts = (int(rows.top_ks[row]), float(rows.top_ps[row]), float(rows.min_ps[row])) if with_cuts else (0, 1.0, 0.0)
+        ends = reference.kept_weights(logits, temperature, *cuts).cumsum(0)
+        number = reference.uniform(int(rows.seeds[row]), int(rows.choices[row]), int(rows.positions[row]))
+        return min(int(torch.searchsorted(ends, number * ends[-1], right=True)), len(logits) - 1), True
+
+
+def _heads(qkv: torch.Tensor, kv: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    num_kv_heads, dim = kv.shape[2], kv.shape[4]
+    heads = qkv.unflatten(1, (-1, dim))
+    return heads.split([heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
+
+
+def _rotated(
+    heads: torch.Tensor, positions: torch.Tensor, norm: torch.Tensor | None, eps: float, rotary: Rotary
+) -> torch.Tensor:
+    if norm is not None:
+        heads = reference.rms_norm(heads, norm, eps)
+    return reference.rotate(heads, rotary[0][positions.long()], rotary[1][positions.long()])

@@ -1,0 +1,134 @@
+"""The operations of a device's step, fast: our Triton kernels, torch's matrix products, and how each batch is cut up.
+
+`overlap` lets a launch begin while the kernel before it ends (programmatic dependent launch).
+"""
+
+import torch
+
+from onward.kernels.ops import Norms, Rotary, RowTensors, SlotTensors
+from onward.kernels.triton import rows as row_kernels
+from onward.kernels.triton.activation import silu_gate
+from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch
+from onward.kernels.triton.fused_decode import fused_decode
+from onward.kernels.triton.linear import LinearPlan, linear
+from onward.kernels.triton.norm import add_rms_norm, rms_norm
+from onward.kernels.triton.one_row_linear import OneRowPlan, one_row_linear
+from onward.kernels.triton.prefill_attention import (
+    FIXED_CHUNK_PLAN,
+    FIXED_ROW_PLAN,
+    PrefillPlan,
+    prefill_attention,
+)
+from onward.kernels.triton.quantize_rows import quantize_rows
+from onward.kernels.triton.rotary import rotate_and_store
+from onward.kernels.triton.sampling import Cuts, SampleInputs, SampleScratch, sample
+
+_FP8 = torch.float8_e4m3fn
+
+
+class TritonOps:
+    def __init__(self, *, max_model_len: int, fixed_order: bool = False, overlap: bool = True) -> None:
+        """In a fixed order attention has the same bits in tiles of one token and of many."""
+        self._max_model_len, self._fixed_order, self._overlap = max_model_len, fixed_order, overlap
+        self._chunk_plan = FIXED_CHUNK_PLAN if fixed_order else PrefillPlan()
+        self.tile_rows = self._chunk_plan.rows
+        self._decode_scratch: dict[tuple[int, int, int], tuple[DecodePlan, DecodeScratch]] = {}
+        self._sample_scratch: dict[tuple[int, int], SampleScratch] = {}
+
+    def begin_rows(self, slots: SlotTensors, rows: RowTensors, block_size: int) -> None:
+        row_kernels.begin_rows(slots, rows, block_size)
+
+    def finish_rows(self, slots: SlotTensors, rows: RowTensors) -> None:
+        row_kernels.finish_rows(slots, rows)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+        rms_norm(x, weight, eps, out)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
+    ) -> None:
+        add_rms_norm(x, residual, weight, eps, out, overlap=self._overlap)
+
+    def silu_gate(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
+        silu_gate(gate_up, out, overlap=self._overlap)
+
+    def decode(
+        self, qkv: torch.Tensor, kv: torch.Tensor, rows: RowTensors, norms: Norms | None, eps: float, rotary: Rotary,
+        out: torch.Tensor,
+    ) -> None:  # fmt: skip
+        heads = out.view(len(out), -1, kv.shape[4])
+        plan, scratch = self._decode_plan(len(out), heads.shape[1], kv)
+        fused_decode(
+            qkv, kv, rows.tables, rows.lengths, heads, norms, eps, rotary, plan, scratch, overlap=self._overlap
+        )
+
+    def rotate_and_store(
+        self, qkv: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor, pages: torch.Tensor, norms: Norms | None,
+        eps: float, rotary: Rotary,
+    ) -> None:  # fmt: skip
+        rotate_and_store(qkv, kv, positions, pages, norms, eps, rotary)
+
+    def chunk_attention(
+        self, qkv: torch.Tensor, kv: torch.Tensor, tables: torch.Tensor, tiles: torch.Tensor, num_heads: int,
+        out: torch.Tensor, *, one_each: bool,
+    ) -> None:  # fmt: skip
+        dim = kv.shape[4]
+        queries = qkv[:, : num_heads * dim].unflatten(1, (num_heads, dim))
+        heads = out.view(len(out), num_heads, dim)
+        is_narrow = one_each and num_heads // kv.shape[2] <= FIXED_ROW_PLAN.rows
+        plan = FIXED_ROW_PLAN if self._fixed_order and is_narrow else self._chunk_plan
+        prefill_attention(queries, kv, tables, tiles, heads, plan, fixed_order=self._fixed_order)
+
+    def product(
+        self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None,
+        scales: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        if scales is not None:
+            narrow = torch.empty(x.shape, dtype=_FP8, device=x.device)
+            row_scales = torch.empty((len(x), 1), dtype=torch.float32, device=x.device)
+            quantize_rows(x, narrow, row_scales)
+            torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
+                narrow,
+                weight.T,
+                row_scales,
+                scales[None, :],
+                bias=bias,
+                out_dtype=out.dtype,
+                use_fast_accum=True,
+                out=out,
+            )
+        elif bias is not None:
+            torch.addmm(bias, x, weight.T, out=out)
+        else:
+            torch.mm(x, weight.T, out=out)
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, gates: bool = False) -> None:
+        linear(x, weight, out, LinearPlan.choose(len(x), out.shape[1], gates=gates), gates=gates, overlap=self._overlap)
+
+    def one_row(
+        self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scales: torch.Tensor | None, *,
+        norm: tuple[torch.Tensor, float] | None = None, adds: bool = False, gates: bool = False,
+    ) -> None:  # fmt: skip
+        plan = OneRowPlan.choose(*weight.shape)
+        one_row_linear(x, weight, out, plan, norm=norm, scales=scales, adds=adds, gates=gates, overlap=self._overlap)
+
+    def sample(self, logits: torch.Tensor, rows: RowTensors, *, with_cuts: bool) -> None:
+        inputs = SampleInputs(rows.temperatures, rows.seeds, rows.choices, rows.positions)
+        cuts = Cuts(rows.top_ks, rows.top_ps, rows.min_ps) if with_cuts else None
+        sample(logits, inputs, rows.drawn[0], rows.drawn[1], self._scratch_for(logits), cuts)
+
+    def _scratch_for(self, logits: torch.Tensor) -> SampleScratch:
+        """Kept for each size: graphs know where it lies."""
+        key = len(logits), logits.shape[1]
+        if key not in self._sample_scratch:
+            self._sample_scratch[key] = SampleScratch.allocate(*key, str(logits.device))
+        return self._sample_scratch[key]
+
+    def _decode_plan(self, batch: int, num_heads: int, kv: torch.Tensor) -> tuple[DecodePlan, DecodeScratch]:
+        num_kv_heads, dim = kv.shape[2], kv.shape[4]
+        key = batch, num_heads, num_kv_heads
+        if key not in self._decode_scratch:
+            plan = DecodePlan.choose(batch, num_kv_heads, self._max_model_len, fused=True)
+            scratch = DecodeScratch.allocate(batch, num_heads, num_kv_heads, dim, plan.num_splits, str(kv.device))
+            self._decode_scratch[key] = plan, scratch
+        return self._decode_scratch[key]

@@ -1,0 +1,64 @@
+"""Ways to run a model's layers over some rows, which differ in their matrix products alone.
+
+`run_plain`       the fastest for many rows
+`run_invariant`   products whose bits do not depend on the batch
+`run_one_row`     for a single row: norms, gate and residual on the way
+
+Each takes the rows that lie in `buffers.residual` and calls `attend(layer, qkv, attended)` between its products. The first
+two leave the last norm's output in `buffers.normed`, the third the residual stream, which is normed with the head.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from onward.kernels.ops import Ops
+from onward.layers.device.buffers import Buffers
+from onward.layers.device.weights import Matrix, ModelWeights
+
+Attend = Callable[[int, torch.Tensor, torch.Tensor], None]
+
+
+def run_plain(weights: ModelWeights, buffers: Buffers, eps: float, ops: Ops, attend: Attend) -> None:
+    def product(x: torch.Tensor, matrix: Matrix, out: torch.Tensor) -> None:
+        ops.product(x, matrix.weight, out, matrix.bias, matrix.scales)
+
+    b = buffers
+    ops.rms_norm(b.residual, weights.layers[0].input_norm, eps, b.normed)
+    for index, (layer, next_norm) in enumerate(zip(weights.layers, weights.following_norms(), strict=True)):
+        product(b.normed, layer.qkv, b.qkv)
+        attend(index, b.qkv, b.attended)
+        product(b.attended, layer.o, b.product)
+        ops.add_rms_norm(b.product, b.residual, layer.post_norm, eps, b.normed)
+        product(b.normed, layer.gate_up, b.gate_up)
+        ops.silu_gate(b.gate_up, b.act)
+        product(b.act, layer.down, b.product)
+        ops.add_rms_norm(b.product, b.residual, next_norm, eps, b.normed)
+
+
+def run_invariant(weights: ModelWeights, buffers: Buffers, eps: float, ops: Ops, attend: Attend) -> None:
+    b = buffers
+    ops.rms_norm(b.residual, weights.layers[0].input_norm, eps, b.normed)
+    for index, (layer, next_norm) in enumerate(zip(weights.layers, weights.following_norms(), strict=True)):
+        ops.linear(b.normed, layer.qkv.weight, b.qkv)
+        if layer.qkv.bias is not None:
+            b.qkv.add_(layer.qkv.bias)
+        attend(index, b.qkv, b.attended)
+        ops.linear(b.attended, layer.o.weight, b.product)
+        ops.add_rms_norm(b.product, b.residual, layer.post_norm, eps, b.normed)
+        ops.linear(b.normed, layer.gate_up.weight, b.act, gates=True)
+        ops.linear(b.act, layer.down.weight, b.product)
+        ops.add_rms_norm(b.product, b.residual, next_norm, eps, b.normed)
+
+
+def run_one_row(weights: ModelWeights, buffers: Buffers, eps: float, ops: Ops, attend: Attend) -> None:
+    b = buffers
+    for index, layer in enumerate(weights.layers):
+        ops.one_row(b.residual, layer.qkv.weight, b.qkv, layer.qkv.scales, norm=(layer.input_norm, eps))
+        if layer.qkv.bias is not None:
+            b.qkv.add_(layer.qkv.bias)
+        attend(index, b.qkv, b.attended)
+        ops.one_row(b.attended, layer.o.weight, b.residual, layer.o.scales, adds=True)
+        norm = (layer.post_norm, eps)
+        ops.one_row(b.residual, layer.gate_up.weight, b.act, layer.gate_up.scales, norm=norm, gates=True)
+        ops.one_row(b.act, layer.down.weight, b.residual, layer.down.scales, adds=True)

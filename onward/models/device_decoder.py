@@ -1,0 +1,148 @@
+"""The dense decoder on a device: rows in, logits out, keys and values into their pages. All families of `ModelConfig`.
+
+A step has two kinds of rows. Those that decode bring one token each and read a whole history; chunks of prompts bring many
+and are attended tile by tile. Decoding rows come first. `decode` runs those alone and asks the host for nothing, so that
+it can be captured in a graph.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from onward.kernels.ops import Ops, Rotary, RowTensors, SlotTensors
+from onward.layers.device.buffers import Buffers
+from onward.layers.device.products import run_invariant, run_one_row, run_plain
+from onward.layers.device.weights import ModelWeights
+from onward.layers.rotary import RotaryTable
+from onward.models.rope_factors import of_scaling
+from onward.proto.model import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """The rows of a step that do not decode, one after the other."""
+
+    token_at: torch.Tensor
+    """int64: where each row's token is among all slots' tokens."""
+    page_at: torch.Tensor
+    """int64: where its block is named among all slots' tables."""
+    positions: torch.Tensor
+    """int32."""
+    tiles: torch.Tensor
+    """int32 [tiles, 4], of `prefill_tiles`; requests are slots, and rows count from the first of these."""
+
+
+def rotary_on(config: ModelConfig, max_model_len: int, device: str) -> Rotary:
+    divisors = None
+    if config.rope_scaling is not None:
+        divisors = of_scaling(config.rope_scaling, config.rope_theta, config.head_dim)
+    table = RotaryTable.build(config.rope_theta, config.head_dim, max_model_len, divisors)
+    cos, sin = (torch.from_numpy(x).view(max_model_len, -1).to(device) for x in (table.cos, table.sin))
+    return cos, sin
+
+
+class DeviceDecoder:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        ops: Ops,
+        buffers: Buffers,
+        logits: torch.Tensor,
+        rotary: Rotary,
+        *,
+        deterministic: bool,
+    ) -> None:
+        self._config, self._weights, self._ops, self._buffers = config, weights, ops, buffers
+        self.logits, self._rotary, self._deterministic = logits, rotary, deterministic
+        """Of the last step; the next one overwrites them."""
+        self._kv: list[torch.Tensor] = []
+
+    def use(self, kv: list[torch.Tensor]) -> None:
+        """The pages of each layer, [blocks, 2, kv heads, block_size, head_dim]: measured and allocated last."""
+        self._kv = kv
+
+    def decode(self, rows: RowTensors) -> torch.Tensor:
+        """Logits of each row, which lie in a buffer that the next step overwrites."""
+        count = len(rows.token_ids)
+        buffers = self._buffers.first(count)
+        torch.index_select(self._weights.embedding, 0, rows.token_ids, out=buffers.residual)
+        if self._deterministic:
+            run_invariant(self._weights, buffers, self._eps, self._ops, self._attend_in_fixed_order(rows))
+            return self._head(buffers.normed)
+        if count == 1:
+            run_one_row(self._weights, buffers, self._eps, self._ops, self._decoding(rows))
+            logits = self.logits[:1]
+            norm = (self._weights.norm, self._eps)
+            self._ops.one_row(buffers.residual, self._weights.head, logits, None, norm=norm)
+            return logits
+        run_plain(self._weights, buffers, self._eps, self._ops, self._decoding(rows))
+        return self._head(buffers.normed)
+
+    def mixed(
+        self, slots: SlotTensors, rows: RowTensors, num_decoding: int, chunks: Chunks, wanted: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits of the wanted rows (int64). Of `rows` the first `num_decoding` are rows of this step."""
+        count = num_decoding + len(chunks.positions)
+        assert count <= len(self._buffers.residual), "a plan keeps to the tokens that one step may have"
+        buffers = self._buffers.first(count)
+        token_ids = torch.cat([rows.token_ids[:num_decoding], slots.tokens.view(-1)[chunks.token_at]])
+        torch.index_select(self._weights.embedding, 0, token_ids, out=buffers.residual)
+        attend_chunks = self._attending(slots, chunks)
+        decoding = rows.first(num_decoding)
+        if self._deterministic:
+            attend_decoding = self._attend_in_fixed_order(decoding)
+        else:
+            attend_decoding = self._decoding(decoding)
+
+        def attend(index: int, qkv: torch.Tensor, out: torch.Tensor) -> None:
+            if num_decoding:
+                attend_decoding(index, qkv[:num_decoding], out[:num_decoding])
+            attend_chunks(index, qkv[num_decoding:], out[num_decoding:])
+
+        run = run_invariant if self._deterministic else run_plain
+        run(self._weights, buffers, self._eps, self._ops, attend)
+        return self._head(buffers.normed[wanted]) if len(wanted) else self.logits[:0]
+
+    @property
+    def _eps(self) -> float:
+        return self._config.rms_norm_eps
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self.logits[: len(hidden)]
+        if self._deterministic:
+            self._ops.linear(hidden, self._weights.head, logits)
+        else:
+            self._ops.product(hidden, self._weights.head, logits, None, None)
+        return logits
+
+    def _decoding(self, rows: RowTensors):
+        def attend(index: int, qkv: torch.Tensor, out: torch.Tensor) -> None:
+            norms = self._weights.layers[index].head_norms
+            self._ops.decode(qkv, self._kv[index], rows, norms, self._eps, self._rotary, out)
+
+        return attend
+
+    def _attending(self, slots: SlotTensors, chunks: Chunks):
+        pages = slots.tables.view(-1)[chunks.page_at]
+        return self._attend_tiles(chunks.positions, pages, slots.tables, chunks.tiles, one_each=False)
+
+    def _attend_in_fixed_order(self, rows: RowTensors):
+        """Each row is a chunk of one token: what a prompt's chunk would have computed for it, to the bit."""
+        positions = (rows.lengths - 1).clamp(min=0)
+        pages = rows.tables.gather(1, (positions.long() // self._kv[0].shape[3])[:, None])[:, 0]
+        numbers = torch.arange(len(positions), dtype=torch.int32, device=positions.device)
+        tiles = torch.stack([numbers, (rows.lengths > 0).int(), numbers, positions], dim=1)
+        return self._attend_tiles(positions, pages, rows.tables, tiles, one_each=True)
+
+    def _attend_tiles(
+        self, positions: torch.Tensor, pages: torch.Tensor, tables: torch.Tensor, tiles: torch.Tensor, *, one_each: bool
+    ):
+        heads = self._config.num_heads
+
+        def attend(index: int, qkv: torch.Tensor, out: torch.Tensor) -> None:
+            kv, norms = self._kv[index], self._weights.layers[index].head_norms
+            self._ops.rotate_and_store(qkv, kv, positions, pages, norms, self._eps, self._rotary)
+            self._ops.chunk_attention(qkv, kv, tables, tiles, heads, out, one_each=one_each)
+
+        return attend

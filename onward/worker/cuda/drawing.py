@@ -1,0 +1,55 @@
+"""From logits to tokens, on the device. Most rows need two launches for all of them; rows with rules of their own (biases,
+bad words, penalties, ends that are out of reach) or with logprobs take a slower way, which gives the same tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from onward.kernels.ops import Ops, RowTensors, SlotTensors
+from onward.proto.sampling import Sampling
+from onward.worker.cuda.logit_rules import DeviceRules
+from onward.worker.cuda.logprobs import PendingLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A row that samples, in a step where some row needs care."""
+
+    slot: int
+    sampling: Sampling
+    num_known: int
+    num_output: int
+    rules: DeviceRules | None
+
+    @property
+    def forbids_ends(self) -> bool:
+        return self.num_output < self.sampling.min_tokens and bool(self.sampling.end_token_ids)
+
+
+def has_cuts(sampling: Sampling) -> bool:
+    return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
+
+
+def draw_with_care(
+    ops: Ops, logits: torch.Tensor, slots: SlotTensors, rows: RowTensors, draws: Sequence[Draw], *, with_cuts: bool
+) -> PendingLogprobs | None:
+    """Draws for all rows. Returns the logprobs of those that asked for them, in their order."""
+    wide = logits.float()  # a copy, unless they are float32 already, which the next step overwrites anyway
+    asking = [row for row, draw in enumerate(draws) if draw.sampling.logprobs is not None]
+    asked = torch.tensor(asking, dtype=torch.int64, device=logits.device)
+    raw = wide[asked] if asking else None
+    for row, draw in enumerate(draws):
+        if draw.rules is not None:
+            draw.rules.apply(wide[row], slots.tokens[draw.slot], draw.num_known, draw.num_output)
+        if draw.forbids_ends:
+            ends = [token for token in draw.sampling.end_token_ids if 0 <= token < wide.shape[1]]
+            wide[row].index_fill_(0, torch.tensor(ends, dtype=torch.int64, device=wide.device), -torch.inf)
+    ops.sample(wide, rows, with_cuts=with_cuts)
+    for row, draw in enumerate(draws):
+        if draw.rules is not None:
+            draw.rules.advance(rows.drawn[0, row])
+    if raw is None:
+        return None
+    return PendingLogprobs(raw, rows.drawn[0][asked], [draws[row].sampling.logprobs or 0 for row in asking])

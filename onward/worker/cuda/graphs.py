@@ -1,0 +1,43 @@
+"""Steps captured as CUDA graphs, each when it is needed for the second time: the first time compiles and loads kernels.
+
+Where they are off every step just runs.
+"""
+
+from collections.abc import Callable, Hashable
+
+import torch
+
+
+class Graphs:
+    def __init__(self, *, is_on: bool) -> None:
+        self._is_on = is_on
+        self._seen: set[Hashable] = set()
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self._is_on else None
+        self._stream = torch.cuda.Stream() if self._is_on else None
+
+    def run(self, key: Hashable, work: Callable[[], None]) -> None:
+        """Does the work, which is always the same for a key and touches only tensors that stay where they are."""
+        graph = self._graphs.get(key)
+        if graph is not None:
+            graph.replay()
+        elif key in self._seen and self._is_on:
+            self._graphs[key] = self._capture(work)
+            self._graphs[key].replay()
+        else:
+            self._seen.add(key)
+            work()
+
+    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Without the collection of garbage and the pause that `torch.cuda.graph` begins with: requests are waiting."""
+        assert self._stream is not None
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return graph

@@ -1,0 +1,125 @@
+"""From the spans that a step computes to the arrays that a device is given. Plain numpy, without a device.
+
+rows of the step     | decoding, longest history first | chunks, in the plan's order |
+rows that sample     | decoding                        | chunks that reach the end of what is known |
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from onward.kernels.ops import NUM_INPUTS
+from onward.kernels.triton.prefill_tiles import prefill_tiles
+
+NO_BLOCK = -1
+Owner = TypeVar("Owner")
+
+_slot, _end, _new_block = attrgetter("slot"), attrgetter("end"), attrgetter("new_block")
+
+
+@dataclass(slots=True)
+class Span(Generic[Owner]):
+    """The tokens [start, end) of one slot. One is made for each row that decodes, so it has no more than it needs."""
+
+    slot: int
+    start: int
+    end: int
+    samples: bool
+    """The last one's logits decide the next token: it is the newest known."""
+    owner: Owner
+    """Who the slot belonged to."""
+    position: int = 0
+    """Index in its output of the token that is drawn."""
+    new_block: int = NO_BLOCK
+    """For its last token, if its table gets just that one."""
+    reported: range | None = None
+    """Positions whose logits are wanted, to tell how likely the given tokens behind them were."""
+
+    @property
+    def count(self) -> int:
+        return self.end - self.start
+
+    @property
+    def decodes(self) -> bool:
+        return self.samples and self.end - self.start == 1 and self.reported is None
+
+
+@dataclass(frozen=True, slots=True)
+class PackedChunks:
+    token_at: np.ndarray
+    page_at: np.ndarray
+    positions: np.ndarray
+    tiles: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Packed(Generic[Owner]):
+    sampling: list[Span[Owner]]
+    """In the order of their rows; those that decode come first."""
+    num_decoding: int
+    chunks: PackedChunks | None = None
+    wanted: np.ndarray | None = None
+    """Rows of the step whose logits are needed, where there are chunks: those that sample, then those that are reported."""
+    unfinished: list[Span[Owner]] = field(default_factory=list)
+    """Chunks that do not sample."""
+    reporting: list[Span[Owner]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What offsets are computed from."""
+
+    block_size: int
+    tokens_stride: int
+    tables_stride: int
+    group: int
+    tile_rows: int
+
+
+def pack(spans: Sequence[Span[Owner]], geometry: Geometry) -> Packed[Owner]:
+    decoding = [span for span in spans if span.decodes]
+    decoding.sort(key=_end, reverse=True)
+    if len(decoding) == len(spans):
+        return Packed(decoding, len(decoding))
+    chunks = [span for span in spans if not span.decodes]
+    wanted = list(range(len(decoding)))
+    reported: list[int] = []
+    row = len(decoding)
+    for span in chunks:
+        if span.reported is not None:
+            reported.extend(row + position - span.start for position in span.reported)
+        row += span.count
+        if span.samples:
+            wanted.append(row - 1)
+    return Packed(
+        decoding + [span for span in chunks if span.samples],
+        len(decoding),
+        _pack_chunks(chunks, geometry),
+        np.array(wanted + reported, np.int64),
+        [span for span in chunks if not span.samples],
+        [span for span in chunks if span.reported is not None],
+    )
+
+
+def _pack_chunks(spans: Sequence[Span[Owner]], geometry: Geometry) -> PackedChunks:
+    slots = np.repeat(np.array([span.slot for span in spans], np.int64), [span.count for span in spans])
+    positions = np.concatenate([np.arange(span.start, span.end, dtype=np.int64) for span in spans])
+    tiles = prefill_tiles([(s.slot, s.start, s.count) for s in spans], geometry.group, geometry.tile_rows)
+    return PackedChunks(
+        slots * geometry.tokens_stride + positions,
+        slots * geometry.tables_stride + positions // geometry.block_size,
+        positions.astype(np.int32),
+        tiles,
+    )
+
+
+def fill_inputs(inputs: np.ndarray, spans: Sequence[Span[Owner]], nobody: int) -> None:
+    """Writes the inputs (int32 [3, rows]) of spans that sample; rows beyond them belong to `nobody`."""
+    assert inputs.shape[0] == NUM_INPUTS
+    count = len(spans)
+    for row, part in enumerate((_slot, _end, _new_block)):
+        inputs[row, :count] = list(map(part, spans))
+    inputs[0, count:], inputs[1, count:], inputs[2, count:] = nobody, 0, NO_BLOCK

@@ -1,0 +1,395 @@
+"""Executes step plans on a CUDA device: `begin` launches a step, `finish` hands out the result of the oldest one.
+
+Nothing in `begin` waits for the device: tokens stay there, as the next step's input, and come to the host when their step
+is done. So the next step is launched before the last one's tokens are known. What concerns one request fails that request
+and nobody else; what breaks a step brings the worker down, and the engine charges and resubmits.
+
+With `device="cpu"` and plain operations the same code runs without a device, for tests.
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from onward.config import WorkerConfig
+from onward.errors import StartupError
+from onward.kernels.ops import Ops, RowTensors
+from onward.layers.device.buffers import Buffers
+from onward.models.device_decoder import Chunks, DeviceDecoder, rotary_on
+from onward.models.device_weights import load
+from onward.proto import SCHEMA_VERSION
+from onward.proto.model import PreparedModel
+from onward.proto.sampling import Sampling
+from onward.proto.step import (
+    MAX_PROMPT_LOGPROB_ROWS,
+    Advanced,
+    Assign,
+    Event,
+    Failed,
+    Preempt,
+    Preempted,
+    Run,
+    StepPlan,
+    StepResult,
+    Tokens,
+    WorkerHello,
+)
+from onward.worker.cuda.drawing import Draw, draw_with_care
+from onward.worker.cuda.graph_sizes import padded, sizes_up_to, warm_sizes
+from onward.worker.cuda.graphs import Graphs
+from onward.worker.cuda.logprobs import PendingLogprobs
+from onward.worker.cuda.marks import Mark, mark_on
+from onward.worker.cuda.memory import device_blocks
+from onward.worker.cuda.packing import Geometry, Packed, Span, fill_inputs, pack
+from onward.worker.cuda.slots import Slot, Slots
+from onward.worker.cuda.staging import Stage
+from onward.worker.memory import longest_sequence
+from onward.worker.slot_checks import Fault
+
+MAX_STEPS_IN_FLIGHT = 4
+
+_PLAIN, _CUT = Sampling(seed=0), Sampling(seed=0, top_k=5, top_p=0.9, min_p=0.01)
+_CAREFUL = Sampling(seed=0, top_p=0.9, logprobs=1)
+
+
+@dataclass(slots=True)
+class _Step:
+    """One that was launched, and all that is needed to tell its result."""
+
+    number: int
+    begun_s: float
+    events: list[Event]
+    packed: Packed[Slot]
+    drawn: torch.Tensor
+    """In pinned memory: for each span that samples its token, and whether there is one."""
+    logprobs: PendingLogprobs | None = None
+    reported: PendingLogprobs | None = None
+    mark: Mark | None = None
+
+
+class CudaRunner:
+    def __init__(
+        self,
+        model: PreparedModel,
+        config: WorkerConfig,
+        weights: Mapping[str, Any] | None,
+        *,
+        ops: Ops,
+        device: str = "cuda",
+        is_rehearsal: bool = False,
+        before_pool: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`weights` as `open_weights` gives them; None: random ones. `before_pool` is called when the weights are loaded,
+        before the rest of the device's memory is measured. A rehearsal captures nothing."""
+        self._model, self._config, self._ops, self._device = model, config, ops, device
+        self.max_model_len = longest_sequence(config, model.config)
+        _check_supported(model, config)
+        dtype = getattr(torch, model.dtype)
+        loaded = load(model, weights, dtype, device)
+        max_rows = max(config.max_num_batched_tokens, padded(config.max_num_seqs))
+        max_sampled = padded(config.max_num_seqs) + MAX_PROMPT_LOGPROB_ROWS
+        buffers = Buffers.allocate(model.config, max_rows, dtype, device)
+        logits = torch.zeros((max_sampled, model.config.vocab_size), dtype=dtype, device=device)
+        self._decoder = DeviceDecoder(
+            model.config, loaded, ops, buffers, logits, rotary_on(model.config, self.max_model_len, device),
+            deterministic=config.deterministic,
+        )  # fmt: skip
+        before_pool()
+        self.num_blocks = self._pool_blocks(dtype.itemsize)
+        self._decoder.use(self._allocate_pool(dtype))
+        self._slots = Slots(
+            config.max_num_seqs, self.max_model_len, config.block_size, self.num_blocks, model.config.vocab_size, device
+        )
+        max_blocks = self._slots.tensors.tables.shape[1]
+        self._rows = RowTensors.allocate(max_sampled, max_blocks, device)
+        self._rows.drawn.fill_(1)  # where nothing is launched, every row still draws a token
+        self._geometry = Geometry(
+            config.block_size, self.max_model_len + 1, max_blocks, model.config.num_heads // model.config.num_kv_heads,
+            ops.tile_rows,
+        )  # fmt: skip
+        self._graphs = Graphs(is_on=device != "cpu" and not is_rehearsal)
+        self._in_flight: deque[_Step] = deque()
+        self._stages = [Stage(device) for _ in range(MAX_STEPS_IN_FLIGHT)]
+        is_pinned = device != "cpu"
+        self._inputs = [torch.zeros((3, max_sampled), dtype=torch.int32, pin_memory=is_pinned) for _ in self._stages]
+        self._drawn = [torch.zeros((2, max_sampled), dtype=torch.int32, pin_memory=is_pinned) for _ in self._stages]
+        self._turn = 0
+        self._last_finish_s = 0.0
+
+    def hello(self, worker_incarnation: str, engine_incarnation: str) -> WorkerHello:
+        return WorkerHello(
+            schema_version=SCHEMA_VERSION,
+            worker_incarnation=worker_incarnation,
+            engine_incarnation=engine_incarnation,
+            pid=os.getpid(),
+            fingerprint=self._model.fingerprint,
+            num_blocks=self.num_blocks,
+            block_size=self._config.block_size,
+            max_model_len=self.max_model_len,
+            vocab_size=self._model.config.vocab_size,
+        )
+
+    def warm_up(self, progress: Callable[[str], None]) -> None:
+        """Loads the usual kernels (or compiles them) and captures the usual graphs, through the door of real requests."""
+        progress("warming up")
+        most = self._config.max_num_seqs
+        for size in warm_sizes(most):
+            self._rehearse(min(size, most), _PLAIN)
+        self._rehearse(1, _CUT)
+        for slot in range(most):
+            self._slots.free(slot)
+
+    def rehearse_all(self) -> None:
+        """Steps of every size and kind."""
+        most = self._config.max_num_seqs
+        for size in sizes_up_to(most):
+            self._rehearse(min(size, most), _PLAIN)
+        for sampling in (_CUT, _CAREFUL):
+            for size in (1, most):
+                self._rehearse(size, sampling)
+
+    def _rehearse(self, num_slots: int, sampling: Sampling) -> None:
+        """Short prompts, then two steps that decode: the first runs, the second is captured. All write one block."""
+        length = min(4, self.max_model_len - 3)
+        table = [0] * -(-(length + 3) // self._config.block_size)
+        per_step = max(1, self._config.max_num_batched_tokens // length)
+        for first in range(0, num_slots, per_step):
+            several = range(first, min(first + per_step, num_slots))
+            assign = [Assign(slot, 0, "warm-up", [0] * length, length, 0, table, sampling) for slot in several]
+            self.step(StepPlan(0, assign=assign, run=[Run(slot, 0, length) for slot in several]))
+        for _ in range(2):
+            self.step(StepPlan(0, run=[Run(slot, 0, 1) for slot in range(num_slots)]))
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """One step alone."""
+        assert not self._in_flight, "steps before this one are finished first"
+        self.begin(plan)
+        result = self.finish()
+        assert result is not None
+        return result
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._in_flight)
+
+    @property
+    def has_result(self) -> bool:
+        """Whether `finish` would not have to wait."""
+        mark = self._in_flight[0].mark if self._in_flight else None
+        return mark is not None and mark.is_passed()
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> None:
+        """Launches all of it: preempt, assign, run, in this order."""
+        assert len(self._in_flight) < MAX_STEPS_IN_FLIGHT, "buffers of a step are its own until it is done"
+        begun_s = time.perf_counter()
+        stage = self._stages[self._turn]
+        stage.clear()
+        events: list[Event] = [self._preempt(preempt) for preempt in plan.preempt]
+        for assign in plan.assign:
+            try:
+                self._slots.assign(assign, stage)
+            except Fault as fault:
+                self._fail(events, assign, fault)
+        spans: list[Span[Slot]] = []
+        for run in plan.run:
+            try:
+                if (span := self._slots.permit(run, stage)) is not None:
+                    spans.append(span)
+            except Fault as fault:
+                self._fail(events, run, fault)
+        step = _Step(plan.step, begun_s, events, pack(spans, self._geometry), self._drawn[self._turn])
+        self._compute(step, stage)
+        step.mark = mark_on(self._device)
+        self._in_flight.append(step)
+        self._turn = (self._turn + 1) % MAX_STEPS_IN_FLIGHT
+
+    def finish(self) -> StepResult | None:
+        """The result of the oldest step in flight, once the device is done with it; None if there is none."""
+        if not self._in_flight:
+            return None
+        step = self._in_flight.popleft()
+        assert step.mark is not None, "a step in flight was launched"
+        step.mark.wait()
+        events = step.events + self._read(step)
+        now_s = time.perf_counter()
+        busy_s = now_s - max(step.begun_s, self._last_finish_s)
+        self._last_finish_s = now_s
+        return StepResult(step.number, events, busy_s)
+
+    @torch.inference_mode()
+    def logits_of(self, slot: int, start: int, count: int) -> torch.Tensor:
+        """Logits of these tokens of an assigned slot, computed as one chunk: what exactness is asserted on."""
+        assert not self._in_flight
+        stage = self._stages[0]
+        stage.clear()
+        span = Span(slot, start, start + count, False, None, reported=range(start, start + count))
+        return self._forward(pack([span], self._geometry), stage).clone()
+
+    def _pool_blocks(self, itemsize: int) -> int:
+        size = self._model.config.num_layers * self._page_items * itemsize
+        if self._device == "cpu":
+            return self._config.num_kv_blocks or 2
+        free, total = torch.cuda.mem_get_info()
+        return device_blocks(self._config, size, self.max_model_len, free, total)
+
+    @property
+    def _page_items(self) -> int:
+        return 2 * self._model.config.num_kv_heads * self._config.block_size * self._model.config.head_dim
+
+    def _allocate_pool(self, dtype: torch.dtype) -> list[torch.Tensor]:
+        """One block more than the engine knows of, for rows that belong to nobody."""
+        config = self._model.config
+        shape = (self.num_blocks + 1, 2, config.num_kv_heads, self._config.block_size, config.head_dim)
+        return [torch.zeros(shape, dtype=dtype, device=self._device) for _ in range(config.num_layers)]
+
+    def _fail(self, events: list[Event], whose: Assign | Run, fault: Fault) -> None:
+        self._slots.free(whose.slot)
+        events.append(Failed(whose.slot, whose.epoch, fault.code, str(fault)))
+
+    def _preempt(self, preempt: Preempt) -> Preempted:
+        """Answered always: also where the slot failed before, nothing more will come from that epoch."""
+        slot = self._slots[preempt.slot]
+        if slot is None or slot.epoch > preempt.epoch:
+            return Preempted(preempt.slot, preempt.epoch, 0)
+        self._slots.free(preempt.slot)
+        return Preempted(preempt.slot, preempt.epoch, slot.num_tokens)
+
+    def _compute(self, step: _Step, stage: Stage) -> None:
+        packed = step.packed
+        sampling = packed.sampling
+        if not sampling and packed.chunks is None:
+            self._slots.send(stage)
+            return
+        with_cuts = any(span.owner.has_cuts for span in sampling)
+        needs_care = any(span.position < span.owner.careful_until for span in sampling)
+        if packed.chunks is None and not needs_care:
+            self._decode_and_draw(packed, stage, with_cuts=with_cuts)
+        else:
+            logits = self._forward(packed, stage)
+            self._report(step, logits[len(sampling) :])
+            if sampling:
+                self._draw(step, logits[: len(sampling)], with_cuts=with_cuts, needs_care=needs_care)
+        # All of it, whoever sampled: a part would not lie in one piece, and would be waited for.
+        step.drawn.copy_(self._rows.drawn, non_blocking=True)
+
+    def _decode_and_draw(self, packed: Packed[Slot], stage: Stage, *, with_cuts: bool) -> None:
+        """The usual step: one graph from the rows' inputs to their tokens."""
+        rows = self._begin_rows(packed, stage, padded(len(packed.sampling)))
+
+        def work() -> None:
+            self._ops.begin_rows(self._slots.tensors, rows, self._config.block_size)
+            self._ops.sample(self._decoder.decode(rows), rows, with_cuts=with_cuts)
+            self._ops.finish_rows(self._slots.tensors, rows)
+
+        self._graphs.run((len(rows.token_ids), with_cuts), work)
+
+    def _forward(self, packed: Packed[Any], stage: Stage) -> torch.Tensor:
+        """Logits of the rows that sample, then of those that are reported."""
+        count, slots = len(packed.sampling), self._slots.tensors
+        if packed.chunks is None:
+            rows = self._begin_rows(packed, stage, padded(count))
+
+            def work() -> None:
+                self._ops.begin_rows(slots, rows, self._config.block_size)
+                self._decoder.decode(rows)
+
+            self._graphs.run((len(rows.token_ids), "logits"), work)
+            return self._decoder.logits[:count]
+        arrays = packed.chunks
+        assert packed.wanted is not None, "a step with chunks says whose logits are needed"
+        staged = [
+            stage.put(x) for x in (arrays.token_at, arrays.page_at, arrays.positions, arrays.tiles, packed.wanted)
+        ]
+        rows = self._begin_rows(packed, stage, count)
+        if count:
+            self._ops.begin_rows(slots, rows, self._config.block_size)
+        token_at, page_at, positions, tiles, wanted = (one.tensor() for one in staged)
+        return self._decoder.mixed(
+            slots, rows, packed.num_decoding, Chunks(token_at, page_at, positions, tiles), wanted
+        )
+
+    def _begin_rows(self, packed: Packed[Any], stage: Stage, count: int) -> RowTensors:
+        """Brings everything that the host says about this step to the device."""
+        here = self._inputs[self._turn]
+        fill_inputs(here.numpy()[:, :count], packed.sampling, self._slots.nobody)
+        self._slots.send(stage)
+        self._rows.inputs.copy_(here, non_blocking=True)
+        return self._rows.first(count)
+
+    def _draw(self, step: _Step, logits: torch.Tensor, *, with_cuts: bool, needs_care: bool) -> None:
+        slots, rows = self._slots.tensors, self._rows.first(len(logits))
+        if needs_care:
+            draws = [
+                Draw(span.slot, span.owner.sampling, span.end, span.position, span.owner.rules)
+                for span in step.packed.sampling
+            ]
+            step.logprobs = draw_with_care(self._ops, logits, slots, rows, draws, with_cuts=with_cuts)
+        else:
+            self._ops.sample(logits, rows, with_cuts=with_cuts)
+        self._ops.finish_rows(slots, rows)
+
+    def _report(self, step: _Step, logits: torch.Tensor) -> None:
+        """How likely the given tokens were: each row tells of the token behind it, of the prompt or of the output."""
+        given: list[int] = []
+        num_tops: list[int] = []
+        for span in step.packed.reporting:
+            slot, sampling = span.owner, span.owner.sampling
+            for position in span.reported or ():
+                given.append(slot.token_ids[position + 1])
+                is_prompt = position + 1 < slot.num_prompt
+                num_tops.append((sampling.prompt_logprobs if is_prompt else sampling.logprobs) or 0)
+        if given:
+            tokens = torch.tensor(given, dtype=torch.int64, device=logits.device)
+            step.reported = PendingLogprobs(logits.float(), tokens, num_tops)
+
+    def _read(self, step: _Step) -> list[Event]:
+        packed = step.packed
+        asking = [span for span in packed.sampling if span.owner.sampling.logprobs is not None] if step.logprobs else []
+        logprobs = dict(zip(map(_slot_of, asking), step.logprobs.read(), strict=True)) if step.logprobs else {}
+        reported = iter(step.reported.read() if step.reported is not None else ())
+        scores = {span.slot: [next(reported) for _ in span.reported or ()] for span in packed.reporting}
+        events: list[Event] = [
+            Advanced(span.slot, span.owner.epoch, span.end, scores.get(span.slot))
+            for span in packed.unfinished
+            if not span.owner.has_failed
+        ]
+        token_ids, are_valid = step.drawn[:, : len(packed.sampling)].tolist()
+        for span, token, is_valid in zip(packed.sampling, token_ids, are_valid, strict=True):
+            slot, owner = span.slot, span.owner
+            if owner.has_failed:
+                continue
+            if not is_valid:
+                events.append(self._invalid(span))
+            elif logprobs or scores:
+                told = [logprobs[slot]] if slot in logprobs else None
+                events.append(Tokens(slot, owner.epoch, span.position, span.end, [token], told, scores.get(slot)))
+            else:
+                events.append(Tokens(slot, owner.epoch, span.position, span.end, [token]))
+        return events
+
+    def _invalid(self, span: Span[Slot]) -> Failed:
+        span.owner.has_failed = True
+        if self._slots[span.slot] is span.owner:
+            self._slots.free(span.slot)
+        message = "the model's output for this request is not a number"
+        return Failed(span.slot, span.owner.epoch, "invalid_logits", message)
+
+
+_slot_of = attrgetter("slot")
+
+
+def _check_supported(model: PreparedModel, config: WorkerConfig) -> None:
+    """Kernels compute with powers of two."""
+    if config.block_size & (config.block_size - 1) or config.block_size < 16:
+        raise StartupError(f"--block-size {config.block_size} is not a power of two of at least 16, as CUDA needs it")
+    if model.config.head_dim & (model.config.head_dim - 1) or model.config.head_dim < 16:
+        raise StartupError(
+            f"the model's head_dim is {model.config.head_dim}; on CUDA it must be a power of two from 16 on"
+        )

@@ -1,0 +1,175 @@
+"""Every slot's state, on the host as far as plans need it, and on the device as far as kernels do.
+
+The host knows how many tokens a slot has, the device also which: a step is launched before the last one's tokens are here.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from onward.kernels.ops import SlotTensors
+from onward.proto.sampling import Sampling
+from onward.proto.step import Assign, Run
+from onward.worker.cuda.drawing import has_cuts
+from onward.worker.cuda.logit_rules import DeviceRules
+from onward.worker.cuda.packing import NO_BLOCK, Span
+from onward.worker.cuda.staging import Stage, Staged
+from onward.worker.penalties import LogitRules
+from onward.worker.slot_checks import Fault, check_assignment, check_blocks, check_room, reported_rows
+
+_U64 = (1 << 64) - 1
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One request's state, as if every step that was launched were done.
+
+    tokens   |---- prompt ----|---- generated ----|
+             0           num_prompt           num_tokens
+    KV       |------------------------>| num_computed
+    """
+
+    epoch: int
+    num_prompt: int
+    num_tokens: int
+    num_computed: int
+    num_blocks: int
+    sampling: Sampling
+    token_ids: list[int]
+    """Those it was assigned with."""
+    rules: DeviceRules | None
+    score_from: int | None
+    is_reported: bool
+    """Logprobs of given tokens are asked for."""
+    has_cuts: bool
+    careful_until: float
+    """Before this position of its output it is drawn with care."""
+    has_failed: bool = False
+    """Found out later: what steps after that one drew for it is void."""
+
+    @classmethod
+    def of(cls, assign: Assign, rules: DeviceRules | None) -> "Slot":
+        sampling = assign.sampling
+        always_careful = rules is not None or sampling.logprobs is not None
+        return cls(
+            assign.epoch, assign.num_prompt, len(assign.token_ids), assign.num_computed, len(assign.block_ids), sampling,
+            assign.token_ids, rules, assign.score_from,
+            is_reported=assign.score_from is not None or sampling.prompt_logprobs is not None,
+            has_cuts=has_cuts(sampling),
+            careful_until=math.inf if always_careful else sampling.min_tokens if sampling.end_token_ids else 0,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    target: torch.Tensor
+    staged: Staged
+
+
+class Slots:
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, block_size: int, num_blocks: int, vocab_size: int, device: str
+    ) -> None:
+        self.nobody = max_num_seqs
+        """The slot of rows that only fill a batch up. Its table names a block that is in nobody's hands."""
+        self._max_model_len, self._block_size = max_model_len, block_size
+        self._num_blocks, self._vocab_size, self._device = num_blocks, vocab_size, device
+        self._max_blocks = -(-max_model_len // block_size)
+        self.tensors = SlotTensors.allocate(max_num_seqs + 1, max_model_len + 1, self._max_blocks, device)
+        self.tensors.tables[self.nobody] = num_blocks
+        self._slots: list[Slot | None] = [None] * max_num_seqs
+        self._numbers = np.zeros((3, max_num_seqs + 1), np.int64)
+        self._measures = np.zeros((4, max_num_seqs + 1), np.float32)
+        self._uploads: list[_Upload] = []
+        self._are_settings_new = False
+
+    def __getitem__(self, slot: int) -> Slot | None:
+        return self._slots[slot]
+
+    def free(self, slot: int) -> None:
+        self._slots[slot] = None
+
+    def assign(self, assign: Assign, stage: Stage) -> None:
+        """What must be uploaded for it goes to the stage; `send` says when."""
+        check_assignment(assign, self._max_model_len, self._vocab_size)
+        if assign.push is not None:
+            raise Fault("internal_error", "this worker cannot push KV to a peer")
+        self._check_table(assign.block_ids, 0)
+        number, token_ids = assign.slot, assign.token_ids
+        self._upload(self.tensors.tokens[number, : len(token_ids)], np.array(token_ids, np.int32), stage)
+        if assign.block_ids:
+            self._upload_blocks(number, 0, assign.block_ids, stage)
+        self._set(number, assign.sampling, assign.num_prompt)
+        self._slots[number] = Slot.of(assign, self._rules(assign))
+
+    def permit(self, run: Run, stage: Stage) -> Span[Slot] | None:
+        """What the slot computes now, and on the host has computed from here on; nothing if it belongs to another epoch or
+        has nothing to compute."""
+        slot = self._slots[run.slot]
+        if slot is None or slot.epoch != run.epoch:
+            return None
+        start, known = slot.num_computed, slot.num_tokens
+        end = min(start + run.num_tokens, known)
+        is_one = start + 1 == known and not slot.is_reported
+        new_block = self._take_blocks(run, slot, stage, start if is_one else None) if run.new_block_ids else NO_BLOCK
+        if end <= start:
+            return None
+        if end > slot.num_blocks * self._block_size:
+            check_room(end, slot.num_blocks, self._block_size, self._max_model_len)
+        reported = reported_rows(slot, start, end) if slot.is_reported else None
+        slot.num_computed = end
+        slot.num_tokens = known + (end == known)
+        return Span(run.slot, start, end, end == known, slot, known - slot.num_prompt, new_block, reported)
+
+    def send(self, stage: Stage) -> None:
+        """Brings everything on the stage to the device, and what concerns slots to its place there."""
+        if self._are_settings_new:
+            self._upload(self.tensors.numbers, self._numbers, stage)
+            self._upload(self.tensors.measures, self._measures, stage)
+            self._are_settings_new = False
+        stage.send()
+        for upload in self._uploads:
+            upload.target.copy_(upload.staged.tensor())
+        self._uploads.clear()
+
+    def _take_blocks(self, run: Run, slot: Slot, stage: Stage, position: int | None) -> int:
+        """A single block for the token of a row that decodes, at this position, goes with the row; others are uploaded."""
+        block_ids, first = run.new_block_ids, slot.num_blocks
+        self._check_table(block_ids, first)
+        slot.num_blocks += len(block_ids)
+        if position is not None and len(block_ids) == 1 and first == position // self._block_size:
+            return block_ids[0]
+        self._upload_blocks(run.slot, first, block_ids, stage)
+        return NO_BLOCK
+
+    def _check_table(self, block_ids: Sequence[int], first: int) -> None:
+        check_blocks(block_ids, self._num_blocks)
+        if first + len(block_ids) > self._max_blocks:
+            raise Fault(
+                "internal_error",
+                f"{first + len(block_ids)} blocks are more than the {self._max_blocks} that the longest request needs",
+            )
+
+    def _upload_blocks(self, slot: int, first: int, block_ids: Sequence[int], stage: Stage) -> None:
+        place = self.tensors.tables[slot, first : first + len(block_ids)]
+        self._upload(place, np.array(block_ids, np.int32), stage)
+
+    def _upload(self, target: torch.Tensor, array: np.ndarray, stage: Stage) -> None:
+        self._uploads.append(_Upload(target, stage.put(array)))
+
+    def _set(self, slot: int, sampling: Sampling, num_prompt: int) -> None:
+        seed, choice = (np.uint64(x & _U64).astype(np.int64) for x in (sampling.seed, sampling.choice))
+        self._numbers[:, slot] = seed, choice, num_prompt
+        top_k = sampling.top_k if sampling.top_k < self._vocab_size else 0
+        self._measures[:, slot] = sampling.temperature, sampling.top_p, sampling.min_p, top_k
+        self._are_settings_new = True
+
+    def _rules(self, assign: Assign) -> DeviceRules | None:
+        if not LogitRules.needed(assign.sampling):
+            return None
+        tokens = np.array(assign.token_ids, np.int64)
+        prompt, output = tokens[: assign.num_prompt], tokens[assign.num_prompt :]
+        return DeviceRules(assign.sampling, prompt, output, self._vocab_size, self._device)

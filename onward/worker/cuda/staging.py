@@ -1,0 +1,55 @@
+"""Arrays on their way to the device: gathered in pinned memory, sent in one copy, read there as tensors.
+
+A step has a stage of its own until it is done: its copy may still be under way while the next step is prepared.
+"""
+
+import numpy as np
+import torch
+
+_ALIGNMENT = 16
+_KINDS = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
+
+
+class Stage:
+    def __init__(self, device: str, num_bytes: int = 1 << 16) -> None:
+        self._device = device
+        self._used = 0
+        self._allocate(num_bytes)
+
+    def clear(self) -> None:
+        self._used = 0
+
+    def put(self, array: np.ndarray) -> "Staged":
+        start = -(-self._used // _ALIGNMENT) * _ALIGNMENT
+        self._used = start + array.nbytes
+        if self._used > len(self._bytes):
+            self._grow(self._used)
+        self._bytes[start : self._used] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return Staged(self, start, array.shape, _KINDS[array.dtype])
+
+    def send(self) -> None:
+        self._there[: self._used].copy_(self._here[: self._used], non_blocking=True)
+
+    def read(self, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        count = int(np.prod(shape))
+        return self._there[start : start + count * dtype.itemsize].view(dtype).view(shape)
+
+    def _grow(self, num_bytes: int) -> None:
+        kept = self._bytes
+        self._allocate(max(num_bytes, 2 * len(kept)))
+        self._bytes[: len(kept)] = kept
+
+    def _allocate(self, num_bytes: int) -> None:
+        self._here = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._device != "cpu")
+        self._bytes = self._here.numpy()
+        self._there = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+
+
+class Staged:
+    """An array of a stage; a tensor once that is sent."""
+
+    def __init__(self, stage: Stage, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._stage, self._start, self._shape, self._dtype = stage, start, shape, dtype
+
+    def tensor(self) -> torch.Tensor:
+        return self._stage.read(self._start, self._shape, self._dtype)

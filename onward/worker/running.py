@@ -1,0 +1,92 @@
+"""The one interface of all runners, and the choice among them. A step begins, and its result comes later, in order."""
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from onward.config import WorkerConfig
+from onward.errors import StartupError
+from onward.proto.model import PreparedModel
+from onward.proto.step import StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from onward.worker.cuda.compiler import Compilation
+    from onward.worker.cuda.runner import CudaRunner
+
+
+class OverlappedRunner(Protocol):
+    @property
+    def is_busy(self) -> bool:
+        """Whether a result is due."""
+        ...
+
+    @property
+    def has_result(self) -> bool:
+        """Whether `finish` would not have to wait for somebody else."""
+        ...
+
+    def begin(self, plan: StepPlan) -> None: ...
+
+    def finish(self) -> StepResult | None:
+        """The result of the oldest step that has begun; None if there is none."""
+        ...
+
+
+class HostRunner(Protocol):
+    """Computes a step when it is called, in this thread."""
+
+    def step(self, plan: StepPlan) -> StepResult: ...
+
+
+class OneByOne:
+    """A runner of the host as one that overlaps: a step is computed when its result is asked for."""
+
+    def __init__(self, runner: HostRunner) -> None:
+        self._runner = runner
+        self._plans: deque[StepPlan] = deque()
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._plans)
+
+    @property
+    def has_result(self) -> bool:
+        return bool(self._plans)
+
+    def begin(self, plan: StepPlan) -> None:
+        self._plans.append(plan)
+
+    def finish(self) -> StepResult | None:
+        return self._runner.step(self._plans.popleft()) if self._plans else None
+
+
+def open_cuda_runner(model: PreparedModel, config: WorkerConfig) -> "CudaRunner":
+    """Imports what only such a device needs."""
+    from onward.worker.cuda.compiler import Compilation
+
+    compilation = Compilation(model, config)
+    try:
+        return _load_cuda_runner(model, config, compilation)
+    except BaseException:
+        compilation.stop()
+        raise
+
+
+def _load_cuda_runner(model: PreparedModel, config: WorkerConfig, compilation: "Compilation") -> "CudaRunner":
+    import torch
+
+    if not torch.cuda.is_available():
+        raise StartupError(f"--device cuda: torch {torch.__version__} finds no CUDA device here")
+    from onward.kernels.triton.ops import TritonOps
+    from onward.models.loading import open_weights
+    from onward.worker.cuda.runner import CudaRunner
+    from onward.worker.memory import longest_sequence
+
+    ops = TritonOps(max_model_len=longest_sequence(config, model.config), fixed_order=config.deterministic)
+    weights = open_weights(model) if model.weights else None
+    try:
+        return CudaRunner(model, config, weights, ops=ops, before_pool=compilation.wait)
+    except torch.OutOfMemoryError as error:
+        raise StartupError(
+            f"out of memory on the device while loading the model: {str(error).splitlines()[0]}; take a smaller model, "
+            "--quantization fp8 or a smaller --max-num-batched-tokens, or free the device of others"
+        ) from None

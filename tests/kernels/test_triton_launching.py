@@ -1,0 +1,42 @@
+"""How kernels are shared out among processes that compile them."""
+
+import torch
+
+from onward.kernels.triton.launching import compiling_share, launch
+
+
+class Kernel:
+    """Notes what it is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+        self.compiled: list[tuple[object, ...]] = []
+        self.run = "what launches it"
+
+    def warmup(self, *args: object, grid: tuple[int, ...], **options: object) -> "Kernel":
+        self.compiled.append((*args, *options.items()))
+        return self
+
+
+def _compiled(part: int, of: int) -> list[tuple[object, ...]]:
+    kernels = Kernel("a"), Kernel("b")
+    x = torch.zeros(64)
+    with compiling_share(part, of):
+        for number in (1, 2, 3, 16, 32):
+            for kernel in kernels:
+                launch(kernel, (1,), x, number, BLOCK=64)
+        launch(kernels[0], (1,), x, 2, BLOCK=128)
+        launch(kernels[0], (1,), x.to(torch.bfloat16), 2, BLOCK=64)
+    return [(kernel.__name__, *args[1:]) for kernel in kernels for args in kernel.compiled]
+
+
+def test_what_is_the_same_kernel_to_triton_is_compiled_once() -> None:
+    # Ones, multiples of 16 and other numbers are kernels of their own; of each of them the first is taken.
+    found = _compiled(0, 1)
+    assert len(found) == 2 * 3 + 2
+    assert ("a", 3, ("BLOCK", 64)) not in found
+
+
+def test_every_kernel_is_somebodys_and_nobody_elses() -> None:
+    shares = [_compiled(part, 3) for part in range(3)]
+    assert sorted(map(str, (one for share in shares for one in share))) == sorted(map(str, _compiled(0, 1)))

@@ -1,0 +1,40 @@
+"""Runners behind one interface, and what is said where there is no device."""
+
+import pytest
+
+from onward.config import WorkerConfig
+from onward.errors import StartupError
+from onward.proto.step import Run, StepPlan, Tokens
+from onward.worker.running import OneByOne, open_cuda_runner
+from tests.worker import small_int8
+from tests.worker.cuda.small_model import CONFIG, DeviceDriver
+from tests.worker.driver import prepared
+
+
+def test_steps_of_a_host_runner_are_computed_in_order_when_they_are_asked_for() -> None:
+    driver = small_int8.driver()
+    runner = OneByOne(driver.runner)
+    assert (runner.is_busy, runner.has_result, runner.finish()) == (False, False, None)
+    request = driver.assign(0, [5, 9, 11], room=2)
+    runner.begin(StepPlan(1, assign=[request], run=[Run(0, request.epoch, 3)]))
+    runner.begin(StepPlan(2, run=[Run(0, request.epoch, 1)]))
+    assert runner.is_busy and runner.has_result
+    first, second = runner.finish(), runner.finish()
+    assert first is not None and second is not None
+    assert [(r.step, type(r.events[0])) for r in (first, second)] == [(1, Tokens), (2, Tokens)]
+    assert not runner.is_busy
+
+
+def test_a_machine_without_a_device_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("onward.worker.cuda.compiler.has_gpu", lambda: False)
+    with pytest.raises(StartupError, match="finds no CUDA device here"):
+        open_cuda_runner(prepared(CONFIG), WorkerConfig(device="cuda"))
+
+
+@pytest.mark.parametrize("size", [24, 8])
+def test_blocks_that_kernels_cannot_compute_with_are_refused(size: int) -> None:
+    with pytest.raises(StartupError, match=f"--block-size {size} is not a power of two"):
+        DeviceDriver(block_size=size)
