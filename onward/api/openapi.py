@@ -5,6 +5,7 @@ them against the checks. Rules about several fields are told by the errors. Rout
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -72,10 +73,12 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
 
 
 def route(routes: Sequence[GuardedRoute], bounds: Bounds) -> GuardedRoute:
-    told = document([*routes], bounds)
+    @cache
+    def told() -> dict[str, Any]:
+        return document([*routes], bounds)
 
     async def tell(_: Request) -> Response:
-        return json_response(told)
+        return json_response(told())
 
     return GuardedRoute(PATH, tell, methods=["GET"], access=Access.USER)
 
