@@ -8,17 +8,10 @@ import msgspec
 
 from onward.proto.cursor import Cursor, parse_cursor
 from onward.sim.oracle import Expected, expected_choice
+from onward.sim.reply import Reply, Wrong
 from onward.sim.scenario import Ask
 
 RESCHEDULE = "pd_reschedule"
-
-
-class Wrong(AssertionError):
-    """The client got what it should not have got."""
-
-    def __init__(self, invariant: int, what: str) -> None:
-        super().__init__(what)
-        self.invariant, self.what = invariant, what
 
 
 @dataclass(slots=True)
@@ -31,22 +24,17 @@ class Received:
     finish_reason: str | None = None
 
 
-class Answer:
+class Answer(Reply):
     """Grows over all attempts of a client to have its request answered."""
 
     def __init__(self, ask: Ask, prompt: list[int]) -> None:
+        super().__init__()
         self.ask = ask
         self.choices = [Received() for _ in range(ask.n)]
         self._base = copy.deepcopy(self.choices)
         """What a request that is sent anew goes on from."""
-        self.cursor = ""
-        """As the client sends it back."""
         self.answer_id: str | None = None
-        self.resume: dict[str, Any] = {}
-        """To be put into the request that continues this one."""
         self.usage: dict[str, Any] | None = None
-        self.num_tokens = 0
-        """Told by events and compared."""
         self._prompt = prompt
         self._expected: list[Expected] | None = None
         self._roles = 0
@@ -61,8 +49,11 @@ class Answer:
     def was_given_up(self) -> bool:
         return any(choice.finish_reason == RESCHEDULE for choice in self.choices)
 
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
     def own_resume(self) -> dict[str, Any]:
-        """To be put into a request that goes on with this one, from the cursors alone."""
         token_ids = [choice.token_ids for choice in self.choices]
         reasons = [None if one.finish_reason == RESCHEDULE else one.finish_reason for one in self.choices]
         return {

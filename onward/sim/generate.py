@@ -84,6 +84,7 @@ def _calm(chance: Chance, seed: int, kinds: list[str]) -> Scenario:
     asks = [
         _troubled(chance, ask, [kind for kind in kinds if kind in ("disconnect", "leave")], ANYTHING) for ask in asks
     ]
+    asks = [_for_vectors(chance.of(f"vectors of {ask.name}"), ask) for ask in asks]
     return Scenario(seed, "cluster", machines, asks, faults, num_routers, retry_budget=0.2, expects_calm=True)
 
 
@@ -144,7 +145,8 @@ def _asks(chance: Chance, shape: Shape, kinds: list[str], choice: Choice) -> lis
     spread_s = chance.one_of((0.5, 3.0, 8.0))
     prefix = " ".join(chance.one_of(WORDS) for _ in range(chance.whole(1, 6)))
     asks = [_ask(chance, shape, index, first_s + chance.between(0.0, spread_s), prefix) for index in range(count)]
-    return [_troubled(chance, ask, kinds, choice) for ask in asks]
+    troubled = [_troubled(chance, ask, kinds, choice) for ask in asks]
+    return [_for_vectors(chance.of(f"vectors of {ask.name}"), ask) for ask in troubled]
 
 
 def _ask(chance: Chance, shape: Shape, index: int, at_s: float, prefix: str) -> Ask:
@@ -182,6 +184,21 @@ def _ask(chance: Chance, shape: Shape, index: int, at_s: float, prefix: str) -> 
 
 def _structure(chance: Chance) -> str:
     return chance.one_of(list(STRUCTURES)) if chance.happens(0.15) else ""
+
+
+def _for_vectors(chance: Chance, ask: Ask) -> Ask:
+    """Some want no text, but the vectors of a few."""
+    if not chance.happens(0.08):
+        return ask
+    return msgspec.structs.replace(
+        ask,
+        path="/v1/embeddings",
+        pooling=chance.one_of(("", "mean", "last")),
+        streams=False,
+        reads_slowly=False,
+        structure="",
+        turns=1,
+    )
 
 
 def _troubled(chance: Chance, ask: Ask, kinds: list[str], choice: Choice) -> Ask:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 Shape = Literal["engine", "pd", "cluster"]
-Path = Literal["/v1/chat/completions", "/v1/completions", "/v1/generate"]
+Path = Literal["/v1/chat/completions", "/v1/completions", "/v1/generate", "/v1/embeddings"]
 SHAPES: tuple[Shape, ...] = ("engine", "pd", "cluster")
 
 
@@ -52,6 +52,8 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: list[str] = []
     presence_penalty: float = 0.0
     logprobs: int | None = None
+    pooling: str = ""
+    """Of a request for vectors, whose texts are as many as `n`."""
     structure: str = ""
     """One of `structures.STRUCTURES`."""
     wants_usage: bool = False

@@ -12,9 +12,9 @@ import msgspec
 
 from onward.proto.cursor import parse_cursor
 from onward.proto.keys import KeyEntry
-from onward.sim.answers import Wrong
 from onward.sim.http import Session, Web
 from onward.sim.process import Process
+from onward.sim.reply import Wrong
 from onward.web.keys import HASH_PREFIX, hash_of
 
 CLUSTER_KEY = "5a" * 32

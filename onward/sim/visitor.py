@@ -13,10 +13,11 @@ import aiohttp
 import msgspec
 
 from onward.proto.cursor import parse_cursor
-from onward.sim import tenants
-from onward.sim.answers import Answer, Wrong
+from onward.sim import tenants, vectors
+from onward.sim.answers import Answer
 from onward.sim.http import Response, Session, Web
 from onward.sim.process import Process
+from onward.sim.reply import Reply, Wrong
 from onward.sim.scenario import Ask
 from onward.sim.structures import STRUCTURES
 from onward.sim.vocabulary import DOOM, POISON
@@ -76,7 +77,7 @@ class Visitor:
     ) -> None:
         self.process, self.ask = process, ask
         self.is_over = False
-        self.answer: Answer | None = None
+        self.answer: Reply | None = None
         self.label, self.body = ask.name, dict[str, Any]()
         """Of the request under way."""
         self._web, self._doors, self._tokens, self._books = web, doors, tokens, books
@@ -98,13 +99,12 @@ class Visitor:
             answer = await self._one_request(history)
             if answer is None:
                 break
-            text = answer.choices[0].text
-            history += [{"role": "assistant", "content": text}, {"role": "user", "content": f"and {turn}?"}]
+            history += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": f"and {turn}?"}]
         self.is_over = True
 
-    async def _one_request(self, history: list[dict[str, str]]) -> Answer | None:
+    async def _one_request(self, history: list[dict[str, str]]) -> Reply | None:
         body = self.body = self._body(history)
-        answer = self.answer = Answer(self.ask, self._prompt(history))
+        answer = self.answer = self._reply(history)
         self._books.num_requests += 1
         asides = self._start_asides()
         try:
@@ -119,8 +119,15 @@ class Visitor:
 
     # What it asks.
 
+    def _reply(self, history: list[dict[str, str]]) -> Reply:
+        if self.ask.path == vectors.PATH:
+            return vectors.Vectors(self.ask, [self._tokens.of_text(text) for text in vectors.texts_of(self.ask)])
+        return Answer(self.ask, self._prompt(history))
+
     def _body(self, history: list[dict[str, str]]) -> dict[str, Any]:
         ask = self.ask
+        if ask.path == vectors.PATH:
+            return vectors.body_of(ask)
         body: dict[str, Any] = {
             "model": "hash",
             "max_tokens": ask.max_tokens,
@@ -210,7 +217,7 @@ class Visitor:
 
     # One request, however often it has to be sent.
 
-    async def _answered(self, answer: Answer, body: dict[str, Any]) -> str:
+    async def _answered(self, answer: Reply, body: dict[str, Any]) -> str:
         for _ in range(MAX_TRIES):
             try:
                 await asyncio.wait_for(self._try(answer, body), PATIENCE_S)
@@ -256,7 +263,7 @@ class Visitor:
             raise Wrong(2, f"{self.label} is told {refused.status} {code}")
         return code
 
-    async def _try(self, answer: Answer, body: dict[str, Any]) -> None:
+    async def _try(self, answer: Reply, body: dict[str, Any]) -> None:
         try:
             response = self._response = await self._sent(answer, body)
             try:
@@ -273,7 +280,7 @@ class Visitor:
         except (aiohttp.ClientError, OSError) as fault:
             raise CutOff(type(fault).__name__, visible=False) from None
 
-    async def _sent(self, answer: Answer, body: dict[str, Any]) -> Response:
+    async def _sent(self, answer: Reply, body: dict[str, Any]) -> Response:
         headers = self._headers | {"X-Request-Id": self.label}
         url = self._door() + self.ask.path
         if not answer.cursor:
@@ -286,18 +293,18 @@ class Visitor:
             headers["Last-Event-ID"] = answer.cursor
         return await self._session.post(url, data=msgspec.json.encode(body), headers=headers)
 
-    async def _refusal(self, answer: Answer, response: Response) -> None:
+    async def _refusal(self, answer: Reply, response: Response) -> None:
         told = msgspec.json.decode(await response.read())["error"]
         self._judge(response.status, told["code"], float(response.headers.get("retry-after", RETRY_S)), answer)
 
-    def _judge(self, status: int, code: str, pause_s: float, answer: Answer) -> None:
+    def _judge(self, status: int, code: str, pause_s: float, answer: Reply) -> None:
         if code not in FINAL and (status in RETRYABLE or code in ("label_in_use", "stale_attempt", "conflict")):
             raise CutOff(f"{status} {code}", min(pause_s, 2.0), visible=code not in ("label_in_use", "conflict"))
         if code == "stream_unknown" and answer.cursor and self.ask.abort_at_s is None:
             raise CutOff(f"{status} {code}", visible=False)
         raise Refused(status, code)
 
-    async def _read_stream(self, answer: Answer, response: Response) -> None:
+    async def _read_stream(self, answer: Reply, response: Response) -> None:
         is_done, error = False, None
         async for event_id, data in _events(response):
             if is_done:

@@ -11,7 +11,6 @@ from onward.api.prompts import Prompts
 from onward.config import RouterConfig
 from onward.proto.model import ModelText
 from onward.sim import faults, tenants, vocabulary
-from onward.sim.answers import Wrong
 from onward.sim.api_node import Inline
 from onward.sim.chance import Chance
 from onward.sim.data_plane import CanaryDied, PlaneNetwork
@@ -22,6 +21,7 @@ from onward.sim.instance import Instance, Place
 from onward.sim.invariants import Watch
 from onward.sim.loop import START_S, Livelock, VirtualLoop
 from onward.sim.process import Process, adopt_tasks
+from onward.sim.reply import Wrong
 from onward.sim.router_node import RouterNode
 from onward.sim.scenario import Ask, Outcome, Scenario, Violation
 from onward.sim.tenants import Stranger

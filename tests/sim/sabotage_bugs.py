@@ -5,7 +5,9 @@ from typing import Any
 
 import msgspec
 
-from onward.api.ledger import EPOCHS_PER_ATTEMPT, Actions, Ledger, Promise
+from onward.api.embeddings import Embeddings, Wanted
+from onward.api.ledger import EPOCHS_PER_ATTEMPT, Actions, Ledger, Order, Promise
+from onward.api.streams import Streams
 from onward.engine import policy, seating
 from onward.engine.block_pool import BlockPool
 from onward.engine.core import EngineCore
@@ -244,3 +246,23 @@ def silence_is_a_reply(patch: Patches) -> None:
         return planned
 
     patch.around(EngineCore, "plan", plan)
+
+
+def a_mean_from_the_cache(patch: Patches) -> None:
+    original = Request.first_scored_row
+
+    def first_scored_row(self: Request) -> int | None:
+        return None if self.sampling.pooling is not None else original.__get__(self)
+
+    patch.put(Request, "first_scored_row", property(first_scored_row))
+
+
+def vectors_change_places(patch: Patches) -> None:
+    def order(original: Callable, self: Embeddings, wanted: Wanted, index: int) -> Order:
+        return original(self, wanted, (index + 1) % len(wanted.prompts))
+
+    patch.around(Embeddings, "_order", order)
+
+
+def who_left_is_computed_for(patch: Patches) -> None:
+    patch.put(Streams, "_release", lambda self, stream: None)

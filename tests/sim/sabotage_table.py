@@ -148,7 +148,16 @@ GRAMMAR = [
     _tested("grammar-end-not-handed-over", "pd", 100),
 ]
 
-TABLE = [*STEPS, *LEDGER, *TEXT, *KV, *ROUTER, *GRAMMAR]
+VECTORS = [
+    Row("mean-from-cache", "a mean lacks the rows that were cached", bugs.a_mean_from_the_cache, "engine", 100),
+    Row("vectors-swapped", "a text gets another's vector", bugs.vectors_change_places, "engine", 60),
+]
+
+DETACHED = [
+    Row("left-runs-on", "who goes away leaves its work behind", bugs.who_left_is_computed_for, "engine", 100, CALM),
+]
+
+TABLE = [*STEPS, *LEDGER, *TEXT, *KV, *ROUTER, *GRAMMAR, *VECTORS, *DETACHED]
 QUICK = {
     "skip-epoch-check",
     "silence-is-a-reply",
@@ -167,6 +176,7 @@ QUICK = {
     "grammar-starts-over",
     "stale-mask",
     "grammar-end-ignored",
+    "vectors-swapped",
     "late-offer-granted",
     "refusal-not-sent",
     "retry-starts-over",

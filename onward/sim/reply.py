@@ -1,0 +1,56 @@
+"""What a simulated client needs of whatever it receives: to take it in, to check it, and to know how to go on."""
+
+from typing import Any
+
+
+class Wrong(AssertionError):
+    """The client got what it should not have got."""
+
+    def __init__(self, invariant: int, what: str) -> None:
+        super().__init__(what)
+        self.invariant, self.what = invariant, what
+
+
+class Reply:
+    """Of one request, over all attempts to have it answered. As it stands here, one that comes whole or not at all."""
+
+    def __init__(self) -> None:
+        self.cursor = ""
+        """As the client sends it back; empty: there is no place to go on from."""
+        self.resume: dict[str, Any] = {}
+        """To be put into the request that continues this one."""
+        self.num_tokens = 0
+        """Told and compared."""
+
+    @property
+    def is_finished(self) -> bool:
+        return True
+
+    @property
+    def was_given_up(self) -> bool:
+        return False
+
+    @property
+    def text(self) -> str:
+        """What a talk goes on from."""
+        return ""
+
+    def begin_again(self) -> None:
+        """The request is sent anew, from its beginning."""
+
+    def take_event(self, event_id: str | None, data: dict[str, Any]) -> None:
+        raise Wrong(2, f"an event {data} of what is no stream")
+
+    def take_whole(self, body: bytes) -> None:
+        raise NotImplementedError
+
+    def check_end(self) -> None:
+        """It claims to be complete."""
+        raise NotImplementedError
+
+    def own_resume(self) -> dict[str, Any]:
+        """To be put into a request that goes on with this one, from the cursors alone."""
+        return {}
+
+    def continue_by_hand(self) -> None:
+        """What was given up goes on as a new request."""

@@ -1,0 +1,55 @@
+"""What a client that asks for vectors has received, checked against the hash model: of each text its own, once, in order.
+
+There is nothing to go on with: who loses the connection asks again, and must be told the same.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from onward.proto.sampling import Sampling
+from onward.sim.reply import Reply, Wrong
+from onward.sim.scenario import Ask
+from onward.sim.worker import expected_vector
+
+PATH = "/v1/embeddings"
+
+
+def texts_of(ask: Ask) -> list[str]:
+    """As many as another request would have choices."""
+    return [ask.prompt, *(f"{ask.prompt} {index}" for index in range(1, ask.n))]
+
+
+def body_of(ask: Ask) -> dict[str, Any]:
+    optional = {
+        "pooling": ask.pooling or None,
+        "priority": ask.priority or None,
+        "deadline_ms": ask.deadline_ms,
+        "cache_salt": ask.cache_salt or None,
+    }
+    given = {name: value for name, value in optional.items() if value is not None}
+    return {"model": "hash", "input": texts_of(ask), "normalize": False} | given
+
+
+class Vectors(Reply):
+    def __init__(self, ask: Ask, prompts: Sequence[Sequence[int]]) -> None:
+        super().__init__()
+        self._ask, self._prompts = ask, prompts
+        self._told: dict[str, Any] = {}
+
+    def take_whole(self, body: bytes) -> None:
+        self._told = msgspec.json.decode(body)
+
+    def check_end(self) -> None:
+        sampling = Sampling(seed=0, pooling="last" if self._ask.pooling == "last" else "mean")
+        wanted = [array("f", expected_vector(prompt, sampling)).tolist() for prompt in self._prompts]
+        if [one["index"] for one in self._told["data"]] != list(range(len(wanted))):
+            raise Wrong(2, "not one vector for each text, in order")
+        for index, (one, expected) in enumerate(zip(self._told["data"], wanted, strict=True)):
+            if one["embedding"] != expected:
+                raise Wrong(2, f"text {index} gets {one['embedding']} instead of {expected}")
+        self.num_tokens = sum(map(len, self._prompts))
+        if self._told["usage"]["prompt_tokens"] != self.num_tokens:
+            raise Wrong(2, f"the usage is {self._told['usage']} instead of {self.num_tokens}")
