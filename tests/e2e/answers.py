@@ -48,6 +48,8 @@ class Choice:
     logprobs: list[Any] = field(default_factory=list)
     finish_reasons: list[str] = field(default_factory=list)
     num_openings: int = 0
+    calls: list[dict[str, str]] = field(default_factory=list)
+    """Of tools, by name, with what was said of their arguments."""
 
 
 class Hearing:
@@ -111,6 +113,8 @@ class Hearing:
         delta = choice.get("delta", {})
         heard.num_openings += "role" in delta
         heard.said += delta.get("content") or choice.get("text") or ""
+        for call in delta.get("tool_calls") or []:
+            _take_call(heard.calls, call)
         heard.shown_token_ids += choice.get("token_ids", [])
         heard.completion_token_ids = choice.get("completion_token_ids")
         heard.logprobs += _listed(choice.get("logprobs"))
@@ -135,6 +139,16 @@ class Hearing:
         return {"model": model, "object": kind, "choices": choices, "usage": _lasting(usage)}
 
 
+def _take_call(calls: list[dict[str, str]], told: dict[str, Any]) -> None:
+    function = told["function"]
+    if told["index"] == len(calls):
+        calls.append({"name": function["name"], "arguments": ""})
+    else:
+        assert told["index"] == len(calls) - 1, f"a call goes on after the next has begun: {told}"
+        assert "id" not in told, f"a call begins twice: {told}"
+    calls[-1]["arguments"] += function.get("arguments", "")
+
+
 def _listed(logprobs: Any) -> list[Any]:
     """Token by token, whichever form they have."""
     if not logprobs:
@@ -154,9 +168,18 @@ def _lasting(usage: dict[str, Any]) -> dict[str, Any]:
 
 def whole_answer(body: dict[str, Any]) -> dict[str, Any]:
     """All but what names this one request."""
-    return {key: value for key, value in body.items() if key not in ("id", "created")} | {
-        "usage": _lasting(body["usage"])
-    }
+    choices = [_nameless(choice) for choice in body["choices"]]
+    lasting = {key: value for key, value in body.items() if key not in ("id", "created")}
+    return lasting | {"choices": choices, "usage": _lasting(body["usage"])}
+
+
+def _nameless(choice: dict[str, Any]) -> dict[str, Any]:
+    """Ids of calls are made of the request's."""
+    message = choice.get("message", {})
+    if not message.get("tool_calls"):
+        return choice
+    calls = [{key: value for key, value in call.items() if key != "id"} for call in message["tool_calls"]]
+    return choice | {"message": message | {"tool_calls": calls}}
 
 
 def num_tokens(answer: dict[str, Any]) -> int:
@@ -261,6 +284,14 @@ LONG_LIST = {
     "minItems": 500,
 }
 """Which no answer comes to the end of."""
+KEEP_LIST = {
+    "type": "function",
+    "function": {
+        "name": "keep_list",
+        "parameters": {"type": "object", "properties": {"rows": LONG_LIST}, "required": ["rows"]},
+    },
+}
+FORCED_CALL: dict[str, Any] = {"tools": [KEEP_LIST], "tool_choice": "required"}
 LONG_LINES = "([A-Z][a-z ,]{8,40}[.]\\n){500}"
 
 
@@ -288,5 +319,7 @@ def questions(max_tokens: int) -> list[Question]:
         generate("generate, seeded", 16, max_tokens, **_seeded(20)),
         chat("chat, streamed, schema, n=2", 17, max_tokens, n=2, guided_json=LONG_LIST, **_seeded(21), **USAGE),
         completion("completions, streamed, expression", 18, max_tokens, guided_regex=LONG_LINES, **GREEDY, **USAGE),
+        chat("chat, streamed, a call, n=4", 20, max_tokens, n=4, **FORCED_CALL, **_seeded(23), **USAGE),
+        chat("chat, a call", 21, max_tokens, **FORCED_CALL, **_seeded(24)),
         generate("generate, schema", 19, max_tokens, guided_json=LONG_LIST, **_seeded(22)),
     ]
