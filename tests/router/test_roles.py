@@ -39,6 +39,7 @@ from tests.web import certificate, doors
 ACCESS = {
     **dict.fromkeys(GENERATING_PATHS, Access.USER),
     "/v1/abort": Access.USER,
+    "/v1/embeddings": Access.USER,
     "/tokenize": Access.USER,
     "/detokenize": Access.USER,
     "/openapi.json": Access.USER,
