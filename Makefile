@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 # More flags: make serve ARGS='--port 9000', make bench-cpu ARGS='--pairs 5'
 ARGS ?=
 
-.PHONY: serve install test test-full lint sabotage chaos fuzz fuzz-http sim sim-sabotage schema-suite bench-cpu bench-grammar bench-pd bench-router bench-stage bench-doors clean
+.PHONY: serve install test test-full lint sabotage chaos fuzz fuzz-http sim sim-sabotage schema-suite bench-api bench-cpu bench-grammar bench-pd bench-router bench-stage bench-doors clean
 
 serve: install
 	$(BIN)/onward serve $(ARGS)
@@ -61,6 +61,10 @@ schema-suite: $(VENV)/.installed-test
 
 bench-grammar: install
 	$(BIN)/python -m onward.bench.grammar_cost $(ARGS)
+
+# What an api process costs for each token and request, and where that goes. About five minutes.
+bench-api: install
+	$(BIN)/python scripts/bench_api.py $(ARGS)
 
 bench-cpu: install
 	$(BIN)/python scripts/bench_cpu.py $(ARGS)

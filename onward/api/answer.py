@@ -6,12 +6,16 @@ Knows nothing of sockets, JSON or the engine.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
 
 from onward.api.choice import Choice
 from onward.api.ledger import RESCHEDULE, Delivery
 from onward.api.logprobs import PromptLogprobs
 from onward.api.pieces import Piece, chained
+from onward.proto.cursor import ChoiceCursor
 from onward.proto.request import ErrorInfo
 
 MAX_EVENT_TOKENS = 1024
@@ -33,12 +37,11 @@ class Usage:
         }
 
 
-@dataclass(slots=True)
-class Progress:
+class Progress(msgspec.Struct):
     """What a batch of deliveries came to. After an error nothing follows."""
 
-    pieces: list[Piece] = field(default_factory=list)
-    stopped: list[Choice] = field(default_factory=list)
+    pieces: list[Piece] = []
+    stopped: list[Choice] = []
     """Ended by a stop string: the engine must be told."""
     error: ErrorInfo | None = None
 
@@ -57,10 +60,11 @@ class Answer:
         self._by_id = {choice.request_id: choice for choice in choices}
         self._held: list[Piece] = []
         """News that wait until every choice is where the client has it."""
+        self._is_catching_up = any(choice.skip_to is not None for choice in choices)
 
     @property
     def finished(self) -> bool:
-        return all(choice.finish_reason is not None for choice in self.choices)
+        return None not in [choice.finish_reason for choice in self.choices]
 
     @property
     def rescheduled(self) -> bool:
@@ -75,14 +79,15 @@ class Answer:
                 continue
             if delivery.num_cached_tokens is not None:
                 choice.num_cached_tokens = delivery.num_cached_tokens
-            for part in _split_at(choice, delivery):
+            for part in (delivery,) if choice.skip_to is None else _split_at(choice.skip_to, choice, delivery):
                 if progress.error is None:
                     self._take_part(choice, part, progress)
             if progress.error is not None:
                 break
             if choice.finish_reason == RESCHEDULE and self._leaves_nothing:
                 return Progress(error=delivery.error)
-        progress.pieces = self._in_turn(progress.pieces)
+        if self._is_catching_up:
+            progress.pieces = self._in_turn(progress.pieces)
         return progress
 
     @property
@@ -95,7 +100,8 @@ class Answer:
         is still being made again, news of the others wait."""
         known, news = [one for one in pieces if one.skipped], [one for one in pieces if not one.skipped]
         self._held += news
-        if any(choice.skip_to is not None for choice in self.choices):
+        self._is_catching_up = any(choice.skip_to is not None for choice in self.choices)
+        if self._is_catching_up:
             return known
         held, self._held = self._held, []
         return known + held
@@ -150,10 +156,10 @@ class Answer:
         return list(zip(later_token_ids, told, strict=True))
 
 
-def _split_at(choice: Choice, delivery: Delivery) -> list[Delivery]:
+def _split_at(skipped: ChoiceCursor, choice: Choice, delivery: Delivery) -> list[Delivery]:
     """Into what the client has already and what is new, where that is not one of them only."""
-    skipped, token_ids = choice.skip_to, delivery.token_ids
-    if skipped is None or skipped.finish_reason is not None or choice.position + len(token_ids) < skipped.position:
+    token_ids = delivery.token_ids
+    if skipped.finish_reason is not None or choice.position + len(token_ids) < skipped.position:
         return [delivery]
     num = skipped.position - choice.position
     known = replace(delivery, token_ids=token_ids[:num], finish_reason=None, error=None)

@@ -19,6 +19,7 @@ from onward.proto import SCHEMA_VERSION
 from onward.proto.router import Attempt, Find
 from onward.transport.decoding import decode_message
 from onward.web import http
+from onward.web.envelope import with_straight_body
 from onward.web.error_answers import answer_errors
 
 MAX_OTHER_BYTES = 64 << 20
@@ -42,6 +43,7 @@ class AttemptEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._num_open += 1
+        send = with_straight_body(scope, send)
         try:
             await answer_errors(send, self._serve(scope, receive, send))
         finally:

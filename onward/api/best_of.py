@@ -1,7 +1,8 @@
 """Of a prompt's candidates, those that an answer has: the likeliest ones, by the mean logprob of their tokens."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from onward.api.pieces import Piece
 from onward.api.requests import GenerationRequest

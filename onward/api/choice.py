@@ -1,7 +1,9 @@
 """One choice of an answer while it grows: tokens in, pieces out. A function of the tokens, so it can be replayed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from onward.api.ledger import RESCHEDULE, Delivery
 from onward.api.limits import first_end
@@ -115,8 +117,9 @@ class Choice:
 
     def take(self, delivery: Delivery, prompt_logprobs: PromptLogprobs | None = None) -> Piece:
         taken, text = self._push(delivery.token_ids)
-        reason = None if delivery.failed else delivery.finish_reason
-        text += self._end("stop" if self.text.stopped else reason)
+        reason = "stop" if self.text.stopped else None if delivery.failed else delivery.finish_reason
+        if reason is not None:
+            text += self._end(reason)
         piece = Piece(
             self.index,
             taken,
@@ -145,6 +148,9 @@ class Choice:
     def _push(self, token_ids: list[int]) -> tuple[list[int], str]:
         """The tokens that belong to the output, none behind a stop string, and their text."""
         push, stream = self.text.push, self.text
+        if len(token_ids) == 1:
+            self.token_ids.append(token_ids[0])
+            return token_ids, push(token_ids[0])
         texts: list[str] = []
         for token_id in token_ids:
             texts.append(push(token_id))

@@ -1,7 +1,7 @@
 """The `id:` lines of one answer's events: each says where the stream stands after the whole tokens that it covers."""
 
 from onward.api.pieces import Piece
-from onward.proto.cursor import ChoiceCursor, Cursor, format_cursor
+from onward.proto.cursor import ChoiceCursor, cursor_head, cursor_place
 from onward.proto.router import Attempt
 
 
@@ -10,7 +10,7 @@ class Cursors:
     further along."""
 
     def __init__(self, attempt: Attempt, positions: list[int], known: list[ChoiceCursor]) -> None:
-        self._attempt = attempt
+        self._head = cursor_head(attempt.request_id, attempt.created_s, attempt.seed, attempt.epoch)
         self._positions = list(positions)
         self._choices = list(known)
 
@@ -21,10 +21,7 @@ class Cursors:
 
     def at_usage(self) -> str:
         """When that has been told too."""
-        told = self._attempt
-        return format_cursor(
-            Cursor(told.request_id, told.seed, told.epoch, self._choices, {}, told.created_s, usage_told=True)
-        )
+        return self._head + cursor_place(self._choices, {}, usage_told=True)
 
     def after(self, piece: Piece) -> str | None:
         """None if the piece says nothing new."""
@@ -33,7 +30,6 @@ class Cursors:
         if known.finish_reason is not None:
             return None  # made again for its logprobs, up to the end that is known
         self._choices[index] = ChoiceCursor(position, piece.finish_reason)
-        new_tokens = {index: token_ids} if token_ids else {}
-        told = self._attempt
-        cursor = Cursor(told.request_id, told.seed, told.epoch, self._choices, new_tokens, told.created_s)
-        return format_cursor(cursor)
+        if len(self._choices) == 1 and len(token_ids) == 1 and piece.finish_reason is None:
+            return f"{self._head}{position};0:{token_ids[0]}"  # as below, and nearly every event
+        return self._head + cursor_place(self._choices, {index: token_ids} if token_ids else {})

@@ -52,20 +52,21 @@ class Mailbox:
         self._unaccepted = set(request_ids)
         self._new: list[Delivery] = []
         self._is_quiet = self._is_nudged = False
-        self._wake = asyncio.Event()
+        self._waiting: asyncio.Future[None] | None = None
+        """Of the one who takes what comes, while there is nothing."""
 
     def put(self, delivery: Delivery) -> None:
         self._unaccepted.discard(delivery.request_id)
         if delivery.token_ids or delivery.finish_reason is not None or delivery.rescored is not None:
             self._new.append(delivery)
         self._is_quiet = False
-        self._wake.set()
+        self._wake()
 
     def nudge(self) -> None:
         """Wakes whoever waits, if nothing has come since this was last called."""
         if self._is_quiet:
             self._is_nudged = True
-            self._wake.set()
+            self._wake()
         self._is_quiet = True
 
     def left_over(self) -> list[Delivery]:
@@ -95,9 +96,14 @@ class Mailbox:
     def _failures(self) -> list[ErrorInfo]:
         return [one.error for one in self._new if one.error is not None and one.failed]
 
-    async def _woken(self) -> None:
-        self._wake.clear()
-        await self._wake.wait()
+    def _woken(self) -> "asyncio.Future[None]":
+        # For every token: a future alone is a third of an `asyncio.Event`.
+        self._waiting = asyncio.get_running_loop().create_future()
+        return self._waiting
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
 
 class EngineClient:

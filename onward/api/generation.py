@@ -7,9 +7,10 @@ tokens, by which it can be gone on with.
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from onward.api.engine_client import Mailbox
@@ -26,6 +27,7 @@ from onward.proto.cursor import Cursor
 from onward.proto.request import ErrorInfo
 from onward.proto.router import Attempt
 from onward.web import http, sse
+from onward.web.envelope import with_straight_body
 from onward.web.error_answers import answer_errors
 from onward.web.failures import RequestFailed, info_of
 from onward.web.last_event import last_event
@@ -81,7 +83,7 @@ class Generator:
         collected = Collected(job)
         collected.add(job.closing)
         while not job.answer.finished:
-            pieces, error = await self._advance(job)
+            pieces, error = self._advance(job, await _news(job))
             if error is not None:
                 raise error
             collected.add(pieces)
@@ -90,7 +92,7 @@ class Generator:
     async def _stream(self, stream: Stream, send: Send) -> None:
         job, error, pieces = stream.job, None, stream.job.closing
         if job.mailbox is not None and job.mailbox.has_news:
-            news, error = await self._advance(job)
+            news, error = self._advance(job, await _news(job))
             pieces = pieces + news
         if error is not None and not pieces:
             raise error  # there is no status yet, so it is an error of HTTP
@@ -123,7 +125,7 @@ class Generator:
                 raise error
             if job.answer.finished:
                 break
-            pieces, error = await self._advance(job)
+            pieces, error = self._advance(job, await _news(job))
             events = [] if pieces or error else self._signs_of_life(job)
         if end := form.end():
             await send(http.part(b"".join(end)))
@@ -134,16 +136,19 @@ class Generator:
             return []
         return [sse.progress_comment(self._backend.client.progress(job.mailbox))]
 
-    async def _advance(self, job: Job) -> tuple[list[Piece], RequestFailed | None]:
+    def _advance(self, job: Job, deliveries: list[Delivery]) -> tuple[list[Piece], RequestFailed | None]:
         """The next pieces, and the error that follows them, if one does."""
-        assert job.mailbox is not None, "an unfinished answer has work under way"
-        deliveries = await job.mailbox.take()
         if job.prepared.is_routed and not job.prepared.attempt.final:
             deliveries = [_given_up_for_good(one) for one in deliveries]
         progress = job.answer.take(deliveries)
         for choice in progress.stopped:
             self._backend.client.stop(choice.request_id, choice.position)
         return progress.pieces, RequestFailed(progress.error) if progress.error is not None else None
+
+
+def _news(job: Job) -> Coroutine[Any, Any, list[Delivery]]:
+    assert job.mailbox is not None, "an unfinished answer has work under way"
+    return job.mailbox.take()
 
 
 def _given_up_for_good(delivery: Delivery) -> Delivery:
@@ -162,6 +167,7 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._num_open += 1
+        send = with_straight_body(scope, send)
         try:
             await answer_errors(send, self._serve(scope, receive, send))
         finally:

@@ -10,6 +10,8 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from onward.obs.metrics import Registry
 from onward.obs.shared_counters import resubmissions, stale_events
 from onward.proto.request import (
@@ -111,12 +113,13 @@ class Order:
         return caller in (None, self.caller) and (everything or not self.names.isdisjoint(names))
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """News of one request. Without tokens and without an end it says that the engine has accepted it."""
+class Delivery(msgspec.Struct, frozen=True, gc=False):
+    """News of one request. Without tokens and without an end it says that the engine has accepted it.
+
+    There is one for every token: a struct is made in a fifth of the time that a frozen dataclass takes."""
 
     request_id: str
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = []
     num_cached_tokens: int | None = None
     finish_reason: str | None = None
     error: ErrorInfo | None = None
@@ -354,11 +357,11 @@ class Ledger:
             return
         promise.retry_at_s = None
         have, end = len(promise.tokens), delta.position + len(delta.token_ids)
-        if delta.position > have or _lacks_scores(promise, delta):
+        if delta.position > have or (promise.score_from is not None and _lacks_scores(delta)):
             self._repair(promise, "gap", now_s, actions)
         elif end < have or (end == have and delta.token_ids and delta.finish_reason is None):
             self._stale_events.inc("duplicate")
-        elif promise.accepted and (refusal := _passing_refusal(delta)) is not None:
+        elif promise.accepted and delta.error is not None and (refusal := _passing_refusal(delta)) is not None:
             self._wait_and_retry(promise, refusal, now_s)
         else:
             self._advance(promise, have - delta.position, delta, actions)
@@ -540,6 +543,8 @@ class Ledger:
 
 def _end(delta: TokenDelta) -> tuple[str | None, ErrorInfo | None]:
     """Why the output has ended, if it has. Decided here once: an abort stays one, whatever else befell the request."""
+    if delta.finish_reason is None:
+        return None, delta.error
     if delta.finish_reason == "abort":
         return "abort", ABORTED
     if _is_given_up(delta):
@@ -561,9 +566,9 @@ def _passing_refusal(delta: TokenDelta) -> ErrorInfo | None:
     return delta.error
 
 
-def _lacks_scores(promise: Promise, delta: TokenDelta) -> bool:
+def _lacks_scores(delta: TokenDelta) -> bool:
     """Tokens came, and not the logprobs that were to come before them."""
-    return promise.score_from is not None and bool(delta.token_ids) and delta.rescored is None
+    return bool(delta.token_ids) and delta.rescored is None
 
 
 def _overdue(promise: Promise, now_s: float) -> ErrorInfo | None:

@@ -5,6 +5,7 @@ The rim around `process`: the event loop, the listening socket, the way out.
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -78,6 +79,9 @@ def main() -> None:
     except OnwardError as error:
         channel.send(StartFailed(error.message))
         raise SystemExit(1) from error
+    # What is here now stays: a look for garbage among the tokenizer's tables would hold up every stream.
+    gc.collect()
+    gc.freeze()
     uvloop.run(_serve(start, channel, prompts))
     prompts.gate.close()
     channel.close()

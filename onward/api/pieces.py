@@ -1,8 +1,9 @@
 """What is said about a choice, bit by bit: whole tokens, their text, and perhaps the end. Knows no JSON."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
+
+import msgspec
 
 from onward.api.logprobs import PromptLogprobs
 from onward.proto.request import ErrorInfo
@@ -43,12 +44,12 @@ class NoText:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """What one event says about one choice: whole tokens, their text, and perhaps the end.
 
     The text may be behind the tokens (half a character, what may become a stop string); everything else belongs to
-    exactly these tokens, logprobs also to tokens of an earlier answer that were scored again."""
+    exactly these tokens, logprobs also to tokens of an earlier answer that were scored again. There is one for every
+    token: a struct is made in a fifth of the time that a frozen dataclass takes."""
 
     choice: int
     token_ids: list[int]
@@ -61,7 +62,7 @@ class Piece:
     prompt_logprobs: PromptLogprobs | None = None
     ended_by_token: bool = False
     """The last of `token_ids` ended the output."""
-    rescored_token_ids: list[int] = field(default_factory=list)
+    rescored_token_ids: list[int] = []
     """Tokens of an earlier answer, in front of `token_ids`, whose logprobs only are told here."""
     completion_token_ids: list[int] | None = None
     """At the end of a choice, where the answer can be continued elsewhere: all of the choice's tokens."""

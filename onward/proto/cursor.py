@@ -29,6 +29,7 @@ position - k. A line is ASCII without spaces, and at most `MAX_CURSOR_CHARS` lon
 """
 
 import re
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -74,13 +75,24 @@ def is_request_id(text: str) -> bool:
 
 
 def format_cursor(cursor: Cursor) -> str:
-    # Once for every event of every stream: no checks here, the fields come from us.
-    choices = ",".join(
-        [str(c.position) if c.finish_reason is None else f"{c.position}:{c.finish_reason}" for c in cursor.choices]
+    head = cursor_head(cursor.request_id, cursor.created_s, cursor.seed, cursor.epoch)
+    return head + cursor_place(cursor.choices, cursor.new_tokens, usage_told=cursor.usage_told)
+
+
+def cursor_head(request_id: str, created_s: int, seed: int, epoch: int) -> str:
+    """What is the same for all events of an attempt."""
+    return f"{_VERSION};{request_id};{created_s};{seed};{epoch};"
+
+
+def cursor_place(
+    choices: Sequence[ChoiceCursor], new_tokens: Mapping[int, Sequence[int]], *, usage_told: bool = False
+) -> str:
+    """The rest. Once for every event of every stream: no checks here, the fields come from us."""
+    places = ",".join(
+        [str(c.position) if c.finish_reason is None else f"{c.position}:{c.finish_reason}" for c in choices]
     )
-    advances = ",".join([f"{index}:{'+'.join(map(str, ids))}" for index, ids in cursor.new_tokens.items()])
-    news = _USAGE if cursor.usage_told else advances
-    return f"{_VERSION};{cursor.request_id};{cursor.created_s};{cursor.seed};{cursor.epoch};{choices};{news}"
+    advances = ",".join([f"{index}:{'+'.join(map(str, ids))}" for index, ids in new_tokens.items()])
+    return f"{places};{_USAGE if usage_told else advances}"
 
 
 def parse_cursor(text: str) -> Cursor:

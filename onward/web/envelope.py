@@ -1,7 +1,7 @@
 """What every HTTP exchange has, whatever its route: the client's label or an id, and a place in the counts."""
 
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -12,6 +12,7 @@ from onward.web import http
 MAX_LABEL_LENGTH = 256
 
 _SHOWN_ID = "onward.shown_id"
+_STRAIGHT = "onward.straight_send"
 _WRONG_LABEL = ErrorInfo(
     "invalid_request",
     f"X-Request-Id: must be 1 to {MAX_LABEL_LENGTH} printable ASCII characters",
@@ -28,6 +29,17 @@ def label_of(scope: Scope) -> str:
 def show_id(scope: Scope, shown: str) -> None:
     """What the response's `X-Request-Id` says. Else it is the label, or an id that nobody knows."""
     scope[_SHOWN_ID] = shown
+
+
+def with_straight_body(scope: Scope, send: Send) -> Send:
+    """For streams: the parts of a body go straight out. Whatever stands on the way from an endpoint looks at the start of
+    an answer only, and would cost every token a call each."""
+    straight: Send = scope.get(_STRAIGHT, send)
+
+    def send_either(message: Message) -> Awaitable[None]:
+        return straight(message) if message["type"] == "http.response.body" else send(message)
+
+    return send_either
 
 
 def _nobody_is_refused(_: Scope) -> None:
@@ -53,6 +65,7 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope[_STRAIGHT] = send
         path = scope["path"] if scope["path"] in self._paths else "other"
         label = http.header(scope, b"x-request-id")
         is_wrong = label is not None and not _is_valid(label)

@@ -1,0 +1,195 @@
+"""`make bench-api`: what an api process costs per streamed token and per request, and where that goes.
+
+One real api process and its shelf, a stub engine that speaks the engine's protocol over the real wire, and clients in a
+process of their own. Costs are processor time of the api process, all its threads. Then the same once more with the event
+loop under a profiler, and what grammars cost (`make bench-grammar`).
+"""
+
+import argparse
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from api_sides import ApiSide, EngineSide, load
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from onward import config
+from onward.bench import api_stages, environment, grammar_cost
+from onward.bench.api_cost import Row, Sample, Streamed, streamed_rows, whole_rows
+from onward.bench.api_load import Load
+from onward.bench.api_stages import Profile
+from onward.errors import OnwardError
+from onward.models import store
+from onward.proto.model import PreparedModel
+from onward.text.tokenizer import Tokenizer
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (
+    "The sea covers most of the earth, and what lives in it is older than anything on land. Its tides follow the moon. "
+)
+SHORT_TOKENS = 16
+WHOLE_TOKENS, WHOLE_CONNECTIONS, WHOLE_REQUESTS = 16, 16, 40
+WHOLE_INTERVAL_MS = 5.0
+PROFILE_ROWS = 25
+
+
+def _sample(api: ApiSide, num_connections: int, requests_each: int, max_tokens: int, stream: bool) -> Sample:
+    before = api.thread_times()
+    asked = Load(api.port, api.model.name, num_connections, requests_each, max_tokens, stream)
+    taken = load(asked)
+    return Sample(asked.num_requests, taken.num_tokens, taken.num_events, api.thread_times().since(before))
+
+
+def _streamed(args: argparse.Namespace, api: ApiSide, interval_ms: float) -> Streamed:
+    num_tokens = args.tokens
+    short = _sample(api, args.connections, args.short_requests, SHORT_TOKENS, stream=True)
+    return Streamed(interval_ms, short, _sample(api, args.connections, 1, num_tokens, stream=True))
+
+
+def _whole(api: ApiSide) -> Sample:
+    return _sample(api, WHOLE_CONNECTIONS, WHOLE_REQUESTS, WHOLE_TOKENS, stream=False)
+
+
+def costs(args: argparse.Namespace, model: PreparedModel, token_ids: list[int], console: Console) -> list[Row]:
+    paced: list[Streamed] = []
+    flooded: list[Streamed] = []
+    whole: list[Sample] = []
+    with ExitStack() as stack:
+        api = ApiSide(model, args.out)
+        stack.callback(api.stop)
+        with EngineSide(api, 0.0, token_ids):
+            _sample(api, args.connections, 1, SHORT_TOKENS, stream=True)  # what is made on first use is made
+        for number in range(args.rounds):
+            with EngineSide(api, args.interval_ms, token_ids):
+                paced.append(_streamed(args, api, args.interval_ms))
+            with EngineSide(api, 0.0, token_ids):
+                flooded.append(_streamed(args, api, 0.0))
+            with EngineSide(api, WHOLE_INTERVAL_MS, token_ids):
+                whole.append(_whole(api))
+            console.print(
+                f"round {number + 1} of {args.rounds}: {paced[-1].us_per_token:.1f} µs per token "
+                f"({paced[-1].long.tokens_per_event:.2f} per event), {flooded[-1].us_per_token:.1f} µs at once, "
+                f"{1e3 * whole[-1].s_per_request:.2f} ms per short request"
+            )
+    return [
+        *streamed_rows(f"{args.connections} streams, a token each {args.interval_ms:g} ms", paced),
+        *streamed_rows(f"{args.connections} streams, all at once", flooded),
+        *whole_rows(f"{WHOLE_CONNECTIONS} clients, chats of {WHOLE_TOKENS} tokens, not streamed", whole),
+    ]
+
+
+def profiles(args: argparse.Namespace, model: PreparedModel, token_ids: list[int]) -> dict[str, Profile]:
+    file = args.out / "bench-api-profile.json"
+    found: dict[str, Profile] = {}
+    with ExitStack() as stack:
+        api = ApiSide(model, args.out, file)
+        stack.callback(api.stop)
+        with EngineSide(api, 0.0, token_ids):
+            _sample(api, args.connections, 1, SHORT_TOKENS, stream=True)
+        with EngineSide(api, 2 * args.interval_ms, token_ids):  # slower, since the profiler makes it so
+            found["streams"] = _profiled(api, file, lambda: _sample(api, args.connections, 1, args.tokens, stream=True))
+        with EngineSide(api, WHOLE_INTERVAL_MS, token_ids):
+            found["short requests"] = _profiled(api, file, lambda: _whole(api))
+    return found
+
+
+def _profiled(api: ApiSide, file: Path, work: Any) -> Profile:
+    file.unlink(missing_ok=True)
+    api.toggle_profile()
+    work()
+    api.toggle_profile()
+    deadline_s = time.monotonic() + 30
+    while not file.exists() or not file.stat().st_size:
+        if time.monotonic() > deadline_s:
+            raise SystemExit("the profile was not written")
+        time.sleep(0.05)
+    return msgspec.json.decode(file.read_bytes(), type=Profile)
+
+
+def table(rows: list[Row]) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD)
+    for name in ("median of", "load"):
+        shown.add_column(name, no_wrap=True)
+    for name in ("", "lowest", "highest", "at most"):
+        shown.add_column(name, justify="right")
+    for row in rows:
+        numbers = [f"{one:.2f}" for one in (row.value, row.lowest, row.highest)]
+        bar = "" if row.bar is None else f"{row.bar:g}"
+        shown.add_row(row.figure, row.load, *numbers, bar, style="yellow" if row.is_over else None)
+    return shown
+
+
+def profile_table(load_name: str, profile: Profile) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, title=f"{load_name}: where the event loop's time goes")
+    shown.add_column("stage")
+    shown.add_column("share", justify="right")
+    for stage, share in api_stages.shares(profile).items():
+        shown.add_row(stage, f"{share:.1%}")
+    return shown
+
+
+def main() -> int:
+    args = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as with Ctrl-C, the processes are stopped first
+    args.out.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False, soft_wrap=True, stderr=args.json)
+    model = store.prepare(config.DEFAULT_MODEL, progress=lambda message, share: None)
+    assert model.tokenizer is not None, "the default model has one"
+    tokenizer = Tokenizer.from_file(Path(model.folder) / model.tokenizer)
+    token_ids = tokenizer.encode(TEXT)
+    document: dict[str, Any] = {"schema": 1, "environment": environment.facts()}
+    if not args.skip_costs:
+        rows = document["table"] = costs(args, model, token_ids, console)
+        console.print(table(rows))
+    if not args.skip_profile:
+        found = profiles(args, model, token_ids)
+        for name, profile in found.items():
+            console.print(profile_table(name, profile))
+        document["profiles"] = {
+            name: {
+                "shares": api_stages.shares(profile),
+                "dearest": api_stages.dearest(profile.functions, PROFILE_ROWS),
+            }
+            for name, profile in found.items()
+        }
+    if not args.skip_grammars:
+        document["grammars"] = grammars = grammar_cost.measure(tokenizer)
+        console.print(f"masks of {grammars.num_schemas} schemas, µs: {grammars.mask_us}")
+    written = msgspec.json.format(msgspec.json.encode(document))
+    file = args.out / f"bench-api-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    file.write_bytes(written)
+    console.print(f"written to {file}")
+    if args.json:
+        print(written.decode())
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench-api", description="What an api process costs, and where it goes.")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="[%(default)s]")
+    parser.add_argument("--connections", type=int, default=256, metavar="N", help="[%(default)s]")
+    parser.add_argument("--tokens", type=int, default=512, metavar="N", help="of each stream [%(default)s]")
+    parser.add_argument("--short-requests", type=int, default=2, metavar="N", help="of each connection [%(default)s]")
+    parser.add_argument("--interval-ms", type=float, default=20.0, metavar="MS", help="between steps [%(default)s]")
+    parser.add_argument("--skip-costs", action="store_true")
+    parser.add_argument("--skip-profile", action="store_true")
+    parser.add_argument("--skip-grammars", action="store_true", help="without what `make bench-grammar` measures")
+    parser.add_argument("--json", action="store_true", help="everything as JSON to the output, the rest to stderr")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench-results", metavar="FOLDER", help="[bench-results]")
+    args = parser.parse_args()
+    if min(args.rounds, args.connections, args.short_requests) < 1 or args.tokens <= SHORT_TOKENS:
+        parser.error(f"counts must be at least 1, and --tokens more than {SHORT_TOKENS}")
+    return args
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except OnwardError as fault:
+        sys.exit(f"make bench-api: {fault.message}")
