@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from onward.web.body import plain, short, wrong
+from onward.errors import InvalidRequest
+from onward.web.body import plain, wrong
 
 CONTEXT_FIELD = "onward_context"
 """The items of earlier responses, put there by us before the first attempt. Nobody else may."""
@@ -24,6 +25,10 @@ _REFUSED = frozenset(
 """Known, and not to be had here. `max_tool_calls` is about tools that OpenAI runs by itself."""
 _LABELS = frozenset({"service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
 """For the books of whoever serves, or for speed alone."""
+
+
+class NotSupported(InvalidRequest):
+    """A field of this name."""
 
 
 class TextConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,7 +112,7 @@ def check_fields(fields: dict[str, msgspec.Raw], body: bytes) -> None:
     for name in fields.keys() - set(ResponseBody.__struct_fields__) - _LABELS:
         if name in _REFUSED and plain(fields[name], body) is None:
             continue
-        raise wrong(short(name)[1:-1], "not supported by this server")
+        raise NotSupported(f"{name[:80]}: not supported by this server", param=name[:80])
 
 
 def check_own(fields: dict[str, msgspec.Raw]) -> None:

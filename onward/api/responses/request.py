@@ -12,7 +12,7 @@ import msgspec
 from onward.api.openai import check_model
 from onward.api.request_checks import MAX_LOGPROBS, check_chat, check_number
 from onward.api.requests import Bounds, ChatRequest
-from onward.api.responses.body import OwnFields, ResponseBody, check_fields
+from onward.api.responses.body import NotSupported, OwnFields, ResponseBody, check_fields
 from onward.errors import ClientError
 from onward.web.body import decode, decode_fields, short, wrong
 from onward.web.response_items import messages_of, tool_choice_of, tools_of
@@ -66,7 +66,7 @@ def decode_response(body: bytes, bounds: Bounds) -> ResponseRequest:
 def in_its_words(error: ClientError) -> ClientError:
     """The same complaint about the field of a response that a chat's field was made from."""
     param = error.param
-    if param is None:
+    if param is None or isinstance(error, NotSupported):
         return error
     for pattern, own in _ITS_WORDS:
         if pattern.search(param):
