@@ -93,6 +93,7 @@ class ServeConfig:
     router: str = knob("", "URLs of routers to register with, separated by commas")
     advertise_url: str | None = knob(None, "the URL that routers reach this instance at (default: http://HOST:PORT)")
     detach_ttl_s: float = knob(60.0, "how long a stream whose client has gone can be continued by its id")
+    response_ttl_s: float = knob(3600.0, "how long a stored response can be asked for by its id")
     threads: int | None = knob(None, "threads of the worker (default: the number of cores)")
     api_processes: int = knob(1, "processes that serve HTTP")
     api_key: tuple[str, ...] = knob(
@@ -221,6 +222,7 @@ class ApiConfig:
     handoff_address: str = ""
     cluster_key: str = ""
     detach_ttl_s: float = 60.0
+    response_ttl_s: float = 3600.0
     open_metrics: bool = False
     tls_cert: str | None = None
     tls_key: str | None = None

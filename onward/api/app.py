@@ -3,6 +3,7 @@
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from onward.api import openapi
 from onward.api.abort import Aborting
@@ -18,6 +19,12 @@ from onward.api.identity import Identified
 from onward.api.jobs import Backend, Jobs, bounds_of
 from onward.api.proven import Proven
 from onward.api.registering import Description, Probing
+from onward.api.responses import dialect as responses
+from onward.api.responses.background import Background
+from onward.api.responses.dialect import ResponseJobs, Responses
+from onward.api.responses.endpoint import CANCEL_PATH, INPUT_PATH, ITEM_PATH, CreateEndpoint, ItemEndpoint
+from onward.api.responses.form import form_of as response_form_of
+from onward.api.responses.stored import StoredResponses
 from onward.api.streams import Streams
 from onward.api.telling_text import TellingText
 from onward.api.tokenizing import Tokenizing
@@ -51,7 +58,16 @@ def build_app(
     generates = config.role != "prefill"
     proven = Proven(config.cluster_key, backend.clock)
     generators = {path: Generator(Jobs(one, path, backend), backend, streams) for path, one in dialects.items()}
-    endpoints = {path: GenerationEndpoint(one, backend, streams) for path, one in generators.items()}
+    endpoints: dict[str, ASGIApp] = {
+        path: GenerationEndpoint(one, backend, streams) for path, one in generators.items()
+    }
+    responding = generators[responses.PATH] = Generator(
+        ResponseJobs(Responses(prompts), responses.PATH, backend), backend, streams, response_form_of
+    )
+    background = Background(responding, streams, backend.tasks)
+    stored = StoredResponses(responding, backend, streams, background)
+    endpoints[responses.PATH] = CreateEndpoint(responding, backend, streams, stored, background)
+    of_response = ItemEndpoint(stored) if generates else WrongRole()
     attempts = AttemptEndpoint(generators if generates else {}, backend, streams, proven)
     aborting = Aborting(backend.client, streams, config.max_body_bytes, proven)
     tokenizing = Tokenizing(backend, proven)
@@ -72,6 +88,9 @@ def build_app(
             GuardedRoute(path, one if generates else WrongRole(), methods=["GET", "POST"], access=Access.USER)
             for path, one in endpoints.items()
         ),
+        GuardedRoute(ITEM_PATH, of_response, methods=["GET", "DELETE"], access=Access.USER),
+        GuardedRoute(CANCEL_PATH, of_response, methods=["POST"], access=Access.USER),
+        GuardedRoute(INPUT_PATH, of_response, methods=["GET"], access=Access.USER),
         GuardedRoute("/v1/embeddings", embed if generates else WrongRole(), methods=["POST"], access=Access.USER),
         GuardedRoute("/v1/abort", aborting.abort, methods=["POST"], access=Access.USER),
         GuardedRoute("/tokenize", tokenizing.tokenize, methods=["POST"], access=Access.USER),
@@ -103,7 +122,7 @@ def _cors(origins: tuple[str, ...]) -> list[Middleware]:
         Middleware(
             CORSMiddleware,
             allow_origins=list(origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )

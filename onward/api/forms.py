@@ -10,6 +10,7 @@ from onward.api.chunks import Chunks
 from onward.api.cursors import Cursors
 from onward.api.jobs import Job
 from onward.api.pieces import Piece, joined
+from onward.proto.request import ErrorInfo
 from onward.proto.router import Facts
 from onward.web import sse
 
@@ -22,6 +23,15 @@ class Form(Protocol):
     def news(self, pieces: list[Piece]) -> list[bytes]: ...
     def end(self) -> list[bytes]:
         """What comes behind the last piece."""
+        ...
+
+    def failed(self, info: ErrorInfo) -> list[bytes]:
+        """What comes instead of the rest."""
+        ...
+
+    @property
+    def done(self) -> bytes:
+        """What ends every stream of this form, however it went."""
         ...
 
 
@@ -45,7 +55,16 @@ class Collected:
         return job.writer.whole(job.head, choices, answer.usage(), job.to_continue())
 
 
-class ChunkForm:
+class ToldByError:
+    """The way in which most streams say that they have failed, and that they are over."""
+
+    done = sse.DONE
+
+    def failed(self, info: ErrorInfo) -> list[bytes]:
+        return [sse.error_event(info)]
+
+
+class ChunkForm(ToldByError):
     """What a client reads: chunks."""
 
     def __init__(self, job: Job) -> None:
@@ -84,7 +103,7 @@ class ChunkForm:
         return [sse.event(self._chunks.usage(self._job.answer.usage()), self._cursors.at_usage())]
 
 
-class RoutedChunkForm:
+class RoutedChunkForm(ToldByError):
     """The same for a router, which is told more."""
 
     def __init__(self, job: Job) -> None:
@@ -101,7 +120,7 @@ class RoutedChunkForm:
         return self._chunks.end()
 
 
-class RoutedWholeForm:
+class RoutedWholeForm(ToldByError):
     """For a router whose client wants the answer as a whole: the tokens as they come, the body at the end."""
 
     def __init__(self, job: Job) -> None:
@@ -120,6 +139,12 @@ class RoutedWholeForm:
 
     def end(self) -> list[bytes]:
         return [sse.named_event("answer", self._collected.body())]
+
+
+def form_of(job: Job) -> Form:
+    if not job.prepared.is_routed:
+        return ChunkForm(job)
+    return (RoutedWholeForm if job.prepared.is_whole else RoutedChunkForm)(job)
 
 
 class FactsOnce:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from onward.api.engine_client import Mailbox
-from onward.api.forms import ChunkForm, Collected, Form, RoutedChunkForm, RoutedWholeForm
+from onward.api.forms import Collected, Form, form_of
 from onward.api.identity import Identity, identity_of
 from onward.api.jobs import Backend, Job, Jobs, is_exact
 from onward.api.ledger import RESCHEDULE, Delivery
@@ -44,17 +44,21 @@ _logger = logging.getLogger(__name__)
 class Generator:
     """Runs the jobs of one endpoint, whoever asks."""
 
-    def __init__(self, jobs: Jobs, backend: Backend, streams: Streams) -> None:
+    def __init__(
+        self, jobs: Jobs, backend: Backend, streams: Streams, new_form: Callable[[Job], Form] = form_of
+    ) -> None:
         self.jobs = jobs
         self._backend = backend
         self._streams = streams
+        self._new_form = new_form
 
     async def prepared(self, prepare: Callable[[], Prepared]) -> Prepared:
         prepared = await asyncio.get_running_loop().run_in_executor(self._backend.threads, prepare)
         self._backend.unknown_fields.inc(by=prepared.num_unknown_fields)
         return await self.jobs.with_checked_structure(prepared)
 
-    async def run(self, prepared: Prepared, send: Send) -> None:
+    async def run(self, prepared: Prepared, send: Send, begun: Callable[[Stream], None] = lambda _: None) -> None:
+        """`begun`: is told once the engine has taken it."""
         if prepared.is_routed and self._backend.client.worker is None:
             raise Unavailable("the engine is not there yet", retry_after_s=1.0)
         limits = await self._backend.client.limits(prepared.deadline_at_s)
@@ -62,6 +66,7 @@ class Generator:
         try:
             if stream.job.mailbox is not None:
                 await self._accepted(stream.job.mailbox)
+            begun(stream)
             if prepared.request.stream or prepared.is_routed:
                 await self._stream(stream, send)
             else:
@@ -81,7 +86,7 @@ class Generator:
 
     async def _collect(self, job: Job, send: Send) -> None:
         collected = Collected(job)
-        collected.add(job.closing)
+        collected.add(job.replayed)
         while not job.answer.finished:
             pieces, error = self._advance(job, await _news(job))
             if error is not None:
@@ -97,21 +102,17 @@ class Generator:
         if error is not None and not pieces:
             raise error  # there is no status yet, so it is an error of HTTP
         await send(http.start_message(200, sse.HEADERS))
+        form = self._new_form(job)
         try:
-            await self._stream_events(job, self._form(job), pieces, error, send)
+            await self._stream_events(job, form, pieces, error, send)
         except RequestFailed as failure:
             stream.failure = failure.info
-            await send(http.part(sse.error_event(failure.info)))
+            await send(http.part(b"".join(form.failed(failure.info))))
         except Exception:
             _logger.exception("a stream failed by a fault of ours")
             stream.failure = info_of(InternalError("internal error"))
-            await send(http.part(sse.error_event(stream.failure)))
-        await send(http.part(sse.DONE, more=False))
-
-    def _form(self, job: Job) -> Form:
-        if not job.prepared.is_routed:
-            return ChunkForm(job)
-        return (RoutedWholeForm if job.prepared.is_whole else RoutedChunkForm)(job)
+            await send(http.part(b"".join(form.failed(stream.failure))))
+        await send(http.part(form.done, more=False))
 
     async def _stream_events(
         self, job: Job, form: Form, pieces: list[Piece], error: RequestFailed | None, send: Send
@@ -143,6 +144,7 @@ class Generator:
         progress = job.answer.take(deliveries)
         for choice in progress.stopped:
             self._backend.client.stop(choice.request_id, choice.position)
+        job.note_scores(progress.pieces)
         return progress.pieces, RequestFailed(progress.error) if progress.error is not None else None
 
 
@@ -161,7 +163,7 @@ class GenerationEndpoint:
 
     def __init__(self, generator: Generator, backend: Backend, streams: Streams) -> None:
         self._num_open = 0
-        self._generator = generator
+        self.generator = generator
         self._backend = backend
         self._streams = streams
 
@@ -187,11 +189,11 @@ class GenerationEndpoint:
             work = self._continue(identity, cursor, send)
         else:
             self._streams.check_open()
-            work = self._generate(identity, body, cursor, send)
+            work = self.generate(identity, body, cursor, send)
         await http.while_connected(receive, work)
 
-    async def _generate(self, identity: Identity, body: bytes, cursor: Cursor | None, send: Send) -> None:
-        jobs = self._generator.jobs
+    async def generate(self, identity: Identity, body: bytes, cursor: Cursor | None, send: Send) -> None:
+        jobs = self.generator.jobs
         if cursor is not None:
             attempt = await self._next_attempt(identity, cursor)
             if attempt is not None and attempt.body == body:
@@ -200,8 +202,8 @@ class GenerationEndpoint:
             # Nobody has it, or not so much of it as the client: where that gives the same tokens, it is made again.
             if not is_exact(self._backend.model):
                 raise STREAM_UNKNOWN
-        prepared = await self._generator.prepared(lambda: jobs.of_client(identity, body, cursor))
-        await self._generator.run(prepared, send)
+        prepared = await self.generator.prepared(lambda: jobs.of_client(identity, body, cursor))
+        await self.generator.run(prepared, send)
 
     async def _continue(self, identity: Identity, cursor: Cursor | None, send: Send) -> None:
         if cursor is None:
@@ -214,15 +216,15 @@ class GenerationEndpoint:
     async def _next_attempt(self, identity: Identity, cursor: Cursor) -> Attempt | None:
         """From the client's place on, if what we have of the stream reaches so far, and the client may see it."""
         record = await self._streams.find(cursor.request_id, cursor.epoch, identity.caller.scope)
-        is_ours = record is not None and record.attempt.path == self._generator.jobs.path
+        is_ours = record is not None and record.attempt.path == self.generator.jobs.path
         return continued(record.attempt, cursor) if record is not None and is_ours else None
 
     async def _go_on(self, identity: Identity, attempt: Attempt, send: Send) -> None:
-        jobs, started_at_s = self._generator.jobs, identity.started_at_s
-        prepared = await self._generator.prepared(lambda: jobs.of_attempt(attempt, started_at_s, is_routed=False))
+        jobs, started_at_s = self.generator.jobs, identity.started_at_s
+        prepared = await self.generator.prepared(lambda: jobs.of_attempt(attempt, started_at_s, is_routed=False))
         if not prepared.request.stream:
             raise STREAM_UNKNOWN
-        await self._generator.run(prepared, send)
+        await self.generator.run(prepared, send)
 
 
 def check_room(num_open: int) -> None:

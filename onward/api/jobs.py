@@ -5,7 +5,7 @@ before. That is all that is needed to go on with it later, here or elsewhere. Kn
 """
 
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -25,6 +25,7 @@ from onward.api.request_checks import check_prompt_ids, check_token_ids
 from onward.api.requests import Bounds, GenerationRequest
 from onward.api.sampling import end_token_ids, sampling_of
 from onward.api.starts import STREAM_UNKNOWN, given_of, known_of, made_again, made_of, starts_of, text_before_end
+from onward.api.tasks import Tasks
 from onward.api.tool_grammar import structure_of
 from onward.chance import SEED_BITS, Chance
 from onward.clock import Clock
@@ -34,10 +35,12 @@ from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import ChoiceCursor, Cursor
 from onward.proto.model import PreparedModel
 from onward.proto.router import Attempt
-from onward.proto.step import WorkerHello
+from onward.proto.step import TokenLogprobs, WorkerHello
 from onward.web.body import wrong
 
 EXACT_QUANTIZATION = "int8"
+MAX_RETOLD = 1 << 31
+"""Tokens of an answer that has been made: whatever bounded it then."""
 
 
 def is_exact(model: PreparedModel) -> bool:
@@ -59,6 +62,7 @@ class Backend:
     unknown_fields: Counter
     chance: Chance
     fullness: Fullness
+    tasks: Tasks
 
 
 def bounds_of(backend: Backend) -> Bounds:
@@ -82,11 +86,18 @@ class Job:
     """What there is to tell about given tokens: the ends of choices; for a whole answer all of it."""
     mailbox: Mailbox | None
     """None if there is nothing left to generate."""
+    scores: list[TokenLogprobs] = field(default_factory=list)
+    """Of all tokens so far, where they are to be kept with them."""
 
     @property
     def closing(self) -> list[Piece]:
         """The ends of choices whose given tokens had ended already."""
-        return [] if self.prepared.is_whole else self.replayed
+        return [] if self.prepared.tells_all else self.replayed
+
+    def note_scores(self, pieces: list[Piece]) -> None:
+        if self.prepared.request.is_stored:
+            for piece in pieces:
+                self.scores.extend(piece.logprobs or ())
 
     def to_continue(self) -> dict[str, object]:
         """What stands beside the last choice, if this answer is to be continued elsewhere."""
@@ -163,7 +174,7 @@ class Jobs:
         orders = [_order(prepared, one) for one in begun if one.choice.finish_reason is None]
         choices = [one.choice for one in begun]
         return Job(
-            head=self._head(prepared.attempt),
+            head=self.head_of(prepared.attempt),
             prepared=prepared,
             writer=self.dialect.writer(prepared),
             answer=Answer(prepared.prompts, choices, is_all_or_nothing=prepared.request.picks_best),
@@ -243,7 +254,7 @@ class Jobs:
         choice = self._choice(prepared, index, max_tokens)
         piece = choice.replay(start)
         begun = Begun(choice, start, piece, known_of(prepared, start, choice))
-        wants_scores = start.rescore_from is not None or (prepared.is_whole and choice.owes_prompt)
+        wants_scores = start.rescore_from is not None or (prepared.tells_all and choice.owes_prompt)
         if choice.finish_reason is None or not wants_scores:
             return begun
         if start.tells_from is None or choice.position <= start.tells_from:
@@ -254,6 +265,14 @@ class Jobs:
         choice = self._choice(prepared, index, choice.position)
         return Begun(choice, start, choice.replay(start), begun.known)
 
+    def retold(self, prepared: Prepared) -> Choice:
+        """The only choice of an answer that is told again from its tokens. Nothing is generated."""
+        return self._choice(prepared, 0, MAX_RETOLD)
+
+    def head_of(self, attempt: Attempt) -> Head:
+        model = self._backend.model
+        return Head(self.dialect.id_prefix + attempt.request_id, attempt.created_s, model.name, model.fingerprint)
+
     def _choice(self, prepared: Prepared, index: int, max_tokens: int) -> Choice:
         model = self._backend.model
         sampling = sampling_of(prepared, index, max_tokens, model.eos_token_ids, model.sampling_defaults)
@@ -263,10 +282,6 @@ class Jobs:
         request_id = f"{prepared.attempt.request_id}-{index}"
         end = prepared.grammar_ends[index] if prepared.grammar_ends else None
         return Choice(index, request_id, sampling, text, offsets, num_cached_tokens=cached, grammar_end=end)
-
-    def _head(self, attempt: Attempt) -> Head:
-        model = self._backend.model
-        return Head(self.dialect.id_prefix + attempt.request_id, attempt.created_s, model.name, model.fingerprint)
 
 
 def _order(prepared: Prepared, begun: Begun) -> Order:

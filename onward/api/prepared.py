@@ -45,3 +45,8 @@ class Prepared:
     def is_whole(self) -> bool:
         """All of the answer is told at its end, also what an earlier attempt has made."""
         return self.is_routed and not self.request.stream
+
+    @property
+    def tells_all(self) -> bool:
+        """What is told needs all of the answer, also where its reader has a part."""
+        return self.is_whole or self.request.tells_all

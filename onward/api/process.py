@@ -22,6 +22,7 @@ from onward.api.shelf_link import ShelfLink
 from onward.api.shelf_link import Wire as ShelfWire
 from onward.api.streams import Streams
 from onward.api.supervisor_link import Channel, SupervisorLink
+from onward.api.tasks import Tasks
 from onward.chance import Chance
 from onward.clock import Clock
 from onward.obs.metrics import Registry
@@ -58,6 +59,7 @@ class Api:
         self.registry = registry = Registry()
         self._link = SupervisorLink(channel, registry.snapshot)
         self._client = EngineClient(Ledger(registry), rim.clock, rim.connect, rim.leave_at_once)
+        self._tasks = Tasks()
         backend = Backend(
             config=start.config,
             model=start.model,
@@ -68,9 +70,12 @@ class Api:
             unknown_fields=registry.counter("onward_unknown_fields_total", "Request fields that nobody knows, ignored"),
             chance=rim.chance,
             fullness=Fullness(rim.clock, registry),
+            tasks=self._tasks,
         )
         self._shelf = ShelfLink(rim.connect_shelf, rim.leave_at_once, registry)
-        self._streams = Streams(self._client, rim.clock, start.config.detach_ttl_s, self._shelf)
+        self._streams = Streams(
+            self._client, rim.clock, start.config.detach_ttl_s, self._shelf, start.config.response_ttl_s
+        )
         admin = Admin(start.config, start.model, self._client, self._link, self._streams)
         description = Description(start.config, start.model, self._client, self._link, self._streams, rim.clock)
         self._keyring = Keyring(Keys(start.keys))
@@ -104,6 +109,7 @@ class Api:
     async def close(self) -> None:
         if self._registering is not None:
             await self._registering.close()
+        await self._tasks.close()
         await self._client.close()
         await self._shelf.close()
 

@@ -111,6 +111,21 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
         """Every choice tells them, before its own."""
         return False
 
+    @property
+    def tells_all(self) -> bool:
+        """The answer's form is a function of all of its tokens, also of those that an earlier attempt has told."""
+        return False
+
+    @property
+    def is_stored(self) -> bool:
+        """The answer can be asked for by its id, long after its end."""
+        return False
+
+    @property
+    def is_background(self) -> bool:
+        """It is made although nobody waits for it."""
+        return False
+
     def tool_plan(self) -> ToolPlan:
         return NO_TOOLS
 

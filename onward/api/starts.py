@@ -83,8 +83,11 @@ def starts_of(prepared: Prepared) -> list[Start]:
     request = prepared.request
     owns = zip(request.generated(), request.told_reasons(), request.rescored_from(), strict=True)
     skips = prepared.attempt.skip_to or [None] * request.num_choices
+    has_logprobs = request.made_logprobs is not None
+    if request.tells_all and not prepared.is_whole:
+        return [_start_retold(*pair, has_logprobs) for pair in zip(given_of(prepared), skips, strict=True)]
     return [
-        _start_whole(given, len(own), told, rescore_from, request.made_logprobs is not None)
+        _start_whole(given, len(own), told, rescore_from, has_logprobs)
         if prepared.is_whole
         else _start_stream(given, len(own), told, rescore_from, skip_to)
         for given, (own, told, rescore_from), skip_to in zip(given_of(prepared), owns, skips, strict=True)
@@ -118,6 +121,15 @@ def _start_whole(
     is_scored = has_logprobs and scored_from < len(token_ids)
     end = None if given.finish_reason == RESCHEDULE else given.finish_reason
     return Start(token_ids, end, tells_from=num_own, rescore_from=scored_from if is_scored else None)
+
+
+def _start_retold(given: GivenChoice, skip_to: ChoiceCursor | None, has_logprobs: bool) -> Start:
+    """The client has been told `given`, and what it is told next depends on all of it."""
+    token_ids, end = given.token_ids, given.finish_reason
+    if skip_to is not None and end is None and len(token_ids) >= skip_to.position:
+        end, skip_to = skip_to.finish_reason, None
+    is_scored = has_logprobs and bool(token_ids) and end is None
+    return Start(token_ids, end, end is None, tells_from=0, rescore_from=0 if is_scored else None, skip_to=skip_to)
 
 
 def known_of(prepared: Prepared, start: Start, choice: Choice) -> ChoiceCursor:

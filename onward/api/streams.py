@@ -11,6 +11,7 @@ import msgspec
 
 from onward.api.engine_client import EngineClient
 from onward.api.jobs import Job
+from onward.api.ledger import ABORTED, GIVEN_UP
 from onward.api.shelf_link import ShelfLink
 from onward.clock import Clock
 from onward.errors import Conflict
@@ -37,11 +38,13 @@ class Stream:
 
 
 class Streams:
-    def __init__(self, client: EngineClient, clock: Clock, ttl_s: float, shelf: ShelfLink) -> None:
+    def __init__(
+        self, client: EngineClient, clock: Clock, ttl_s: float, shelf: ShelfLink, response_ttl_s: float = 0.0
+    ) -> None:
         self.is_draining = False
         self._client = client
         self._clock = clock
-        self._ttl_s = ttl_s
+        self._ttls_s: dict[RecordKind, float] = {"detached": ttl_s, "ended": ttl_s, "response": response_ttl_s}
         self._shelf = shelf
         self._live: dict[str, Stream] = {}
         self._decoder = msgspec.msgpack.Decoder(Record)
@@ -86,16 +89,34 @@ class Streams:
         self._release(stream)
         if job.mailbox is not None and (error := job.answer.take(job.mailbox.left_over()).error) is not None:
             stream.failure = stream.failure or error
-        has_reader = job.prepared.is_routed or bool(job.prepared.request.stream)
-        if has_reader and (stream.failure is None or stream.failure.retryable):
-            self._put(self._kept(stream, "ended" if job.answer.finished else "detached"))
+        if (kind := _worth_keeping_as(stream)) is not None:
+            self._put(self._kept(stream, kind))
+
+    def keep_begun(self, stream: Stream) -> None:
+        """So that it is not lost with this process."""
+        self._put(self._kept(stream, "response"))
+
+    def keep_response(self, record: Record) -> None:
+        """As somebody has decided that it has ended."""
+        self._put(self._shelved(record, "response"))
+
+    async def take_away(self, request_id: str, epoch: int, caller: str) -> Record | None:
+        """Ends what runs of it before this epoch, wherever that is. What there was of it, if it is known."""
+        live = self._live.get(request_id)
+        if live is not None and _follows(epoch, caller, live):
+            record = self._record_of(live)
+            self._detach(live)
+            return record
+        await self._shelf.claim(request_id, epoch, caller)
+        kept = await self._shelf.find(request_id, epoch, caller)
+        return None if kept is None else self._decoder.decode(kept.data)
 
     async def find(self, request_id: str, epoch: int = 0, caller: str | None = None) -> Record | None:
         """Whichever process runs it, or has left it; of this caller, None: of anybody. Whoever asks has seen this epoch; 0:
         it does not know."""
         live = self._live.get(request_id)
         if live is not None:
-            return self._record_of(live) if caller is None or caller == live.attempt.caller else None
+            return self._record_of(live, is_live=True) if caller in (None, live.attempt.caller) else None
         kept = await self._shelf.find(request_id, epoch, caller)
         return None if kept is None else self._decoder.decode(kept.data)
 
@@ -106,7 +127,7 @@ class Streams:
     def show(self, record_id: str) -> ShelfRecord | None:
         """For another process."""
         live = self._live.get(record_id)
-        return None if live is None else self._kept(live, "detached")
+        return None if live is None else self._kept(live, "detached", is_live=True)
 
     def release(self, record_id: str, epoch: int, caller: str) -> ShelfRecord | int | None:
         """Another process goes on with it. Its connection here, which may be half open, ends."""
@@ -147,8 +168,10 @@ class Streams:
         if kept.ttl_s > 0:
             self._shelf.put(kept)
 
-    def _kept(self, stream: Stream, kind: RecordKind) -> ShelfRecord:
-        record = self._record_of(stream)
+    def _kept(self, stream: Stream, kind: RecordKind, *, is_live: bool = False) -> ShelfRecord:
+        return self._shelved(self._record_of(stream, is_live=is_live), kind)
+
+    def _shelved(self, record: Record, kind: RecordKind) -> ShelfRecord:
         return ShelfRecord(
             record_id=record.attempt.request_id,
             names=(record.attempt.label,) if record.attempt.label else (),
@@ -156,11 +179,42 @@ class Streams:
             kind=kind,
             epoch=record.attempt.epoch,
             data=msgspec.msgpack.encode(record),
-            ttl_s=self._ttl_s,
+            ttl_s=self._ttls_s[kind],
         )
 
-    def _record_of(self, stream: Stream) -> Record:
-        return Record(attempt=stream.job.attempt_from_here(self._clock.now_s()))
+    def _record_of(self, stream: Stream, *, is_live: bool = False) -> Record:
+        return Record(
+            attempt=stream.job.attempt_from_here(self._clock.now_s()),
+            is_live=is_live,
+            scores=stream.job.scores,
+            error=_final_error(stream),
+        )
+
+
+def _worth_keeping_as(stream: Stream) -> RecordKind | None:
+    """When it has been left. None: it is of no use to anybody."""
+    prepared, failure = stream.job.prepared, stream.failure
+    has_ended = stream.job.answer.finished
+    if failure is not None and failure.code == ABORTED.code:
+        return None
+    if prepared.request.is_stored and (has_ended or _final_error(stream) is not None):
+        return "response"
+    has_reader = prepared.is_routed or bool(prepared.request.stream)
+    if has_reader and (failure is None or failure.retryable):
+        return "ended" if has_ended else "detached"
+    return None
+
+
+def _final_error(stream: Stream) -> ErrorInfo | None:
+    """Of a stored response that will not go on: a router may still carry it on, and a client that streams may come back."""
+    prepared, failure = stream.job.prepared, stream.failure
+    if not prepared.request.is_stored:
+        return None
+    if stream.job.answer.rescheduled:
+        return GIVEN_UP
+    if prepared.is_routed or failure is None or failure is REPLACED:
+        return None
+    return failure if prepared.request.is_background or not failure.retryable else None
 
 
 def _follows(epoch: int, caller: str, live: Stream) -> bool:

@@ -33,7 +33,8 @@ import msgspec
 from onward.proto.cursor import ChoiceCursor
 from onward.proto.kv_events import KvEvents
 from onward.proto.kv_transfer import Layout
-from onward.proto.request import CallerLimits
+from onward.proto.request import CallerLimits, ErrorInfo
+from onward.proto.step import TokenLogprobs
 
 PROOF_HEADER = "x-onward-proof"
 ATTEMPT_PATH = "/internal/attempt"
@@ -176,3 +177,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     attempt: Attempt
     """As it would be sent again, with all tokens that were made."""
+    is_live: bool = False
+    """It is under way, as far as whoever tells this knows."""
+    scores: list[TokenLogprobs] = []
+    """Of a response that is kept: those of its tokens, where they were asked for."""
+    error: ErrorInfo | None = None
+    """Of a response: why it has failed."""
+    is_cancelled: bool = False
+    """Of a response: its client does not want the rest."""

@@ -17,9 +17,9 @@ from typing import Literal
 
 import msgspec
 
-RecordKind = Literal["detached", "ended"]
-"""`detached`: cut off in the middle; `ended`: written to its end, which the client may not have read. Each kind has bounds
-of its own, so that none pushes out one of the other."""
+RecordKind = Literal["detached", "ended", "response"]
+"""`detached`: cut off in the middle; `ended`: written to its end, which the client may not have read; `response`: to be
+asked for by its id, for longer. Each kind has bounds of its own, so that none pushes out one of another."""
 
 
 class ShelfRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,10 @@ class Bounds:
     max_bytes: int = 32 << 20
 
 
-DEFAULT_BOUNDS: Mapping[RecordKind, Bounds] = {kind: Bounds() for kind in get_args(RecordKind)}
+DEFAULT_BOUNDS: Mapping[RecordKind, Bounds] = {
+    **{kind: Bounds() for kind in get_args(RecordKind)},
+    "response": Bounds(max_records=4096, max_bytes=128 << 20),
+}
 
 
 @dataclass(slots=True)

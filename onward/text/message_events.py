@@ -54,7 +54,29 @@ class CallEnded:
     text: str = ""
 
 
-Event = Content | Reasoning | Markup | CallStarted | Arguments | CallEnded
+@dataclass(frozen=True, slots=True)
+class TokenTold:
+    """What one token has let be told, for those whose story must not depend on how the tokens came."""
+
+    events: tuple["Event", ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events)
+
+
+@dataclass(frozen=True, slots=True)
+class EndTold:
+    """What the end has let go of, for them."""
+
+    events: tuple["Event", ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events)
+
+
+Event = Content | Reasoning | Markup | CallStarted | Arguments | CallEnded | TokenTold | EndTold
 
 
 def joined(first: Event, second: Event) -> Event | None:

@@ -18,7 +18,7 @@ from onward.web.body import decode, wrong
 from onward.web.envelope import MAX_LABEL_LENGTH
 
 MAX_IDS = 1024
-_RESPONSE_ID = re.compile(r"(?:chatcmpl|cmpl|gen)-([0-9a-f]{32})")
+_RESPONSE_ID = re.compile(r"(?:(?:chatcmpl|cmpl|gen)-|resp_)([0-9a-f]{32})")
 
 
 class AbortRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,6 +10,8 @@ HEADERS = {
     "x-accel-buffering": "no",
 }
 DONE = b"data: [DONE]\n\n"
+HELD = b": held\n"
+"""In front of an event, between instance and router: it goes with the next one that has an id, or not at all."""
 
 
 def event(data: bytes, cursor: str | None = None) -> bytes:
@@ -23,8 +25,9 @@ def bare_event(cursor: str) -> bytes:
     return b"id: %b\ndata:\n\n" % cursor.encode()
 
 
-def named_event(name: str, data: bytes) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+def named_event(name: str, data: bytes, cursor: str | None = None) -> bytes:
+    event = b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+    return event if cursor is None else b"id: %b\n%b" % (cursor.encode(), event)
 
 
 def error_event(info: ErrorInfo) -> bytes:

@@ -1,0 +1,61 @@
+"""`GET /v1/responses/{id}/input_items`: what a response was made from, page by page."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from onward.api.responses.request import ResponseRequest
+from onward.web.body import short, wrong
+from onward.web.response_items import Item, items_of
+
+DEFAULT_LIMIT, MAX_LIMIT = 20, 100
+
+
+def page_of(request: ResponseRequest, request_id: str, query: Mapping[str, str]) -> dict[str, Any]:
+    """The latest first, unless the query says otherwise."""
+    given = [*request.said.context, *items_of(request.said.input)]
+    items = [_listed(item, request_id, index) for index, item in enumerate(given)]
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise wrong("order", f"must be asc or desc, got {short(order)}")
+    if order == "desc":
+        items.reverse()
+    items = items[_first(items, query.get("after")) :]
+    limit = _limit(query.get("limit"))
+    page = items[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else "",
+        "last_id": page[-1]["id"] if page else "",
+        "has_more": len(items) > limit,
+    }
+
+
+def _first(items: list[Item], after: str | None) -> int:
+    if after is None:
+        return 0
+    place = next((place for place, item in enumerate(items, 1) if item["id"] == after), None)
+    if place is None:
+        raise wrong("after", f"no item has the id {short(after)}")
+    return place
+
+
+def _limit(given: str | None) -> int:
+    if given is None:
+        return DEFAULT_LIMIT
+    if not given.isascii() or not given.isdigit() or not 1 <= int(given[:9]) <= MAX_LIMIT:
+        raise wrong("limit", f"must be between 1 and {MAX_LIMIT}, got {short(given)}")
+    return int(given)
+
+
+def _listed(item: Item, request_id: str, index: int) -> Item:
+    """With the id and the status that clients may leave out, and words as a list of parts."""
+    kind = item.get("type", "message")
+    listed = {"id": f"in_{request_id}_{index}", "status": "completed"} | item | {"type": kind}
+    if kind == "message" and isinstance(item.get("content"), str):
+        is_own = item.get("role") == "assistant"
+        part = {"type": "output_text" if is_own else "input_text", "text": item["content"]}
+        listed["content"] = [part | {"annotations": []} if is_own else part]
+    if kind == "reasoning":
+        listed.setdefault("summary", [])
+    return listed

@@ -1,0 +1,95 @@
+"""Responses by their ids, whichever process of the instance runs them or has run them. Each caller has its own.
+
+What runs is shown by whoever runs it, what is over by the shelf. One that runs in the background and whose process has
+died is taken up by the next process that is asked for it, from the tokens so far.
+"""
+
+import asyncio
+import re
+
+import msgspec
+
+from onward.api.generation import Generator
+from onward.api.jobs import Backend
+from onward.api.ledger import MAX_ATTEMPT
+from onward.api.responses.background import Background
+from onward.api.responses.dialect import PATH
+from onward.api.responses.view import View
+from onward.api.streams import Streams
+from onward.errors import Conflict, NotFound, OnwardError
+from onward.proto.router import Record
+from onward.web.body import wrong
+from onward.web.failures import RequestFailed, info_of
+from onward.web.keys import Caller
+from onward.web.owned_ids import may_ask_for
+
+_ID = re.compile(r"resp_([0-9a-f]{32})")
+
+
+class StoredResponses:
+    def __init__(self, generator: Generator, backend: Backend, streams: Streams, background: Background) -> None:
+        self._jobs = generator.jobs
+        self._generator, self._background = generator, background
+        self._backend, self._streams = backend, streams
+
+    async def find(self, caller: Caller, response_id: str, param: str = "response_id") -> Record:
+        """The caller's own, if it is there to be asked for."""
+        name = _ID.fullmatch(response_id)
+        if name is None or not may_ask_for(caller, name[1]):
+            raise unknown(response_id, param)
+        record = await self._streams.find(name[1], caller=caller.scope)
+        if record is None or record.attempt.path != PATH:
+            raise unknown(response_id, param)
+        return record
+
+    async def view(self, record: Record) -> View:
+        view = await asyncio.get_running_loop().run_in_executor(self._backend.threads, lambda: View(self._jobs, record))
+        if not view.request.is_stored:
+            raise unknown(f"resp_{record.attempt.request_id}", "response_id")
+        return view
+
+    async def take_up(self, record: Record, *, even_if_left: bool = False) -> None:
+        """Somebody asks for one that nobody runs. `even_if_left`: also where it ran for a client that has gone."""
+        attempt = record.attempt
+        is_over = bool(attempt.choices and attempt.choices[0].finish_reason) or record.error or record.is_cancelled
+        if record.is_live or is_over:
+            return
+        attempt = msgspec.structs.replace(attempt, epoch=min(attempt.epoch + 1, MAX_ATTEMPT), final=True)
+        started_at_s = self._backend.clock.now_s()
+        prepared = await self._generator.prepared(lambda: self._jobs.of_attempt(attempt, started_at_s, is_routed=False))
+        if not (prepared.request.is_background or even_if_left):
+            return
+        try:
+            await self._background.begin(prepared)
+        except Conflict:
+            return  # another process was faster
+        except (OnwardError, RequestFailed) as fault:
+            error = fault.info if isinstance(fault, RequestFailed) else info_of(fault)
+            if not error.retryable:
+                self._streams.keep_response(msgspec.structs.replace(record, attempt=attempt, error=error))
+
+    async def cancel(self, record: Record) -> Record:
+        """As it is then. Only what runs in the background can be cancelled: of the rest its client hangs up."""
+        view = await self.view(record)
+        if not view.request.is_background:
+            raise wrong("response_id", "only a response with background: true can be cancelled")
+        if view.is_over:
+            return record
+        epoch = min(record.attempt.epoch + 1, MAX_ATTEMPT)
+        left = await self._streams.take_away(record.attempt.request_id, epoch, record.attempt.caller) or record
+        attempt = msgspec.structs.replace(left.attempt, epoch=epoch)
+        cancelled = msgspec.structs.replace(left, attempt=attempt, is_live=False, is_cancelled=True)
+        self._streams.keep_response(cancelled)
+        return cancelled
+
+    async def delete(self, record: Record) -> None:
+        name, caller = record.attempt.request_id, record.attempt.caller
+        try:
+            await self._backend.client.abort_by_name([name], everything=False, caller=caller)
+        finally:
+            await self._streams.drop([name], caller=caller)
+
+
+def unknown(response_id: str, param: str) -> NotFound:
+    problem = f"{param}: no response {response_id[:80]!r} is held here: it was not stored, deleted, or too long ago"
+    return NotFound(problem, code="response_not_found", param=param)

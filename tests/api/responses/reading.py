@@ -1,0 +1,115 @@
+"""What the tests of responses share: a server that says what it is told to, and strict readers of what it answers."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import msgspec
+from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from onward.proto.router import ATTEMPT_PATH, Attempt
+from onward.proto.sampling import Sampling
+from tests.api.instance import Instance
+from tests.api.small_model import END_OF_THOUGHT
+from tests.api.strict_types import extras
+from tests.api.thinking_model import CALL, FORCED_CALL, SECOND_CALL, TOOL, speak, tokens_of
+
+PATH = "/v1/responses"
+TOOLS = {"tools": [{"type": "function", **TOOL["function"]}]}
+SCORED = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
+SCHEMA = {"type": "json_schema", "name": "x", "schema": TOOL["function"]["parameters"]}
+
+KINDS: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "words": ({}, tokens_of("né, wörds")),
+    "words, scored": (SCORED, tokens_of("né\n\nwö")),
+    "nothing": ({}, []),
+    "space": ({}, tokens_of(" \n ")),
+    "words that are cut off": ({"max_output_tokens": 5}, tokens_of("on and on")),
+    "a stop string": ({"stop": "ö", "min_tokens": 1}, tokens_of("abcö and")),
+    "a call behind words": (TOOLS | SCORED, tokens_of("né ", CALL)),
+    "two calls and words": (TOOLS, tokens_of(CALL, "\n", SECOND_CALL, "!")),
+    "one call of two": (TOOLS | {"parallel_tool_calls": False}, tokens_of(CALL, SECOND_CALL)),
+    "calls that must be": (TOOLS | {"tool_choice": "required"}, tokens_of(f"[{FORCED_CALL}, {FORCED_CALL}]")),
+    "the call that must be": (
+        TOOLS | {"tool_choice": {"type": "function", "name": "f"}},
+        tokens_of(f"[{FORCED_CALL}]"),
+    ),
+    "a call that is cut off": (TOOLS | {"max_output_tokens": 40}, tokens_of(CALL)),
+    "thoughts": (THINKING | SCORED, tokens_of("hm é", END_OF_THOUGHT, "\n\nyés")),
+    "thoughts that do not end": (THINKING | {"max_output_tokens": 5}, tokens_of("on and on")),
+    "a budget of thoughts": (THINKING | {"thinking_budget": 3, "max_output_tokens": 20}, tokens_of("never ends")),
+    "a call behind thoughts": (THINKING | TOOLS, tokens_of("hm", END_OF_THOUGHT, "\n", CALL)),
+    "structure": ({"text": {"format": SCHEMA}}, tokens_of('{"a": 1}')),
+    "structure behind thoughts": (
+        THINKING | {"text": {"format": SCHEMA}},
+        tokens_of("{hm", END_OF_THOUGHT, '{"a": 1}'),
+    ),
+}
+"""What a request asks for, and what the model says to it."""
+
+_events: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+def body_of(kind: str, **more: Any) -> dict[str, Any]:
+    fields = {"model": "small-model", "input": "hi", "max_output_tokens": 200, "seed": 7}
+    return fields | KINDS[kind][0] | more
+
+
+def speak_until(instance: Instance, at: int, *outputs: Sequence[int]) -> None:
+    """As `speak`, but with so many tokens the engine pauses, until somebody lets it go on."""
+    speak(instance, *outputs)
+    choose, has_paused = instance.engine.choose, [False]
+
+    def pause_once(prompt: Sequence[int], sampling: Sampling, tokens: Sequence[int]) -> int:
+        if len(tokens) == at - 1 and not has_paused[0]:
+            has_paused[0] = instance.engine.paused = True
+        return choose(prompt, sampling, tokens)
+
+    instance.engine.choose = pause_once
+
+
+def ask(http: httpx.Client, method: str, path: str = "", **more: Any) -> httpx.Response:
+    return http.request(method, PATH + path, **more)
+
+
+def attempted(http: httpx.Client, attempt: Attempt) -> httpx.Response:
+    """As a router asks."""
+    return http.post(ATTEMPT_PATH, content=msgspec.msgpack.encode(attempt))
+
+
+def data_of(event: str) -> dict[str, Any]:
+    name, data = (line for line in event.split("\n") if not line.startswith(("id: ", ":")))
+    fields = json.loads(data.removeprefix("data: "))
+    assert name == f"event: {fields['type']}"
+    return fields
+
+
+def told(events: list[str]) -> list[dict[str, Any]]:
+    """The events without what differs between two answers to one question."""
+    return [_comparable(data_of(event)) for event in events if "\ndata: {" in event]
+
+
+def _comparable(fields: dict[str, Any]) -> dict[str, Any]:
+    if (usage := fields.get("response", {}).get("usage")) is not None:
+        del usage["input_tokens_details"]
+    return fields
+
+
+def check_event(fields: dict[str, Any]) -> None:
+    read = _events.validate_json(json.dumps(fields), strict=True)
+    assert extras(read) == set(), fields
+
+
+def check_response(fields: dict[str, Any]) -> Response:
+    read = Response.model_validate_json(json.dumps(fields), strict=True)
+    assert extras(read) == set(), fields
+    return read
+
+
+def check_items(fields: dict[str, Any]) -> ResponseItemList:
+    read = ResponseItemList.model_validate_json(json.dumps(fields), strict=True)
+    assert extras(read) == set(), fields
+    return read

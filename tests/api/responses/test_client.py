@@ -1,0 +1,140 @@
+"""The real openai package's responses against a real api process."""
+
+import json
+
+import openai
+import pydantic
+import pytest
+from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage
+
+from onward.proto.request import ErrorInfo
+from tests.api.instance import Instance
+from tests.api.responses.reading import THINKING, TOOLS, speak_until
+from tests.api.small_model import END_OF_THOUGHT
+from tests.api.thinking_model import CALL, speak, tokens_of
+
+MODEL = "small-model"
+
+
+class Answer(pydantic.BaseModel):
+    a: int
+
+
+def test_a_response_is_created_and_has_its_text(keeper: Instance, client: openai.OpenAI) -> None:
+    speak(keeper, tokens_of("hélló"))
+    response = client.responses.create(model=MODEL, input="hi", instructions="be brief", metadata={"k": "v"}, user="me")
+    assert (response.output_text, response.status, response.error) == ("hélló", "completed", None)
+    assert (response.instructions, response.metadata, response.user) == ("be brief", {"k": "v"}, "me")
+    assert response.usage is not None and response.usage.output_tokens == len("hélló".encode()) + 1
+    prompt = bytes(one for one in keeper.engine.submits[-1].prompt_token_ids if one < 256).decode()
+    assert prompt.startswith("system\nbe brief") and "user\nhi" in prompt
+
+
+def test_the_stream_helper_builds_the_same_response(keeper: Instance, client: openai.OpenAI) -> None:
+    speak(keeper, tokens_of("hm", END_OF_THOUGHT, "wörds ", CALL))
+    with client.responses.stream(model=MODEL, input="hi", extra_body=THINKING, **TOOLS) as stream:
+        deltas = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    assert deltas == final.output_text == "wörds "
+    assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
+    again = client.responses.retrieve(final.id)
+    assert [item.id for item in again.output] == [item.id for item in final.output]
+    assert (again.output_text, again.usage) == (final.output_text, final.usage)
+
+
+def test_a_stream_is_followed_from_an_event_on(keeper: Instance, client: openai.OpenAI) -> None:
+    speak(keeper, tokens_of("one two"))
+    events = list(client.responses.create(model=MODEL, input="hi", stream=True))
+    assert events[0].type == "response.created"
+    response_id = events[0].response.id
+    rest = list(client.responses.retrieve(response_id, stream=True, starting_after=events[3].sequence_number))
+    assert rest == events[4:]
+
+
+def test_structure_is_parsed_into_a_model(keeper: Instance, client: openai.OpenAI) -> None:
+    speak(keeper, tokens_of('{"a": 3}'))
+    response = client.responses.parse(model=MODEL, input="hi", text_format=Answer)
+    assert response.output_parsed == Answer(a=3)
+    grammar = keeper.engine.submits[-1].sampling.grammar
+    assert grammar is not None and json.loads(grammar.source)["properties"]["a"]["type"] == "integer"
+
+
+def test_a_call_is_answered_and_the_talk_goes_on(keeper: Instance, client: openai.OpenAI) -> None:
+    speak(keeper, tokens_of(CALL))
+    first = client.responses.create(model=MODEL, input=[{"role": "user", "content": "hi"}], **TOOLS)
+    [call] = first.output
+    assert isinstance(call, ResponseFunctionToolCall) and (call.name, call.arguments) == ("f", '{"a":1}')
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    speak(keeper, tokens_of("fine"))
+    by_id = client.responses.create(model=MODEL, input=[output], previous_response_id=first.id, **TOOLS)
+    by_items = client.responses.create(
+        model=MODEL, input=[{"role": "user", "content": "hi"}, call.to_dict(), output], **TOOLS
+    )
+    assert by_id.output_text == by_items.output_text == "fine"
+    prompts = [one.prompt_token_ids for one in keeper.engine.submits[-2:]]
+    assert prompts[0] == prompts[1], "it is the same talk, whoever remembers it"
+    text = bytes(one for one in prompts[0] if one < 256).decode()
+    assert text.index("user\nhi") < text.index("<tool_call>") < text.index("tool\nsunny")
+
+
+def test_earlier_responses_are_remembered_without_their_instructions(keeper: Instance, client: openai.OpenAI) -> None:
+    speak(keeper, tokens_of("one"))
+    first = client.responses.create(model=MODEL, input="1?", instructions="secret")
+    speak(keeper, tokens_of("two"))
+    second = client.responses.create(model=MODEL, input="2?", previous_response_id=first.id)
+    speak(keeper, tokens_of("three"))
+    third = client.responses.create(model=MODEL, input="3?", previous_response_id=second.id)
+    text = bytes(one for one in keeper.engine.submits[-1].prompt_token_ids if one < 256).decode()
+    places = [text.index(word) for word in ("1?", "one", "2?", "two", "3?")]
+    assert places == sorted(places) and "secret" not in text
+    items = client.responses.input_items.list(third.id, order="asc", limit=2)
+    assert [item.type for item in items.data] == ["message"] * 2 and items.has_more
+    every = list(client.responses.input_items.list(third.id, limit=2))
+    assert len(every) == 5, "page by page"
+    assert isinstance(every[1], ResponseOutputMessage), "the latest first"
+
+
+def test_logprobs_come_where_they_are_asked_for(keeper: Instance, client: openai.OpenAI) -> None:
+    speak(keeper, tokens_of("hé"))
+    response = client.responses.create(
+        model=MODEL, input="hi", include=["message.output_text.logprobs"], top_logprobs=1
+    )
+    [message] = response.output
+    assert isinstance(message, ResponseOutputMessage) and message.content[0].type == "output_text"
+    scores = message.content[0].logprobs
+    assert scores is not None
+    assert bytes(byte for one in scores for byte in one.bytes) == "hé".encode()
+    assert client.responses.retrieve(response.id) == response
+
+
+def test_a_stream_that_fails_ends_with_what_has_failed(keeper: Instance, client: openai.OpenAI) -> None:
+    speak_until(keeper, 5, tokens_of("one two three"))
+    stream = client.responses.create(model=MODEL, input="hi", stream=True)
+    keeper.wait_until(lambda: keeper.engine.paused)
+    keeper.lose_requests(1, ErrorInfo("crashed_worker", "the worker is down", 500, False))
+    keeper.engine.paused = False
+    *_, last = stream
+    keeper.engine.refusal = None
+    assert last.type == "response.failed" and last.response.error is not None
+    assert (last.response.error.code, last.response.error.type) == ("server_error", "crashed_worker")
+    assert client.responses.retrieve(last.response.id).status == "failed"
+
+
+def test_a_response_that_was_given_up_has_failed_and_no_reason_of_ours_shows(
+    keeper: Instance, client: openai.OpenAI
+) -> None:
+    speak(keeper, tokens_of("one two"))
+    given_up = ErrorInfo("pd_preempted", "PD Error: out of blocks", 503, True)
+    keeper.engine.give_up = lambda sampling, position: given_up if position == 3 else None
+    response = client.responses.create(model=MODEL, input="hi")
+    assert (response.status, response.output_text) == ("failed", "one")
+    assert response.error is not None and response.error.type == "pd_preempted"
+    *_, last = client.responses.create(model=MODEL, input="hi", stream=True)
+    assert last.type == "response.failed"
+    assert "pd_reschedule" not in response.to_json() + last.to_json()
+
+
+def test_an_error_before_the_first_event_is_one_of_http(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.responses.create(model="other", input="hi", stream=True)
+    assert caught.value.code == "model_not_found"

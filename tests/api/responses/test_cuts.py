@@ -1,0 +1,104 @@
+"""Responses that are cut behind any event: whoever goes on tells the same events, with the same numbers and ids."""
+
+import httpx
+import msgspec
+import pytest
+
+from onward.proto.cursor import format_cursor
+from onward.proto.router import GivenChoice
+from tests.api.cut_streams import cuts, events_of, fresh, given_by, is_between, later
+from tests.api.instance import Instance
+from tests.api.responses.reading import KINDS, PATH, ask, attempted, body_of, check_event, check_response, data_of, told
+from tests.api.routed import heard_in
+from tests.api.thinking_model import speak
+
+
+def streamed(keeper: Instance, http: httpx.Client, kind: str) -> list[str]:
+    speak(keeper, KINDS[kind][1])
+    return events_of(ask(http, "POST", json=body_of(kind, stream=True)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_event_is_as_the_openai_package_says_and_the_last_one_has_the_response(
+    keeper: Instance, http: httpx.Client, kind: str
+) -> None:
+    events = streamed(keeper, http, kind)
+    fields = [data_of(event) for event in events]
+    for one in fields:
+        check_event(one)
+    assert [one["sequence_number"] for one in fields] == list(range(len(fields)))
+    response = check_response(fields[-1]["response"])
+    assert fields[-1]["type"] == f"response.{response.status}"
+    done = [one["item"] for one in fields if one["type"] == "response.output_item.done"]
+    assert fields[-1]["response"]["output"] == done
+    assert fields[-1]["response"] == ask(http, "GET", f"/{response.id}").json(), "and it is kept"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_whole_response_is_what_the_last_event_has(keeper: Instance, http: httpx.Client, kind: str) -> None:
+    last = data_of(streamed(keeper, http, kind)[-1])["response"]
+    whole = ask(http, "POST", json=body_of(kind)).json()
+    check_response(whole)
+    own, other = whole.pop("id").removeprefix("resp_"), last.pop("id").removeprefix("resp_")
+    del whole["created_at"], last["created_at"]
+    for item in [*whole["output"], *last["output"]]:
+        item.pop("call_id", None)
+        item["id"] = item["id"].replace(own, "").replace(other, "")
+    assert whole == last
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_that_comes_back_is_told_the_events_behind_its_last_one(
+    keeper: Instance, http: httpx.Client, kind: str
+) -> None:
+    events = streamed(keeper, http, kind)
+    whole = told(events)
+    response_id = whole[0]["response"]["id"]
+    for at in range(len(whole)):
+        query = {"stream": "true", "starting_after": str(at)}
+        rest = events_of(ask(http, "GET", f"/{response_id}", params=query))
+        assert told(rest) == whole[at + 1 :]
+    assert told(events_of(ask(http, "GET", f"/{response_id}", params={"stream": "true"}))) == whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_goes_on_by_its_last_event_id(keeper: Instance, http: httpx.Client, kind: str) -> None:
+    events = streamed(keeper, http, kind)
+    whole = told(events)
+    for before, place in cuts(events):
+        rest = ask(http, "GET", headers={"last-event-id": format_cursor(place)})
+        assert told([*before, *events_of(rest)]) == whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_instance_goes_on_for_a_router(keeper: Instance, http: httpx.Client, kind: str) -> None:
+    speak(keeper, KINDS[kind][1])
+    first = fresh(PATH, body_of(kind, stream=True))
+    events = [one for one in events_of(attempted(http, first)) if not is_between_for_responses(one)]
+    whole = told(events)
+    for before, _ in cuts(events):
+        attempt = later(first, choices=given_by(before, 1), num_cached_tokens=3)
+        rest = [one for one in events_of(attempted(http, attempt)) if not is_between_for_responses(one)]
+        assert told([*before, *rest]) == whole
+
+
+def is_between_for_responses(event: str) -> bool:
+    return is_between(event) and not event.startswith(": held\n")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_whole_response_does_not_show_where_it_was_cut(keeper: Instance, http: httpx.Client, kind: str) -> None:
+    speak(keeper, KINDS[kind][1])
+    asked = fresh(PATH, body_of(kind))
+    first = heard_in(attempted(http, asked).text)
+    tokens, end = first.tokens(1)[0], first.cursors[-1].choices[0].finish_reason
+    for at in range(1, len(tokens) + 1):
+        given = GivenChoice(tokens[:at], end if at == len(tokens) and at % 2 else None)
+        again = heard_in(attempted(http, later(asked, choices=[given], num_cached_tokens=3)).text)
+        assert again.answer is not None and first.answer is not None
+        assert msgspec.json.decode(again.answer) == msgspec.json.decode(first.answer)
+
+
+def test_a_stream_ends_without_a_mark_that_is_no_json(keeper: Instance, http: httpx.Client) -> None:
+    response = ask(http, "POST", json=body_of("words", stream=True))
+    assert "[DONE]" not in response.text

@@ -1,0 +1,215 @@
+"""Responses by their ids: which process is asked does not matter, who asks does, and none is kept for ever."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from onward.config import ApiConfig
+from onward.proto.model import PreparedModel
+from tests.api.cut_streams import events_of
+from tests.api.instance import Instance, running
+from tests.api.reader import NO_CERTIFICATES
+from tests.api.responses.reading import PATH, ask, body_of, check_items, check_response, speak_until, told
+from tests.api.test_roles import keyed, until
+from tests.api.thinking_model import speak, tokens_of
+from tests.web import doors
+
+BACKGROUND = {"background": True}
+TEXT = tokens_of("one two three")
+
+
+@pytest.fixture(scope="module")
+def pair(thinker: PreparedModel) -> Iterator[tuple[Instance, list[httpx.Client]]]:
+    """Two api processes, and a client of each."""
+    with running(thinker, num_api=2, has_own_ports=True) as instance:
+        clients = [httpx.Client(base_url=one.url, timeout=30, verify=NO_CERTIFICATES) for one in instance.children]
+        yield instance, clients
+        for client in clients:
+            client.close()
+
+
+def status_of(http: httpx.Client, response_id: str) -> str:
+    response = ask(http, "GET", f"/{response_id}").json()
+    check_response(response)
+    return response["status"]
+
+
+def test_a_response_is_found_by_every_process(pair: tuple[Instance, list[httpx.Client]]) -> None:
+    instance, (here, there) = pair
+    speak(instance, TEXT)
+    made = ask(here, "POST", json=body_of("words")).json()
+    for http in (here, there):
+        assert ask(http, "GET", f"/{made['id']}").json() == made
+    items = ask(there, "GET", f"/{made['id']}/input_items").json()
+    assert check_items(items).data[0].type == "message"
+    goes_on = ask(there, "POST", json=body_of("words", previous_response_id=made["id"]))
+    assert goes_on.json()["previous_response_id"] == made["id"]
+
+
+def test_a_background_response_is_seen_while_it_runs_and_when_it_is_over(
+    pair: tuple[Instance, list[httpx.Client]],
+) -> None:
+    instance, (here, there) = pair
+    speak_until(instance, 5, TEXT)
+    begun = ask(here, "POST", json=body_of("words", **BACKGROUND)).json()
+    assert check_response(begun).status in ("queued", "in_progress") and begun["background"]
+    instance.wait_until(lambda: instance.engine.paused)
+    for http in (here, there):
+        until(lambda http=http: ask(http, "GET", f"/{begun['id']}").json()["output"])
+        assert status_of(http, begun["id"]) == "in_progress"
+    refused = ask(there, "POST", json=body_of("words", previous_response_id=begun["id"]))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "previous_response_id")
+    instance.engine.paused = False
+    until(lambda: status_of(there, begun["id"]) == "completed")
+    whole = ask(here, "GET", f"/{begun['id']}").json()
+    assert whole["output"][0]["content"][0]["text"] == "one two three"
+
+
+def test_a_background_response_is_followed_in_another_process(pair: tuple[Instance, list[httpx.Client]]) -> None:
+    instance, (here, there) = pair
+    speak_until(instance, 5, TEXT)
+    begun = ask(here, "POST", json=body_of("words", **BACKGROUND)).json()
+    instance.wait_until(lambda: instance.engine.paused)
+    query = {"stream": "true", "starting_after": "2"}
+    with there.stream("GET", f"{PATH}/{begun['id']}", params=query) as response:
+        chunks = response.iter_text()
+        early = next(chunks)
+        instance.engine.paused = False
+        events = "".join([early, *chunks]).split("\n\n")[:-1]
+    numbers = [one["sequence_number"] for one in told(events)]
+    assert numbers == list(range(3, 3 + len(numbers)))
+    again = events_of(ask(here, "GET", f"/{begun['id']}", params={"stream": "true", "starting_after": "2"}))
+    assert told(events) == told(again)
+
+
+def test_a_stream_in_the_background_outlives_its_reader(pair: tuple[Instance, list[httpx.Client]]) -> None:
+    instance, (here, there) = pair
+    speak_until(instance, 5, TEXT)
+    with here.stream("POST", PATH, json=body_of("words", stream=True, **BACKGROUND)) as response:
+        first = next(response.iter_lines())
+        assert first == "event: response.created"
+        instance.wait_until(lambda: instance.engine.paused)
+        [held] = instance.engine.running.values()
+        response_id = f"resp_{held.submit.request_id.rpartition('-')[0]}"
+    instance.engine.paused = False
+    until(lambda: status_of(there, response_id) == "completed")
+
+
+def test_a_background_response_is_cancelled_from_either_process(pair: tuple[Instance, list[httpx.Client]]) -> None:
+    instance, clients = pair
+    for http in clients:
+        speak_until(instance, 5, TEXT)
+        begun = ask(clients[0], "POST", json=body_of("words", **BACKGROUND)).json()
+        instance.wait_until(lambda: instance.engine.paused)
+        until(lambda begun=begun: ask(clients[0], "GET", f"/{begun['id']}").json()["output"])
+        cancelled = ask(http, "POST", f"/{begun['id']}/cancel").json()
+        assert check_response(cancelled).status == "cancelled"
+        assert "one two".startswith(cancelled["output"][0]["content"][0]["text"])
+        instance.wait_until(lambda: not instance.engine.running)
+        instance.engine.paused = False
+        for other in clients:
+            assert ask(other, "POST", f"/{begun['id']}/cancel").json() == cancelled, "once is enough"
+            assert ask(other, "GET", f"/{begun['id']}").json() == cancelled
+        last = told(events_of(ask(http, "GET", f"/{begun['id']}", params={"stream": "true"})))[-1]
+        assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
+
+
+def test_only_what_runs_in_the_background_can_be_cancelled(keeper: Instance, client: openai.OpenAI) -> None:
+    speak(keeper, TEXT)
+    made = client.responses.create(model="small-model", input="hi")
+    with pytest.raises(openai.BadRequestError):
+        client.responses.cancel(made.id)
+    over = client.responses.create(model="small-model", input="hi", background=True)
+    until(lambda: client.responses.retrieve(over.id).status == "completed")
+    assert client.responses.cancel(over.id).status == "completed"
+
+
+def test_a_deleted_response_is_gone_and_so_is_its_work(pair: tuple[Instance, list[httpx.Client]]) -> None:
+    instance, (here, there) = pair
+    speak_until(instance, 5, TEXT)
+    begun = ask(here, "POST", json=body_of("words", **BACKGROUND)).json()
+    instance.wait_until(lambda: instance.engine.paused)
+    deleted = ask(there, "DELETE", f"/{begun['id']}").json()
+    assert deleted == {"id": begun["id"], "object": "response", "deleted": True}
+    instance.wait_until(lambda: not instance.engine.running)
+    instance.engine.paused = False
+    for http in (here, there):
+        assert ask(http, "GET", f"/{begun['id']}").status_code == 404
+        assert ask(http, "DELETE", f"/{begun['id']}").status_code == 404
+
+
+def test_what_is_not_to_be_stored_is_not(keeper: Instance, http: httpx.Client) -> None:
+    speak(keeper, TEXT)
+    for more in ({}, {"stream": True}):
+        answer = ask(http, "POST", json=body_of("words", store=False, **more))
+        response_id = answer.text.split('"id":"')[1].split('"')[0]
+        assert response_id.startswith("resp_")
+        assert ask(http, "GET", f"/{response_id}").status_code == 404
+        assert ask(http, "DELETE", f"/{response_id}").status_code == 404
+
+
+def test_a_client_that_was_cut_off_comes_back_by_the_number_of_its_last_event(
+    keeper: Instance, http: httpx.Client
+) -> None:
+    speak_until(keeper, 5, TEXT)
+    with http.stream("POST", PATH, json=body_of("words", stream=True)) as response:
+        lines = response.iter_lines()
+        while "output_text.delta" not in next(lines):
+            pass
+        keeper.wait_until(lambda: keeper.engine.paused)
+        [held] = keeper.engine.running.values()
+        response_id = f"resp_{held.submit.request_id.rpartition('-')[0]}"
+    keeper.wait_until(lambda: not keeper.engine.running)
+    keeper.engine.paused = False
+    assert status_of(http, response_id) == "incomplete", "it has stopped, for nobody reads it"
+    rest = told(events_of(ask(http, "GET", f"/{response_id}", params={"stream": "true", "starting_after": "4"})))
+    assert rest[0]["sequence_number"] == 5 and rest[-1]["type"] == "response.completed"
+    assert rest[-1]["response"]["output"][0]["content"][0]["text"] == "one two three"
+    assert status_of(http, response_id) == "completed"
+
+
+def test_a_background_response_whose_process_dies_is_taken_up_by_the_next_that_is_asked(
+    thinker: PreparedModel,
+) -> None:
+    with running(thinker, num_api=2, has_own_ports=True) as instance:
+        victim, other = instance.children
+        speak_until(instance, 5, TEXT)
+        begun = httpx.post(victim.url + PATH, json=body_of("words", **BACKGROUND), verify=NO_CERTIFICATES).json()
+        instance.wait_until(lambda: instance.engine.paused)
+        instance.kill_api(victim)
+        instance.engine.paused = False
+        with httpx.Client(base_url=other.url, timeout=30, verify=NO_CERTIFICATES) as http:
+            until(lambda: status_of(http, begun["id"]) == "completed")
+            whole = ask(http, "GET", f"/{begun['id']}").json()
+    assert whole["output"][0]["content"][0]["text"] == "one two three"
+
+
+def test_a_response_is_kept_for_a_while_only(thinker: PreparedModel) -> None:
+    with running(thinker, ApiConfig(response_ttl_s=0.2)) as instance:
+        speak(instance, TEXT)
+        with httpx.Client(base_url=instance.url, timeout=30, verify=NO_CERTIFICATES) as http:
+            made = ask(http, "POST", json=body_of("words")).json()
+            until(lambda: ask(http, "GET", f"/{made['id']}").status_code == 404)
+
+
+def test_each_caller_has_its_own_responses(thinker: PreparedModel) -> None:
+    with keyed(thinker) as instance, httpx.Client(base_url=instance.url, timeout=30, verify=NO_CERTIFICATES) as http:
+        speak(instance, TEXT)
+        made = ask(http, "POST", json=body_of("words"), headers=doors.header("user")).json()
+        path = f"/{made['id']}"
+        unknown: dict[str, Any] = ask(http, "GET", f"/resp_{'ab' * 16}", headers=doors.header("other")).json()
+        for method, more in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
+            theirs = ask(http, method, path + more, headers=doors.header("other"))
+            assert theirs.status_code == 404
+            assert theirs.text.replace(made["id"], "") == str_of(unknown).replace(f"resp_{'ab' * 16}", "")
+        goes_on = body_of("words", previous_response_id=made["id"])
+        assert ask(http, "POST", json=goes_on, headers=doors.header("other")).status_code == 404
+        for name in ("user", "admin"):
+            assert ask(http, "GET", path, headers=doors.header(name)).json() == made
+
+
+def str_of(answer: dict[str, Any]) -> str:
+    return httpx.Response(200, json=answer).text
