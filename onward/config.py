@@ -199,6 +199,8 @@ class WorkerConfig:
     kv_host: str = "127.0.0.1"
     """Where they reach it, for backends that need a network."""
     kv_port: int = 0
+    speculative: str | None = None
+    """Who drafts, as `proto.speculation` reads it. None: nobody."""
     log_level: str = "info"
 
 
