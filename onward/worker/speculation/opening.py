@@ -1,7 +1,6 @@
 """From what `--speculative` says to whom it means. A kind's own modules are imported only where it is wanted."""
 
 from onward.config import WorkerConfig
-from onward.errors import StartupError
 from onward.proto.speculation import read_speculation
 from onward.worker.speculation.proposer import ProposerOpening
 
@@ -16,5 +15,11 @@ def new_opening(config: WorkerConfig) -> ProposerOpening | None:
             from onward.worker.speculation.ngram import NgramOpening
 
             return NgramOpening()
-        case _:
-            raise StartupError(f"--speculative {config.speculative}: nothing here drafts with a model")
+        case "draft":
+            from onward.worker.speculation.draft_opening import open_draft
+
+            return open_draft(said.path, config)
+        case "eagle":
+            from onward.worker.speculation.eagle import open_eagle
+
+            return open_eagle(said.path, config)
