@@ -165,6 +165,8 @@ class EngineConfig:
     max_queue: int = 1024
     max_queue_tokens: int = 262_144
     max_steps_in_flight: int = 2
+    num_drafts: int = 0
+    """Tokens that a request may draft in a step, at most. 0: none."""
     prefix_caching: bool = True
     output_caching: bool = True
     tombstone_s: float = 30.0

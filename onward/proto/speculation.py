@@ -1,6 +1,6 @@
 """What `--speculative` says: who drafts, and how many tokens at most."""
 
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import msgspec
 
@@ -33,4 +33,4 @@ def read_speculation(text: str) -> Speculation:
     if bool(path) != (kind != "ngram"):
         wanted = "takes no path" if kind == "ngram" else "needs the path of a model"
         raise StartupError(f"--speculative {text}: {kind} {wanted}; say {_FORMS}")
-    return Speculation(kind, int(number), path)
+    return Speculation(cast(ProposerKind, kind), int(number), path)

@@ -86,4 +86,9 @@ class ProposerOpening(Protocol):
         """That it keeps beside each block of the KV pool."""
         ...
 
+    @property
+    def draft_cost(self) -> float:
+        """Of guessing one token, in rows: how many rows of the model's own pass take as long."""
+        ...
+
     def open(self, surroundings: Surroundings) -> Proposer: ...
