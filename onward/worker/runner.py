@@ -126,10 +126,11 @@ class Runner:
             threads=threads,
         )
         self._drafting = None
-        self._draft_cost = 0.0 if drafter is None else drafter.draft_cost
+        self._draft_cost = 0.0
         if drafter is not None:
             seen = (self._tokens, self._tables, self.num_blocks, self.max_model_len, threads)
             proposer = drafter.open(Surroundings(model, config, *seen))
+            self._draft_cost = drafter.draft_cost
             vocab_size = model.config.vocab_size
             self._drafting = Drafting(proposer, self._tokens, vocab_size=vocab_size, max_rows=max_rows)
 

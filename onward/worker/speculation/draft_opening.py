@@ -16,6 +16,7 @@ from onward.models.store import prepare
 from onward.proto.model import PreparedModel
 from onward.text.tokenizer import Tokenizer
 from onward.worker import kv_store
+from onward.worker.speculation import draft_cost
 from onward.worker.speculation.draft_model import DraftModel
 from onward.worker.speculation.proposer import Surroundings
 
@@ -25,17 +26,24 @@ class DraftOpening:
         """`path` is what the flag said."""
         self._model, self._weights, self._path = model, weights, path
         self._block_size = config.block_size
+        self._draft_cost = 0.0
 
     @property
     def bytes_per_block(self) -> int:
         dtype = kv_dtype(self._model.config, self._model.quantization)
         return kv_store.block_bytes(self._model.config, dtype, self._block_size)
 
+    @property
+    def draft_cost(self) -> float:
+        """Known once it is open."""
+        return self._draft_cost
+
     def open(self, surroundings: Surroundings) -> DraftModel:
         if fault := difference(self._model, surroundings.model):
             raise StartupError(
                 f"--speculative draft:{self._path}: {fault}; a model that drafts must have the served one's vocabulary"
             )
+        self._draft_cost = draft_cost.of_model(self._model.config, surroundings.model.config)
         return DraftModel(self._model, self._weights, surroundings)
 
 

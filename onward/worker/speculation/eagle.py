@@ -31,6 +31,7 @@ from onward.proto.model import ModelConfig
 from onward.proto.speculation import MAX_DRAFTS
 from onward.worker import kv_store
 from onward.worker.batch import BatchBuilder, Span
+from onward.worker.speculation import draft_cost
 from onward.worker.speculation.block_names import BlockNames, NamedBlocks
 from onward.worker.speculation.draft_drawing import DraftDrawing
 from onward.worker.speculation.drafting_round import Round
@@ -55,14 +56,23 @@ class EagleOpening:
         """`path` is what the flag said. Without `target_weights` they are opened where the served model lies."""
         self._head, self._path, self._target_weights = head, path, target_weights
         self._block_size = config.block_size
+        self._draft_cost = 0.0
 
     @property
     def bytes_per_block(self) -> int:
         return kv_store.block_bytes(self._head.config, _KV_DTYPE, self._block_size)
 
+    @property
+    def draft_cost(self) -> float:
+        """Known once it is open."""
+        return self._draft_cost
+
     def open(self, surroundings: Surroundings) -> "Eagle":
         served = surroundings.model
         _check_fits(self._head.config, served.config, self._path)
+        self._draft_cost = draft_cost.of_float_layer(
+            self._head.config, served.config, served_is_int8=served.quantization == "int8"
+        )
         weights = open_weights(served) if self._target_weights is None else self._target_weights
         return Eagle(self._head, weights, surroundings)
 

@@ -88,7 +88,7 @@ class ProposerOpening(Protocol):
 
     @property
     def draft_cost(self) -> float:
-        """Of guessing one token, in rows: how many rows of the model's own pass take as long."""
+        """Of guessing one token, in rows: how many rows of the model's own pass take as long. Asked when it is open."""
         ...
 
     def open(self, surroundings: Surroundings) -> Proposer: ...
