@@ -166,6 +166,8 @@ class EngineConfig:
     max_queue: int = 1024
     max_queue_tokens: int = 262_144
     max_steps_in_flight: int = 2
+    num_drafts: int = 0
+    """Tokens that a request may draft in a step, at most. 0: none."""
     prefix_caching: bool = True
     output_caching: bool = True
     tombstone_s: float = 30.0
@@ -200,6 +202,8 @@ class WorkerConfig:
     kv_host: str = "127.0.0.1"
     """Where they reach it, for backends that need a network."""
     kv_port: int = 0
+    speculative: str | None = None
+    """Who drafts, as `proto.speculation` reads it. None: nobody."""
     log_level: str = "info"
 
 

@@ -61,11 +61,12 @@ class EngineCore:
         self.worker: WorkerHello | None = worker
         self.registry = Registry()
         self.step_log = StepLog()
-        self._limits = door.Limits(worker.max_model_len, worker.num_blocks, worker.block_size)
+        self._limits = door.Limits(worker.max_model_len, worker.num_blocks, worker.block_size, config.num_drafts)
         self._live: dict[str, Request] = {}
         self._outbox = Outbox()
         self._kv_events = KvEventLog()
         self.scheduler = Scheduler(config, self._new_pool(), incarnation)
+        self.scheduler.draft_cost = worker.draft_cost
         self.metrics = EngineMetrics(
             self.registry,
             live=lambda: self._live.values(),
@@ -167,6 +168,7 @@ class EngineCore:
     def worker_up(self, worker: WorkerHello, now_s: float) -> None:
         assert worker.num_blocks == self._limits.num_blocks, "a restarted worker has the same pool"
         self.worker = worker
+        self.scheduler.draft_cost = worker.draft_cost
         self._handovers.worker_up(worker)
         self._progress_s = now_s
 
@@ -254,6 +256,7 @@ class EngineCore:
     def _counts(self) -> Counts:
         scheduler, tokens = self.scheduler, self.metrics.tokens
         blocks = scheduler.pool.counts()
+        drafted, accepted, verifications = self.metrics.drafts.totals
         return Counts(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + self._handovers.num_out,
@@ -265,6 +268,9 @@ class EngineCore:
             generated_tokens=tokens.value("generated"),
             preemptions=self.metrics.preemptions.value(),
             waiting_tokens=self._waiting_tokens,
+            drafted_tokens=drafted,
+            accepted_tokens=accepted,
+            verifications=verifications,
         )
 
     @property

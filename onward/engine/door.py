@@ -19,6 +19,8 @@ class Limits:
     max_model_len: int
     num_blocks: int
     block_size: int
+    num_drafts: int = 0
+    """Of one request and step."""
 
     @property
     def max_tokens(self) -> int:
@@ -68,7 +70,12 @@ def admit(submit: Submit, owner: str, limits: Limits, now_s: float) -> Request:
         prefill_peers=list(submit.prefill_peers),
         prefills_here=sampling.pooling is not None,
         may_move=submit.may_move,
+        max_drafts=_max_drafts(submit.max_drafts, limits),
     )
+
+
+def _max_drafts(wanted: int | None, limits: Limits) -> int:
+    return limits.num_drafts if wanted is None else max(0, min(wanted, limits.num_drafts))
 
 
 def _scored_from(submit: Submit) -> int | None:
@@ -105,6 +112,7 @@ def admit_prefill(prefill: Prefill, key: HandoverKey, limits: Limits, now_s: flo
         charged_position=length - prefill.num_prompt,
         score_from=prefill.score_from,
         handover=key,
+        max_drafts=_max_drafts(prefill.num_drafts, limits),
     )
 
 

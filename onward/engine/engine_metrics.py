@@ -3,6 +3,7 @@
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 
+from onward.engine.draft_figures import DraftFigures
 from onward.engine.request import Request, Status
 from onward.obs.metrics import LabelValues, Registry
 from onward.obs.shared_counters import resubmissions, stale_events
@@ -41,6 +42,7 @@ class EngineMetrics:
         )
         self.faults = counter("onward_isolated_faults_total", "Faults that ended one request and no other.")
         self.worker_losses = counter("onward_worker_losses_total", "Workers that died under this engine.")
+        self.drafts = DraftFigures(registry)
         self.ttft = histogram("onward_ttft_seconds", "From the first scheduling to the first token.")
         self.ttft_s = histogram("onward_ttft_s_seconds", "From arrival to the first token, queue included.")
         self.inter_token = histogram("onward_inter_token_seconds", "Between tokens of one request.")

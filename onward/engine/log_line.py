@@ -27,6 +27,10 @@ class Counts:
     preemptions: float
     waiting_tokens: int = 0
     """Of the prompts of those that wait."""
+    drafted_tokens: float = 0
+    accepted_tokens: float = 0
+    verifications: float = 0
+    """Steps of a request that had drafts."""
 
     @property
     def busy(self) -> bool:
@@ -59,6 +63,13 @@ class SchedulerLog:
 def scheduler_line(before: Counts, now: Counts, seconds: float) -> str:
     prompt_tokens = now.prompt_tokens - before.prompt_tokens
     cached_tokens = now.cached_tokens - before.cached_tokens
+    fields: dict[str, object] = {}
+    if now.verifications:  # else nobody drafts here
+        fields = draft_fields(
+            int(now.drafted_tokens - before.drafted_tokens),
+            int(now.accepted_tokens - before.accepted_tokens),
+            int(now.verifications - before.verifications),
+        )
     return log_event(
         "scheduler",
         running=now.running,
@@ -71,7 +82,18 @@ def scheduler_line(before: Counts, now: Counts, seconds: float) -> str:
         output_tokens_per_s=f"{(now.generated_tokens - before.generated_tokens) / seconds:.1f}",
         cache_hit=f"{cached_tokens / prompt_tokens:.1%}" if prompt_tokens else "-",
         preemptions=int(now.preemptions - before.preemptions),
+        **fields,
     )
+
+
+def draft_fields(drafted: int, accepted: int, verifications: int) -> dict[str, object]:
+    """The mean length is that of what a step with drafts gives: the accepted ones and one more."""
+    return {
+        "drafted": drafted,
+        "accepted": accepted,
+        "acceptance": f"{accepted / drafted:.1%}" if drafted else "-",
+        "mean_length": f"{1 + accepted / verifications:.2f}" if verifications else "-",
+    }
 
 
 def request_line(request: Request, reason: FinishReason, now_s: float, error_code: str | None = None) -> str:
@@ -88,6 +110,8 @@ def request_line(request: Request, reason: FinishReason, now_s: float, error_cod
         "seconds": now_s - request.submitted_s,
         "preemptions": request.num_preemptions,
     }
+    if (drafts := request.drafts).num_verifications:
+        fields |= draft_fields(drafts.num_drafted, drafts.num_accepted, drafts.num_verifications)
     if error_code is not None:
         fields["error"] = error_code
     return log_event("request finished", **fields)

@@ -20,6 +20,7 @@ class HandoverResult:
     logprobs: list[TokenLogprobs] | None
     prompt_logprobs: list[TokenLogprobs] | None
     grammar_done: bool
+    draft_token_ids: list[int]
 
 
 class Outbox:
@@ -44,14 +45,18 @@ class Outbox:
         logprobs: list[TokenLogprobs] | None = None,
         prompt_logprobs: list[TokenLogprobs] | None = None,
         embedding: bytes | None = None,
+        *,
         grammar_done: bool = False,
+        num_drafted: int = 0,
+        draft_token_ids: list[int] | None = None,
     ) -> None:
         """Publishes the newest tokens of a request, and its end if it has ended. Comes before it is forgotten."""
         reason = request.finish_reason
         request.num_sent = request.num_generated
         request.end_sent = reason is not None
         if request.handover is not None:
-            result = HandoverResult(request, token_ids, error, logprobs, prompt_logprobs, grammar_done)
+            guesses = draft_token_ids or []
+            result = HandoverResult(request, token_ids, error, logprobs, prompt_logprobs, grammar_done, guesses)
             self._handover_results.append(result)
             return
         rescored = None
@@ -73,6 +78,7 @@ class Outbox:
                 prompt_logprobs,
                 rescored,
                 embedding,
+                num_drafted,
             )
         )
 

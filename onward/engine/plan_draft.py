@@ -19,10 +19,10 @@ class PlanDraft:
     short_of_blocks: bool = False
     """A running request could not go on. Nobody new is let in until it can."""
 
-    def run(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
+    def run(self, request: Request, num_tokens: int, new_block_ids: list[int], num_drafts: int = 0) -> None:
         assert request.slot is not None, "only a request with a slot runs"
-        self.runs[request] = Run(request.slot, request.slot_epoch, num_tokens, new_block_ids)
-        self.budget -= num_tokens
+        self.runs[request] = Run(request.slot, request.slot_epoch, num_tokens, new_block_ids, num_drafts)
+        self.budget -= num_tokens + (num_drafts if request.handover is None else 0)
         first_scored = request.first_scored_row
         if first_scored is not None and request.planned_computed >= first_scored:
             self.prompt_logprob_rows -= num_tokens
@@ -50,14 +50,16 @@ class PlanDraft:
             request.sampling,
             request.push,
             request.score_from,
+            request.given_drafts,
         )
+        request.given_drafts = []
         request.awaits_assignment = False
 
     def preempt(self, request: Request) -> None:
         assert request not in self.assigns, "no plan assigns a slot that it preempts"
         assert request.slot is not None, "only a running request is preempted"
         if taken_back := self.runs.pop(request, None):
-            self.budget += taken_back.num_tokens
+            self.budget += taken_back.num_tokens + taken_back.num_drafts
         self.preempts[request] = Preempt(request.slot, request.slot_epoch)
 
     def seal(self) -> tuple[StepPlan, list[Request]] | None:
@@ -66,7 +68,7 @@ class PlanDraft:
             return None
         for request, run in self.runs.items():
             samples = run.num_tokens == request.num_to_plan
-            request.in_flight.append(PlannedRun(self.step, run.num_tokens, samples))
+            request.in_flight.append(PlannedRun(self.step, run.num_tokens, samples, run.num_drafts))
         for request in self.preempts:
             request.in_flight.append(PlannedRun(self.step, 0, samples=False))
         plan = StepPlan(self.step, list(self.preempts.values()), list(self.assigns.values()), list(self.runs.values()))

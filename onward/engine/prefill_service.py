@@ -251,6 +251,7 @@ class PrefillService:
             job.sent.checksums,
             now_s,
             grammar_done=job.result.grammar_done,
+            draft_token_ids=job.result.draft_token_ids,
         )
 
     def _fail(self, job: Job, error: OnwardError, now_s: float, *, quiet: bool = False) -> None:

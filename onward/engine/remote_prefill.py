@@ -299,6 +299,7 @@ class RemotePrefill:
         if request.num_cached_tokens is None:
             request.num_cached_tokens = min(ready.num_cached_tokens, request.num_prompt)
         self._leases.arrive(request, now_s)
+        request.given_drafts = ready.draft_token_ids[: request.max_drafts]
         assert request.slot is not None, "it has arrived in one"
         drawn = Tokens(
             request.slot,
@@ -408,6 +409,7 @@ class RemotePrefill:
             cache_salt=request.cache_salt,
             crash_charges=request.crash_charges,
             score_from=request.score_from,
+            num_drafts=request.max_drafts,
         )
         self._side.ask(address, prefill, now_s)
 

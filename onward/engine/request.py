@@ -11,12 +11,14 @@ token_ids   |---- prompt ----|---- generated ----|·· samples of steps in fligh
             0           num_prompt          len(token_ids)                   planned_len
 KV          |------ num_computed ------|·· steps in flight ··|
                                                          planned_computed
+Both count a step in flight as if all that it drafts were right: there is room for that, and no more is known.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
+from onward.engine.draft_record import DraftRecord
 from onward.pd.handoff import HandoverKey
 from onward.proto import block_hash
 from onward.proto.block_hash import BlockHash
@@ -67,6 +69,8 @@ class PlannedRun:
     num_tokens: int
     samples: bool
     """Whether it reaches the end of what is known and so draws a token."""
+    num_drafts: int = 0
+    """Further tokens that it may compute and draw, if it guesses them right."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -100,6 +104,11 @@ class Request:
     """Tokens of earlier attempts. Their first token, and its prompt, were counted then."""
     crash_charges: int = 0
     charged_position: int = 0
+    max_drafts: int = 0
+    """Tokens that it may draft in a step, by its own wish and the instance's."""
+    drafts: DraftRecord = field(default_factory=DraftRecord)
+    given_drafts: list[int] = field(default_factory=list)
+    """Of the peer that computed its prompt, for the first step here."""
     num_cached_tokens: int | None = None
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
@@ -157,23 +166,35 @@ class Request:
     def planned_computed(self) -> int:
         planned = self.num_computed
         for run in self.in_flight:  # a loop: asked several times for every request and step, and there are two at most
-            planned += run.num_tokens
+            planned += run.num_tokens + run.num_drafts
         return planned
 
     @property
     def planned_len(self) -> int:
         planned = len(self.token_ids)
         for run in self.in_flight:
-            planned += run.samples
+            if run.samples:
+                planned += 1 + run.num_drafts
         return planned
 
     @property
     def num_to_plan(self) -> int:
-        """Tokens that a further step could compute. Nothing, if the steps in flight already reach the length limit."""
+        """Tokens that a further step could compute. Nothing, if the steps in flight may already reach the length limit."""
         planned_len = self.planned_len
         if planned_len - self.num_prompt >= self.max_output:
             return 0
         return planned_len - self.planned_computed
+
+    @property
+    def num_draftable(self) -> int:
+        """Drafts that a further step could have, behind its one token: none beyond the length limit."""
+        if self.first_scored_row is not None:
+            return 0
+        return min(self.max_drafts, self.max_output - (self.planned_len - self.num_prompt) - 1)
+
+    @property
+    def has_drafts_in_flight(self) -> bool:
+        return any(run.num_drafts for run in self.in_flight)
 
     @property
     def last_planned_step(self) -> int | None:

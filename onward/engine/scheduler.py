@@ -46,6 +46,8 @@ class Scheduler:
         self.preempting: set[Request] = set()
         self.suspects: set[Request] = set()
         """Requests that must run alone: the worker died under them twice, without progress."""
+        self.draft_cost = 0.0
+        """Of guessing one token, see `WorkerHello`."""
         self.steps_in_flight: deque[StepInFlight] = deque()
         self._next_step = 1
 
@@ -175,10 +177,11 @@ class Scheduler:
 
     def _continue_running(self, draft: PlanDraft, now_s: float) -> None:
         behind = []
+        load = self._load() if self.config.num_drafts else None
         for request in list(self.running):
             if request.status is Status.RUNNING and request not in self.suspects:
                 if (num_to_plan := request.num_to_plan) == 1:
-                    self._continue(draft, request, num_to_plan)
+                    self._continue(draft, request, num_to_plan, self._num_drafts(request, load))
                 else:
                     behind.append(request)
         for request in behind:
@@ -186,7 +189,22 @@ class Scheduler:
             if request.status is Status.RUNNING and draft.budget:
                 self._continue(draft, request, request.num_to_plan)
 
-    def _continue(self, draft: PlanDraft, request: Request, num_to_plan: int) -> None:
+    def _load(self) -> policy.Load:
+        """Of the step that is about to be planned, drafts not counted."""
+        to_plan = [r.num_to_plan for r in self.running if r.status is Status.RUNNING]
+        rows, limit = sum(to_plan), self.config.max_num_batched_tokens
+        if self.waiting and self.slots.num_free:
+            rows = limit  # prompts will fill it
+        return policy.Load(min(rows, limit), limit - min(rows, limit), self.draft_cost)
+
+    def _num_drafts(self, request: Request, load: policy.Load | None) -> int:
+        if load is None or (limit := request.num_draftable) <= 0:
+            return 0
+        num_drafts = policy.num_drafts(limit, request.drafts, load)
+        load.rows_left -= num_drafts
+        return num_drafts
+
+    def _continue(self, draft: PlanDraft, request: Request, num_to_plan: int, num_drafts: int = 0) -> None:
         planned_computed = request.planned_computed
         num_tokens = policy.chunk_size(num_to_plan, draft.budget_for(request, planned_computed))
         if num_tokens == 0:
@@ -194,14 +212,29 @@ class Scheduler:
         missing = self.pool.blocks_for(planned_computed + num_tokens) - len(request.block_ids)
         if missing > self.pool.num_available:
             draft.short_of_blocks = True
-            self._make_room(draft, request, missing, same_priority=True)
+            # What is in flight may turn out to need less, if not all of its drafts are right.
+            if not request.has_drafts_in_flight:
+                self._make_room(draft, request, missing, same_priority=True)
             return
+        if num_drafts:
+            missing, num_drafts = self._with_drafts(request, planned_computed + num_tokens, missing, num_drafts)
+        elif request.handover is not None and num_tokens == num_to_plan:
+            num_drafts = request.max_drafts  # guesses for the peer, which it makes room for
         new_block_ids = self.pool.allocate(missing) if missing > 0 else []
         request.block_ids += new_block_ids
         if request.awaits_assignment:
             draft.assign(request)
             new_block_ids = []  # the assignment names them all
-        draft.run(request, num_tokens, new_block_ids)
+        draft.run(request, num_tokens, new_block_ids, num_drafts)
+
+    def _with_drafts(self, request: Request, end: int, missing: int, num_drafts: int) -> tuple[int, int]:
+        """Blocks to allocate, and how many drafts they then hold. Each running request keeps a block to grow into:
+        nobody is preempted for the sake of a guess."""
+        more = self.pool.blocks_for(end + num_drafts) - len(request.block_ids)
+        if more <= max(0, missing) or more + len(self.running) <= self.pool.num_available:
+            return more, num_drafts
+        room = (len(request.block_ids) + max(0, missing)) * self.pool.block_size - end
+        return missing, min(num_drafts, room)
 
     def _lease_to_peers(self, draft: PlanDraft) -> None:
         for request in list(self.leases.wanted):

@@ -104,6 +104,7 @@ class Seating:
 
 def forget_place(request: Request) -> None:
     request.prompt_logprobs = None
+    request.given_drafts = []
     request.slot = None
     request.block_ids = []
     request.num_computed = 0

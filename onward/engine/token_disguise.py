@@ -78,7 +78,12 @@ class TokenDisguise:
         )
 
     def _assign(self, assign: Assign) -> Assign:
-        return replace(assign, token_ids=self.token_ids(assign.token_ids), sampling=self._sampling(assign.sampling))
+        return replace(
+            assign,
+            token_ids=self.token_ids(assign.token_ids),
+            sampling=self._sampling(assign.sampling),
+            draft_token_ids=self.token_ids(assign.draft_token_ids),
+        )
 
     def _sampling(self, sampling: Sampling) -> Sampling:
         return replace(
@@ -110,6 +115,8 @@ class TokenDisguise:
                     self._logprobs(event.logprobs),
                     self._logprobs(event.prompt_logprobs),
                     event.grammar_done,
+                    event.num_drafted,
+                    self.token_ids(event.draft_token_ids),
                 )
             case Advanced(prompt_logprobs=[_, *_]):
                 return replace(event, prompt_logprobs=self._logprobs(event.prompt_logprobs))
@@ -129,6 +136,7 @@ class TokenDisguise:
             self._logprobs(delta.logprobs),
             self._logprobs(delta.prompt_logprobs),
             self._logprobs(delta.rescored),
+            num_drafted=delta.num_drafted,
         )
 
     def _logprobs(self, logprobs: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:

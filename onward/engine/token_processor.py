@@ -1,7 +1,7 @@
 """What happens to a token between the worker and the client: one ordered list of stages, for every wire.
 
     epoch check -> preempt reply -> failure -> progress of the KV -> position check -> append -> stop decision
-    -> metrics -> caching -> delta -> finish
+    -> drafts -> metrics -> caching -> delta -> finish
 
 A fault while handling one slot ends that request with a typed error; everybody else's tokens of the step go out.
 """
@@ -110,6 +110,7 @@ class TokenProcessor:
         if self._generated:
             self._metrics.tokens.inc("generated", by=self._generated)
             self._generated = 0
+        self._metrics.drafts.count_step()
 
     def _process(self, request: Request, event: Event, now_s: float) -> None:
         match event:
@@ -150,9 +151,19 @@ class TokenProcessor:
         # Behind a stop there may be KV of tokens that were cut.
         last = len(request.token_ids) - 1
         self._advance(request, event.num_computed if event.num_computed <= last else last, now_s)
+        num_drafted = self._note_drafts(request, event.num_drafted, len(accepted))
         self._observe(request, len(accepted), now_s)
         logprobs = event.logprobs[: len(accepted)] if event.logprobs is not None else None
-        self._outbox.delta(request, accepted, None, logprobs, request.prompt_logprobs, grammar_done=event.grammar_done)
+        self._outbox.delta(
+            request,
+            accepted,
+            None,
+            logprobs,
+            request.prompt_logprobs,
+            grammar_done=event.grammar_done,
+            num_drafted=num_drafted,
+            draft_token_ids=event.draft_token_ids,
+        )
         request.prompt_logprobs = request.score_from = None
         if request.finish_reason:
             self.finish(request, request.finish_reason, now_s)
@@ -178,6 +189,14 @@ class TokenProcessor:
                 request.finish_reason = reason
                 return token_ids[: index + 1]
         return token_ids
+
+    def _note_drafts(self, request: Request, num_drafted: int, num_tokens: int) -> int:
+        """A step with drafts gives what was right of them, and one token more."""
+        if request.max_drafts:
+            request.drafts.note(num_drafted, num_tokens - 1)
+        if num_drafted:
+            self._metrics.drafts.note(num_drafted, num_tokens - 1)
+        return num_drafted
 
     def _observe(self, request: Request, num_tokens: int, now_s: float) -> None:
         metrics = self._metrics

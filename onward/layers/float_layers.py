@@ -47,6 +47,10 @@ def _tensor(array: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
 
 
+def _unchanged(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
 def _address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
@@ -84,7 +88,14 @@ class FloatBlock:
     """One decoder layer."""
 
     def __init__(
-        self, index: int, weights: Mapping[str, Any], config: ModelConfig, attention: Attention, dtype: torch.dtype
+        self,
+        index: int,
+        weights: Mapping[str, Any],
+        config: ModelConfig,
+        attention: Attention,
+        dtype: torch.dtype,
+        *,
+        has_input_norm: bool = True,
     ) -> None:
         prefix, eps = f"model.layers.{index}.", config.rms_norm_eps
 
@@ -96,7 +107,7 @@ class FloatBlock:
             return _tensor(weights[f"{prefix}self_attn.{name}.weight"], torch.float32) if config.qk_norm else None
 
         self.index, self.attention = index, attention
-        self.input_norm = RMSNorm(weights[prefix + "input_layernorm.weight"], eps)
+        self.input_norm = RMSNorm(weights[prefix + "input_layernorm.weight"], eps) if has_input_norm else _unchanged
         self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", biased=config.qkv_bias)
         self.q_norm, self.k_norm = head_norm("q_norm"), head_norm("k_norm")
         self.o = linear("self_attn.o_proj")

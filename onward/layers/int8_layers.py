@@ -66,6 +66,11 @@ class Int8Model:
         self._num_rows_running = None
         return self._logits[:count]
 
+    @property
+    def hidden(self) -> np.ndarray:
+        """The residual stream of each row, float32 [max_rows, hidden_size]."""
+        return self._hidden
+
     def outputs(self) -> np.ndarray:
         hidden = self._hidden[: self._num_rows]
         scale = 1 / np.sqrt(np.mean(np.square(hidden), axis=1, keepdims=True) + self._eps)

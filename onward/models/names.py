@@ -21,11 +21,16 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
     tensors: dict[str, Shape] = {EMBED: vocabulary}
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
-        tensors |= {prefix + name: shape for name, shape in _layer_tensors(config)}
+        tensors |= {prefix + name: shape for name, shape in expected_layer(config).items()}
     tensors[FINAL_NORM] = (config.hidden_size,)
     if not config.tie_word_embeddings:
         tensors[LM_HEAD] = vocabulary
     return tensors
+
+
+def expected_layer(config: ModelConfig) -> dict[str, Shape]:
+    """Of one layer, without its prefix."""
+    return dict(_layer_tensors(config))
 
 
 def _layer_tensors(config: ModelConfig) -> Iterator[tuple[str, Shape]]:

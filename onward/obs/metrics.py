@@ -32,6 +32,10 @@ class Counter:
     def value(self, *labels: str) -> float:
         return self._values.get(labels, 0.0)
 
+    def total(self) -> float:
+        """Whatever the labels."""
+        return sum(self._values.values())
+
     def family(self) -> Family:
         return Family(self.name, "counter", self.help, _series(self.labels, self._values))
 

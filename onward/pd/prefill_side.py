@@ -4,6 +4,7 @@ It may write into a peer's memory only while it can prove that the peer still co
 when the offer, or a heartbeat that was answered, was *sent*. What is computed and written is not known here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -122,6 +123,7 @@ class PrefillSide:
         now_s: float,
         *,
         grammar_done: bool = False,
+        draft_token_ids: Sequence[int] = (),
     ) -> None:
         """All is written and nothing will follow. Said until D has taken it."""
         found = self._get(key)
@@ -136,6 +138,7 @@ class PrefillSide:
             num_cached_tokens,
             logprobs,
             prompt_logprobs,
+            draft_token_ids=list(draft_token_ids),
             checksums=checksums,
             grammar_done=grammar_done,
         )

@@ -37,6 +37,8 @@ class Prefill(msgspec.Struct, frozen=True, array_like=True, tag="prefill"):
     """Of workers that died under it without progress: P runs it alone from the second one on."""
     score_from: int | None = None
     """See `Assign.score_from`."""
+    num_drafts: int = 0
+    """How many guesses for what follows are of use."""
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):

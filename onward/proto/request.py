@@ -72,6 +72,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     asks_anew: bool = False
     """It passes the door as a new one, though the epoch is a later one: other instances have turned it away before, or a
     client's cursor says so, which nobody can prove."""
+    max_drafts: int | None = None
+    """Tokens that it may draft in a step. None: as many as the instance does."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -139,6 +141,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="de
     """With `Submit.score_from`, with the first delta: of the given tokens from there on."""
     embedding: bytes | None = None
     """Of a request that wants a vector: that, with its end. See `proto.step.Embedding`."""
+    num_drafted: int = 0
+    """How many tokens were guessed. The first `len(token_ids) - 1` were right: these are among `token_ids`."""
 
 
 class AbortAnswer(msgspec.Struct, frozen=True, array_like=True, tag="abort_answer"):

@@ -35,16 +35,22 @@ class Assign(msgspec.Struct, frozen=True, array_like=True):
     score_from: int | None = None
     """An index of `token_ids` behind the prompt: from there on, logprobs of the given tokens are wanted again, because
     nobody has them any more. They come like prompt logprobs."""
+    draft_token_ids: list[int] = []
+    """Guesses of the peer that computed the prompt, for what follows `token_ids`: the first step verifies them."""
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True):
     """Permits a slot to compute up to `num_tokens` further tokens. When that reaches the end of what is known, the
-    worker samples the next token and keeps it as the slot's newest. `new_block_ids` extend the slot's block table."""
+    worker samples the next token and keeps it as the slot's newest. `new_block_ids` extend the slot's block table.
+
+    Who is at the end may guess up to `num_drafts` tokens that follow, compute them along, and keep those that turn out
+    to be what it samples. There are blocks for all of them. A worker that guesses nothing samples one token."""
 
     slot: int
     epoch: int
     num_tokens: int
     new_block_ids: list[int] = []
+    num_drafts: int = 0
 
 
 class Preempt(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +91,8 @@ class Advanced(msgspec.Struct, frozen=True, array_like=True, tag="a"):
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="t"):
-    """New tokens. `position` is the index of the first one in the request's whole output."""
+    """New tokens. `position` is the index of the first one in the request's whole output. All but the last were guessed
+    right, so their KV is computed too; what was guessed wrong is not in here."""
 
     # gc=False here, for `TokenLogprobs` and for `TokenDelta`: one for each token, and never part of a cycle.
 
@@ -100,6 +107,10 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="t"):
     """As in `Advanced`, from the step that reached the prompt's end."""
     grammar_done: bool = False
     """The last of `token_ids` completes the request's grammar, and nothing can follow it."""
+    num_drafted: int = 0
+    """How many were guessed. The first `len(token_ids) - 1` of them were right."""
+    draft_token_ids: list[int] = []
+    """Of a slot whose KV goes to a peer: guesses for what follows. They take no position."""
 
 
 class Preempted(msgspec.Struct, frozen=True, array_like=True, tag="p"):
@@ -159,3 +170,5 @@ class WorkerHello(msgspec.Struct, frozen=True):
     """Of its KV memory; None for a worker that cannot exchange it."""
     kv_endpoint: Endpoint | None = None
     """Where peers may write it."""
+    draft_cost: float = 0.0
+    """Of guessing one token, beside the row that verifies it: in such rows."""

@@ -1,6 +1,7 @@
 """Events as integers: one row for each slot and step, in coded cells, with a side record for what is no integer.
 
-    columns   epoch | position | num_computed | count | ids ...
+    columns   epoch | position | num_computed | drafted | count | ids ...
+    drafted   how many tokens were guessed, right or wrong
     count     NO_TOKEN            this slot was not run: the row says nothing
               0                   KV was computed, no token yet
               n > 0               n tokens, in the cells behind it
@@ -24,9 +25,9 @@ PREEMPTED_TOKEN_ID = -9
 FAILED = -5
 EMBEDDED = -7
 
-NUM_FIXED_COLUMNS = 4
+NUM_FIXED_COLUMNS = 5
 CELL_BYTES = 8
-_PLAIN_ROW = struct.Struct("=5q")
+_PLAIN_ROW = struct.Struct("=6q")
 
 
 class SideRecord(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -40,13 +41,16 @@ class SideRecord(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     prompt_logprobs: list[TokenLogprobs] | None = None
     grammar_done: bool = False
     vector: bytes | None = None
+    draft_token_ids: list[int] = []
 
     @classmethod
     def of(cls, event: Tokens) -> "SideRecord | None":
         """None for the plain row that nearly every event is."""
-        if event.logprobs is None and event.prompt_logprobs is None and not event.grammar_done:
+        has_more = event.logprobs is not None or event.prompt_logprobs is not None
+        if not has_more and not event.grammar_done and not event.draft_token_ids:
             return None
-        return cls(event.slot, event.epoch, None, None, event.logprobs, event.prompt_logprobs, event.grammar_done)
+        more = (event.logprobs, event.prompt_logprobs, event.grammar_done, None, event.draft_token_ids)
+        return cls(event.slot, event.epoch, None, None, *more)
 
 
 _NOTHING = SideRecord(-1, -1)
@@ -61,7 +65,7 @@ def num_columns(max_tokens_per_row: int) -> int:
 def encode(events: Sequence[Event], num_slots: int, max_tokens_per_row: int) -> tuple[array, bytes]:
     """The rows of all slots, flat, and the side records."""
     width = num_columns(max_tokens_per_row)
-    cells = array("q", [0, 0, 0, NO_TOKEN, *([0] * max_tokens_per_row)]) * num_slots
+    cells = array("q", [0, 0, 0, 0, NO_TOKEN, *([0] * max_tokens_per_row)]) * num_slots
     side: list[SideRecord] = []
     slots = {event.slot for event in events}
     assert len(slots) == len(events), "a slot has one event in a step"
@@ -71,7 +75,8 @@ def encode(events: Sequence[Event], num_slots: int, max_tokens_per_row: int) -> 
         # One token is what nearly every row holds, so it is packed without a list.
         if type(event) is Tokens and len(event.token_ids) == 1:
             [token] = event.token_ids
-            pack_into(cells, event.slot * row_bytes, event.epoch, event.position, event.num_computed, 1, token)
+            at = event.slot * row_bytes
+            pack_into(cells, at, event.epoch, event.position, event.num_computed, event.num_drafted, 1, token)
             if (record := SideRecord.of(event)) is not None:
                 side.append(record)
         else:
@@ -86,7 +91,7 @@ def decode(cells: list[int], side: bytes, max_tokens_per_row: int) -> list[Event
     records = {(r.slot, r.epoch): r for r in _side_decoder.decode(side)} if side else {}
     events: list[Event] = []
     columns = (cells[column::width] for column in range(NUM_FIXED_COLUMNS + 1))
-    for slot, (epoch, position, num_computed, count, first_id) in enumerate(zip(*columns, strict=True)):
+    for slot, (epoch, position, num_computed, drafted, count, first_id) in enumerate(zip(*columns, strict=True)):
         if count == NO_TOKEN:
             continue
         record = records.get((slot, epoch), _NOTHING) if records else _NOTHING
@@ -95,18 +100,18 @@ def decode(cells: list[int], side: bytes, max_tokens_per_row: int) -> list[Event
         else:
             ids = cells[slot * width + NUM_FIXED_COLUMNS : slot * width + NUM_FIXED_COLUMNS + max(count, 0)]
         if ids:
-            events.append(_tokens(slot, epoch, position, num_computed, ids, record))
+            events.append(_tokens(slot, epoch, position, num_computed, ids, record, drafted))
         else:
             events.append(_event_without_tokens(slot, epoch, num_computed, count, record))
     return events
 
 
 def _tokens(
-    slot: int, epoch: int, position: int, num_computed: int, token_ids: list[int], record: SideRecord
+    slot: int, epoch: int, position: int, num_computed: int, token_ids: list[int], record: SideRecord, drafted: int
 ) -> Tokens:
     if record is _NOTHING:
-        return Tokens(slot, epoch, position, num_computed, token_ids)
-    more = (record.logprobs, record.prompt_logprobs, record.grammar_done)
+        return Tokens(slot, epoch, position, num_computed, token_ids, None, None, False, drafted)
+    more = (record.logprobs, record.prompt_logprobs, record.grammar_done, drafted, record.draft_token_ids)
     return Tokens(slot, epoch, position, num_computed, token_ids, *more)
 
 
@@ -130,16 +135,16 @@ def _row(event: Event, max_tokens: int, side: list[SideRecord]) -> list[int]:
             assert 0 < len(ids) <= max_tokens, "the rows are as wide as a step can be"
             if (record := SideRecord.of(event)) is not None:
                 side.append(record)
-            return [epoch, position, num_computed, len(ids), *ids]
+            return [epoch, position, num_computed, event.num_drafted, len(ids), *ids]
         case Advanced(slot, epoch, num_computed, prompt_logprobs):
             if prompt_logprobs is not None:
                 side.append(SideRecord(slot, epoch, prompt_logprobs=prompt_logprobs))
-            return [epoch, 0, num_computed, 0]
+            return [epoch, 0, num_computed, 0, 0]
         case Preempted(_, epoch, num_tokens):
-            return [epoch, 0, num_tokens, PREEMPTED_TOKEN_ID]
+            return [epoch, 0, num_tokens, 0, PREEMPTED_TOKEN_ID]
         case Embedding(slot, epoch, num_computed, vector):
             side.append(SideRecord(slot, epoch, vector=vector))
-            return [epoch, 0, num_computed, EMBEDDED]
+            return [epoch, 0, num_computed, 0, EMBEDDED]
         case Failed(slot, epoch, code, message):
             side.append(SideRecord(slot, epoch, code, message))
-            return [epoch, 0, 0, FAILED]
+            return [epoch, 0, 0, 0, FAILED]

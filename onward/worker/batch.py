@@ -13,7 +13,8 @@ from onward.worker.kv_store import BlockTables
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The tokens [start, start + count) of one slot; `samples` if the last one's logits decide the next token."""
+    """The tokens [start, start + count) of one slot; `samples` if the last one's logits decide the next token. Drafts
+    are rows behind them, and may decide further ones."""
 
     slot: int
     start: int
@@ -21,6 +22,12 @@ class Span:
     samples: bool
     reported: range | None = None
     """Positions whose logits are wanted, to tell how likely the given tokens behind them were. None: of no interest."""
+    drafts: tuple[int, ...] = ()
+    """They lie in the token table too, behind the slot's list."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.count + len(self.drafts)
 
 
 class BatchBuilder:
@@ -37,14 +44,15 @@ class BatchBuilder:
         sampled: list[int] = []
         for span in spans:
             self._fill(row, span)
-            for offset in range(0, span.count, self._row_tile):
-                height = min(self._row_tile, span.count - offset)
+            num_rows = span.num_rows
+            for offset in range(0, num_rows, self._row_tile):
+                height = min(self._row_tile, num_rows - offset)
                 tiles.append((row + offset, height, span.slot, span.start + offset))
             if span.reported is not None:
                 sampled.extend(row + position - span.start for position in span.reported)
-            row += span.count
             if span.samples:
-                sampled.append(row - 1)
+                sampled.extend(range(row + span.count - 1, row + num_rows))
+            row += num_rows
         return Rows(
             count=row,
             token_ids=self._token_ids[:row],
@@ -58,13 +66,14 @@ class BatchBuilder:
     def _fill(self, row: int, span: Span) -> None:
         """One token is the usual case, and slices cost more than scalars."""
         slot, start = span.slot, span.start
-        if span.count == 1:
+        count = span.num_rows
+        if count == 1:
             self._token_ids[row] = self._tokens[slot, start]
             self._positions[row] = start
             self._pages[row] = self._tables.ids[slot, start // self._block_size]
             return
-        end = start + span.count
+        end = start + count
         positions = np.arange(start, end, dtype=np.int32)
-        self._token_ids[row : row + span.count] = self._tokens[slot, start:end]
-        self._positions[row : row + span.count] = positions
-        self._pages[row : row + span.count] = self._tables.ids[slot, positions // self._block_size]
+        self._token_ids[row : row + count] = self._tokens[slot, start:end]
+        self._positions[row : row + count] = positions
+        self._pages[row : row + count] = self._tables.ids[slot, positions // self._block_size]

@@ -1,51 +1,34 @@
-"""From the logits of a step to what each slot says: its next token, and how likely it and the prompt's tokens were.
+"""From the logits of a step to what each slot says: its next tokens, and how likely they and the prompt's tokens were.
 
-rows of logits    of each span: those whose following, given tokens' logprobs are asked for; then the one that samples
+rows of logits    of each span: those whose following, given tokens' logprobs are asked for; then those that sample
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 
 from onward.kernels.cpu.threads import ThreadPool
-from onward.proto.sampling import Sampling
 from onward.proto.step import TokenLogprobs
-from onward.text.reasoning.thinking_tokens import Thinking
 from onward.worker import answer_rules
 from onward.worker.batch import Span
+from onward.worker.chain import Chain, DrawingSlot
 from onward.worker.logprobs import token_logprobs
-from onward.worker.penalties import LogitRules
 from onward.worker.sampler import Draw, Sampler
 from onward.worker.slot_grammar import GrammarFault, SlotGrammar
 
 
-class DrawingSlot(Protocol):
-    """What a slot knows that decides its next token."""
-
-    num_prompt: int
-    num_tokens: int
-    sampling: Sampling
-    rules: LogitRules | None
-    grammar: SlotGrammar | None
-    thinking: Thinking | None
-
-
 @dataclass(slots=True, frozen=True)
 class Drawn:
-    token_id: int | None = None
-    """None if the span did not sample, had to wait, or has no token that could be drawn."""
+    token_ids: list[int]
+    """Empty if the span did not sample, had to wait, or has no token that could be drawn."""
     logprobs: list[TokenLogprobs] | None = None
     grammar_done: bool = False
     fault: str | None = None
-    """Of the request's grammar."""
+    """Of the request's grammar, behind `token_ids`."""
     waits: bool = False
     """The grammar's mask was not ready, so that nothing was drawn."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-
-
-_NOTHING, _WAITS = Drawn(), Drawn(waits=True)
 
 
 class Drawing:
@@ -56,64 +39,62 @@ class Drawing:
     def draw(
         self, logits: np.ndarray, spans: Sequence[Span], slots: Sequence[DrawingSlot], tokens: np.ndarray
     ) -> list[Drawn]:
-        """One for each span. `slots` are the spans' own; `tokens` is the table of all slots' tokens."""
+        """One for each span. `slots` are the spans' own; `tokens` is the table of all slots' tokens, drafts included."""
         prompts: list[list[TokenLogprobs] | None] = [None] * len(spans)
-        rows: list[int] = []
-        # Asked once: a mask may become ready while we are at it.
-        draws = [span.samples and _can_draw(slot) for span, slot in zip(spans, slots, strict=True)]
+        chains: list[Chain | None] = [None] * len(spans)
         at = 0
         for index, (span, slot) in enumerate(zip(spans, slots, strict=True)):
             if span.reported is not None:
                 prompts[index] = self._of_given(logits[at:], span.reported, slot, tokens[span.slot])
                 at += len(span.reported)
             if span.samples:
-                rows += [at] if draws[index] else []
-                at += 1
-        if len(rows) < at:
-            logits = logits[rows]
-        drawn = iter(self._sample(logits, [slot for slot, is_drawn in zip(slots, draws, strict=True) if is_drawn]))
-        each = [
-            next(drawn) if is_drawn else _WAITS if span.samples else _NOTHING
-            for span, is_drawn in zip(spans, draws, strict=True)
-        ]
+                chain = Chain(slot, at, span.drafts)
+                # Asked once: a mask may become ready while we are at it.
+                chains[index] = chain if chain.awaited is None else None
+                at += 1 + len(span.drafts)
+        self._follow(logits[:at], [chain for chain in chains if chain is not None])
         return [
-            one if prompt is None else replace(one, prompt_logprobs=prompt)
-            for one, prompt in zip(each, prompts, strict=True)
+            Drawn([], waits=span.samples, prompt_logprobs=prompt) if chain is None else _told(chain, prompt)
+            for span, chain, prompt in zip(spans, chains, prompts, strict=True)
         ]
 
-    def _sample(self, logits: np.ndarray, slots: Sequence[DrawingSlot]) -> list[Drawn]:
-        if not slots:
-            return []
+    def _follow(self, logits: np.ndarray, chains: list[Chain]) -> None:
+        """Row after row, of all chains at once. Where nothing but the row decides, all of a chain's rows go at once."""
+        draws = [(chain, depth) for chain in chains for depth in _rows_at_once(chain)]
+        while draws:
+            rows = [chain.first_row + depth for chain, depth in draws]
+            self._draw_rows(logits if len(rows) == len(logits) else logits[rows], draws)
+            going_on = [chain for chain in chains if chain.is_ruled and not chain.is_over]
+            late = [grammar for chain in going_on if (grammar := chain.awaited) is not None]
+            if late:
+                SlotGrammar.wait_briefly(late)
+            draws = [(chain, chain.depth) for chain in going_on if chain.awaited is None]
+            chains = [chain for chain, _ in draws]
+
+    def _draw_rows(self, logits: np.ndarray, draws: Sequence[tuple[Chain, int]]) -> None:
         # The model's own logits, kept from what rules and sampling do to them.
         raw = {
             row: logits[row, : self._vocab_size].copy()
-            for row, s in enumerate(slots)
-            if s.sampling.logprobs is not None
+            for row, (chain, _) in enumerate(draws)
+            if chain.slot.sampling.logprobs is not None
         }
-        for row, slot in enumerate(slots):
-            if slot.rules is not None:
-                slot.rules.apply(logits[row, : self._vocab_size])
-        faults = self._forbid(logits, slots)
-        draws = [Draw(slot.sampling, slot.num_tokens - slot.num_prompt) for slot in slots]
-        token_ids = self._sampler.sample(logits, draws)
-        return [
-            _drawn(slot, token, raw.get(row)) if faults[row] is None else Drawn(fault=faults[row])
-            for row, (slot, token) in enumerate(zip(slots, token_ids, strict=True))
-        ]
+        for row, (chain, _) in enumerate(draws):
+            if chain.slot.rules is not None:
+                chain.slot.rules.apply(logits[row, : self._vocab_size])
+        self._forbid(logits, draws)
+        asked = [Draw(chain.slot.sampling, chain.position + depth - chain.depth) for chain, depth in draws]
+        for row, ((chain, _), token) in enumerate(zip(draws, self._sampler.sample(logits, asked), strict=True)):
+            if not chain.is_over:
+                chain.take(token, raw.get(row))
 
-    def _forbid(self, logits: np.ndarray, slots: Sequence[DrawingSlot]) -> list[str | None]:
-        """What the slots' grammars and budgets do not allow. For each slot what is wrong with its grammar, if something
-        is."""
-        faults: list[str | None] = []
-        for row, slot in enumerate(slots):
-            fault = None
-            if slot.grammar is not None or slot.thinking is not None:
+    def _forbid(self, logits: np.ndarray, draws: Sequence[tuple[Chain, int]]) -> None:
+        """What the slots' grammars and budgets do not allow."""
+        for row, (chain, _) in enumerate(draws):
+            if chain.slot.grammar is not None or chain.slot.thinking is not None:
                 try:
-                    answer_rules.forbid(slot, logits[row, : self._vocab_size])
+                    answer_rules.forbid(chain.slot, logits[row, : self._vocab_size])
                 except GrammarFault as error:
-                    fault = str(error)
-            faults.append(fault)
-        return faults
+                    chain.fail(str(error))
 
     def _of_given(
         self, logits: np.ndarray, positions: range, slot: DrawingSlot, tokens: np.ndarray
@@ -130,23 +111,10 @@ class Drawing:
         ]
 
 
-def _can_draw(slot: DrawingSlot) -> bool:
-    grammar = answer_rules.grammar_in_force(slot)
-    return grammar is None or grammar.is_ready
+def _rows_at_once(chain: Chain) -> range:
+    return range(1 if chain.is_ruled else 1 + len(chain.drafts))
 
 
-def _drawn(slot: DrawingSlot, token: int | None, raw: np.ndarray | None) -> Drawn:
-    """Moves what the slot knows of its own output behind the new token."""
-    if token is None:
-        no_token = "grammar, bad words, biases and min_tokens together leave no token to draw"
-        return Drawn(fault=None if slot.grammar is None else no_token)
-    if slot.rules is not None:
-        slot.rules.advance(token)
-    grammar_done = False
-    if slot.grammar is not None or slot.thinking is not None:
-        try:
-            grammar_done = answer_rules.advance(slot, token)
-        except GrammarFault as error:
-            return Drawn(fault=str(error))
-    logprobs = None if raw is None else [token_logprobs(raw, token, slot.sampling.logprobs or 0)]
-    return Drawn(token, logprobs, grammar_done)
+def _told(chain: Chain, prompt_logprobs: list[TokenLogprobs] | None) -> Drawn:
+    logprobs = None if chain.slot.sampling.logprobs is None else chain.logprobs
+    return Drawn(chain.token_ids, logprobs, chain.grammar_done, chain.fault, prompt_logprobs=prompt_logprobs)

@@ -46,8 +46,10 @@ class WorkerProcess:
 
     def _open_cpu(self, start: StartWorker) -> tuple[OverlappedRunner, WorkerHello]:
         from onward.worker.runner import Runner
+        from onward.worker.speculation.opening import new_opening
 
-        runner = Runner(start.model, start.config, open_weights(start.model))
+        drafter = new_opening(start.config)
+        runner = Runner(start.model, start.config, open_weights(start.model), drafter=drafter)
         runner.warm_up(self._tell)
         self._plane = _open_plane(start, runner) if start.kv_address else None
         endpoint = None if self._plane is None else self._plane.endpoint
@@ -56,6 +58,8 @@ class WorkerProcess:
     def _open_cuda(self, start: StartWorker) -> tuple[OverlappedRunner, WorkerHello]:
         if start.kv_address:
             raise StartupError("a worker with --device cuda cannot exchange KV with others")
+        if start.config.speculative is not None:
+            raise StartupError("--speculative is for --device cpu: a worker with --device cuda verifies no drafts")
         runner = open_cuda_runner(start.model, start.config)
         runner.warm_up(self._tell)
         return runner, runner.hello(start.incarnation, start.engine_incarnation)

@@ -4,6 +4,8 @@ Built when a slot is assigned, by replaying the whole token list, and advanced a
 (request, tokens so far), and is the same after a preemption, a crash, or on another machine.
 """
 
+import copy
+
 import numpy as np
 
 from onward.proto.sampling import Sampling
@@ -62,3 +64,10 @@ class LogitRules:
             self._seen[token] = True
         if self._longest_run > 1:
             self._tail = [*self._tail, token][1 - self._longest_run :]
+
+    def copy(self) -> "LogitRules":
+        """For tokens that may not stay."""
+        twin = copy.copy(self)
+        twin._counts = None if self._counts is None else self._counts.copy()
+        twin._seen = None if self._seen is None else self._seen.copy()
+        return twin

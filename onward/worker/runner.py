@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from onward.config import WorkerConfig
@@ -52,6 +53,8 @@ from onward.worker.pooling import Pool
 from onward.worker.push_feed import KvFeed, SlotPush
 from onward.worker.slot_checks import Fault, check_assignment, check_blocks, check_room, reported_rows
 from onward.worker.slot_grammar import NUM_THREADS, SlotGrammar
+from onward.worker.speculation.drafting import Drafting
+from onward.worker.speculation.proposer import ProposerOpening, Surroundings, Wish
 
 
 @dataclass(slots=True)
@@ -75,6 +78,8 @@ class Slot:
     score_from: int | None = None
     pool: Pool | None = None
     """Where a vector is wanted, and no tokens."""
+    fault: str | None = None
+    """Its grammar failed behind the last token that it gave: it can give no more."""
 
 
 class Runner:
@@ -84,7 +89,9 @@ class Runner:
         config: WorkerConfig,
         weights: Mapping[str, Any],
         mask_threads: Executor | None = None,
+        drafter: ProposerOpening | None = None,
     ) -> None:
+        """`drafter`: who guesses tokens, where plans permit it."""
         self._model, self._config = model, config
         self._grammars = LazyGrammars(lambda: _grammars(model))
         # It starts no thread before the first grammar.
@@ -92,6 +99,7 @@ class Runner:
         self.max_model_len = longest_sequence(config, model.config)
         dtype = kv_dtype(model.config, model.quantization)
         size = kv_store.block_bytes(model.config, dtype, config.block_size)
+        size += 0 if drafter is None else drafter.bytes_per_block
         self.num_blocks = pool_blocks(config, size, self.max_model_len, free_memory_bytes)
         threads = ThreadPool(_num_threads(config.threads))
         max_blocks = -(-self.max_model_len // config.block_size)
@@ -106,16 +114,25 @@ class Runner:
         max_rows = max(config.max_num_batched_tokens, config.max_num_seqs)
         self._batch = BatchBuilder(model.config, self._tokens, self._tables, config.block_size, max_rows)
         self._max_rows = max_rows
-        self._drawing = Drawing(model.config.vocab_size, config.max_num_seqs, threads)
+        max_drawn = config.max_num_seqs if drafter is None else max_rows
+        self._drawing = Drawing(model.config.vocab_size, max_drawn, threads)
         self._decoder = build_decoder(
             model,
             weights,
             self.kv_pool.kv,
             max_model_len=self.max_model_len,
             max_rows=max_rows,
-            max_sampled=config.max_num_seqs + MAX_PROMPT_LOGPROB_ROWS,
+            max_sampled=max_drawn + MAX_PROMPT_LOGPROB_ROWS,
             threads=threads,
         )
+        self._drafting = None
+        self._draft_cost = 0.0
+        if drafter is not None:
+            seen = (self._tokens, self._tables, self.num_blocks, self.max_model_len, threads)
+            proposer = drafter.open(Surroundings(model, config, *seen))
+            self._draft_cost = drafter.draft_cost
+            vocab_size = model.config.vocab_size
+            self._drafting = Drafting(proposer, self._tokens, vocab_size=vocab_size, max_rows=max_rows)
 
     @property
     def layout(self) -> Layout:
@@ -148,6 +165,7 @@ class Runner:
             vocab_size=self._model.config.vocab_size,
             layout=self.layout,
             kv_endpoint=kv_endpoint,
+            draft_cost=self._draft_cost,
         )
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
@@ -169,7 +187,8 @@ class Runner:
         for run in plan.run:
             self._guard(events, run.slot, run.epoch, lambda r=run: self._permit(r, spans))
         if spans:
-            events += self._compute(spans)
+            permitted = {run.slot: run.num_drafts for run in plan.run}
+            events += self._compute(self._with_drafts(spans, permitted), permitted)
         return StepResult(plan.step, events, time.perf_counter() - started)
 
     def logits_of(self, spans: Sequence[Span]) -> np.ndarray:
@@ -218,6 +237,8 @@ class Runner:
             score_from=assign.score_from,
             pool=self._new_pool(assign),
         )
+        if self._drafting is not None:
+            self._drafting.assigned(assign)
 
     def _new_pool(self, assign: Assign) -> Pool | None:
         kind = assign.sampling.pooling
@@ -269,6 +290,8 @@ class Runner:
         slot = self._slots[run.slot]
         if slot is None or slot.epoch != run.epoch:
             return
+        if slot.fault is not None:
+            raise _grammar_failed(slot.fault)
         self._take_blocks(run.slot, run.new_block_ids, self._tables.extend)
         count = min(run.num_tokens, slot.num_tokens - slot.num_computed)
         if count <= 0:
@@ -279,6 +302,21 @@ class Runner:
         samples = slot.pool is None and end == slot.num_tokens
         spans.append(Span(run.slot, slot.num_computed, count, samples, reported))
 
+    def _with_drafts(self, spans: list[Span], permitted: Mapping[int, int]) -> list[Span]:
+        if self._drafting is None or not any(permitted.values()):
+            return spans
+        wishes = {}
+        for span in spans:
+            slot = self._slot(span)
+            if span.samples and span.reported is None and slot.push is None and (wanted := permitted[span.slot]):
+                wishes[span.slot] = self._wish(span.slot, slot, wanted)
+        return self._drafting.add_to(spans, wishes)
+
+    def _wish(self, index: int, slot: Slot, wanted: int) -> Wish:
+        """As many as there is room for."""
+        room = min(self._tables.lengths[index] * self._config.block_size, self.max_model_len) - slot.num_tokens
+        return Wish(index, min(wanted, room), slot.num_tokens, slot.num_prompt, slot.sampling)
+
     def _take_blocks(self, slot: int, block_ids: list[int], take: Callable[[int, list[int]], None]) -> None:
         check_blocks(block_ids, self.num_blocks)
         try:
@@ -286,7 +324,8 @@ class Runner:
         except ValueError as error:
             raise Fault("internal_error", str(error)) from None
 
-    def _compute(self, spans: list[Span]) -> list[Event]:
+    def _compute(self, spans: list[Span], permitted: Mapping[int, int]) -> list[Event]:
+        """`permitted`: for each slot, how many tokens may be guessed."""
         rows = self._batch.build(spans)
         pushes = self._feed_pushes(spans)
         logits = self._decoder.forward(rows)
@@ -295,7 +334,24 @@ class Runner:
         self._wait_for_masks(spans)
         drawn = self._drawing.draw(logits, spans, [self._slot(span) for span in spans], self._tokens)
         self._pool(spans)
-        return [self._advance(span, one) for span, one in zip(spans, drawn, strict=True)]
+        events = [self._advance(span, one) for span, one in zip(spans, drawn, strict=True)]
+        if self._drafting is None:
+            return events
+        self._drafting.computed(spans, self._lengths(spans), self._decoder.outputs)
+        return [self._with_guesses(event, permitted) for event in events]
+
+    def _lengths(self, spans: list[Span]) -> list[tuple[int, int] | None]:
+        """Of each span's slot, if it is still there: how much is computed, and how long its list is."""
+        slots = [self._slots[span.slot] for span in spans]
+        return [None if slot is None else (slot.num_computed, slot.num_tokens) for slot in slots]
+
+    def _with_guesses(self, event: Event, permitted: Mapping[int, int]) -> Event:
+        """Whose KV goes to a peer takes along what may follow."""
+        slot = self._slots[event.slot]
+        if not isinstance(event, Tokens) or slot is None or slot.push is None or self._drafting is None:
+            return event
+        guesses = self._drafting.guesses(self._wish(event.slot, slot, permitted[event.slot]))
+        return msgspec.structs.replace(event, draft_token_ids=guesses) if guesses else event
 
     def _pool(self, spans: list[Span]) -> None:
         if all(self._slot(span).pool is None for span in spans):
@@ -304,7 +360,7 @@ class Runner:
         for span in spans:
             if (pool := self._slot(span).pool) is not None:
                 pool.add(outputs[row : row + span.count])
-            row += span.count
+            row += span.num_rows
 
     def _feed_pushes(self, spans: list[Span]) -> bool:
         """Says before they are computed which blocks this step completes; each layer goes over when it is written."""
@@ -339,29 +395,33 @@ class Runner:
 
     def _advance(self, span: Span, drawn: Drawn) -> Event:
         slot = self._slot(span)
-        # Who could not draw needs its last logits again, and so counts its last token as not computed.
-        slot.num_computed += span.count - drawn.waits
+        # Who could not draw needs its last logits again, and so counts its last token as not computed. Of the drafts
+        # those count that were right; what was written for others is overwritten by what comes in their place.
+        slot.num_computed += span.count - drawn.waits + max(0, len(drawn.token_ids) - 1)
         if slot.pool is not None and slot.num_computed == slot.num_tokens:
             return self._embedded(span, slot, slot.pool)
         if not span.samples or drawn.waits:
             return Advanced(span.slot, slot.epoch, slot.num_computed, drawn.prompt_logprobs)
-        if drawn.fault is not None:
+        if not drawn.token_ids:
+            if drawn.fault is None:
+                return self._no_number(span, slot)
             self._slots[span.slot] = None
-            return Failed(span.slot, slot.epoch, "grammar_failed", f"the request's grammar failed: {drawn.fault}")
-        if drawn.token_id is None:
-            return self._no_number(span, slot)
-        position = slot.num_tokens - slot.num_prompt
-        self._tokens[span.slot, slot.num_tokens] = drawn.token_id
-        slot.num_tokens += 1
+            fault = _grammar_failed(drawn.fault)
+            return Failed(span.slot, slot.epoch, fault.code, str(fault))
+        slot.fault = drawn.fault
+        position, end = slot.num_tokens - slot.num_prompt, slot.num_tokens + len(drawn.token_ids)
+        self._tokens[span.slot, slot.num_tokens : end] = drawn.token_ids
+        slot.num_tokens = end
         return Tokens(
             span.slot,
             slot.epoch,
             position,
             slot.num_computed,
-            [drawn.token_id],
+            drawn.token_ids,
             drawn.logprobs,
             drawn.prompt_logprobs,
             drawn.grammar_done,
+            len(span.drafts),
         )
 
     def _embedded(self, span: Span, slot: Slot, pool: Pool) -> Event:
@@ -373,6 +433,10 @@ class Runner:
     def _no_number(self, span: Span, slot: Slot) -> Failed:
         self._slots[span.slot] = None
         return Failed(span.slot, slot.epoch, "invalid_logits", "the model's output for this request is not a number")
+
+
+def _grammar_failed(fault: str) -> Fault:
+    return Fault("grammar_failed", f"the request's grammar failed: {fault}")
 
 
 def _thinking(assign: Assign) -> Thinking | None:

@@ -19,6 +19,8 @@ NUM_THREADS = 2
 """That make masks: the library lets go of the interpreter, and a slow one holds up only its neighbours' half."""
 MAX_WAIT_S = 0.1
 """For a mask, where the step has nothing else to give."""
+BRIEF_WAIT_S = 0.001
+"""For a mask of a position whose row is computed already: a small part of what computing it again would take."""
 _FORBIDDEN = np.float32(-np.inf)
 
 
@@ -75,6 +77,10 @@ class SlotGrammar:
     @staticmethod
     def wait_for_one(grammars: "Sequence[SlotGrammar]") -> None:
         wait([one._next for one in grammars], MAX_WAIT_S, FIRST_COMPLETED)
+
+    @staticmethod
+    def wait_briefly(grammars: "Sequence[SlotGrammar]") -> None:
+        wait([one._next for one in grammars], BRIEF_WAIT_S)
 
     def _begin(self, grammar: Grammar, output: Sequence[int], grammars: LazyGrammars) -> Mask:
         self._matcher = grammars.get().matcher(grammar, output)

@@ -25,12 +25,13 @@ class Driver:
     """Hands out blocks in a scattered order, so that nothing works by blocks being neighbours."""
 
     def __init__(
-        self, model: PreparedModel, weights: Mapping[str, Any], mask_threads: Executor | None = None, **settings: Any
-    ) -> None:
+        self, model: PreparedModel, weights: Mapping[str, Any], mask_threads: Executor | None = None,
+        drafter: Any = None, **settings: Any,
+    ) -> None:  # fmt: skip
         self.config = WorkerConfig(**({"num_kv_blocks": 256, "max_num_seqs": 64, "max_model_len": 512} | settings))
         from onward.worker.runner import Runner  # not there where only the device's runner is driven
 
-        self._open(Runner(model, self.config, weights, mask_threads))
+        self._open(Runner(model, self.config, weights, mask_threads, drafter))
 
     def _open(self, runner: Any) -> None:
         self.runner = runner

@@ -1,0 +1,76 @@
+"""Writes a copy of a model that keeps every third layer, as a checkpoint folder that `--speculative draft:` takes.
+
+    python -m onward.bench.thinned_model smollm2-135m-instruct thirds --every 3
+    onward serve --speculative draft:thirds:4
+
+The copy is in floats; it is quantized when it is loaded, like any folder that drafts.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from onward.config import DEFAULT_MODEL, cache_dir
+from onward.errors import StartupError
+from onward.models.config import HF_ARCHITECTURES
+from onward.models.convert import write_weights
+from onward.models.store import find
+from onward.models.thinned import ThinnedTensors, kept_layers, thinned_config
+from onward.proto.model import ModelConfig
+
+
+def write_thinned(model: str, folder: Path, *, every: int = 3, dtype: str = "float32") -> ModelConfig:
+    """Weights that lie on a grid of 4 bits stay on it in float32, and only there."""
+    if every < 1:
+        raise StartupError(f"every {every}: at least each layer must be left out that is not kept")
+    opened = find(model, with_weights=True, cache_dir=cache_dir(), progress=_silent).open()
+    kept = kept_layers(opened.config.num_layers, every)
+    config = thinned_config(opened.config, kept)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(_hf_config(config), indent=1))
+    opened.write_tokenizer(folder)
+    tensors = ThinnedTensors(opened.open_tensors(), kept)
+    write_weights(folder, config, tensors, quantization="none", dtype=dtype, progress=_silent)
+    return config
+
+
+def _hf_config(config: ModelConfig) -> dict[str, Any]:
+    names = {ours: theirs for theirs, ours in HF_ARCHITECTURES.items()}
+    rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default"}
+    if (scaling := config.rope_scaling) is not None:
+        rope |= {field: getattr(scaling, field) for field in scaling.__struct_fields__} | {"rope_type": "llama3"}
+    return {
+        "architectures": [names[config.architecture]],
+        "model_type": config.architecture,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_parameters": rope,
+        "tie_word_embeddings": config.tie_word_embeddings,
+    }
+
+
+def _silent(message: str, fraction: float | None) -> None:
+    pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m onward.bench.thinned_model", description=__doc__)
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, help="[%(default)s]")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--every", type=int, default=3, metavar="N", help="one layer of N is kept [%(default)s]")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="[%(default)s]")
+    args = parser.parse_args()
+    config = write_thinned(args.model, args.folder, every=args.every, dtype=args.dtype)
+    print(f"{args.folder}: {config.num_layers} layers")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Counts drafts, by their place behind the newest token: a step's are added up first, and counted once."""
+
+from onward.obs.metrics import Registry
+
+
+class DraftFigures:
+    def __init__(self, registry: Registry) -> None:
+        counter = registry.counter
+        self._drafted = counter(
+            "onward_spec_drafted_tokens_total",
+            "Tokens that were guessed, by their place behind the newest one (1 is the first).",
+            ["place"],
+        )
+        self._accepted = counter(
+            "onward_spec_accepted_tokens_total", "Guessed tokens that were right, by their place.", ["place"]
+        )
+        self._verifications = counter(
+            "onward_spec_verifications_total",
+            "Steps of a request that had guesses. Each gives the accepted tokens and one more.",
+        )
+        self._of_step: list[tuple[int, int]] = []
+
+    def note(self, num_drafted: int, num_accepted: int) -> None:
+        self._of_step.append((num_drafted, num_accepted))
+
+    def count_step(self) -> None:
+        if not self._of_step:
+            return
+        for place in range(1, 1 + max(drafted for drafted, _ in self._of_step)):
+            self._drafted.inc(str(place), by=sum(drafted >= place for drafted, _ in self._of_step))
+            if accepted := sum(accepted >= place for _, accepted in self._of_step):
+                self._accepted.inc(str(place), by=accepted)
+        self._verifications.inc(by=len(self._of_step))
+        self._of_step.clear()
+
+    @property
+    def totals(self) -> tuple[float, float, float]:
+        """Drafted, accepted, verifications."""
+        return self._drafted.total(), self._accepted.total(), self._verifications.value()

@@ -1,0 +1,49 @@
+"""A model with some of its layers left out: the plainest small model of the same vocabulary, to draft for the whole one.
+
+Nothing is trained. Each layer adds to what the others leave, so what remains still speaks, mostly alike.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from onward.proto.model import ModelConfig
+
+_LAYER = re.compile(r"(?P<before>(?:model\.)?layers\.)(?P<index>\d+)(?P<after>\..+)")
+
+
+def kept_layers(num_layers: int, every: int) -> list[int]:
+    """Counted from the last one, which the head is used to."""
+    return list(range(num_layers - 1, -1, -every))[::-1]
+
+
+def thinned_config(config: ModelConfig, kept: Sequence[int]) -> ModelConfig:
+    return msgspec.structs.replace(config, num_layers=len(kept))
+
+
+class ThinnedTensors(Mapping[str, Any]):
+    """A model's tensors, in floats or packed, with the kept layers numbered anew."""
+
+    def __init__(self, tensors: Mapping[str, Any], kept: Sequence[int]) -> None:
+        self._tensors = tensors
+        new = {old: index for index, old in enumerate(kept)}
+        self._old_names = {name: old for old in tensors if (name := _renamed(old, new)) is not None}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._tensors[self._old_names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._old_names)
+
+    def __len__(self) -> int:
+        return len(self._old_names)
+
+
+def _renamed(name: str, new: Mapping[int, int]) -> str | None:
+    """None for what is left out."""
+    if (match := _LAYER.fullmatch(name)) is None:
+        return name
+    index = new.get(int(match["index"]))
+    return None if index is None else f"{match['before']}{index}{match['after']}"

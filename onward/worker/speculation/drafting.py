@@ -1,0 +1,77 @@
+"""The worker's side of drafts: asks the proposer, writes what it guesses behind the slots' tokens, and tells it what came
+of it. What a peer has guessed for a new slot is used first, once. Verifies nothing: that is the drawing's."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from onward.proto.step import Assign
+from onward.worker.batch import Span
+from onward.worker.speculation.proposer import ComputedSpan, Proposer, Wish
+
+
+class Drafting:
+    def __init__(self, proposer: Proposer, tokens: np.ndarray, *, vocab_size: int, max_rows: int) -> None:
+        self._proposer = proposer
+        self._tokens, self._vocab_size, self._max_rows = tokens, vocab_size, max_rows
+        self._given: dict[int, list[int]] = {}
+        """Of slots that have not run yet: what a peer has guessed."""
+
+    def assigned(self, assign: Assign) -> None:
+        self._given[assign.slot] = assign.draft_token_ids
+        self._proposer.assigned(assign.slot, len(assign.token_ids), assign.num_computed)
+
+    def add_to(self, spans: Sequence[Span], wishes: Mapping[int, Wish]) -> list[Span]:
+        """The spans with drafts behind those whose slot has a wish, as far as the step has rows for them."""
+        rows_left = self._max_rows - sum(span.num_rows for span in spans)
+        granted: list[Wish] = []
+        for wish in wishes.values():
+            count = min(wish.num_drafts, rows_left)
+            if count > 0:
+                granted.append(replace(wish, num_drafts=count))
+                rows_left -= count
+        drafts = self._drafts(granted)
+        return [self._drafted(span, drafts.get(span.slot)) for span in spans]
+
+    def computed(
+        self,
+        spans: Sequence[Span],
+        lengths: Sequence[tuple[int, int] | None],
+        outputs: Callable[[], np.ndarray],
+    ) -> None:
+        """`lengths`: of each span's slot, if it is still there, how much is computed now and how long its list is."""
+        told: list[ComputedSpan] = []
+        row = 0
+        for span, now in zip(spans, lengths, strict=True):
+            if now is not None and now[0] > span.start:
+                told.append(ComputedSpan(span.slot, span.start, now[0] - span.start, row, now[1]))
+            row += span.num_rows
+        if told:
+            self._proposer.computed(told, outputs)
+
+    def guesses(self, wish: Wish) -> list[int]:
+        """For somebody else to verify."""
+        return self._known(self._proposer.propose([wish])[0][: wish.num_drafts]) if wish.num_drafts > 0 else []
+
+    def _drafts(self, wishes: Sequence[Wish]) -> dict[int, list[int]]:
+        given = {wish.slot: self._given.pop(wish.slot, [])[: wish.num_drafts] for wish in wishes}
+        asked = [wish for wish in wishes if not given[wish.slot]]
+        proposed = self._proposer.propose(asked) if asked else []
+        for wish, drafts in zip(asked, proposed, strict=True):
+            given[wish.slot] = drafts[: wish.num_drafts]
+        return {slot: self._known(drafts) for slot, drafts in given.items()}
+
+    def _known(self, drafts: Sequence[int]) -> list[int]:
+        """Up to the first that is no token of this model: no pass could compute it."""
+        for index, token in enumerate(drafts):
+            if not 0 <= token < self._vocab_size:
+                return list(drafts[:index])
+        return list(drafts)
+
+    def _drafted(self, span: Span, drafts: list[int] | None) -> Span:
+        if not drafts:
+            return span
+        end = span.start + span.count
+        self._tokens[span.slot, end : end + len(drafts)] = drafts
+        return replace(span, drafts=tuple(drafts))
