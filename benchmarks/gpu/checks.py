@@ -18,6 +18,7 @@ from benchmarks.gpu.paged_case import (
 )
 from onward.kernels.triton import reference
 from onward.kernels.triton.activation import silu_gate
+from onward.kernels.triton.add_rows import add_rows
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
 from onward.kernels.triton.fused_decode import fused_decode
 from onward.kernels.triton.kv_write import kv_write
@@ -163,6 +164,19 @@ def silu_gate_error(rows: int, size: int) -> float:
     gate_up, out = 3 * random(rows, 2 * size), poisoned(rows, size)
     silu_gate(gate_up, out)
     return error(out, reference.silu_gate(gate_up))
+
+
+def add_rows_differences(rows: int, size: int, chunks: Sequence[int]) -> int:
+    """Numbers that are not those of adding up the rows in their order on the host, cut up in this way."""
+    x = random(rows, size)
+    expected = torch.zeros(size, dtype=torch.float64)
+    for row in x.cpu():
+        expected += row
+    total, at = torch.zeros(size, dtype=torch.float64, device=DEVICE), 0
+    for count in chunks:
+        add_rows(x[at : at + count], total)
+        at += count
+    return int((total.cpu() != expected).sum())
 
 
 def one_row_error(

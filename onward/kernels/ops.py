@@ -176,3 +176,7 @@ class Ops(Protocol):
     def sample(self, logits: torch.Tensor, rows: RowTensors, *, with_cuts: bool) -> None:
         """Draws for each row. Without cuts, no row has any."""
         ...
+
+    def add_rows(self, x: torch.Tensor, total: torch.Tensor) -> None:
+        """total (float64) += each row, one after the other."""
+        ...

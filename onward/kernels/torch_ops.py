@@ -108,6 +108,10 @@ class TorchOps:
             token, is_valid = self._draw(logits[row].float(), rows, row, with_cuts)
             rows.drawn[0, row], rows.drawn[1, row] = token, int(is_valid)
 
+    def add_rows(self, x: torch.Tensor, total: torch.Tensor) -> None:
+        for row in x:
+            total += row
+
     def _draw(self, logits: torch.Tensor, rows: RowTensors, row: int, with_cuts: bool) -> tuple[int, bool]:
         if not bool((logits < torch.inf).all()) or not bool((logits > -torch.inf).any()):
             return 0, False

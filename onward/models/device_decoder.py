@@ -62,6 +62,10 @@ class DeviceDecoder:
         """The pages of each layer, [blocks, 2, kv heads, block_size, head_dim]: measured and allocated last."""
         self._kv = kv
 
+    def outputs(self) -> torch.Tensor:
+        """The last norm's, of the rows of the last step that was mixed; the next step overwrites them."""
+        return self._buffers.normed
+
     def decode(self, rows: RowTensors) -> torch.Tensor:
         """Logits of each row, which lie in a buffer that the next step overwrites."""
         count = len(rows.token_ids)

@@ -5,6 +5,7 @@ inside it. Where there is a grammar, thinking begins with the first token or not
 read is always the output from some token on.
 """
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -42,6 +43,32 @@ def forbid(slot: RuledSlot, logits: np.ndarray) -> None:
     if forced is not None:
         logits[:] = _FORBIDDEN
         logits[forced] = 0.0
+
+
+def allow(slot: RuledSlot, bits: np.ndarray) -> int | None:
+    """The same as `forbid`, in another form: `bits` (uint8, one bit for each token, lowest first) say what may come next.
+    Returns the token that must come, if there is one, whatever the bits say."""
+    thinking, grammar = slot.thinking, grammar_in_force(slot)
+    if grammar is not None:
+        mask = grammar.mask()
+        known = np.frombuffer(mask.bits, np.uint8)[: len(bits)]
+        bits[: len(known)], bits[len(known) :] = known, 0
+        _set_bits(bits, slot.sampling.end_token_ids, mask.may_end)
+        if thinking is not None:
+            _set_bits(bits, thinking.begin_token_ids, thinking.is_at_start)
+    else:
+        bits[:] = 0xFF
+        if slot.grammar is not None:
+            _set_bits(bits, slot.sampling.end_token_ids, False)
+    return None if thinking is None else thinking.forced_token_id
+
+
+def _set_bits(bits: np.ndarray, token_ids: Iterable[int], value: bool) -> None:
+    for token_id in token_ids:
+        if token_id < 8 * len(bits):
+            bit = 1 << (token_id & 7)
+            bits[token_id >> 3] &= 0xFF ^ bit
+            bits[token_id >> 3] |= bit * value
 
 
 def advance(slot: RuledSlot, token_id: int) -> bool:

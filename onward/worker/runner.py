@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,8 +17,6 @@ import numpy as np
 
 from onward.config import WorkerConfig
 from onward.errors import StartupError
-from onward.grammar.grammars import Grammars
-from onward.grammar.lazy import LazyGrammars
 from onward.kernels.cpu.threads import ThreadPool
 from onward.layers.paged_kv import kv_dtype
 from onward.models.decoder import build_decoder
@@ -43,7 +40,6 @@ from onward.proto.step import (
     WorkerHello,
 )
 from onward.text.reasoning.thinking_tokens import Thinking
-from onward.text.tokenizer import Tokenizer
 from onward.worker import answer_rules, kv_store
 from onward.worker.batch import BatchBuilder, Span
 from onward.worker.drawing import Drawing, Drawn
@@ -51,6 +47,7 @@ from onward.worker.memory import free_memory_bytes, longest_sequence, pool_block
 from onward.worker.penalties import LogitRules
 from onward.worker.pooling import Pool
 from onward.worker.push_feed import KvFeed, SlotPush
+from onward.worker.rule_making import grammar_of, grammars_of, thinking_of
 from onward.worker.slot_checks import Fault, check_assignment, check_blocks, check_room, reported_rows
 from onward.worker.slot_grammar import NUM_THREADS, SlotGrammar
 from onward.worker.speculation.drafting import Drafting
@@ -93,7 +90,7 @@ class Runner:
     ) -> None:
         """`drafter`: who guesses tokens, where plans permit it."""
         self._model, self._config = model, config
-        self._grammars = LazyGrammars(lambda: _grammars(model))
+        self._grammars = grammars_of(model)
         # It starts no thread before the first grammar.
         self._mask_threads = mask_threads or ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="mask")
         self.max_model_len = longest_sequence(config, model.config)
@@ -221,7 +218,7 @@ class Runner:
     def _assign(self, assign: Assign) -> None:
         check_assignment(assign, self.max_model_len, self._model.config.vocab_size)
         count = len(assign.token_ids)
-        thinking = _thinking(assign)
+        thinking = thinking_of(assign)
         self._tokens[assign.slot, :count] = assign.token_ids
         self._take_blocks(assign.slot, assign.block_ids, self._tables.replace)
         self._slots[assign.slot] = Slot(
@@ -231,7 +228,7 @@ class Runner:
             num_computed=assign.num_computed,
             sampling=assign.sampling,
             rules=self._rules(assign),
-            grammar=self._grammar(assign, thinking),
+            grammar=grammar_of(assign, thinking, self._model, self._grammars, self._mask_threads),
             thinking=thinking,
             push=self._open_push(assign),
             score_from=assign.score_from,
@@ -273,17 +270,6 @@ class Runner:
         tokens = self._tokens[assign.slot, : len(assign.token_ids)]
         prompt, output = tokens[: assign.num_prompt], tokens[assign.num_prompt :]
         return LogitRules(assign.sampling, prompt, output, self._model.config.vocab_size)
-
-    def _grammar(self, assign: Assign, thinking: Thinking | None) -> SlotGrammar | None:
-        """Rebuilt in the same way, by another thread, from what is answer and not thinking."""
-        grammar = assign.sampling.grammar
-        if grammar is None:
-            return None
-        if self._model.tokenizer is None:
-            raise Fault("invalid_request", "this model has no tokenizer, so nothing can be said about its text")
-        begin = 0 if thinking is None else thinking.answer_from
-        answer = [] if begin is None else assign.token_ids[assign.num_prompt + begin :]
-        return SlotGrammar(grammar, answer, self._grammars, self._mask_threads)
 
     def _permit(self, run: Run, spans: list[Span]) -> None:
         """Adds what the slot may compute; nothing if it belongs to another epoch or has nothing to compute."""
@@ -437,16 +423,6 @@ class Runner:
 
 def _grammar_failed(fault: str) -> Fault:
     return Fault("grammar_failed", f"the request's grammar failed: {fault}")
-
-
-def _thinking(assign: Assign) -> Thinking | None:
-    rule = assign.sampling.thinking
-    return None if rule is None else Thinking(rule, assign.token_ids[assign.num_prompt :])
-
-
-def _grammars(model: PreparedModel) -> Grammars:
-    assert model.tokenizer is not None, "who has none is refused before"
-    return Grammars(Tokenizer.from_file(Path(model.folder) / model.tokenizer))
 
 
 def _num_threads(wanted: int | None) -> int:

@@ -75,8 +75,8 @@ class SlotGrammar:
         wait([self._next])
 
     @staticmethod
-    def wait_for_one(grammars: "Sequence[SlotGrammar]") -> None:
-        wait([one._next for one in grammars], MAX_WAIT_S, FIRST_COMPLETED)
+    def wait_for_one(grammars: "Sequence[SlotGrammar]", limit_s: float = MAX_WAIT_S) -> None:
+        wait([one._next for one in grammars], limit_s, FIRST_COMPLETED)
 
     @staticmethod
     def wait_briefly(grammars: "Sequence[SlotGrammar]") -> None:

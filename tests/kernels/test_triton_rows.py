@@ -30,6 +30,11 @@ def test_norm_of_the_residual_stream(checks, rows, size, adds) -> None:
     assert checks.norm_error(rows, size, adds=adds) <= checks.TOLERANCE
 
 
+@pytest.mark.parametrize("chunks", [[300], [1, 99, 200]])
+def test_rows_are_added_up_in_their_order(checks, chunks) -> None:
+    assert checks.add_rows_differences(300, 1000, chunks) == 0
+
+
 def test_silu_gate(checks) -> None:
     assert checks.silu_gate_error(17, 1536) <= checks.TOLERANCE
 

@@ -8,6 +8,7 @@ import torch
 from onward.kernels.ops import Norms, Rotary, RowTensors, SlotTensors
 from onward.kernels.triton import rows as row_kernels
 from onward.kernels.triton.activation import silu_gate
+from onward.kernels.triton.add_rows import add_rows
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch
 from onward.kernels.triton.fused_decode import fused_decode
 from onward.kernels.triton.linear import LinearPlan, linear
@@ -116,6 +117,9 @@ class TritonOps:
         inputs = SampleInputs(rows.temperatures, rows.seeds, rows.choices, rows.positions)
         cuts = Cuts(rows.top_ks, rows.top_ps, rows.min_ps) if with_cuts else None
         sample(logits, inputs, rows.drawn[0], rows.drawn[1], self._scratch_for(logits), cuts)
+
+    def add_rows(self, x: torch.Tensor, total: torch.Tensor) -> None:
+        add_rows(x, total)
 
     def _scratch_for(self, logits: torch.Tensor) -> SampleScratch:
         """Kept for each size: graphs know where it lies."""

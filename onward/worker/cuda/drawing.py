@@ -1,5 +1,6 @@
 """From logits to tokens, on the device. Most rows need two launches for all of them; rows with rules of their own (biases,
-bad words, penalties, ends that are out of reach) or with logprobs take a slower way, which gives the same tokens.
+bad words, penalties, grammars, budgets, ends that are out of reach) or with logprobs take a slower way, which gives the
+same tokens.
 """
 
 from collections.abc import Sequence
@@ -9,8 +10,10 @@ import torch
 
 from onward.kernels.ops import Ops, RowTensors, SlotTensors
 from onward.proto.sampling import Sampling
+from onward.worker.cuda.answer_masks import AnswerMasks
 from onward.worker.cuda.logit_rules import DeviceRules
 from onward.worker.cuda.logprobs import PendingLogprobs
+from onward.worker.cuda.staging import sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,8 @@ class Draw:
     num_known: int
     num_output: int
     rules: DeviceRules | None
+    is_void: bool = False
+    """Nothing that is drawn for it counts."""
 
     @property
     def forbids_ends(self) -> bool:
@@ -33,23 +38,32 @@ def has_cuts(sampling: Sampling) -> bool:
 
 
 def draw_with_care(
-    ops: Ops, logits: torch.Tensor, slots: SlotTensors, rows: RowTensors, draws: Sequence[Draw], *, with_cuts: bool
-) -> PendingLogprobs | None:
+    ops: Ops, logits: torch.Tensor, slots: SlotTensors, rows: RowTensors, draws: Sequence[Draw],
+    masks: AnswerMasks | None, *, with_cuts: bool,
+) -> PendingLogprobs | None:  # fmt: skip
     """Draws for all rows. Returns the logprobs of those that asked for them, in their order."""
     wide = logits.float()  # a copy, unless they are float32 already, which the next step overwrites anyway
     asking = [row for row, draw in enumerate(draws) if draw.sampling.logprobs is not None]
-    asked = torch.tensor(asking, dtype=torch.int64, device=logits.device)
+    asked = sent(asking, torch.int64, logits.device)
     raw = wide[asked] if asking else None
-    for row, draw in enumerate(draws):
-        if draw.rules is not None:
-            draw.rules.apply(wide[row], slots.tokens[draw.slot], draw.num_known, draw.num_output)
-        if draw.forbids_ends:
-            ends = [token for token in draw.sampling.end_token_ids if 0 <= token < wide.shape[1]]
-            wide[row].index_fill_(0, torch.tensor(ends, dtype=torch.int64, device=wide.device), -torch.inf)
+    _apply_rules(wide, slots, draws, masks)
     ops.sample(wide, rows, with_cuts=with_cuts)
     for row, draw in enumerate(draws):
-        if draw.rules is not None:
+        if draw.rules is not None and not draw.is_void:
             draw.rules.advance(rows.drawn[0, row])
     if raw is None:
         return None
     return PendingLogprobs(raw, rows.drawn[0][asked], [draws[row].sampling.logprobs or 0 for row in asking])
+
+
+def _apply_rules(wide: torch.Tensor, slots: SlotTensors, draws: Sequence[Draw], masks: AnswerMasks | None) -> None:
+    """In the order of the CPU's: penalties and words, what the answer must look like, ends."""
+    for row, draw in enumerate(draws):
+        if draw.rules is not None:
+            draw.rules.apply(wide[row], slots.tokens[draw.slot], draw.num_known, draw.num_output)
+    if masks is not None:
+        masks.apply(wide)
+    for row, draw in enumerate(draws):
+        if draw.forbids_ends:
+            ends = [token for token in draw.sampling.end_token_ids if 0 <= token < wide.shape[1]]
+            wide[row].index_fill_(0, sent(ends, torch.int64, wide.device), -torch.inf)

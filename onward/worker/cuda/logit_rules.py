@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from onward.proto.sampling import Sampling
+from onward.worker.cuda.staging import sent
 
 
 class DeviceRules:
@@ -17,12 +18,12 @@ class DeviceRules:
     ) -> None:
         self._sampling = sampling
         known = [(token, bias) for token, bias in sampling.logit_bias if token < vocab_size]
-        self._bias_ids = torch.tensor([token for token, _ in known], dtype=torch.int64, device=device)
-        self._biases = torch.tensor([bias for _, bias in known], dtype=torch.float32, device=device)
+        self._bias_ids = sent([token for token, _ in known], torch.int64, device)
+        self._biases = sent([bias for _, bias in known], torch.float32, device)
         bad = [word[0] for word in sampling.bad_words if len(word) == 1 and word[0] < vocab_size]
-        self._always_bad = torch.tensor(bad, dtype=torch.int64, device=device)
+        self._always_bad = sent(bad, torch.int64, device)
         runs = [word for word in sampling.bad_words if len(word) > 1 and word[-1] < vocab_size]
-        self._bad_runs = [(torch.tensor(run[:-1], dtype=torch.int32, device=device), run[-1]) for run in runs]
+        self._bad_runs = [(sent(run[:-1], torch.int32, device), run[-1]) for run in runs]
         self._counts: torch.Tensor | None = None
         self._seen: torch.Tensor | None = None
         if sampling.presence_penalty or sampling.frequency_penalty:

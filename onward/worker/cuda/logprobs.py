@@ -3,6 +3,7 @@
 import torch
 
 from onward.proto.step import TokenLogprobs
+from onward.worker.cuda.staging import brought
 
 
 class PendingLogprobs:
@@ -15,8 +16,8 @@ class PendingLogprobs:
         most = max(num_tops)
         values, ids = logits.sort(dim=1, descending=True, stable=True) if most else (logits, tokens[:, None])
         self._num_tops = num_tops
-        self._numbers = _to_host(torch.cat([own.double(), values[:, :most].double()], 1) - totals)
-        self._ids = _to_host(torch.cat([(logits > own).sum(1, keepdim=True), ids[:, :most]], 1))
+        self._numbers = brought(torch.cat([own.double(), values[:, :most].double()], 1) - totals)
+        self._ids = brought(torch.cat([(logits > own).sum(1, keepdim=True), ids[:, :most]], 1))
 
     def read(self) -> list[TokenLogprobs]:
         """Once the device has passed the step."""
@@ -25,8 +26,3 @@ class PendingLogprobs:
             TokenLogprobs(own[0], places[0] + 1, list(zip(places[1 : top + 1], own[1 : top + 1], strict=True)))
             for own, places, top in zip(numbers, ids, self._num_tops, strict=True)
         ]
-
-
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    return host.copy_(tensor, non_blocking=True)

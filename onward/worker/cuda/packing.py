@@ -37,6 +37,8 @@ class Span(Generic[Owner]):
     """For its last token, if its table gets just that one."""
     reported: range | None = None
     """Positions whose logits are wanted, to tell how likely the given tokens behind them were."""
+    is_pooled: bool = False
+    """Its rows' outputs are wanted, and no token."""
 
     @property
     def count(self) -> int:
@@ -66,6 +68,8 @@ class Packed(Generic[Owner]):
     unfinished: list[Span[Owner]] = field(default_factory=list)
     """Chunks that do not sample."""
     reporting: list[Span[Owner]] = field(default_factory=list)
+    pooled: list[tuple[int, Span[Owner]]] = field(default_factory=list)
+    """With their first row of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +91,11 @@ def pack(spans: Sequence[Span[Owner]], geometry: Geometry) -> Packed[Owner]:
     chunks = [span for span in spans if not span.decodes]
     wanted = list(range(len(decoding)))
     reported: list[int] = []
+    pooled: list[tuple[int, Span[Owner]]] = []
     row = len(decoding)
     for span in chunks:
+        if span.is_pooled:
+            pooled.append((row, span))
         if span.reported is not None:
             reported.extend(row + position - span.start for position in span.reported)
         row += span.count
@@ -101,6 +108,7 @@ def pack(spans: Sequence[Span[Owner]], geometry: Geometry) -> Packed[Owner]:
         np.array(wanted + reported, np.int64),
         [span for span in chunks if not span.samples],
         [span for span in chunks if span.reported is not None],
+        pooled,
     )
 
 

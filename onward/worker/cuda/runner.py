@@ -1,8 +1,9 @@
 """Executes step plans on a CUDA device: `begin` launches a step, `finish` hands out the result of the oldest one.
 
 Nothing in `begin` waits for the device: tokens stay there, as the next step's input, and come to the host when their step
-is done. So the next step is launched before the last one's tokens are known. What concerns one request fails that request
-and nobody else; what breaks a step brings the worker down, and the engine charges and resubmits.
+is done. So the next step is launched before the last one's tokens are known. Only a step with grammars draws later, when
+they have seen these tokens: its logits are computed meanwhile. What concerns one request fails that request and nobody
+else; what breaks a step brings the worker down, and the engine charges and resubmits.
 
 With `device="cpu"` and plain operations the same code runs without a device, for tests.
 """
@@ -10,9 +11,8 @@ With `device="cpu"` and plain operations the same code runs without a device, fo
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from operator import attrgetter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ from onward.proto.model import PreparedModel
 from onward.proto.sampling import Sampling
 from onward.proto.step import (
     MAX_PROMPT_LOGPROB_ROWS,
-    Advanced,
     Assign,
     Event,
     Failed,
@@ -37,40 +36,28 @@ from onward.proto.step import (
     Run,
     StepPlan,
     StepResult,
-    Tokens,
     WorkerHello,
 )
+from onward.worker.cuda.answer_masks import AnswerMasks
 from onward.worker.cuda.drawing import Draw, draw_with_care
 from onward.worker.cuda.graph_sizes import padded, sizes_up_to, warm_sizes
 from onward.worker.cuda.graphs import Graphs
+from onward.worker.cuda.launched import LaunchedStep, events_of
 from onward.worker.cuda.logprobs import PendingLogprobs
-from onward.worker.cuda.marks import Mark, mark_on
+from onward.worker.cuda.marks import mark_on
 from onward.worker.cuda.memory import device_blocks
 from onward.worker.cuda.packing import Geometry, Packed, Span, fill_inputs, pack
 from onward.worker.cuda.slots import Slot, Slots
-from onward.worker.cuda.staging import Stage
+from onward.worker.cuda.staging import Stage, sent
+from onward.worker.cuda.undrawn import Undrawn, can_draw
 from onward.worker.memory import longest_sequence
 from onward.worker.slot_checks import Fault
 
 MAX_STEPS_IN_FLIGHT = 4
 
 _PLAIN, _CUT = Sampling(seed=0), Sampling(seed=0, top_k=5, top_p=0.9, min_p=0.01)
-_CAREFUL = Sampling(seed=0, top_p=0.9, logprobs=1)
-
-
-@dataclass(slots=True)
-class _Step:
-    """One that was launched, and all that is needed to tell its result."""
-
-    number: int
-    begun_s: float
-    events: list[Event]
-    packed: Packed[Slot]
-    drawn: torch.Tensor
-    """In pinned memory: for each span that samples its token, and whether there is one."""
-    logprobs: PendingLogprobs | None = None
-    reported: PendingLogprobs | None = None
-    mark: Mark | None = None
+_CAREFUL, _CAREFUL_CUT = Sampling(seed=0, logprobs=0), Sampling(seed=0, top_p=0.9, logprobs=1)
+_POOLED = Sampling(seed=0, pooling="mean")
 
 
 class CudaRunner:
@@ -84,6 +71,7 @@ class CudaRunner:
         device: str = "cuda",
         is_rehearsal: bool = False,
         before_pool: Callable[[], None] = lambda: None,
+        mask_threads: Executor | None = None,
     ) -> None:
         """`weights` as `open_weights` gives them; None: random ones. `before_pool` is called when the weights are loaded,
         before the rest of the device's memory is measured. A rehearsal captures nothing."""
@@ -104,7 +92,7 @@ class CudaRunner:
         self.num_blocks = self._pool_blocks(dtype.itemsize)
         self._decoder.use(self._allocate_pool(dtype))
         self._slots = Slots(
-            config.max_num_seqs, self.max_model_len, config.block_size, self.num_blocks, model.config.vocab_size, device
+            model, config.max_num_seqs, self.max_model_len, config.block_size, self.num_blocks, device, mask_threads
         )
         max_blocks = self._slots.tensors.tables.shape[1]
         self._rows = RowTensors.allocate(max_sampled, max_blocks, device)
@@ -114,7 +102,7 @@ class CudaRunner:
             ops.tile_rows,
         )  # fmt: skip
         self._graphs = Graphs(is_on=device != "cpu" and not is_rehearsal)
-        self._in_flight: deque[_Step] = deque()
+        self._in_flight: deque[LaunchedStep] = deque()
         self._stages = [Stage(device) for _ in range(MAX_STEPS_IN_FLIGHT)]
         is_pinned = device != "cpu"
         self._inputs = [torch.zeros((3, max_sampled), dtype=torch.int32, pin_memory=is_pinned) for _ in self._stages]
@@ -150,7 +138,8 @@ class CudaRunner:
         most = self._config.max_num_seqs
         for size in sizes_up_to(most):
             self._rehearse(min(size, most), _PLAIN)
-        for sampling in (_CUT, _CAREFUL):
+        self._rehearse(1, _POOLED)
+        for sampling in (_CUT, _CAREFUL, _CAREFUL_CUT):
             for size in (1, most):
                 self._rehearse(size, sampling)
 
@@ -180,15 +169,18 @@ class CudaRunner:
 
     @property
     def has_result(self) -> bool:
-        """Whether `finish` would not have to wait."""
-        mark = self._in_flight[0].mark if self._in_flight else None
-        return mark is not None and mark.is_passed()
+        """Whether `finish` would not have to wait. Who asks for it moves a draw along that is waited for."""
+        step = self._in_flight[0] if self._in_flight else None
+        if step is not None and (late := step.undrawn) is not None and (late.is_ready or late.forward.is_passed()):
+            self._draw_undrawn()
+        return step is not None and step.mark is not None and step.mark.is_passed()
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> None:
         """Launches all of it: preempt, assign, run, in this order."""
         assert len(self._in_flight) < MAX_STEPS_IN_FLIGHT, "buffers of a step are its own until it is done"
         begun_s = time.perf_counter()
+        self._draw_undrawn()
         stage = self._stages[self._turn]
         stage.clear()
         events: list[Event] = [self._preempt(preempt) for preempt in plan.preempt]
@@ -204,9 +196,10 @@ class CudaRunner:
                     spans.append(span)
             except Fault as fault:
                 self._fail(events, run, fault)
-        step = _Step(plan.step, begun_s, events, pack(spans, self._geometry), self._drawn[self._turn])
+        step = LaunchedStep(plan.step, begun_s, events, pack(spans, self._geometry), self._drawn[self._turn])
         self._compute(step, stage)
-        step.mark = mark_on(self._device)
+        if step.undrawn is None:
+            step.mark = mark_on(self._device)
         self._in_flight.append(step)
         self._turn = (self._turn + 1) % MAX_STEPS_IN_FLIGHT
 
@@ -214,10 +207,12 @@ class CudaRunner:
         """The result of the oldest step in flight, once the device is done with it; None if there is none."""
         if not self._in_flight:
             return None
+        if self._in_flight[0].undrawn is not None:
+            self._draw_undrawn()
         step = self._in_flight.popleft()
         assert step.mark is not None, "a step in flight was launched"
         step.mark.wait()
-        events = step.events + self._read(step)
+        events = step.events + events_of(step, self._free_failed)
         now_s = time.perf_counter()
         busy_s = now_s - max(step.begun_s, self._last_finish_s)
         self._last_finish_s = now_s
@@ -261,7 +256,11 @@ class CudaRunner:
         self._slots.free(preempt.slot)
         return Preempted(preempt.slot, preempt.epoch, slot.num_tokens)
 
-    def _compute(self, step: _Step, stage: Stage) -> None:
+    def _free_failed(self, span: Span[Slot]) -> None:
+        if self._slots[span.slot] is span.owner:
+            self._slots.free(span.slot)
+
+    def _compute(self, step: LaunchedStep, stage: Stage) -> None:
         packed = step.packed
         sampling = packed.sampling
         if not sampling and packed.chunks is None:
@@ -269,15 +268,48 @@ class CudaRunner:
             return
         with_cuts = any(span.owner.has_cuts for span in sampling)
         needs_care = any(span.position < span.owner.careful_until for span in sampling)
-        if packed.chunks is None and not needs_care:
+        ruled = [(row, span) for row, span in enumerate(sampling) if span.position >= span.owner.ruled_from]
+        if packed.chunks is None and not needs_care and not ruled:
             self._decode_and_draw(packed, stage, with_cuts=with_cuts)
-        else:
-            logits = self._forward(packed, stage)
-            self._report(step, logits[len(sampling) :])
-            if sampling:
-                self._draw(step, logits[: len(sampling)], with_cuts=with_cuts, needs_care=needs_care)
+            self._bring_drawn(step)
+            return
+        logits = self._forward(packed, stage)
+        self._pool(step)
+        self._report(step, logits[len(sampling) :])
+        logits = logits[: len(sampling)]
+        if ruled:
+            step.undrawn = Undrawn(logits, with_cuts, ruled, mark_on(self._device))
+            if step.undrawn.is_ready:
+                self._draw_late(step, step.undrawn)
+            return
+        if sampling:
+            self._draw(step, logits, None, with_cuts=with_cuts, needs_care=needs_care)
+        self._bring_drawn(step)
+
+    def _bring_drawn(self, step: LaunchedStep) -> None:
         # All of it, whoever sampled: a part would not lie in one piece, and would be waited for.
         step.drawn.copy_(self._rows.drawn, non_blocking=True)
+
+    def _draw_undrawn(self) -> None:
+        """Decides what the newest step draws, if that is still open: nothing is launched behind it before."""
+        if self._in_flight and (undrawn := self._in_flight[-1].undrawn) is not None:
+            undrawn.wait()
+            self._draw_late(self._in_flight[-1], undrawn)
+
+    @torch.inference_mode()
+    def _draw_late(self, step: LaunchedStep, undrawn: Undrawn) -> None:
+        ready: list[tuple[int, Slot]] = []
+        for row, span in undrawn.ruled:
+            if can_draw(span):
+                ready.append((row, span.owner))
+            else:
+                step.waiting.add(row)
+                span.owner.take_back()
+        masks = AnswerMasks(ready, self._model.config.vocab_size, self._device)
+        step.faults, step.undrawn = masks.faults, None
+        self._draw(step, undrawn.logits, masks, with_cuts=undrawn.with_cuts, needs_care=True)
+        self._bring_drawn(step)
+        step.mark = mark_on(self._device)
 
     def _decode_and_draw(self, packed: Packed[Slot], stage: Stage, *, with_cuts: bool) -> None:
         """The usual step: one graph from the rows' inputs to their tokens."""
@@ -323,19 +355,28 @@ class CudaRunner:
         self._rows.inputs.copy_(here, non_blocking=True)
         return self._rows.first(count)
 
-    def _draw(self, step: _Step, logits: torch.Tensor, *, with_cuts: bool, needs_care: bool) -> None:
+    def _draw(
+        self, step: LaunchedStep, logits: torch.Tensor, masks: AnswerMasks | None, *, with_cuts: bool, needs_care: bool
+    ) -> None:
         slots, rows = self._slots.tensors, self._rows.first(len(logits))
         if needs_care:
-            draws = [
-                Draw(span.slot, span.owner.sampling, span.end, span.position, span.owner.rules)
-                for span in step.packed.sampling
-            ]
-            step.logprobs = draw_with_care(self._ops, logits, slots, rows, draws, with_cuts=with_cuts)
+            step.logprobs = draw_with_care(
+                self._ops, logits, slots, rows, _careful_draws(step), masks, with_cuts=with_cuts
+            )
         else:
             self._ops.sample(logits, rows, with_cuts=with_cuts)
         self._ops.finish_rows(slots, rows)
 
-    def _report(self, step: _Step, logits: torch.Tensor) -> None:
+    def _pool(self, step: LaunchedStep) -> None:
+        outputs = self._decoder.outputs()
+        for row, span in step.packed.pooled:
+            pool = span.owner.pool
+            assert pool is not None, "who is pooled has a pool"
+            pool.add(outputs[row : row + span.count], self._ops)
+            if span.end == span.owner.num_tokens:
+                step.vectors[span.slot] = pool.vector()
+
+    def _report(self, step: LaunchedStep, logits: torch.Tensor) -> None:
         """How likely the given tokens were: each row tells of the token behind it, of the prompt or of the output."""
         given: list[int] = []
         num_tops: list[int] = []
@@ -346,43 +387,16 @@ class CudaRunner:
                 is_prompt = position + 1 < slot.num_prompt
                 num_tops.append((sampling.prompt_logprobs if is_prompt else sampling.logprobs) or 0)
         if given:
-            tokens = torch.tensor(given, dtype=torch.int64, device=logits.device)
+            tokens = sent(given, torch.int64, logits.device)
             step.reported = PendingLogprobs(logits.float(), tokens, num_tops)
 
-    def _read(self, step: _Step) -> list[Event]:
-        packed = step.packed
-        asking = [span for span in packed.sampling if span.owner.sampling.logprobs is not None] if step.logprobs else []
-        logprobs = dict(zip(map(_slot_of, asking), step.logprobs.read(), strict=True)) if step.logprobs else {}
-        reported = iter(step.reported.read() if step.reported is not None else ())
-        scores = {span.slot: [next(reported) for _ in span.reported or ()] for span in packed.reporting}
-        events: list[Event] = [
-            Advanced(span.slot, span.owner.epoch, span.end, scores.get(span.slot))
-            for span in packed.unfinished
-            if not span.owner.has_failed
-        ]
-        token_ids, are_valid = step.drawn[:, : len(packed.sampling)].tolist()
-        for span, token, is_valid in zip(packed.sampling, token_ids, are_valid, strict=True):
-            slot, owner = span.slot, span.owner
-            if owner.has_failed:
-                continue
-            if not is_valid:
-                events.append(self._invalid(span))
-            elif logprobs or scores:
-                told = [logprobs[slot]] if slot in logprobs else None
-                events.append(Tokens(slot, owner.epoch, span.position, span.end, [token], told, scores.get(slot)))
-            else:
-                events.append(Tokens(slot, owner.epoch, span.position, span.end, [token]))
-        return events
 
-    def _invalid(self, span: Span[Slot]) -> Failed:
-        span.owner.has_failed = True
-        if self._slots[span.slot] is span.owner:
-            self._slots.free(span.slot)
-        message = "the model's output for this request is not a number"
-        return Failed(span.slot, span.owner.epoch, "invalid_logits", message)
-
-
-_slot_of = attrgetter("slot")
+def _careful_draws(step: LaunchedStep) -> Sequence[Draw]:
+    voided = step.waiting | step.faults.keys()
+    return [
+        Draw(span.slot, span.owner.sampling, span.end, span.position, span.owner.rules, row in voided)
+        for row, span in enumerate(step.packed.sampling)
+    ]
 
 
 def _check_supported(model: PreparedModel, config: WorkerConfig) -> None:

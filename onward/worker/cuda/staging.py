@@ -3,11 +3,25 @@
 A step has a stage of its own until it is done: its copy may still be under way while the next step is prepared.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 _ALIGNMENT = 16
 _KINDS = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
+
+
+def sent(values: Sequence[float], dtype: torch.dtype, device: str | torch.device) -> torch.Tensor:
+    """A few numbers on the device. Without pinned memory this would wait for all that the device has to do before."""
+    is_there = torch.device(device).type == "cpu"
+    return torch.tensor(values, dtype=dtype, pin_memory=not is_there).to(device, non_blocking=True)
+
+
+def brought(tensor: torch.Tensor) -> torch.Tensor:
+    """On the host, once the device has passed this place."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return host.copy_(tensor, non_blocking=True)
 
 
 class Stage:

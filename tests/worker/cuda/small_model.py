@@ -1,16 +1,22 @@
 """A small random model on both runners: the CPU's, and the device's with plain operations or on a real device."""
 
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from onward.config import WorkerConfig
 from onward.kernels.ops import Ops
 from onward.kernels.torch_ops import TorchOps
 from onward.models.names import expected_tensors
-from onward.proto.model import ModelConfig
+from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.step import StepPlan, StepResult
+from onward.sim import vocabulary
 from onward.worker.cuda.runner import CudaRunner
 from tests.worker.driver import Driver, prepared
 
@@ -41,12 +47,14 @@ class DeviceDriver(Driver):
 
     def __init__(
         self, config: ModelConfig = CONFIG, *, ops: Ops | None = None, device: str = "cpu", dtype: str = "float32",
-        quantization: str = "none", weights: Mapping[str, Any] | None = None, **settings: Any,
+        quantization: str = "none", weights: Mapping[str, Any] | None = None, model: PreparedModel | None = None,
+        mask_threads: Executor | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         self.config = WorkerConfig(**(SETTINGS | settings), device="cuda")
-        model = prepared(config, dtype=dtype, quantization=quantization)
+        model = model or prepared(config, dtype=dtype, quantization=quantization)
         weights = random_weights(config) if weights is None else weights
-        self._open(CudaRunner(model, self.config, weights, ops=ops or TorchOps(), device=device))
+        ops = ops or TorchOps()
+        self._open(CudaRunner(model, self.config, weights, ops=ops, device=device, mask_threads=mask_threads))
 
     def logits(self, slot: int, token_ids: Sequence[int], chunks: Sequence[int]) -> np.ndarray:
         assert sum(chunks) == len(token_ids)
@@ -82,3 +90,29 @@ class DeviceDriver(Driver):
 
 def cpu_driver(config: ModelConfig = CONFIG, **settings: Any) -> Driver:
     return Driver(prepared(config), random_weights(config), **(SETTINGS | settings))
+
+
+SPOKEN = msgspec.structs.replace(CONFIG, vocab_size=len(vocabulary.pieces()))
+"""Speaks the simulator's vocabulary, so that its outputs are text."""
+
+
+@contextmanager
+def spoken_model() -> Iterator[PreparedModel]:
+    """While its tokenizer's file is there."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "tokenizer.json").write_text(vocabulary.text().tokenizer or "", encoding="utf-8")
+        yield msgspec.structs.replace(prepared(SPOKEN), folder=folder, tokenizer="tokenizer.json")
+
+
+def spoken_driver(mask_threads: Executor | None = None, **settings: Any) -> DeviceDriver:
+    with spoken_model() as model:
+        driver = DeviceDriver(SPOKEN, model=model, mask_threads=mask_threads, **settings)
+        driver.runner._slots.grammars.get()  # reads the file
+        return driver
+
+
+def spoken_cpu_driver(mask_threads: Executor | None = None) -> Driver:
+    with spoken_model() as model:
+        driver = Driver(model, random_weights(SPOKEN), mask_threads, **SETTINGS)
+        driver.runner._grammars.get()
+        return driver

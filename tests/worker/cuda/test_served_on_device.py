@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from onward.bench.shapes import write_tokenizer
@@ -26,6 +29,12 @@ BODIES = [
         "ignore_eos": True, "temperature": 0.7, "seed": i,
     }
     for i in range(12)
+] + [
+    {
+        "model": "m", "prompt": [(i * 17 + j * j) % 4096 for j in range(9)], "max_tokens": NUM_TOKENS, "seed": i,
+        "temperature": 0.9, "guided_regex": "([a-z]{3} ){250}[a-z]{5}",
+    }
+    for i in range(2)
 ]  # fmt: skip
 
 
@@ -59,6 +68,26 @@ def test_streams_go_on_when_a_process_is_killed(server: Server, undisturbed: lis
     assert killed
     assert [stream.result() for stream in streams] == undisturbed
     assert server.pid(role) != pid
+
+
+def test_answers_have_the_form_that_was_asked_for(undisturbed: list[tuple]) -> None:
+    for text, *_ in undisturbed[12:]:
+        assert re.fullmatch("([a-z]{3} ){250}[a-z]{5}", text)
+
+
+def test_vectors_are_the_same_alone_and_among_others(server: Server) -> None:
+    inputs = [body["prompt"] for body in BODIES]
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+
+        def ask(several: list[Any]) -> list[list[float]]:
+            answer = client.post("/v1/embeddings", json={"model": "m", "input": several})
+            assert answer.status_code == 200, answer.text
+            return [one["embedding"] for one in answer.json()["data"]]
+
+        together = ask(inputs)
+        assert [ask([one])[0] for one in inputs[::5]] == together[::5]
+    assert len({tuple(vector) for vector in together}) == len(inputs)
+    assert all(abs(sum(x * x for x in vector) - 1) < 1e-3 for vector in together)
 
 
 def test_each_stream_alone_gets_what_it_got_among_others(server: Server, undisturbed: list[tuple]) -> None:

@@ -1,0 +1,195 @@
+"""The device's runner with plain operations under grammars, budgets and pooling: it says what the CPU's runner says."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onward.proto.sampling import Grammar, Sampling
+from onward.proto.step import Advanced, Embedding, Event, Failed, Preempt, Preempted, Run, StepPlan, Tokens
+from onward.proto.thinking import ThinkingRule
+from onward.sim.structures import STRUCTURES
+from tests.worker.cuda.small_model import DeviceDriver, cpu_driver, random_weights, spoken_cpu_driver, spoken_driver
+from tests.worker.spoken import END, PROMPT, Held, Inline, resumed, sampling, text_of
+
+BEGIN, STOP, LEAD = 40, 41, 10
+OBJECT = STRUCTURES["object"].grammar
+RULE = ThinkingRule((BEGIN,), (STOP,), begins_inside=True, budget=4, lead_token_ids=(LEAD,))
+KINDS: dict[str, Sampling] = {
+    **{name: sampling(structure.grammar) for name, structure in STRUCTURES.items()},
+    "penalties": sampling(OBJECT, repetition_penalty=1.3, logprobs=2, top_p=0.9),
+    "eager": sampling(STRUCTURES["open-regex"].grammar, logit_bias=((END, 100.0),), min_tokens=9),
+    "budget": sampling(None, thinking=RULE, bad_words=((STOP,),)),
+    "no budget": sampling(None, thinking=ThinkingRule((BEGIN,), (STOP,), begins_inside=True)),
+    "thoughtful": sampling(OBJECT, thinking=RULE, bad_words=((STOP,),)),
+    "opened": sampling(
+        OBJECT, thinking=ThinkingRule((BEGIN,), (STOP,), budget=3), logit_bias=((BEGIN, 20.0),), bad_words=((STOP,),)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_answers_under_rules_are_the_cpus(name: str) -> None:
+    assert resumed(spoken_driver(Inline()), KINDS[name]) == resumed(spoken_cpu_driver(Inline()), KINDS[name])
+
+
+def test_an_output_that_is_gone_on_with_anywhere_is_the_same() -> None:
+    driver = spoken_driver(Inline())
+    whole = resumed(driver, KINDS["thoughtful"])
+    for position in (1, 4, 5, 6, len(whole[0]) - 2):
+        assert resumed(driver, KINDS["thoughtful"], whole[0][:position]) == whole
+
+
+def _in_flight(driver: DeviceDriver, kinds: list[Sampling], num_steps: int, depth: int) -> list[list[int]]:
+    """Each one's tokens, until it ends or that many steps are done."""
+    requests = [driver.assign(slot, PROMPT, room=120, sampling=kind) for slot, kind in enumerate(kinds)]
+    plans = [StepPlan(1, assign=requests, run=[Run(r.slot, r.epoch, len(PROMPT)) for r in requests])]
+    plans += [StepPlan(n, run=[Run(r.slot, r.epoch, 1) for r in requests]) for n in range(2, num_steps + 1)]
+    found: list[list[int]] = [[] for _ in kinds]
+    ended: set[int] = set()
+    for result in driver.overlapped(plans, depth):
+        for event in result.events:
+            if isinstance(event, Tokens) and event.slot not in ended:
+                assert event.position == len(found[event.slot])
+                found[event.slot] += event.token_ids
+                if event.grammar_done or event.token_ids[-1] == END:
+                    ended.add(event.slot)
+    return found
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("threads", ["inline", "threads"])
+def test_steps_in_flight_give_the_tokens_of_single_steps(depth: int, threads: str) -> None:
+    kinds = [KINDS[name] for name in ("object", "budget", "thoughtful", "penalties")]
+    kinds.append(Sampling(seed=3, temperature=0.8))
+    expected = _in_flight(spoken_driver(Inline()), kinds, 24, depth=1)
+    with ThreadPoolExecutor(2) as pool:
+        driver = spoken_driver(Inline() if threads == "inline" else pool)
+        found = _in_flight(driver, kinds, 30, depth)
+    for ours, theirs in zip(found, expected, strict=True):
+        common = min(len(ours), len(theirs))
+        assert common > 4
+        assert ours[:common] == theirs[:common]
+
+
+def test_with_two_steps_in_flight_every_step_gives_a_token_under_a_grammar() -> None:
+    found = _in_flight(spoken_driver(Inline()), [sampling(Grammar("regex", "[a-f]{200}"))], 30, depth=2)
+    assert len(found[0]) == 30
+    assert re.fullmatch("[a-f]*", text_of(found[0]))
+
+
+def test_a_slot_whose_mask_is_not_ready_skips_the_step_and_nobody_waits_for_it() -> None:
+    expected, _ = resumed(spoken_driver(Inline()), KINDS["object"])
+    held = Held()
+    driver = spoken_driver(held)
+    slow = driver.assign(0, PROMPT, room=64, sampling=KINDS["object"])
+    other = driver.assign(1, PROMPT, room=64, sampling=sampling(None))
+    driver.step(assign=[slow, other])
+    tokens: list[int] = []
+    for step in range(3 * len(expected)):
+        if step % 3 == 2:
+            held.release()
+        count = 1 if step else len(PROMPT)
+        events = driver.step(run=[Run(0, slow.epoch, count), Run(1, other.epoch, count)])
+        mine, theirs = sorted(events, key=lambda event: event.slot)
+        assert isinstance(theirs, Tokens)
+        if step % 3 == 2:
+            assert isinstance(mine, Tokens)
+            assert mine.position == len(tokens)
+            tokens += mine.token_ids
+        else:
+            assert mine == Advanced(0, slow.epoch, len(PROMPT) + len(tokens) - 1)
+    assert tokens == expected
+
+
+def test_a_preempt_behind_a_draw_that_had_to_wait_tells_the_length_without_it() -> None:
+    driver = spoken_driver(Held())
+    request = driver.assign(0, PROMPT, room=9, sampling=KINDS["object"])
+    other = driver.assign(1, PROMPT, room=9, sampling=sampling(None))
+    plans = [StepPlan(1, assign=[request, other], run=[Run(0, request.epoch, 7), Run(1, other.epoch, 7)])]
+    plans.append(StepPlan(2, preempt=[Preempt(0, request.epoch)], run=[Run(1, other.epoch, 1)]))
+    first, second = driver.overlapped(plans, depth=2)
+    assert Advanced(0, request.epoch, 6) in first.events
+    assert Preempted(0, request.epoch, 7) in second.events
+
+
+def test_a_grammar_that_fails_fails_its_request_and_nobody_else() -> None:
+    driver = spoken_driver(Inline())
+    words = tuple((token_id,) for token_id in range(driver.runner._model.config.vocab_size))
+    kinds = [sampling(Grammar("regex", "(")), sampling(OBJECT, bad_words=words), KINDS["object"]]
+    requests = [driver.assign(slot, PROMPT, room=8, sampling=kind) for slot, kind in enumerate(kinds)]
+    requests.append(driver.assign(3, [*PROMPT, 5], room=8, sampling=sampling(Grammar("regex", "xyz")), num_prompt=7))
+    driver.step(assign=requests)
+    events = {event.slot: event for event in driver.step(run=[Run(r.slot, r.epoch, 8) for r in requests])}
+    assert {slot: type(event) for slot, event in events.items()} == {0: Failed, 1: Failed, 2: Tokens, 3: Failed}
+    told = [event.message for _, event in sorted(events.items()) if isinstance(event, Failed)]
+    for message, part in zip(told, ("unclosed group", "no token to draw", "position 0"), strict=True):
+        assert part in message
+    assert [event.slot for event in driver.step(run=[Run(r.slot, r.epoch, 1) for r in requests])] == [2]
+
+
+def test_a_model_without_a_tokenizer_has_no_grammars() -> None:
+    driver = DeviceDriver()
+    [event] = driver.step(assign=[driver.assign(0, PROMPT, sampling=KINDS["object"])])
+    assert isinstance(event, Failed)
+    assert event.code == "invalid_request"
+
+
+def _embedded(driver: Any, kind: str, prompt: list[int], chunks: list[int]) -> tuple[list[Event], np.ndarray]:
+    request = driver.assign(0, prompt, sampling=Sampling(seed=0, pooling=kind))
+    driver.step(assign=[request])
+    events = [event for count in chunks for event in driver.step(run=[Run(0, request.epoch, count)])]
+    assert isinstance(events[-1], Embedding)
+    driver.give_back(request.block_ids)
+    return events, np.frombuffer(events[-1].vector, "<f4")
+
+
+@pytest.mark.parametrize("kind", ["mean", "last"])
+def test_vectors_are_the_cpus_and_do_not_depend_on_chunks(kind: str) -> None:
+    prompt = [(7 * i * i + 3) % 199 for i in range(50)]
+    _, expected = _embedded(cpu_driver(), kind, prompt, [50])
+    driver = DeviceDriver(deterministic=True)
+    events, whole = _embedded(driver, kind, prompt, [50])
+    assert [type(event) for event in events] == [Embedding]
+    assert np.abs(whole - expected).max() <= 1e-5 * np.abs(expected).max()
+    events, parts = _embedded(driver, kind, prompt, [1, 30, 19])
+    assert [type(event) for event in events] == [Advanced, Advanced, Embedding]
+    assert np.array_equal(parts, whole)
+
+
+def test_who_wants_a_vector_shares_steps_with_who_wants_tokens() -> None:
+    prompt = [(7 * i * i + 3) % 199 for i in range(40)]
+    _, expected = _embedded(DeviceDriver(deterministic=True), "mean", prompt, [40])
+    driver = DeviceDriver(deterministic=True)
+    alone = driver.generate([driver.assign(1, PROMPT, room=4)], 3)[0]
+    speaking = driver.assign(1, PROMPT, room=4)
+    asking = driver.assign(0, prompt, sampling=Sampling(seed=0, pooling="mean"))
+    driver.step(assign=[speaking, asking])
+    events = driver.step(run=[Run(1, speaking.epoch, 7), Run(0, asking.epoch, 15)])
+    events += driver.step(run=[Run(1, speaking.epoch, 1), Run(0, asking.epoch, 24)])
+    events += driver.step(run=[Run(0, asking.epoch, 1), Run(1, speaking.epoch, 1)])
+    [vector] = [np.frombuffer(event.vector, "<f4") for event in events if isinstance(event, Embedding)]
+    assert np.array_equal(vector, expected)
+    assert [event.token_ids[0] for event in events if isinstance(event, Tokens)] == alone
+
+
+def test_a_mean_of_a_prompt_that_is_cached_in_part_is_refused() -> None:
+    driver = DeviceDriver()
+    request = driver.assign(0, PROMPT, sampling=Sampling(seed=0, pooling="mean"), num_computed=3)
+    [event] = driver.step(assign=[request])
+    assert isinstance(event, Failed)
+    assert event.code == "internal_error"
+
+
+def test_a_vector_that_is_no_number_fails_its_request() -> None:
+    weights = dict(random_weights())
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].copy()
+    weights["model.embed_tokens.weight"][51] = np.nan
+    driver = DeviceDriver(weights=weights)
+    request = driver.assign(0, [1, 51, 2], sampling=Sampling(seed=0, pooling="mean"))
+    driver.step(assign=[request])
+    [event] = driver.step(run=[Run(0, request.epoch, 3)])
+    assert isinstance(event, Failed)
+    assert event.code == "invalid_logits"
