@@ -278,7 +278,7 @@ class HashWorker:
             block[position % self.block_size] = _cell(position, token)
 
     def _sample(self, run: Run, slot: Slot, prompt_logprobs: list[TokenLogprobs] | None) -> Event:
-        """One token, and one more for each draft that was right."""
+        """One token, and one more for each draft that was right. It looks for no end of the output: the engine cuts."""
         drafts = [] if slot.push is not None or prompt_logprobs is not None else self._guess(slot, run.num_drafts)
         self._write(slot, slot.num_computed, drafts)
         position, grammar_done = len(slot.token_ids) - slot.num_prompt, False
@@ -294,7 +294,7 @@ class HashWorker:
                 slot.num_computed -= 1  # the next step finds it again
                 break
             depth = len(slot.token_ids) - 1 - slot.num_prompt - position
-            if grammar_done or _ends(slot, position + depth) or drafts[depth : depth + 1] != [token]:
+            if grammar_done or drafts[depth : depth + 1] != [token]:
                 break
             if slot.grammar is not None and not slot.grammar.is_ready:
                 break
@@ -352,14 +352,6 @@ class HashWorker:
         num_blocks = -(-slot.num_computed // self.block_size)
         cells = b"".join([self.memory[block].tobytes() for block in slot.block_ids[:num_blocks]])
         return cells[: slot.num_computed * 8]
-
-
-def _ends(slot: Slot, position: int) -> bool:
-    """What the engine would cut is not drawn, as far as a worker knows."""
-    sampling = slot.sampling
-    if sampling.max_tokens is not None and position + 1 >= sampling.max_tokens:
-        return True
-    return slot.token_ids[slot.num_prompt + position] in sampling.end_token_ids and position >= sampling.min_tokens
 
 
 def _advance_grammar(slot: Slot, token: int) -> bool:
