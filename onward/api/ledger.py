@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from onward.api.draft_stats import Drafts
 from onward.obs.metrics import Registry
 from onward.obs.shared_counters import resubmissions, stale_events
 from onward.proto.request import (
@@ -92,6 +93,7 @@ class Order:
     caller_limits: CallerLimits | None = None
     asks_anew: bool = False
     """Nobody is known to have let it in before, whatever number the attempt has: a client's cursor may say any."""
+    max_drafts: int | None = None
 
     @property
     def epoch_before(self) -> int:
@@ -130,6 +132,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     rescored: list[TokenLogprobs] | None = None
     embedding: bytes | None = None
     """With `Order.score_from`, once, before all others: of the given tokens from there on."""
+    drafts: Drafts = ()
 
     @property
     def failed(self) -> bool:
@@ -393,6 +396,7 @@ class Ledger:
                 delta.prompt_logprobs if num_known == 0 else None,
                 rescored,
                 delta.embedding,
+                _drafts(delta),
             )
         )
 
@@ -496,6 +500,7 @@ class Ledger:
                 caller=order.caller,
                 caller_limits=order.caller_limits,
                 asks_anew=order.asks_anew and promise.epoch == promise.epoch_before + 1,
+                max_drafts=order.max_drafts,
             )
         ]
 
@@ -580,3 +585,7 @@ def _overdue(promise: Promise, now_s: float) -> ErrorInfo | None:
     if waiting_since_s is not None and now_s - waiting_since_s >= MAX_WAIT_S:
         return NO_ENGINE
     return None
+
+
+def _drafts(delta: TokenDelta) -> Drafts:
+    return ((delta.num_drafted, len(delta.token_ids) - 1),) if delta.num_drafted else ()
