@@ -90,7 +90,8 @@ class Answer:
                 continue
             if delivery.num_cached_tokens is not None:
                 choice.num_cached_tokens = delivery.num_cached_tokens
-            choice.drafts.note(delivery.drafts)
+            if delivery.drafts:
+                choice.drafts.note(delivery.drafts)
             for part in (delivery,) if choice.skip_to is None else _split_at(choice.skip_to, choice, delivery):
                 if progress.error is None:
                     self._take_part(choice, part, progress)
