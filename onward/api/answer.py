@@ -28,17 +28,20 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int | None = None
+    """Of the completion's. None where thinking is not looked for."""
     drafts: DraftStats | None = None
     """Where asked for."""
 
     def as_json(self) -> dict[str, object]:
-        drafts = {} if self.drafts is None else {"speculative": self.drafts.as_json()}
+        thought, drafts = self.reasoning_tokens, self.drafts
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            **drafts,
+            **({} if thought is None else {"completion_tokens_details": {"reasoning_tokens": thought}}),
+            **({} if drafts is None else {"speculative": drafts.as_json()}),
         }
 
 
@@ -147,10 +150,15 @@ class Answer:
 
     def usage(self, num_tokens: int | None = None) -> Usage:
         """Each prompt counts once, as the first of its choices that was run has found it. `num_tokens`: where not all of
-        the output counts that is there."""
-        made = sum(choice.position for choice in self.choices) if num_tokens is None else num_tokens
+        the output counts that is there, and nothing is said of what it is."""
         cached = sum(self._num_cached(first) for first in range(0, len(self.choices), self._num_each))
-        return Usage(sum(map(len, self._prompts)), made, cached, self._drafts() if self._tells_drafts else None)
+        num_prompt = sum(map(len, self._prompts))
+        if num_tokens is not None:
+            return Usage(num_prompt, num_tokens, cached)
+        thought = [one for choice in self.choices if (one := choice.text.num_reasoning_tokens) is not None]
+        made = sum(choice.position for choice in self.choices)
+        drafts = self._drafts() if self._tells_drafts else None
+        return Usage(num_prompt, made, cached, sum(thought) if thought else None, drafts)
 
     def _drafts(self) -> DraftStats:
         """Of all choices."""

@@ -61,6 +61,8 @@ class AttemptEndpoint:
             raise TooLarge(f"the body is larger than {max_body_bytes} bytes, the limit of this server")
         self._streams.check_open()
         self._streams.check(attempt)
+        if not attempt.was_taken:
+            self._backend.fullness.check()
         await http.while_connected(receive, self._run(attempt, started_at_s, send))
 
     async def _run(self, attempt: Attempt, started_at_s: float, send: Send) -> None:

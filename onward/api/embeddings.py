@@ -74,6 +74,7 @@ class Embeddings:
 
     async def _serve(self, receive: Receive, send: Send, asked: Coroutine[Any, Any, Asked]) -> None:
         check_room(self._num_open)
+        self._backend.fullness.check()
         await http.while_connected(receive, self._answer(await asked, send))
 
     async def _answer(self, asked: Asked, send: Send) -> None:
@@ -107,7 +108,7 @@ class Embeddings:
         mailbox = client.open(orders, is_new=not wanted.is_routed, with_nudges=False)
         vectors: dict[str, bytes] = {}
         try:
-            await mailbox.accepted()
+            await self._backend.fullness.accepted(mailbox)
             while len(vectors) < len(orders):
                 for one in await mailbox.take():
                     if one.error is not None:

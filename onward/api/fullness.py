@@ -5,6 +5,7 @@ their bodies are looked at. They would be tokenized only to hear it from the eng
 concerned, and limits of single callers are not remembered.
 """
 
+from onward.api.engine_client import Mailbox
 from onward.clock import Clock
 from onward.obs.metrics import Registry
 from onward.proto.request import ErrorInfo
@@ -29,6 +30,14 @@ class Fullness:
         """The engine has said this to a new request."""
         if refusal.code == FULL:
             self._refusal, self._until_s = refusal, self._clock.now_s() + self._hold_s
+
+    async def accepted(self, mailbox: Mailbox) -> None:
+        """Waits until the engine has taken a request. What it refuses is noted."""
+        try:
+            await mailbox.accepted()
+        except RequestFailed as failure:
+            self.note(failure.info)
+            raise
 
     def check(self) -> None:
         """Raises what the engine has just said."""

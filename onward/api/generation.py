@@ -13,7 +13,6 @@ from typing import Any
 from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
-from onward.api.engine_client import Mailbox
 from onward.api.forms import Collected, Form, form_of
 from onward.api.identity import Identity, identity_of
 from onward.api.jobs import Backend, Job, Jobs, is_exact
@@ -65,7 +64,7 @@ class Generator:
         stream = await self._streams.start(lambda: self.jobs.start(prepared, limits), prepared.attempt)
         try:
             if stream.job.mailbox is not None:
-                await self._accepted(stream.job.mailbox)
+                await self._backend.fullness.accepted(stream.job.mailbox)
             begun(stream)
             if prepared.request.stream or prepared.is_routed:
                 await self._stream(stream, send)
@@ -76,13 +75,6 @@ class Generator:
             raise
         finally:
             self._streams.leave(stream)
-
-    async def _accepted(self, mailbox: Mailbox) -> None:
-        try:
-            await mailbox.accepted()
-        except RequestFailed as failure:
-            self._backend.fullness.note(failure.info)
-            raise
 
     async def _collect(self, job: Job, send: Send) -> None:
         collected = Collected(job)

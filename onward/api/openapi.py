@@ -18,6 +18,7 @@ from onward.api.request_checks import (
     MAX_DEADLINE_MS,
     MAX_LOGPROBS,
     MAX_REPETITION_PENALTY,
+    MAX_THINKING_BUDGET,
 )
 from onward.api.requests import Bounds, ChatRequest, CompletionRequest, TokenRequest
 from onward.api.tokenizing import DetokenizeRequest, TokenizeRequest
@@ -72,6 +73,7 @@ RANGES: dict[str, dict[str, Any]] = {
     "prompt_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
     "logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
     "top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
+    "thinking_budget": {"minimum": 0, "maximum": MAX_THINKING_BUDGET},
     "seed": {"minimum": -(2**63), "maximum": 2**63 - 1},
     "priority": {"minimum": -(2**31), "maximum": 2**31 - 1},
     "deadline_ms": {"minimum": 1, "maximum": MAX_DEADLINE_MS},

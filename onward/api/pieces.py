@@ -26,6 +26,10 @@ class Text(Protocol):
 
     @property
     def num_calls(self) -> int: ...
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """So far. None where thinking is not looked for."""
+        ...
 
 
 class NoText:
@@ -33,6 +37,7 @@ class NoText:
 
     stopped = False
     num_calls = 0
+    num_reasoning_tokens = None
 
     def push(self, token_id: int) -> str:
         return ""

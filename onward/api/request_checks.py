@@ -22,6 +22,7 @@ MAX_DEADLINE_MS = 7 * 24 * 3600 * 1000
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
 MAX_REPETITION_PENALTY = 10
+MAX_THINKING_BUDGET = 1 << 20
 FINISH_REASONS = ("stop", "length", CALLED, RESCHEDULE)
 """Those that an answer can have."""
 
@@ -34,6 +35,7 @@ def check_chat(request: ChatRequest, bounds: Bounds) -> None:
     check_number("top_logprobs", request.top_logprobs, 0, MAX_LOGPROBS)
     if request.top_logprobs and not request.logprobs:
         raise wrong("top_logprobs", "only allowed with logprobs: true")
+    check_number("thinking_budget", request.thinking_budget, 0, MAX_THINKING_BUDGET)
     check_chat_template(request, bounds)
     request.tool_plan()  # which checks its fields
     if request.prompt_token_ids is None:

@@ -8,8 +8,6 @@ from onward.text.reasoning.tags import ReasoningFormat
 from onward.text.tokenizer import Tokenizer
 from onward.web.body import wrong
 
-MAX_THINKING_BUDGET = 1 << 20
-
 
 def rule_of(
     form: ReasoningFormat | None,
@@ -22,8 +20,6 @@ def rule_of(
 ) -> ThinkingRule | None:
     """None where nobody needs to follow the thinking: only a budget, and a grammar for what comes behind it, do. `goes_on`:
     with a message that has begun in the prompt."""
-    if budget is not None and not 0 <= budget <= MAX_THINKING_BUDGET:
-        raise wrong("thinking_budget", f"must be between 0 and {MAX_THINKING_BUDGET}, got {budget}")
     if form is None or tokenizer is None:
         if budget is not None:
             raise wrong("thinking_budget", "this model does not mark its thinking, or --reasoning-parser is none")

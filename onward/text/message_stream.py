@@ -24,6 +24,10 @@ class MessageStream:
         self._calls = calls
         self._max_calls = max_calls
 
+    @property
+    def follows_reasoning(self) -> bool:
+        return self._reasoning is not None
+
     def push(self, text: str) -> list[Event]:
         assert not self.stopped
         if self._reasoning is None:

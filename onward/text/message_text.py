@@ -7,15 +7,17 @@ to there: replay the tokens, drop what was told, go on.
 from onward.text.message_events import Event, joined
 from onward.text.message_stream import MessageStream
 from onward.text.text_stream import CUT_REASONS, TextStream
+from onward.text.thought_tokens import ThoughtTokens
 
 
 class MessageText:
-    __slots__ = ("_events", "_message", "_text")
+    __slots__ = ("_events", "_message", "_text", "_thought")
 
     def __init__(self, text: TextStream, message: MessageStream) -> None:
         self._text = text
         self._message = message
         self._events: list[Event] = []
+        self._thought = ThoughtTokens()
 
     @property
     def stopped(self) -> bool:
@@ -28,10 +30,16 @@ class MessageText:
         """Calls that have ended."""
         return self._message.num_calls
 
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Tokens that are told as thinking; its tags are none of it. None where none is looked for."""
+        return self._thought.count if self._message.follows_reasoning else None
+
     def push(self, token_id: int) -> str:
         """The text that may be shown now that this token is known; `take_events` has what it says."""
         assert not self.stopped
         text = self._text.push(token_id)
+        self._thought.push(text)
         self._tell(self._message.push(text) if text else [])
         return text
 
@@ -41,6 +49,7 @@ class MessageText:
         if self._message.stopped or reason in CUT_REASONS:
             return ""
         rest = self._text.finish(reason)
+        self._thought.flush(rest)
         self._tell(self._message.push(rest) if rest else [])
         self._tell(self._message.finish())
         return rest
@@ -51,6 +60,7 @@ class MessageText:
         return events
 
     def _tell(self, events: list[Event]) -> None:
+        self._thought.tell(events)
         for event in events:
             both = joined(self._events[-1], event) if self._events else None
             if both is None:

@@ -22,6 +22,8 @@ class TextStream:
 
     num_calls = 0
     """Plain text has no calls."""
+    num_reasoning_tokens = None
+    """Nor is thinking looked for in it."""
 
     __slots__ = (
         "_detokenizer",

@@ -10,6 +10,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from onward.api.request_checks import MAX_THINKING_BUDGET
+from onward.proto.sampling import MAX_GRAMMAR_BYTES
+from onward.web.tooling import MAX_SCHEMA_BYTES
 from tests.api import small_model
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES
@@ -31,6 +34,16 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 NAMED = {"type": "function", "function": {"name": "f"}}
 THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
 SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+
+
+def large_tool(name: str, num_bytes: int) -> dict[str, Any]:
+    schema = {"type": "object", "description": ""}
+    padding = "x" * (num_bytes - len(json.dumps(schema, separators=(",", ":"))))
+    return {"type": "function", "function": {"name": name, "parameters": schema | {"description": padding}}}
+
+
+LARGE_TOOLS = [large_tool(name, MAX_SCHEMA_BYTES) for name in "abc"]
+"""Each within its bound, and together too much for a grammar."""
 
 
 class Book(BaseModel):
@@ -168,6 +181,9 @@ def test_a_budget_reaches_whoever_draws_the_tokens(thinker: Instance) -> None:
     ("fields", "param"),
     [
         ({"thinking_budget": -1}, "thinking_budget"),
+        ({"thinking_budget": MAX_THINKING_BUDGET + 1}, "thinking_budget"),
+        ({"tools": LARGE_TOOLS, "tool_choice": "required"}, "tools"),
+        ({"tools": [large_tool("f", MAX_SCHEMA_BYTES + 1)]}, "tools[0].function.parameters"),
         ({"response_format": SCHEMA_FORMAT}, "response_format.json_schema.schema"),
         ({"response_format": SCHEMA_FORMAT, "tool_choice": "required"}, "response_format.json_schema.schema"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
@@ -184,6 +200,35 @@ def test_what_is_wrong_is_named(thinker: Instance, fields: dict[str, Any], param
     response = post(thinker, **fields)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
+
+
+def test_schemas_that_are_too_much_for_a_grammar_are_refused_by_their_size_and_else_taken(thinker: Instance) -> None:
+    speak(thinker, tokens_of("words"))
+    refused = post(thinker, tools=LARGE_TOOLS, tool_choice="required").json()["error"]
+    assert str(MAX_GRAMMAR_BYTES) in refused["message"] and "required" in refused["message"]
+    named = {"type": "function", "function": {"name": "b"}}
+    assert post(thinker, tools=LARGE_TOOLS, tool_choice=named).status_code == 200
+    assert post(thinker, tools=LARGE_TOOLS).status_code == 200
+
+
+def test_thinking_is_counted_in_the_usage_streamed_or_not_and_also_in_an_answer_that_goes_on(thinker: Instance) -> None:
+    output = tokens_of("hm", END_OF_THOUGHT, "\n\nyes")
+    speak(thinker, output)
+    details = {"reasoning_tokens": 2}
+    asked = THINKING | {"tools": None}
+    assert post(thinker, **asked).json()["usage"]["completion_tokens_details"] == details
+    streamed = post(thinker, stream=True, stream_options={"include_usage": True}, **asked).text
+    usages = [chunk["usage"] for chunk in check_events(streamed, frozenset({"reasoning_content"}))]
+    assert usages[-1]["completion_tokens_details"] == details
+    for given in (output[:1], output[:4]):
+        again = post(thinker, generated_token_ids=given, **asked).json()["usage"]
+        assert (again["completion_tokens"], again["completion_tokens_details"]) == (len(output) + 1, details)
+    unthought = post(thinker, tools=None, reasoning_effort="none").json()["usage"]
+    assert unthought["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+def test_a_model_that_marks_no_thinking_has_none_counted(instance: Instance) -> None:
+    assert "completion_tokens_details" not in post(instance, tools=None).json()["usage"]
 
 
 def test_a_budget_is_refused_where_no_thinking_is_marked(instance: Instance) -> None:

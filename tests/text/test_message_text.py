@@ -57,6 +57,7 @@ def test_cut_at_any_token_and_replayed_the_rest_is_told_as_if_nothing_had_happen
     resumed.finish(reason)
     assert resumed.take_events() == end
     assert resumed.num_calls == undisturbed.num_calls
+    assert resumed.num_reasoning_tokens == undisturbed.num_reasoning_tokens
 
     at_once = new_text(max_calls, begins_inside)
     told = push_all(at_once, token_ids)
@@ -102,3 +103,40 @@ def test_an_output_that_was_cut_keeps_what_was_held_back(reason: str) -> None:
     push_all(text, [IDS[b"["]])
     assert text.finish(reason) == ""
     assert text.take_events() == []
+
+
+@pytest.mark.parametrize(
+    ("pieces", "begins_inside", "reason", "num_thought"),
+    [
+        (["[THINK]", "hm", "1", "[/THINK]", "hm"], False, "stop", 2),
+        (["[THINK]", "\n", "hm", "\n", "[/THINK]"], False, "stop", 2),
+        (["hm", "[/THINK]", "hm"], True, "stop", 1),
+        (["\n", "hm"], True, "length", 1),
+        (["hm", "[THINK]", "hm"], False, "stop", 0),
+        (["[THINK]", "[/THINK]", "hm"], False, "stop", 0),
+        (["[THINK]", "hm", "[", "1", "[/THINK]"], False, "stop", 3),
+        (["[THINK]", "hm", "["], False, "length", 2),
+        (["[THINK]", "hm", "["], False, "abort", 1),
+    ],
+)
+def test_tokens_that_are_told_as_thinking_are_counted_and_tags_are_not(
+    pieces: list[str], begins_inside: bool, reason: str, num_thought: int
+) -> None:
+    text = new_text(begins_inside=begins_inside)
+    push_all(text, [IDS[piece.encode()] for piece in pieces])
+    text.finish(reason)
+    assert text.num_reasoning_tokens == num_thought
+
+
+def test_half_a_character_counts_with_what_it_becomes() -> None:
+    text = new_text()
+    halves = [IDS["é".encode()[:1]], IDS["é".encode()[1:]]]
+    push_all(text, [IDS[b"[THINK]"], *halves, IDS[b"[/THINK]"], *halves])
+    assert text.num_reasoning_tokens == 2
+
+
+def test_where_no_thinking_is_looked_for_none_is_counted() -> None:
+    message = MessageStream(None, CALLS.parser(()))
+    text = MessageText(TextStream(TABLE), message)
+    text.push(IDS[b"hm"])
+    assert text.num_reasoning_tokens is None
