@@ -22,7 +22,7 @@ GROUPS = {
     "attention": ("_fused_decode", "_decode", "_prefill"),
     "norms": ("_add_norm",),
     "silu": ("_silu",),
-    "sampling": ("_sample", "_draw", "_pick", "_weigh", "_reduce"),
+    "sampling": ("_survey", "_pick_out", "_cut", "_resurvey", "_draw"),
     "rows": ("_begin_rows", "_finish_rows", "index", "Index", "Memcpy"),
     "products": ("gemm", "nvjet", "cutlass", "_linear", "_one_row", "cublas"),
 }

@@ -4,6 +4,7 @@ The host knows how many tokens a slot has, the device also which: a step is laun
 """
 
 import math
+import os
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from onward.worker.slot_checks import Fault, check_assignment, check_blocks, che
 from onward.worker.slot_grammar import NUM_THREADS, SlotGrammar
 
 _U64 = (1 << 64) - 1
+_MOST_MASK_THREADS = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -123,6 +125,11 @@ class _Upload:
     staged: Staged
 
 
+def _num_mask_threads() -> int:
+    """A device has more streams than a CPU, and needs the host's cores less."""
+    return max(NUM_THREADS, min(_MOST_MASK_THREADS, len(os.sched_getaffinity(0)) // 2))
+
+
 class Slots:
     def __init__(
         self, model: PreparedModel, max_num_seqs: int, max_model_len: int, block_size: int, num_blocks: int, device: str,
@@ -135,7 +142,7 @@ class Slots:
         self._model, self._vocab_size = model, model.config.vocab_size
         self.grammars = grammars_of(model)
         # It starts no thread before the first grammar.
-        self._mask_threads = mask_threads or ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="mask")
+        self._mask_threads = mask_threads or ThreadPoolExecutor(_num_mask_threads(), thread_name_prefix="mask")
         self._max_blocks = -(-max_model_len // block_size)
         self.tensors = SlotTensors.allocate(max_num_seqs + 1, max_model_len + 1, self._max_blocks, device)
         self.tensors.tables[self.nobody] = num_blocks
