@@ -64,6 +64,9 @@ class ServeConfig:
     max_num_batched_tokens: int = knob(
         192, "tokens that one step computes at most; longer steps make streams stutter", on_cuda=8192
     )
+    speculative: str | None = knob(
+        None, "who guesses tokens that a step then verifies: ngram:4, draft:PATH:4, eagle:PATH:1 (default: nobody)"
+    )
     output_caching: bool = knob(True, "whether full blocks of outputs join the prefix cache")
     internal_adapter: bool = knob(False, "leave the token that ended the output out of what /v1/generate shows")
     tool_call_parser: ToolCallParser = knob("auto", "how the model writes tool calls; auto: as its chat template shows")

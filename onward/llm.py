@@ -34,6 +34,7 @@ from onward.offline.inputs import (
 from onward.offline.output import Completion, Output, Piece
 from onward.offline.sampling_options import SamplingOptions
 from onward.proto.model import PreparedModel
+from onward.proto.speculation import num_drafts_of
 from onward.text.bad_words import bad_word_token_ids
 from onward.text.chat_template import ChatTemplate
 from onward.text.text_stream import TextStream
@@ -72,7 +73,8 @@ class LLM:
         )
         progress("loading the model", None)
         worker_config = select(config, WorkerConfig, kv_backend=None)
-        engine_config = select(config, EngineConfig, prefill_peers=(), kv_checksums=False)
+        num_drafts = num_drafts_of(config.speculative)
+        engine_config = select(config, EngineConfig, prefill_peers=(), kv_checksums=False, num_drafts=num_drafts)
         if config.device == "cuda":
             from onward.worker.running import open_cuda_runner
 
@@ -85,8 +87,9 @@ class LLM:
             return
         from onward.models.loading import open_weights
         from onward.worker.runner import Runner
+        from onward.worker.speculation.opening import new_opening
 
-        runner = Runner(prepared, worker_config, open_weights(prepared))
+        runner = Runner(prepared, worker_config, open_weights(prepared), drafter=new_opening(worker_config))
         runner.warm_up(lambda message: progress(message, None))
         self._start(prepared, OfflineEngine(runner, engine_config))
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from onward.api.choice import Choice
+from onward.api.draft_stats import DraftStats
 from onward.api.ledger import RESCHEDULE, Delivery
 from onward.api.logprobs import PromptLogprobs
 from onward.api.pieces import Piece, chained
@@ -23,13 +24,17 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    drafts: DraftStats | None = None
+    """Where asked for."""
 
     def as_json(self) -> dict[str, object]:
+        drafts = {} if self.drafts is None else {"speculative": self.drafts.as_json()}
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            **drafts,
         }
 
 
@@ -48,12 +53,18 @@ class Answer:
     the answer."""
 
     def __init__(
-        self, prompts: Sequence[Sequence[int]], choices: list[Choice], *, is_all_or_nothing: bool = False
+        self,
+        prompts: Sequence[Sequence[int]],
+        choices: list[Choice],
+        *,
+        is_all_or_nothing: bool = False,
+        tells_drafts: bool = False,
     ) -> None:
         self.choices = choices
         self._prompts = prompts
         self._num_each = len(choices) // len(prompts)
         self._is_all_or_nothing = is_all_or_nothing
+        self._tells_drafts = tells_drafts
         self._by_id = {choice.request_id: choice for choice in choices}
         self._held: list[Piece] = []
         """News that wait until every choice is where the client has it."""
@@ -75,6 +86,7 @@ class Answer:
                 continue
             if delivery.num_cached_tokens is not None:
                 choice.num_cached_tokens = delivery.num_cached_tokens
+            choice.drafts.note(delivery.drafts)
             for part in _split_at(choice, delivery):
                 if progress.error is None:
                     self._take_part(choice, part, progress)
@@ -131,7 +143,14 @@ class Answer:
         the output counts that is there."""
         made = sum(choice.position for choice in self.choices) if num_tokens is None else num_tokens
         cached = sum(self._num_cached(first) for first in range(0, len(self.choices), self._num_each))
-        return Usage(sum(map(len, self._prompts)), made, cached)
+        return Usage(sum(map(len, self._prompts)), made, cached, self._drafts() if self._tells_drafts else None)
+
+    def _drafts(self) -> DraftStats:
+        """Of all choices."""
+        stats = DraftStats()
+        for choice in self.choices:
+            stats.add(choice.drafts)
+        return stats
 
     def _num_cached(self, first: int) -> int:
         known = (choice.num_cached_tokens for choice in self.choices[first : first + self._num_each])
@@ -191,4 +210,5 @@ def _behind(first: Delivery, second: Delivery) -> Delivery:
         chained((first.logprobs, second.logprobs)),
         first.prompt_logprobs,
         first.rescored,
+        drafts=first.drafts + second.drafts,
     )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from onward.api.draft_stats import DraftStats
 from onward.api.ledger import RESCHEDULE, Delivery
 from onward.api.limits import first_end
 from onward.api.logprobs import PromptLogprobs, TextOffsets
@@ -61,6 +62,7 @@ class Choice:
     """None once the client is told what comes."""
     grammar_end: int | None = None
     """Of the given tokens, how many complete the grammar, if they do."""
+    drafts: DraftStats = field(default_factory=DraftStats)
     owes_prompt: bool = field(init=False)
     """The prompt's logprobs were asked for and have not come."""
 

@@ -166,7 +166,12 @@ class Jobs:
             head=self._head(prepared.attempt),
             prepared=prepared,
             writer=self.dialect.writer(prepared),
-            answer=Answer(prepared.prompts, choices, is_all_or_nothing=prepared.request.picks_best),
+            answer=Answer(
+                prepared.prompts,
+                choices,
+                is_all_or_nothing=prepared.request.picks_best,
+                tells_drafts=bool(prepared.request.return_speculative_stats),
+            ),
             positions=[one.choice.position for one in begun],
             known=[one.known for one in begun],
             replayed=[one.piece for one in begun if one.piece is not None],
@@ -290,6 +295,7 @@ def _order(prepared: Prepared, begun: Begun) -> Order:
         num_cached_tokens=prepared.num_cached_tokens,
         prefill_peers=attempt.prefill_peers,
         may_move=prepared.is_routed,
+        max_drafts=prepared.request.max_drafts,
     )
 
 

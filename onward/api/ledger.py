@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from onward.api.draft_stats import Drafts
 from onward.obs.metrics import Registry
 from onward.obs.shared_counters import resubmissions, stale_events
 from onward.proto.request import (
@@ -90,6 +91,7 @@ class Order:
     caller_limits: CallerLimits | None = None
     asks_anew: bool = False
     """Nobody is known to have let it in before, whatever number the attempt has: a client's cursor may say any."""
+    max_drafts: int | None = None
 
     @property
     def epoch_before(self) -> int:
@@ -127,6 +129,7 @@ class Delivery:
     rescored: list[TokenLogprobs] | None = None
     embedding: bytes | None = None
     """With `Order.score_from`, once, before all others: of the given tokens from there on."""
+    drafts: Drafts = ()
 
     @property
     def failed(self) -> bool:
@@ -390,6 +393,7 @@ class Ledger:
                 delta.prompt_logprobs if num_known == 0 else None,
                 rescored,
                 delta.embedding,
+                _drafts(delta),
             )
         )
 
@@ -493,6 +497,7 @@ class Ledger:
                 caller=order.caller,
                 caller_limits=order.caller_limits,
                 asks_anew=order.asks_anew and promise.epoch == promise.epoch_before + 1,
+                max_drafts=order.max_drafts,
             )
         ]
 
@@ -575,3 +580,7 @@ def _overdue(promise: Promise, now_s: float) -> ErrorInfo | None:
     if waiting_since_s is not None and now_s - waiting_since_s >= MAX_WAIT_S:
         return NO_ENGINE
     return None
+
+
+def _drafts(delta: TokenDelta) -> Drafts:
+    return ((delta.num_drafted, len(delta.token_ids) - 1),) if delta.num_drafted else ()

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from onward.api.ledger import RESCHEDULE
 from onward.api.requests import CALLED, Bounds, ChatRequest, CompletionRequest, GenerationRequest, TokenRequest
 from onward.proto.cursor import MAX_CHOICES
+from onward.proto.speculation import MAX_DRAFTS
 from onward.text.bad_words import check_bad_words
 from onward.text.prompt_tokens import ChatMessage, ContentPart
 from onward.web.body import short, wrong
@@ -154,6 +155,14 @@ def _check_shared(request: GenerationRequest, bounds: Bounds) -> None:
     _check_generated(request, bounds)
     _check_finish_reasons(request)
     _check_rescore_from(request)
+    _check_speculative(request)
+
+
+def _check_speculative(request: GenerationRequest) -> None:
+    """More than this instance guesses is no error: the stream may be carried on by another one, which guesses more."""
+    check_number("speculative.num_draft_tokens", request.max_drafts, 0, MAX_DRAFTS)
+    if request.return_speculative_stats and request.stream and not request.include_usage:
+        raise wrong("return_speculative_stats", "in a stream only with stream_options.include_usage: true")
 
 
 def _check_logit_bias(biases: dict[str, float], bounds: Bounds) -> None:

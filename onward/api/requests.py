@@ -22,6 +22,11 @@ class StreamOptions(msgspec.Struct, frozen=True):
     """Nothing is padded here, whatever it says."""
 
 
+class Speculative(msgspec.Struct, frozen=True):
+    num_draft_tokens: int | None = None
+    """How many tokens a step may guess, at most, and no more than the instance does. 0: none."""
+
+
 class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
     """What the endpoints that generate share."""
 
@@ -53,6 +58,13 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
     """Of an earlier answer, one per choice: a choice that has ended there is not run again."""
     rescore_from: int | list[int] | None = None
     """A position of the output, or one per choice: from there on the given tokens' logprobs are told again."""
+    speculative: Speculative | None = None
+    return_speculative_stats: bool | None = None
+    """Whether the usage tells what became of the drafts."""
+
+    @property
+    def max_drafts(self) -> int | None:
+        return None if self.speculative is None else self.speculative.num_draft_tokens
 
     @property
     def num_prompts(self) -> int:

@@ -20,6 +20,7 @@ from onward.config import ServeConfig, cache_dir
 from onward.errors import StartupError
 from onward.models import store
 from onward.proto.model import PreparedModel
+from onward.proto.speculation import num_drafts_of
 from onward.supervisor.cluster_key import read_key
 from onward.supervisor.pd import PdPlan, check_pd, handoff_port_to_open, peers_of, resolve, warnings_about
 from onward.supervisor.routers import RouterPlan, check_routers, http_url, resolve_routers
@@ -126,6 +127,7 @@ def check(config: ServeConfig) -> None:
             f"({config.max_num_seqs}): every running request needs a token per step"
         )
     check_device(config)
+    num_drafts_of(config.speculative)  # which checks it
     check_port(config.port)
     if (tls := tls_of(config)) is not None:
         check_tls(tls)
@@ -140,6 +142,8 @@ def check_device(config: ServeConfig) -> None:
         raise StartupError(
             "an instance with --device cuda computes its prompts itself: it cannot exchange KV with others"
         )
+    if config.device == "cuda" and config.speculative is not None:
+        raise StartupError(f"--speculative {config.speculative} is for --device cpu: on CUDA nobody verifies drafts")
 
 
 def check_port(port: int) -> None:

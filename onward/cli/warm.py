@@ -27,7 +27,9 @@ def run(args: argparse.Namespace) -> int:
         else:
             from onward.models.loading import open_weights
             from onward.worker.runner import Runner
+            from onward.worker.speculation.opening import new_opening
 
-            Runner(model, worker_config, open_weights(model)).warm_up(progress.say)
+            drafter = new_opening(worker_config)
+            Runner(model, worker_config, open_weights(model), drafter=drafter).warm_up(progress.say)
     console.print(f"{model.name} is ready in {model.folder}", highlight=False, soft_wrap=True)
     return 0

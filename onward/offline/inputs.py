@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_type_hints
 
 from onward.config import ServeConfig, with_defaults
-from onward.errors import InvalidRequest
+from onward.errors import InvalidRequest, StartupError
 from onward.offline.sampling_options import SamplingOptions
+from onward.proto.speculation import read_speculation
 
 OFFLINE_KNOBS = (
     "device",
@@ -21,6 +22,7 @@ OFFLINE_KNOBS = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "threads",
+    "speculative",
 )
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -48,6 +50,9 @@ def checked_config(model: str, knobs: Mapping[str, Any]) -> ServeConfig:
 
 
 def _check_knob(name: str, value: object) -> None:
+    if name == "speculative":
+        _check_speculative(value)
+        return
     hint = get_type_hints(ServeConfig)[name]
     default = next(knob.default for knob in dataclasses.fields(ServeConfig) if knob.name == name)
     if isinstance(default, bool):
@@ -61,6 +66,14 @@ def _check_knob(name: str, value: object) -> None:
             raise InvalidRequest(f"{name}: must be one of {', '.join(get_args(hint))}, got {value!r:.80}", param=name)
     elif not (value is None and default is None) and (not isinstance(value, int) or value < 1):
         raise InvalidRequest(f"{name}: must be a whole number of at least 1, got {value!r:.80}", param=name)
+
+
+def _check_speculative(value: object) -> None:
+    try:
+        if value is not None:
+            read_speculation(str(value))
+    except StartupError as error:
+        raise InvalidRequest(f"speculative: {error.message}", param="speculative") from None
 
 
 def each_prompt(prompts: Any) -> list[tuple[str, Prompt]]:

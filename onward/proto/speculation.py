@@ -34,3 +34,7 @@ def read_speculation(text: str) -> Speculation:
         wanted = "takes no path" if kind == "ngram" else "needs the path of a model"
         raise StartupError(f"--speculative {text}: {kind} {wanted}; say {_FORMS}")
     return Speculation(cast(ProposerKind, kind), int(number), path)
+
+
+def num_drafts_of(text: str | None) -> int:
+    return 0 if text is None else read_speculation(text).num_drafts

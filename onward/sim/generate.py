@@ -46,6 +46,7 @@ def scenario_of(seed: int, shape: Shape, choice: Choice = ANYTHING) -> Scenario:
     kinds = [kind for kind in kinds_of(shape) if choice.kinds is None or kind in choice.kinds]
     machines = _machines(chance.of("machines"), shape)
     asks = _asks(chance.of("asks"), shape, kinds, choice)
+    machines = _drafting(chance.of("drafts"), machines)
     if chance.of("squeeze").happens(0.35):
         machines = [_squeezed(machine, asks) for machine in machines]
     span_s = max(ask.at_s for ask in asks) + 3.0
@@ -72,6 +73,7 @@ def scenario_of(seed: int, shape: Shape, choice: Choice = ANYTHING) -> Scenario:
 def _calm(chance: Chance, seed: int, kinds: list[str]) -> Scenario:
     """One fault after another, each over before the next: what the failure contract promises is that nobody notices."""
     machines = [msgspec.structs.replace(one, num_blocks=400, max_queue=64) for one in _machines(chance, "cluster")]
+    machines = _drafting(chance.of("drafts"), machines)
     num_routers = 1 + chance.below(2)
     usual = [kind for kind in CALM_KINDS if kind in kinds]
     faults: list[Fault] = []
@@ -121,6 +123,14 @@ def _machine(chance: Chance, name: str, role: str) -> Machine:
         prefix_caching=chance.happens(0.85),
         output_caching=chance.happens(0.85),
     )
+
+
+def _drafting(chance: Chance, machines: list[Machine]) -> list[Machine]:
+    """Some, or all: what one has guessed another may have to verify. Drawn apart, so that other seeds stay as they were."""
+    if not chance.happens(0.3):
+        return machines
+    counts = [chance.whole(0, 5) for _ in machines]
+    return [msgspec.structs.replace(one, num_drafts=count) for one, count in zip(machines, counts, strict=True)]
 
 
 def _squeezed(machine: Machine, asks: list[Ask]) -> Machine:

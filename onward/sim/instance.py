@@ -40,6 +40,7 @@ from onward.proto.step import StepPlan, WorkerHello
 from onward.proto.wire import ZmqWire
 from onward.sim.api_node import ApiNode
 from onward.sim.data_plane import DataPlane, PlaneNetwork
+from onward.sim.drafts import HashDrafts
 from onward.sim.engine_node import EngineNode
 from onward.sim.engine_wires import Addresses
 from onward.sim.http import Listener, Web
@@ -163,6 +164,7 @@ class Instance:
             lease_s=2.0,
             handover_timeout_s=10.0,
             log_interval_s=0.0,
+            num_drafts=machine.num_drafts,
         )
         handoff_fd = 0 if self.handoff_address and machine.role != "mixed" else -1
         start = StartEngine(f"engine-{process.name}", config, f"apis of {process.name}", handoff_fd)
@@ -199,6 +201,9 @@ class Instance:
             watch_write=lambda block, request, epoch: self.place.watch_write(self, block, request, epoch),
             grammars=LazyGrammars(grammars),
             masks=LateMasks(self._ground.chance.of(f"{process} masks")),
+            drafts=HashDrafts(self._ground.chance.of(f"{process} drafts").bits(30))
+            if self.machine.num_drafts
+            else None,
         )
         if plane is not None:
             plane.memory = hash_worker.memory

@@ -32,6 +32,8 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
     local_prefill_tokens: int = 0
     prefix_caching: bool = True
     output_caching: bool = True
+    num_drafts: int = 0
+    """Tokens that its requests may draft in a step."""
 
 
 class Ask(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -8,7 +8,7 @@ results like any worker, and fails a request when it is told to.
 import hashlib
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import msgspec
@@ -34,6 +34,7 @@ from onward.proto.step import (
     WorkerHello,
 )
 from onward.sim.data_plane import DataPlane
+from onward.sim.drafts import HashDrafts
 from onward.sim.late_masks import LateMasks
 from onward.worker.slot_grammar import GrammarFault, SlotGrammar
 
@@ -139,6 +140,7 @@ class Slot:
     started_at: int = 0
     """So many tokens were cached."""
     grammar: SlotGrammar | None = None
+    given_drafts: list[int] = field(default_factory=list)
 
 
 class Poisoned(Exception):
@@ -160,6 +162,7 @@ class HashWorker:
         watch_write: Callable[[int, str, int], None] | None = None,
         grammars: LazyGrammars | None = None,
         masks: LateMasks | None = None,
+        drafts: HashDrafts | None = None,
     ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.plane = plane
@@ -172,6 +175,8 @@ class HashWorker:
         self.doomed: set[str] = set()
         """Requests that fail when they run next, as one whose logits are not numbers."""
         self._grammars, self._masks = grammars, masks or LateMasks()
+        self._drafts = drafts
+        """Who guesses, where plans permit it."""
         self._poison, self._doom = poison, doom
         """Tokens of prompts that kill a worker, or make their request fail, always."""
         self._watch_write = watch_write
@@ -219,6 +224,7 @@ class HashWorker:
             assign.score_from,
             assign.num_computed,
             self._grammar(assign),
+            list(assign.draft_token_ids),
         )
         if assign.push is not None:
             assert self.plane is not None, "only a worker with a data plane pushes"
@@ -243,12 +249,7 @@ class HashWorker:
             self.doomed.discard(slot.request_id)
             return self._fail(run, "invalid_logits", "told to fail")
         begin, end = slot.num_computed, min(slot.num_computed + run.num_tokens, len(slot.token_ids))
-        if self._watch_write is not None:
-            for index in range(begin // self.block_size, -(-end // self.block_size)):
-                self._watch_write(slot.block_ids[index], slot.request_id, slot.epoch)
-        for position in range(begin, end):
-            block = self.memory[slot.block_ids[position // self.block_size]]
-            block[position % self.block_size] = _cell(position, slot.token_ids[position])
+        self._write(slot, begin, slot.token_ids[begin:end])
         slot.num_computed = end
         if slot.push is not None and self.plane is not None:
             complete = end == len(slot.token_ids)
@@ -267,23 +268,74 @@ class HashWorker:
             self._masks.catch_up()
         return self._sample(run, slot, prompt_logprobs)
 
+    def _write(self, slot: Slot, begin: int, token_ids: list[int]) -> None:
+        end = begin + len(token_ids)
+        if self._watch_write is not None:
+            for index in range(begin // self.block_size, -(-end // self.block_size)):
+                self._watch_write(slot.block_ids[index], slot.request_id, slot.epoch)
+        for position, token in enumerate(token_ids, begin):
+            block = self.memory[slot.block_ids[position // self.block_size]]
+            block[position % self.block_size] = _cell(position, token)
+
     def _sample(self, run: Run, slot: Slot, prompt_logprobs: list[TokenLogprobs] | None) -> Event:
-        history = self._read_back(slot)
-        if _UNWRITTEN_BYTES in history:
-            return self._fail(run, "kv_lost", "a cell of the KV memory was never written")
+        """One token, and one more for each draft that was right. It looks for no end of the output: the engine cuts."""
+        drafts = [] if slot.push is not None or prompt_logprobs is not None else self._guess(slot, run.num_drafts)
+        self._write(slot, slot.num_computed, drafts)
+        position, grammar_done = len(slot.token_ids) - slot.num_prompt, False
+        while True:
+            history = self._read_back(slot)
+            if _UNWRITTEN_BYTES in history:
+                return self._fail(run, "kv_lost", "a cell of the KV memory was never written")
+            try:
+                token, grammar_done = self._draw(slot, history)
+            except GrammarFault as fault:
+                if len(slot.token_ids) == slot.num_prompt + position:
+                    return self._fail(run, "grammar_failed", str(fault))
+                slot.num_computed -= 1  # the next step finds it again
+                break
+            depth = len(slot.token_ids) - 1 - slot.num_prompt - position
+            if grammar_done or drafts[depth : depth + 1] != [token]:
+                break
+            if slot.grammar is not None and not slot.grammar.is_ready:
+                break
+            slot.num_computed += 1
+        return self._told(run, slot, position, prompt_logprobs, grammar_done, len(drafts))
+
+    def _draw(self, slot: Slot, history: bytes) -> tuple[int, bool]:
+        """The next token, and whether it completes the grammar."""
+        mask = None if slot.grammar is None else slot.grammar.mask()
         position = len(slot.token_ids) - slot.num_prompt
-        try:
-            mask = None if slot.grammar is None else slot.grammar.mask()
-            token = next_token(history, slot.sampling, position, self.vocab_size, mask)
-            grammar_done = _advance_grammar(slot, token)
-        except GrammarFault as fault:
-            return self._fail(run, "grammar_failed", str(fault))
+        token = next_token(history, slot.sampling, position, self.vocab_size, mask)
+        grammar_done = _advance_grammar(slot, token)
         slot.token_ids.append(token)
-        top = slot.sampling.logprobs
-        logprobs = None if top is None else [expected_logprobs(token, top)]
-        return Tokens(
-            run.slot, run.epoch, position, slot.num_computed, [token], logprobs, prompt_logprobs, grammar_done
-        )
+        return token, grammar_done
+
+    def _told(
+        self, run: Run, slot: Slot, position: int, prompt_logprobs: list[TokenLogprobs] | None, done: bool, drafted: int
+    ) -> Tokens:
+        token_ids, top = slot.token_ids[slot.num_prompt + position :], slot.sampling.logprobs
+        logprobs = None if top is None else [expected_logprobs(token, top) for token in token_ids]
+        guesses = [] if slot.push is None else self._guess(slot, run.num_drafts)
+        more = (token_ids, logprobs, prompt_logprobs, done, drafted, guesses)
+        return Tokens(run.slot, run.epoch, position, slot.num_computed, *more)
+
+    def _guess(self, slot: Slot, count: int) -> list[int]:
+        if self._drafts is None or not count:
+            return []
+        if slot.given_drafts:
+            given, slot.given_drafts = slot.given_drafts, []
+            return given[:count]
+        history = array("q", [_cell(at, token) for at, token in enumerate(slot.token_ids)]).tobytes()
+        mask = slot.grammar.mask() if slot.grammar is not None and slot.grammar.is_ready else None
+
+        def follow(guessed: list[int]) -> int:
+            begin = len(slot.token_ids)
+            behind = array("q", [_cell(begin + at, token) for at, token in enumerate(guessed)]).tobytes()
+            position = begin + len(guessed) - slot.num_prompt
+            known = mask if not guessed else None
+            return next_token(history + behind, slot.sampling, position, self.vocab_size, known)
+
+        return self._drafts.guess(history, count, follow, self.vocab_size)
 
     def _embed(self, run: Run, slot: Slot) -> Event:
         history = self._read_back(slot)

@@ -46,6 +46,7 @@ from onward.proto.control import (
     WorkerStarting,
 )
 from onward.proto.model import PreparedModel
+from onward.proto.speculation import num_drafts_of
 from onward.proto.step import WorkerHello
 from onward.supervisor import wires
 from onward.supervisor.children import Child, ChildState, Role, new_incarnation, spawn
@@ -181,7 +182,13 @@ class Supervisor:
         fd = self._handoff.fileno() if self._handoff is not None else -1
         engine = self._start(Role.ENGINE, inherit_fds=(fd,) if self._handoff is not None else ())
         address, self._engine_address = private_addresses(engine.incarnation)
-        config = select(self._config, EngineConfig, prefill_peers=self._pd.peers, kv_checksums=self._pd.kv_checksums)
+        config = select(
+            self._config,
+            EngineConfig,
+            prefill_peers=self._pd.peers,
+            kv_checksums=self._pd.kv_checksums,
+            num_drafts=num_drafts_of(self._config.speculative),
+        )
         engine.send(StartEngine(engine.incarnation, config, address, fd, self._pd.cluster_key))
         self._start_worker(engine)
 

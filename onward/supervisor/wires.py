@@ -10,6 +10,7 @@ import msgspec
 from onward.config import ServeConfig
 from onward.proto.model import PreparedModel
 from onward.proto.sampling import MAX_GRAMMAR_BYTES
+from onward.proto.speculation import num_drafts_of
 from onward.proto.step import MAX_PROMPT_LOGPROB_ROWS
 from onward.proto.wire import ShmWire, Wire, ZmqWire
 from onward.transport import shm
@@ -63,11 +64,14 @@ def shm_wire(config: ServeConfig, model: PreparedModel, worker_incarnation: str)
     ids_per_request = max_model_len + 2 * blocks_per_request
     # A failure, or a vector.
     bytes_per_side = BYTES_PER_FAILURE + model.config.hidden_size * BYTES_PER_NUMBER
-    max_logprobs = MAX_PROMPT_LOGPROB_ROWS + config.max_num_seqs
+    num_drafts = num_drafts_of(config.speculative)
+    # Of each slot one token, or several where there are drafts, but no more than a step has rows.
+    max_tokens = min(config.max_num_seqs * (1 + num_drafts), max(config.max_num_seqs, config.max_num_batched_tokens))
+    max_logprobs = MAX_PROMPT_LOGPROB_ROWS + max_tokens
     return ShmWire(
         incarnation=worker_incarnation,
         num_slots=config.max_num_seqs,
-        max_tokens_per_row=1,
+        max_tokens_per_row=1 + num_drafts,
         plan_bytes=config.max_num_seqs * (ids_per_request * BYTES_PER_INTEGER + BYTES_PER_REQUEST + MAX_GRAMMAR_BYTES),
         side_bytes=max_logprobs * (MAX_LOGPROBS + 2) * BYTES_PER_LOGPROB + config.max_num_seqs * bytes_per_side,
     )

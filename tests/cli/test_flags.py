@@ -44,6 +44,7 @@ def test_all_promised_flags_exist_and_the_help_shows_them(capsys: pytest.Capture
         (["--num-kv-blocks", "-1"], "--num-kv-blocks"),
         (["--max-queue-tokens", "0"], "--max-queue-tokens"),
         (["--max-num-batched-tokens", "8"], "--max-num-batched-tokens"),
+        (["--speculative", "medusa:4"], "--speculative medusa:4: medusa is no proposer"),
     ],
 )
 def test_values_that_cannot_work_are_named(flags: list[str], named: str) -> None:
@@ -64,6 +65,7 @@ def test_some_knobs_have_another_default_on_a_cuda_device() -> None:
         (["--role", "decode"], "cannot exchange KV"),
         (["--prefill-peers", "tcp://127.0.0.1:1"], "cannot exchange KV"),
         (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization 1.5"),
+        (["--speculative", "ngram:4"], "--speculative ngram:4 is for --device cpu"),
     ],
 )
 def test_what_a_cuda_device_cannot_do_is_refused_before_anything_is_loaded(flags: list[str], named: str) -> None:

@@ -1,6 +1,7 @@
 """An engine core with a hash worker behind it, driven by hand: time, delays, crashes and clients are the test's."""
 
 from collections import deque
+from dataclasses import dataclass
 
 from onward.config import EngineConfig
 from onward.engine.core import EngineCore
@@ -21,6 +22,7 @@ from onward.proto.request import (
 from onward.proto.sampling import Pooling, Sampling
 from onward.proto.step import StepPlan, StepResult
 from onward.sim import engine_state
+from onward.sim.drafts import HashDrafts
 from onward.sim.worker import HashWorker, expected_output, expected_vector
 
 API = "api-1"
@@ -47,6 +49,17 @@ class Client:
         return self.error.code if self.error else None
 
 
+@dataclass(slots=True, frozen=True)
+class Written:
+    """The tokens [begin, end) of one slot."""
+
+    slot: int
+    epoch: int
+    begin: int
+    end: int
+    block_ids: list[int]
+
+
 class Harness:
     def __init__(
         self,
@@ -66,8 +79,8 @@ class Harness:
         self.core = EngineCore(self.config, incarnation, self.worker.hello())
         self.plans: deque[StepPlan] = deque()
         self.all_plans: list[StepPlan] = []
-        self.written: dict[int, set[int]] = {}
-        """The blocks that each step in flight may write."""
+        self.written: dict[int, list[Written]] = {}
+        """What each step in flight may write."""
         self.clients: dict[str, Client] = {}
         self.holding: list[Holding] = []
         self.abort_answers: list[AbortAnswer] = []
@@ -196,12 +209,13 @@ class Harness:
         pool = self.core.scheduler.pool
         free = {*pool._free, *pool._cached}
         for plan in self.plans:
-            written = self.written[plan.step]
+            written = {block for one in self.written[plan.step] for block in self._blocks_of(one)}
             assert not written & free, "what a step in flight may write is not handed out"
             assert all(pool._name[block] is None for block in written), "what has a name is written no more"
 
     def _new_worker(self) -> HashWorker:
-        worker = HashWorker(self.num_blocks, self.block_size, **self.shape)
+        drafts = HashDrafts(7) if self.config.num_drafts else None
+        worker = HashWorker(self.num_blocks, self.block_size, drafts=drafts, **self.shape)
         worker.doomed = self.doomed
         return worker
 
@@ -215,17 +229,23 @@ class Harness:
         self.plans.clear()
 
     def _note(self, plan: StepPlan) -> None:
-        scheduler, size = self.core.scheduler, self.block_size
-        self.written[plan.step] = set()
+        scheduler = self.core.scheduler
+        self.written[plan.step] = []
         for run in plan.run:
             request = scheduler.find(run.epoch)
             assert request is not None, "who runs is known"
             end = request.planned_computed
-            begin = end - run.num_tokens
-            self.written[plan.step] |= set(request.block_ids[begin // size : -(-end // size)])
+            begin = end - sum(planned.num_drafts for planned in request.in_flight) - run.num_tokens
+            self.written[plan.step].append(Written(run.slot, run.epoch, begin, end, list(request.block_ids)))
         if plan.preempt:
             first = min(self.core._live.values(), key=queue_key)
             assert first.slot_epoch not in {p.epoch for p in plan.preempt}, "the first in line never loses its blocks"
+
+    def _blocks_of(self, written: "Written") -> list[int]:
+        """Of drafts some may have been right: then the worker begins further along than the plan could know."""
+        slot = self.worker.slots.get(written.slot)
+        begin = max(written.begin, slot.num_computed) if slot and slot.epoch == written.epoch else written.begin
+        return written.block_ids[begin // self.block_size : -(-written.end // self.block_size)]
 
     def resubmit(self, client: Client) -> None:
         self.seq += 1

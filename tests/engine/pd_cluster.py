@@ -6,6 +6,7 @@ from collections.abc import Callable
 from onward.proto.handoff import ToDecode, ToPrefill
 from onward.sim import engine_state
 from onward.sim.data_plane import DataPlane, PlaneNetwork
+from onward.sim.drafts import HashDrafts
 from onward.sim.worker import HashWorker
 from tests.engine.harness import Client, Harness
 
@@ -26,7 +27,8 @@ class Instance(Harness):
             self.planes.remove(self.worker.plane.address)
         self.num_workers += 1
         plane = DataPlane(f"{self.name}/{self.num_workers}")
-        worker = HashWorker(self.num_blocks, self.block_size, plane=plane, **self.shape)
+        drafts = HashDrafts(7) if self.config.num_drafts else None
+        worker = HashWorker(self.num_blocks, self.block_size, plane=plane, drafts=drafts, **self.shape)
         worker.doomed = self.doomed
         plane.memory = worker.memory
         self.planes.add(plane)

@@ -56,6 +56,7 @@ def test_every_client_gets_exactly_its_tokens_whatever_happens(shape: dict, acti
             "max_num_seqs": st.integers(2, 8),
             "max_num_batched_tokens": st.sampled_from([8, 11, 32]),
             "output_caching": st.booleans(),
+            "num_drafts": st.sampled_from([0, 4]),
         }
     ),
     st.lists(CALM, min_size=12, max_size=50),

@@ -46,6 +46,7 @@ SHAPES = st.fixed_dictionaries(
         "max_steps_in_flight": st.sampled_from([2, 2, 1, 3]),
         "prefix_caching": st.booleans(),
         "output_caching": st.booleans(),
+        "num_drafts": st.sampled_from([0, 3, 7]),
     }
 )
 

@@ -5,6 +5,7 @@ from onward.sim.needless import HARMLESS
 from onward.sim.scenario import Shape
 from tests.sabotage import TABLE as TESTED
 from tests.sim import sabotage_bugs as bugs
+from tests.sim import sabotage_drafts as drafts
 from tests.sim.sabotage import Row
 
 CALM = HARMLESS
@@ -148,7 +149,19 @@ GRAMMAR = [
     _tested("grammar-end-not-handed-over", "pd", 100),
 ]
 
-TABLE = [*STEPS, *LEDGER, *TEXT, *KV, *ROUTER, *GRAMMAR]
+DRAFTS = [
+    Row("rejected-cached", "a rejected token is cached", drafts.a_rejected_draft_is_cached, "engine", 40),
+    Row("rejected-computed", "draft KV counts as computed", drafts.a_rejected_draft_counts_as_computed, "engine", 40),
+    Row("rejected-told", "a rejected draft takes a position", drafts.a_rejected_draft_takes_a_position, "engine", 40),
+    Row("guess-handed-over", "a peer's guess takes a position", drafts.a_guess_of_the_peer_takes_a_position, "pd", 60),
+    Row("run-not-cut", "a stop inside an accepted run is not cut", drafts.what_follows_a_stop_is_kept, "engine", 40),
+    Row(
+        "drafts-not-planned", "drafts in flight are not counted", drafts.drafts_in_flight_are_not_counted, "engine", 40
+    ),
+    Row("drafts-without-blocks", "drafts have no blocks", drafts.drafts_have_no_blocks, "engine", 40),
+]
+
+TABLE = [*STEPS, *LEDGER, *TEXT, *KV, *ROUTER, *GRAMMAR, *DRAFTS]
 QUICK = {
     "skip-epoch-check",
     "silence-is-a-reply",
@@ -173,5 +186,11 @@ QUICK = {
     "seed-per-attempt",
     "no-retry-budget",
     "failed-dispatch-stays-booked",
+    "rejected-cached",
+    "rejected-computed",
+    "drafts-not-planned",
+    "rejected-told",
+    "run-not-cut",
+    "drafts-without-blocks",
 }
 """Shown by the first few seeds, all of them together in seconds."""

@@ -67,12 +67,12 @@ def sampling(grammar: Grammar | None, **fields: Any) -> Sampling:
     return Sampling(grammar=grammar, **({"seed": 7, "end_token_ids": (END,)} | fields))
 
 
-def output(driver: Driver, request: Assign, max_tokens: int = 60) -> tuple[list[int], bool]:
+def output(driver: Driver, request: Assign, max_tokens: int = 60, num_drafts: int = 0) -> tuple[list[int], bool]:
     """The whole output, what was given included, and whether its grammar is done."""
     tokens, left = list(request.token_ids[request.num_prompt :]), len(request.token_ids) - request.num_computed
     driver.step(assign=[request])
     for _ in range(MAX_STEPS):
-        [event] = driver.step(run=[Run(request.slot, request.epoch, left)])
+        [event] = driver.step(run=[Run(request.slot, request.epoch, left, [], num_drafts)])
         left = 1
         if isinstance(event, Advanced):
             continue
@@ -84,10 +84,12 @@ def output(driver: Driver, request: Assign, max_tokens: int = 60) -> tuple[list[
     raise AssertionError("it does not end")
 
 
-def resumed(driver: Driver, sampling: Sampling, given: list[int] | None = None) -> tuple[list[int], bool]:
+def resumed(
+    driver: Driver, sampling: Sampling, given: list[int] | None = None, num_drafts: int = 0
+) -> tuple[list[int], bool]:
     token_ids = [*PROMPT, *(given or [])]
     request = driver.assign(0, token_ids, room=64, sampling=sampling, num_prompt=len(PROMPT))
-    made = output(driver, request)
+    made = output(driver, request, num_drafts=num_drafts)
     driver.give_back(request.block_ids)
     return made
 

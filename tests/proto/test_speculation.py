@@ -1,0 +1,47 @@
+"""What `--speculative` says, and what is wrong with it."""
+
+import pytest
+
+from onward.errors import StartupError
+from onward.proto.speculation import Speculation, num_drafts_of, read_speculation
+
+
+@pytest.mark.parametrize(
+    "text,meant",
+    [
+        ("ngram:4", Speculation("ngram", 4)),
+        ("draft:/models/small.gguf:3", Speculation("draft", 3, "/models/small.gguf")),
+        ("draft:c:/models/small:3", Speculation("draft", 3, "c:/models/small")),
+        ("eagle:./head:1", Speculation("eagle", 1, "./head")),
+    ],
+)
+def test_a_proposer_its_path_and_a_number(text: str, meant: Speculation) -> None:
+    assert read_speculation(text) == meant
+    assert num_drafts_of(text) == meant.num_drafts
+
+
+@pytest.mark.parametrize(
+    "text,why",
+    [
+        ("", "no proposer"),
+        ("4", "no proposer"),
+        ("medusa:4", "medusa is no proposer"),
+        ("ngram", "must be 1 to 16"),
+        ("ngram:", "must be 1 to 16"),
+        ("ngram:0", "must be 1 to 16"),
+        ("ngram:17", "must be 1 to 16"),
+        ("ngram:-1", "must be 1 to 16"),
+        ("ngram:²", "must be 1 to 16"),
+        ("ngram:x:4", "takes no path"),
+        ("draft:4", "needs the path"),
+        ("eagle::1", "needs the path"),
+    ],
+)
+def test_what_is_wrong_is_said_with_what_would_be_right(text: str, why: str) -> None:
+    with pytest.raises(StartupError, match=why) as caught:
+        read_speculation(text)
+    assert "ngram:N, draft:PATH:N or eagle:PATH:N" in caught.value.message
+
+
+def test_without_the_flag_nobody_drafts() -> None:
+    assert num_drafts_of(None) == 0
