@@ -1,31 +1,34 @@
-"""Writes a copy of a model that keeps every third layer, as a checkpoint folder that `--speculative draft:` takes.
+"""Writes a copy of a model with layers left out, as a checkpoint folder that `--speculative draft:` takes.
 
-    python -m onward.bench.thinned_model smollm2-135m-instruct thirds --every 3
-    onward serve --speculative draft:thirds:4
+    python -m onward.bench.thinned_model smollm2-135m-instruct thirds --keep-every 3
+    python -m onward.bench.thinned_model smollm2-135m-instruct most --drop-every 10
+    onward serve --speculative draft:most:4
 
 The copy is in floats; it is quantized when it is loaded, like any folder that drafts.
 """
 
 import argparse
+import functools
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from onward.config import DEFAULT_MODEL, cache_dir
-from onward.errors import StartupError
+from onward.config import cache_dir
 from onward.models.config import HF_ARCHITECTURES
 from onward.models.convert import write_weights
 from onward.models.store import find
-from onward.models.thinned import ThinnedTensors, kept_layers, thinned_config
+from onward.models.thinned import ThinnedTensors, all_but_every_nth, every_nth, thinned_config
 from onward.proto.model import ModelConfig
 
 
-def write_thinned(model: str, folder: Path, *, every: int = 3, dtype: str = "float32") -> ModelConfig:
-    """Weights that lie on a grid of 4 bits stay on it in float32, and only there."""
-    if every < 1:
-        raise StartupError(f"every {every}: at least each layer must be left out that is not kept")
+def write_thinned(
+    model: str, folder: Path, choose: Callable[[int], Sequence[int]], *, dtype: str = "float32"
+) -> ModelConfig:
+    """`choose` names the layers to keep, from how many there are. Weights that lie on a grid of 4 bits stay on it in
+    float32, and only there."""
     opened = find(model, with_weights=True, cache_dir=cache_dir(), progress=_silent).open()
-    kept = kept_layers(opened.config.num_layers, every)
+    kept = choose(opened.config.num_layers)
     config = thinned_config(opened.config, kept)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_hf_config(config), indent=1))
@@ -62,14 +65,25 @@ def _silent(message: str, fraction: float | None) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m onward.bench.thinned_model", description=__doc__)
-    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, help="[%(default)s]")
+    parser = argparse.ArgumentParser(prog="python -m onward.bench.thinned_model")
+    parser.add_argument("model", help="as `onward serve` takes it")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--every", type=int, default=3, metavar="N", help="one layer of N is kept [%(default)s]")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--keep-every", type=_several, metavar="N", help="one layer of N is kept")
+    which.add_argument("--drop-every", type=_several, metavar="N", help="one layer of N is left out")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="[%(default)s]")
     args = parser.parse_args()
-    config = write_thinned(args.model, args.folder, every=args.every, dtype=args.dtype)
+    choose = functools.partial(all_but_every_nth, n=args.drop_every)
+    if args.keep_every:
+        choose = functools.partial(every_nth, n=args.keep_every)
+    config = write_thinned(args.model, args.folder, choose, dtype=args.dtype)
     print(f"{args.folder}: {config.num_layers} layers")
+
+
+def _several(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 2 on")
+    return int(text)
 
 
 if __name__ == "__main__":

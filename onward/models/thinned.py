@@ -1,6 +1,7 @@
 """A model with some of its layers left out: the plainest small model of the same vocabulary, to draft for the whole one.
 
-Nothing is trained. Each layer adds to what the others leave, so what remains still speaks, mostly alike.
+Nothing is trained. Each layer adds to what the others leave, so with most layers left it still speaks alike; how few are
+enough is up to the model, and small ones need nearly all.
 """
 
 import re
@@ -14,9 +15,14 @@ from onward.proto.model import ModelConfig
 _LAYER = re.compile(r"(?P<before>(?:model\.)?layers\.)(?P<index>\d+)(?P<after>\..+)")
 
 
-def kept_layers(num_layers: int, every: int) -> list[int]:
-    """Counted from the last one, which the head is used to."""
-    return list(range(num_layers - 1, -1, -every))[::-1]
+def every_nth(num_layers: int, n: int) -> list[int]:
+    """From the first one on, which alone is used to embeddings."""
+    return list(range(0, num_layers, n))
+
+
+def all_but_every_nth(num_layers: int, n: int) -> list[int]:
+    """Neither the first nor, for n above 2, the last is left out."""
+    return [layer for layer in range(num_layers) if layer % n != n // 2]
 
 
 def thinned_config(config: ModelConfig, kept: Sequence[int]) -> ModelConfig:

@@ -12,7 +12,7 @@ import pytest
 from onward.config import WorkerConfig
 from onward.kernels.quantize import quantize_model
 from onward.models.eagle_head import read_eagle_head
-from onward.models.thinned import ThinnedTensors, kept_layers, thinned_config
+from onward.models.thinned import ThinnedTensors, every_nth, thinned_config
 from onward.proto.sampling import Sampling
 from onward.proto.step import Preempt, Preempted, Run, Tokens
 from onward.worker.speculation.draft_opening import DraftOpening
@@ -52,7 +52,7 @@ def _another(config: WorkerConfig) -> ProposerOpening:
 
 
 def _thinned(config: WorkerConfig) -> ProposerOpening:
-    kept = kept_layers(CONFIG.num_layers, 3)
+    kept = every_nth(CONFIG.num_layers, 2)
     model = msgspec.structs.replace(MODEL, config=thinned_config(CONFIG, kept))
     return DraftOpening(model, ThinnedTensors(_arrays(), kept), config, "thinned")
 
