@@ -18,6 +18,10 @@ class StepText:
         return self._text.stopped
 
     @property
+    def num_reasoning_tokens(self) -> int | None:
+        return self._text.num_reasoning_tokens
+
+    @property
     def num_calls(self) -> int:
         return self._text.num_calls
 
