@@ -14,7 +14,7 @@ _COLUMNS = 32
 """Few, so that many processors share a row: all of them wait for memory, one row after the other."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _add_rows(x, total, num_rows, stride, size, BLOCK: tl.constexpr):
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_in = columns < size

@@ -24,7 +24,7 @@ class _Share:
 
     def takes(self, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
         """Whether this one is new and ours. All processes see the same kernels in the same order."""
-        key = kernel.__name__, tuple(map(_kind, args)), tuple(sorted((k, _constant(v)) for k, v in options.items()))
+        key = _variant(kernel, args, options)
         if key in self.seen:
             return False
         number = len(self.seen)
@@ -33,6 +33,12 @@ class _Share:
 
 
 _share: ContextVar[_Share | None] = ContextVar("share", default=None)
+
+
+def _variant(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Hashable:
+    """What Triton compiles once."""
+    kinds = tuple(None if p.do_not_specialize else _kind(arg) for p, arg in zip(kernel.params, args, strict=False))
+    return kernel.__name__, kinds, tuple(sorted((k, _constant(v)) for k, v in options.items()))
 
 
 def _kind(arg: Any) -> Hashable:
@@ -55,6 +61,17 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
     elif share.takes(kernel, args, options):
         compiled = kernel.warmup(*args, grid=grid, **options)
         assert compiled.run is not None  # asking for it builds what launches the kernel, which is cached too
+
+
+@contextmanager
+def only_noting() -> Iterator[set[Hashable]]:
+    """Nothing is launched or compiled; the variants that would have been are in the set."""
+    share = _Share(1, 1)  # the second of one: nobody's
+    token = _share.set(share)
+    try:
+        yield share.seen
+    finally:
+        _share.reset(token)
 
 
 @contextmanager

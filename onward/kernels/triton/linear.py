@@ -65,7 +65,7 @@ class LinearPlan:
         return cls(64, 64, 128) if num_outputs >= 6144 else cls(64, 32, 256, num_stages=3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])  # else some numbers of rows would have kernels of their own
 def _linear(
     x, weight, out, num_rows, num_outputs, num_inputs, out_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,

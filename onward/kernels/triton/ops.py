@@ -5,6 +5,7 @@
 
 import torch
 
+from onward.kernels.batches import padded
 from onward.kernels.ops import Norms, Rotary, RowTensors, SlotTensors
 from onward.kernels.triton import rows as row_kernels
 from onward.kernels.triton.activation import silu_gate
@@ -132,7 +133,8 @@ class TritonOps:
         num_kv_heads, dim = kv.shape[2], kv.shape[4]
         key = batch, num_heads, num_kv_heads
         if key not in self._decode_scratch:
-            plan = DecodePlan.choose(batch, num_kv_heads, self._max_model_len, fused=True)
+            # The next larger batch's plan: its kernel is there. One of its own would be compiled while requests wait.
+            plan = DecodePlan.choose(padded(batch), num_kv_heads, self._max_model_len, fused=True)
             scratch = DecodeScratch.allocate(batch, num_heads, num_kv_heads, dim, plan.num_splits, str(kv.device))
             self._decode_scratch[key] = plan, scratch
         return self._decode_scratch[key]

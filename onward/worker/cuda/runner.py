@@ -19,6 +19,7 @@ import torch
 
 from onward.config import WorkerConfig
 from onward.errors import StartupError
+from onward.kernels.batches import padded
 from onward.kernels.ops import Ops, RowTensors
 from onward.layers.device.buffers import Buffers
 from onward.models.device_decoder import Chunks, DeviceDecoder, rotary_on
@@ -40,7 +41,7 @@ from onward.proto.step import (
 )
 from onward.worker.cuda.answer_masks import AnswerMasks
 from onward.worker.cuda.drawing import Draw, draw_with_care
-from onward.worker.cuda.graph_sizes import padded, prompt_sizes, sizes_up_to, warm_sizes
+from onward.worker.cuda.graph_sizes import sizes_up_to, warm_sizes
 from onward.worker.cuda.graphs import Graphs
 from onward.worker.cuda.launched import LaunchedStep, events_of
 from onward.worker.cuda.logprobs import PendingLogprobs
@@ -127,8 +128,6 @@ class CudaRunner:
         """Loads the usual kernels (or compiles them) and captures the usual graphs, through the door of real requests."""
         progress("warming up")
         most = self._config.max_num_seqs
-        for num_tokens in prompt_sizes(self._config.max_num_batched_tokens):
-            self._rehearse_prompts(num_tokens)
         for size in warm_sizes(most):
             self._rehearse(min(size, most), _PLAIN)
         self._rehearse(1, _CUT)
@@ -138,6 +137,7 @@ class CudaRunner:
     def rehearse_all(self) -> None:
         """Steps of every size and kind."""
         most = self._config.max_num_seqs
+        self._rehearse(1, _PLAIN, self._config.max_num_batched_tokens)
         for size in sizes_up_to(most):
             self._rehearse(min(size, most), _PLAIN)
         self._rehearse(1, _POOLED)
@@ -145,9 +145,9 @@ class CudaRunner:
             for size in (1, most):
                 self._rehearse(size, sampling)
 
-    def _rehearse(self, num_slots: int, sampling: Sampling) -> None:
-        """Short prompts, then two steps that decode: the first runs, the second is captured. All write one block."""
-        length = min(4, self.max_model_len - 3)
+    def _rehearse(self, num_slots: int, sampling: Sampling, length: int = 4) -> None:
+        """Prompts, then two steps that decode: the first runs, the second is captured. All write one block."""
+        length = min(length, self.max_model_len - 3)
         table = [0] * -(-(length + 3) // self._config.block_size)
         per_step = max(1, self._config.max_num_batched_tokens // length)
         for first in range(0, num_slots, per_step):
@@ -156,15 +156,6 @@ class CudaRunner:
             self.step(StepPlan(0, assign=assign, run=[Run(slot, 0, length) for slot in several]))
         for _ in range(2):
             self.step(StepPlan(0, run=[Run(slot, 0, 1) for slot in range(num_slots)]))
-
-    def _rehearse_prompts(self, num_tokens: int) -> None:
-        """One step of about so many: the matrix library has other kernels for many rows, and is slow to load them. A server
-        whose first prompts had to wait for that stood still for two seconds."""
-        length = max(1, min(num_tokens, self.max_model_len - 1))
-        table = [0] * -(-(length + 1) // self._config.block_size)
-        several = range(min(num_tokens // length, self._config.max_num_seqs))
-        assign = [Assign(slot, 0, "warm-up", [0] * length, length, 0, table, _PLAIN) for slot in several]
-        self.step(StepPlan(0, assign=assign, run=[Run(slot, 0, length) for slot in several]))
 
     def step(self, plan: StepPlan) -> StepResult:
         """One step alone."""

@@ -2,7 +2,8 @@
 
 import pytest
 
-from onward.worker.cuda.graph_sizes import padded, prompt_sizes, sizes_up_to, warm_sizes
+from onward.kernels.batches import padded
+from onward.worker.cuda.graph_sizes import sizes_up_to, warm_sizes
 
 
 def test_small_batches_are_hardly_padded_and_large_ones_in_steps() -> None:
@@ -22,10 +23,3 @@ def test_graphs_made_at_start_are_few_and_include_one_row_and_all(most: int) -> 
     sizes = warm_sizes(most)
     assert {1, padded(most)} <= set(sizes) <= set(sizes_up_to(most))
     assert len(sizes) <= 10
-
-
-@pytest.mark.parametrize("most", [1, 96, 512, 8192, 16384])
-def test_prompts_that_are_rehearsed_include_the_largest_step_and_cost_little_more(most: int) -> None:
-    sizes = prompt_sizes(most)
-    assert sizes[0] == most
-    assert sum(sizes) <= 1.34 * most
