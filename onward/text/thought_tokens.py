@@ -1,7 +1,7 @@
 """How many tokens of an output are told as thinking, once it is known what their text says.
 
-A token is what its last character is; one that completes no character is what it becomes. So it is a function of the tokens,
-like all that is told of them.
+A token is what its last character is; one that completes no character is what it becomes. So it is a function of the
+tokens, like all that is told of them.
 """
 
 from collections import deque
