@@ -8,7 +8,7 @@ logprob. Those two are filled in here before the look."""
 import json
 from typing import Any
 
-from openai.types import Completion
+from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
@@ -24,6 +24,7 @@ OURS = frozenset(
         "token_ids",
         "prompt_token_ids",
         "reasoning_content",
+        "max_model_len",
         RESCHEDULE,
     }
 )
@@ -32,6 +33,8 @@ KINDS: dict[str, type[BaseModel]] = {
     "chat.completion": ChatCompletion,
     "chat.completion.chunk": ChatCompletionChunk,
     "text_completion": Completion,
+    "list": CreateEmbeddingResponse,
+    "model": Model,
 }
 
 
@@ -39,7 +42,7 @@ def check_answer(data: dict[str, Any], ours: frozenset[str] = frozenset()) -> Ba
     """`ours`: the fields of `OURS` that the request has asked for."""
     assert ours <= OURS
     fields = json.loads(json.dumps(data))
-    for choice in fields["choices"]:
+    for choice in fields.get("choices", []):
         if choice.get("finish_reason") == RESCHEDULE and RESCHEDULE in ours:
             choice["finish_reason"] = "stop"
     if data["object"] == "text_completion":

@@ -3,9 +3,11 @@
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from pydantic import ValidationError
 
+from onward.proto.cursor import ChoiceCursor, format_cursor, parse_cursor
 from onward.proto.request import ErrorInfo
 from tests.api.instance import Instance
 from tests.api.reader import NO_CERTIFICATES
@@ -24,6 +26,13 @@ ASKED: list[tuple[str, dict[str, Any], frozenset[str]]] = [
     (COMPLETIONS, {"prompt": "x", "logprobs": 2, "n": 2}, frozenset()),
     (COMPLETIONS, {"prompt": ["x", "y"], "echo": True, "logprobs": 0}, frozenset()),
     (COMPLETIONS, {"prompt": [[97], [98]], "return_token_ids": True, "prompt_logprobs": 0}, IDS | SCORES),
+    (CHAT, {"prompt_token_ids": [97, 98]}, frozenset()),
+    (CHAT, MESSAGES | {"generated_token_ids": [97, 98], "rescore_from": 0, "logprobs": True}, frozenset()),
+    (CHAT, MESSAGES | {"n": 2, "prompt_logprobs": 2, "return_token_ids": True}, IDS | SCORES),
+    (COMPLETIONS, {"prompt": "x", "echo": True, "n": 2}, frozenset()),
+    (COMPLETIONS, {"prompt": "xy", "echo": True, "logprobs": 2, "n": 2}, frozenset()),
+    (COMPLETIONS, {"prompt": "x", "stop": "e", "max_tokens": 40, "include_stop_str_in_output": True}, frozenset()),
+    (COMPLETIONS, {"prompt": "x", "generated_token_ids": [97, 98], "logprobs": 1}, frozenset()),
 ]
 
 
@@ -37,6 +46,38 @@ def test_answers_and_chunks_are_as_the_openai_package_says(
         streamed = http.post(path, json=body | {"stream": True, "stream_options": USAGE}).text
     chunks = check_events(streamed, ours)
     assert chunks[-1]["choices"] == [] and all(chunk["usage"] is not None for chunk in chunks)
+
+
+def said_in(chunks: list[dict[str, Any]]) -> str:
+    return "".join(one["delta"].get("content", "") for chunk in chunks for one in chunk["choices"])
+
+
+def test_the_best_of_several_is_as_the_openai_package_says(instance: Instance) -> None:
+    body = {"model": "small-model", "prompt": "x", "max_tokens": 5, "n": 2, "best_of": 4, "logprobs": 1}
+    answer = httpx.post(instance.url + COMPLETIONS, json=body, timeout=30, verify=NO_CERTIFICATES).json()
+    check_answer(answer)
+    assert (len(answer["choices"]), answer["usage"]["completion_tokens"]) == (2, 20)
+
+
+def test_vectors_and_models_are_as_the_openai_package_says(instance: Instance) -> None:
+    with httpx.Client(base_url=instance.url, timeout=30, verify=NO_CERTIFICATES) as http:
+        vectors = http.post("/v1/embeddings", json={"model": "small-model", "input": ["x", "yz"]}).json()
+        models = http.get("/v1/models").json()
+    check_answer(vectors)
+    assert len(vectors["data"]) == 2
+    assert models["object"] == "list" and [one["id"] for one in models["data"]] == ["small-model"]
+    check_answer(models["data"][0], frozenset({"max_model_len"}))
+
+
+def test_a_stream_that_is_gone_on_with_is_as_the_openai_package_says(instance: Instance) -> None:
+    body = {"model": "small-model", "max_tokens": 9, "seed": 7, "stream": True, "stream_options": USAGE} | MESSAGES
+    with httpx.Client(base_url=instance.url, timeout=30, verify=NO_CERTIFICATES) as http:
+        whole = http.post(CHAT, json=body).text
+        chunks = check_events(whole)
+        first = next(line.removeprefix("id: ") for line in whole.split("\n") if line.startswith("id: "))
+        place = msgspec.structs.replace(parse_cursor(first), choices=[ChoiceCursor(3)], new_tokens={})
+        rest = check_events(http.post(CHAT, json=body, headers={"last-event-id": format_cursor(place)}).text)
+    assert said_in(rest) == said_in(chunks)[3:] != ""
 
 
 def test_the_look_is_strict(instance: Instance) -> None:

@@ -244,6 +244,28 @@ def test_answers_and_chunks_are_as_the_openai_package_says(thinker: Instance) ->
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tool_choice": "required"},
+        {"tool_choice": NAMED},
+        {"tool_choice": "required", "n": 2, "parallel_tool_calls": False},
+        {"tool_choice": "required", "logprobs": True, "top_logprobs": 1},
+        {"tools": None, "response_format": SCHEMA_FORMAT},
+        {"tools": None, "response_format": {"type": "json_object"}, "logprobs": True},
+        {"tools": None, "guided_regex": ".*"},
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_answers_that_are_bound_are_as_the_openai_package_says(thinker: Instance, fields: dict[str, Any]) -> None:
+    speak(thinker, *[tokens_of(f"[{FORCED_CALL}]")] * 2)
+    check_answer(post(thinker, **fields).json())
+    streamed = post(thinker, stream=True, stream_options={"include_usage": True}, **fields).text
+    chunks = check_events(streamed)
+    reasons = [one["finish_reason"] for chunk in chunks for one in chunk["choices"] if one["finish_reason"]]
+    assert set(reasons) == {"tool_calls" if fields.get("tool_choice") == "required" else "stop"}
+
+
 def test_the_package_s_own_stream_helper_puts_calls_together(thinker: Instance, client: openai.OpenAI) -> None:
     speak(thinker, tokens_of("words", CALL, "\n", SECOND_CALL))
     with client.chat.completions.stream(model="small-model", messages=MESSAGES, tools=[TOOL], max_tokens=200) as stream:
@@ -257,6 +279,21 @@ def test_the_package_s_own_stream_helper_puts_calls_together(thinker: Instance, 
         ("g", "{}"),
     ]
     assert completion.choices[0].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")], ids=["required", "named"])
+def test_the_stream_helper_puts_calls_together_that_must_be_made(
+    thinker: Instance, client: openai.OpenAI, choice: Any, reason: str
+) -> None:
+    speak(thinker, tokens_of(f"[{FORCED_CALL}]"))
+    with client.chat.completions.stream(
+        model="small-model", messages=MESSAGES, tools=[TOOL], tool_choice=choice, max_tokens=200
+    ) as stream:
+        pieces = [event.arguments_delta for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        final = stream.get_final_completion().choices[0]
+    [call] = final.message.tool_calls or []
+    assert (call.function.name, final.finish_reason) == ("f", reason)
+    assert call.function.arguments == "".join(pieces) == '{"a": 1}' and len(pieces) > 1
 
 
 def test_the_package_parses_answers_into_models(thinker: Instance, client: openai.OpenAI) -> None:
