@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 # More flags: make serve ARGS='--port 9000', make bench-cpu ARGS='--pairs 5'
 ARGS ?=
 
-.PHONY: serve install test test-full lint sabotage chaos fuzz fuzz-http sim sim-sabotage schema-suite bench-cpu bench-grammar bench-pd bench-router bench-stage bench-doors clean
+.PHONY: serve install test test-full lint sabotage chaos fuzz fuzz-http sim sim-sabotage schema-suite bench-cpu bench-grammar bench-pd bench-router bench-stage bench-doors bench-spec clean
 
 serve: install
 	$(BIN)/onward serve $(ARGS)
@@ -76,6 +76,10 @@ bench-router: install
 # A thousand hostile connections, and ten times the load that a server can bear.
 bench-doors: install
 	$(BIN)/python scripts/bench_doors.py $(ARGS)
+
+# A server that drafts beside one that does not: text to copy and free text, 1, 8 and 32 streams.
+bench-spec: install
+	$(BIN)/python scripts/bench_spec.py $(ARGS)
 
 bench-stage: $(VENV)/.installed
 	$(BIN)/python -m onward.bench.stage $(ARGS)

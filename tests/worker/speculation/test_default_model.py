@@ -60,7 +60,7 @@ def answers(prompts: list[str], num_drafts: int, num_kv_blocks: int) -> tuple[li
     config = WorkerConfig(num_kv_blocks=num_kv_blocks, max_num_seqs=32)
     runner = Runner(model, config, open_weights(model), drafter=NgramOpening())
     llm = LLM.over(model, runner, EngineConfig(max_num_seqs=32, num_drafts=num_drafts))
-    options = [SamplingOptions(seed=i, temperature=0.7 * (i % 2), max_tokens=24) for i in range(len(prompts))]
+    options = [SamplingOptions(seed=i, temperature=0.7 * (i % 2), max_tokens=40) for i in range(len(prompts))]
     return [one.token_ids for one in llm.generate([prompt_ids(prompt) for prompt in prompts], options)], llm
 
 
@@ -68,7 +68,7 @@ def answers(prompts: list[str], num_drafts: int, num_kv_blocks: int) -> tuple[li
 def test_preempted_requests_are_answered_as_without_drafts(count: int) -> None:
     prompts = FIFTY[-count:]
     expected, _ = answers(prompts, 0, 512)
-    told, llm = answers(prompts, 4, 24)
+    told, llm = answers(prompts, 4, 16)
     assert told == expected
     metrics = llm._engine._core.metrics
     assert metrics.preemptions.value() > 0
