@@ -68,7 +68,9 @@ class PlanDraft:
             return None
         for request, run in self.runs.items():
             samples = run.num_tokens == request.num_to_plan
-            request.in_flight.append(PlannedRun(self.step, run.num_tokens, samples, run.num_drafts))
+            # Guesses for a peer are neither computed nor drawn here.
+            num_drafts = run.num_drafts if request.handover is None else 0
+            request.in_flight.append(PlannedRun(self.step, run.num_tokens, samples, num_drafts))
         for request in self.preempts:
             request.in_flight.append(PlannedRun(self.step, 0, samples=False))
         plan = StepPlan(self.step, list(self.preempts.values()), list(self.assigns.values()), list(self.runs.values()))

@@ -73,7 +73,7 @@ class Load:
     rows_left: int
     """For drafts."""
     draft_cost: float = 0.0
-    """Of guessing one token, in rows."""
+    """Of one more guess for everybody: a share of what the step takes anyhow."""
 
 
 def num_drafts(limit: int, record: DraftRecord, load: Load) -> int:
@@ -81,10 +81,11 @@ def num_drafts(limit: int, record: DraftRecord, load: Load) -> int:
 
     A step of n rows takes STEP_ROWS + n, in the time of a row, and gives n tokens. One more draft takes the time of a row
     and of its guessing, and gives a token if it and all before it are right. It is worth that if it gives more for its
-    time than the step does: alone nearly always, in a full step never.
+    time than the step does: alone nearly always, in a full step never. A model that guesses does so for all n at once, in
+    a pass that takes a share of the step's time, however many they are; so each guess takes that share of a token's time.
     """
     limit = min(limit, load.rows_left)
-    worth = (1 + load.draft_cost) * load.num_rows / (load.num_rows + STEP_ROWS)
+    worth = load.num_rows / (load.num_rows + STEP_ROWS) + load.draft_cost
     count, likely = 0, record.chance
     while count < limit and likely > worth:
         count += 1

@@ -171,4 +171,4 @@ class WorkerHello(msgspec.Struct, frozen=True):
     kv_endpoint: Endpoint | None = None
     """Where peers may write it."""
     draft_cost: float = 0.0
-    """Of guessing one token, beside the row that verifies it: in such rows."""
+    """Of guessing one token for each slot: a share of what the model's own pass over them takes."""

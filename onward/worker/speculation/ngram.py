@@ -10,7 +10,7 @@ import numpy as np
 
 from onward.worker.speculation.proposer import ComputedSpan, Surroundings, Wish
 
-RUN_LENGTHS = (4, 3, 2)
+RUN_LENGTHS = (6, 3, 2)
 """Of tokens that must agree, tried in this order: the longer, the likelier is what follows."""
 
 
@@ -73,9 +73,18 @@ class _Index:
         for length in RUN_LENGTHS:
             place = self._places.get(tuple(tokens[-length:])) if len(tokens) >= length else None
             if place is not None:
+                count = min(count, self._agreement(place, count + 1) - 1)
                 found = tokens[place : place + count]
                 period = len(tokens) - place
                 while len(found) < count:
                     found.append(found[len(found) - period])
                 return found
         return []
+
+    def _agreement(self, place: int, limit: int) -> int:
+        """How many tokens before that place are the newest ones. Of what agrees shortly, little will go on to agree: one
+        token less is guessed than has agreed."""
+        tokens, length = self.tokens, 2
+        while length < limit and length < place and tokens[place - 1 - length] == tokens[-1 - length]:
+            length += 1
+        return length

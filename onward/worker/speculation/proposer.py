@@ -88,7 +88,7 @@ class ProposerOpening(Protocol):
 
     @property
     def draft_cost(self) -> float:
-        """Of guessing one token, in rows: how many rows of the model's own pass take as long. Asked when it is open."""
+        """Of guessing one token for each slot, as a share of the model's own pass over them. Asked when it is open."""
         ...
 
     def open(self, surroundings: Surroundings) -> Proposer: ...
