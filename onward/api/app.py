@@ -19,10 +19,10 @@ from onward.api.identity import Identified
 from onward.api.jobs import Backend, Jobs, bounds_of
 from onward.api.proven import Proven
 from onward.api.registering import Description, Probing
-from onward.api.responses import dialect as responses
 from onward.api.responses.background import Background
 from onward.api.responses.dialect import ResponseJobs, Responses
-from onward.api.responses.endpoint import CANCEL_PATH, INPUT_PATH, ITEM_PATH, CreateEndpoint, ItemEndpoint
+from onward.api.responses.endpoint import CreateEndpoint, ItemEndpoint
+from onward.api.responses.for_routers import ForRouters
 from onward.api.responses.form import form_of as response_form_of
 from onward.api.responses.stored import StoredResponses
 from onward.api.streams import Streams
@@ -37,10 +37,11 @@ from onward.proto.router import (
     EMBED_PATH,
     FIND_PATH,
     PROBE_PATH,
+    RESPONSE_PATH,
     TEXT_PATH,
     TOKENIZE_PATH,
 )
-from onward.web import docs_page
+from onward.web import docs_page, response_ids
 from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring
 from onward.web.envelope import Envelope
 from onward.web.error_answers import EXCEPTION_HANDLERS
@@ -61,12 +62,12 @@ def build_app(
     endpoints: dict[str, ASGIApp] = {
         path: GenerationEndpoint(one, backend, streams) for path, one in generators.items()
     }
-    responding = generators[responses.PATH] = Generator(
-        ResponseJobs(Responses(prompts), responses.PATH, backend), backend, streams, response_form_of
+    responding = generators[response_ids.PATH] = Generator(
+        ResponseJobs(Responses(prompts), response_ids.PATH, backend), backend, streams, response_form_of
     )
     background = Background(responding, streams, backend.tasks)
     stored = StoredResponses(responding, backend, streams, background)
-    endpoints[responses.PATH] = CreateEndpoint(responding, backend, streams, stored, background)
+    endpoints[response_ids.PATH] = CreateEndpoint(responding, backend, streams, stored, background)
     of_response = ItemEndpoint(stored) if generates else WrongRole()
     attempts = AttemptEndpoint(generators if generates else {}, backend, streams, proven)
     aborting = Aborting(backend.client, streams, config.max_body_bytes, proven)
@@ -81,6 +82,7 @@ def build_app(
         ABORT_PATH: aborting.abort_for_router,
         TOKENIZE_PATH: tokenizing.tokenize_for_router,
         DETOKENIZE_PATH: tokenizing.detokenize_for_router,
+        RESPONSE_PATH: ForRouters(stored, streams, proven, config.max_body_bytes).answer,
         EMBED_PATH: OfRouters(embeddings, config.max_body_bytes, proven, backend.clock),
     }
     routes = [
@@ -88,9 +90,9 @@ def build_app(
             GuardedRoute(path, one if generates else WrongRole(), methods=["GET", "POST"], access=Access.USER)
             for path, one in endpoints.items()
         ),
-        GuardedRoute(ITEM_PATH, of_response, methods=["GET", "DELETE"], access=Access.USER),
-        GuardedRoute(CANCEL_PATH, of_response, methods=["POST"], access=Access.USER),
-        GuardedRoute(INPUT_PATH, of_response, methods=["GET"], access=Access.USER),
+        GuardedRoute(response_ids.ITEM_PATH, of_response, methods=["GET", "DELETE"], access=Access.USER),
+        GuardedRoute(response_ids.CANCEL_PATH, of_response, methods=["POST"], access=Access.USER),
+        GuardedRoute(response_ids.INPUT_PATH, of_response, methods=["GET"], access=Access.USER),
         GuardedRoute("/v1/embeddings", embed if generates else WrongRole(), methods=["POST"], access=Access.USER),
         GuardedRoute("/v1/abort", aborting.abort, methods=["POST"], access=Access.USER),
         GuardedRoute("/tokenize", tokenizing.tokenize, methods=["POST"], access=Access.USER),

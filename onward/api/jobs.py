@@ -62,7 +62,7 @@ class Backend:
     unknown_fields: Counter
     chance: Chance
     fullness: Fullness
-    tasks: Tasks
+    tasks: Tasks = field(default_factory=Tasks)
 
 
 def bounds_of(backend: Backend) -> Bounds:

@@ -21,10 +21,12 @@ from onward.api.request_checks import (
     MAX_THINKING_BUDGET,
 )
 from onward.api.requests import Bounds, ChatRequest, CompletionRequest, TokenRequest
+from onward.api.responses.body import ResponseBody
 from onward.api.tokenizing import DetokenizeRequest, TokenizeRequest
 from onward.version import __version__
 from onward.web.aborts import AbortRequest
 from onward.web.callers import Access, GuardedRoute
+from onward.web.response_context import CONTEXT_FIELD
 from onward.web.responses import json_response
 
 PATH = "/openapi.json"
@@ -33,6 +35,7 @@ _BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/generate": TokenRequest,
+    "/v1/responses": ResponseBody,
     "/v1/embeddings": EmbeddingRequest,
     "/v1/abort": AbortRequest,
     "/tokenize": TokenizeRequest,
@@ -43,6 +46,10 @@ SUMMARIES: dict[str, str] = {
     "/v1/chat/completions": "Answers a chat. GET with Last-Event-ID goes on with a stream",
     "/v1/completions": "Continues texts. GET with Last-Event-ID goes on with a stream",
     "/v1/generate": "Token ids in, token ids out. GET with Last-Event-ID goes on with a stream",
+    "/v1/responses": "Answers a chat, as items. GET with Last-Event-ID goes on with a stream",
+    "/v1/responses/{response_id}": "One that is stored: shown, followed by stream=true, or deleted",
+    "/v1/responses/{response_id}/cancel": "Ends one that runs in the background",
+    "/v1/responses/{response_id}/input_items": "What one was made from",
     "/v1/embeddings": "A vector of each text",
     "/v1/abort": "Ends requests by their ids or labels",
     "/tokenize": "The token ids of a text or a chat",
@@ -62,6 +69,7 @@ SUMMARIES: dict[str, str] = {
 RANGES: dict[str, dict[str, Any]] = {
     "max_tokens": {"minimum": 1},
     "max_completion_tokens": {"minimum": 1},
+    "max_output_tokens": {"minimum": 1},
     "min_tokens": {"minimum": 0},
     "temperature": {"minimum": 0, "maximum": 2},
     "top_p": {"exclusiveMinimum": 0, "maximum": 1},
@@ -109,8 +117,9 @@ def route(routes: Sequence[GuardedRoute], bounds: Bounds) -> GuardedRoute:
 def document(routes: Sequence[GuardedRoute], bounds: Bounds) -> dict[str, Any]:
     kinds = [*_BODIES.values(), ErrorAnswer]
     _, schemas = msgspec.json.schema_components(kinds, ref_template=_SCHEMAS)
-    for kind in (ChatRequest, CompletionRequest, TokenRequest):
+    for kind in (ChatRequest, CompletionRequest, TokenRequest, ResponseBody):
         _add_ranges(schemas[kind.__name__]["properties"], bounds)
+    del schemas[ResponseBody.__name__]["properties"][CONTEXT_FIELD]
     schemas["ContentPart"]["properties"]["type"]["enum"] = ["text"]
     schemas["ContentPart"]["required"] = ["type", "text"]
     return {

@@ -11,6 +11,7 @@ far, and reads tokens and ends from the `id:` lines of the answer; what the toke
     POST /internal/tokenize     router -> instance   as clients ask it at /tokenize; JSON both ways
     POST /internal/detokenize   router -> instance   as clients ask it at /detokenize; JSON both ways
     POST /internal/text         router -> instance   an AskText: the tokenizer and template; answered by a ModelText
+    POST /internal/response     router -> instance   an AskResponse: what a record says; answered as a client would be
 
 Bodies are msgpack both ways but where it says JSON, and for an attempt's answer. The probe is for instances that do not
 register by themselves.
@@ -23,10 +24,13 @@ The events of an attempt's answer, in order:
     id: CURSOR  data: CHUNK     as the client gets it, whole tokens each
     id: CURSOR                  for the router alone: tokens of an answer that is not streamed, or that were skipped
     data: CHUNK                 without an id: openings (not for a resumed choice) and, where asked for, usage
+    : held                      in front of an event: it goes to the client with the next one that has an id, or not at all
     event: answer               instead of chunks, for a client that does not stream: data is the whole body
     event: error                it cannot go on: data is the error as JSON. `retryable` says whether another attempt may
     data: [DONE]
 """
+
+from typing import Literal
 
 import msgspec
 
@@ -46,6 +50,7 @@ ABORT_PATH = "/internal/abort"
 TOKENIZE_PATH = "/internal/tokenize"
 EMBED_PATH = "/internal/embeddings"
 DETOKENIZE_PATH = "/internal/detokenize"
+RESPONSE_PATH = "/internal/response"
 
 
 class GivenChoice(msgspec.Struct, frozen=True, array_like=True):
@@ -185,3 +190,20 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Of a response: why it has failed."""
     is_cancelled: bool = False
     """Of a response: its client does not want the rest."""
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing will follow."""
+        has_ended = bool(self.attempt.choices) and all(one.finish_reason is not None for one in self.attempt.choices)
+        return has_ended or self.error is not None or self.is_cancelled
+
+
+class AskResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """About a response of which the router has found this record. An instance knows what the tokens mean."""
+
+    what: Literal["show", "events", "input_items", "context", "keep", "take_up"]
+    """`context`: its items, for one that goes on from it. `keep` it as it is. `take_up`: it is to be made to its end."""
+    record: Record
+    after: int = -1
+    """The number of the last event that the client has."""
+    query: dict[str, str] = {}

@@ -16,14 +16,17 @@ from onward.router.embedding import Embedding
 from onward.router.generation import GenerationEndpoint
 from onward.router.passing_on import PATHS as PASSED_ON
 from onward.router.passing_on import PassingOn
+from onward.router.response_creation import ResponseCreation
+from onward.router.response_items import ResponseItems
+from onward.router.responses import FoundResponses
 from onward.router.serving import Serving
 from onward.router.tokenizing import Tokenizing
-from onward.web import docs_page
+from onward.web import docs_page, response_ids
 from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring
 from onward.web.envelope import Envelope
 from onward.web.error_answers import EXCEPTION_HANDLERS
 
-GENERATING_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/generate")
+GENERATING_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/generate", response_ids.PATH)
 GENERATING_METHODS = ("GET", "POST")
 STATUS_PATH = "/internal/status"
 
@@ -33,17 +36,25 @@ Handler = Callable[[Request], Awaitable[Response]]
 def build_app(serving: Serving, registry: Registry, cluster_key: str, keyring: Keyring) -> ASGIApp:
     # Only `prefix` looks at the tokens of a prompt; without it no tokenizer is fetched, and nothing costs.
     tokenizing = Tokenizing(serving, registry) if serving.core.replicas.index is not None else None
-    generating = GenerationEndpoint(serving, tokenizing)
-    routes = routes_of(serving, Admin(serving, registry, cluster_key), generating, tokenizing)
+    plain = GenerationEndpoint(serving, tokenizing)
+    found = FoundResponses(serving)
+    generating = dict.fromkeys(GENERATING_PATHS, plain) | {
+        response_ids.PATH: ResponseCreation(serving, tokenizing, found)
+    }
+    routes = routes_of(serving, Admin(serving, registry, cluster_key), generating, tokenizing, found)
     callers = Callers(keyring, routes, cluster_key, serving.clock)
     others = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
-    app = _Streams(dict.fromkeys(GENERATING_PATHS, generating), others)
+    app = _Streams(generating, others)
     paths = [route.path for route in routes]
     return Envelope(BoundedConnections(app), serving.core.metrics.requests, paths, callers.refusal)
 
 
 def routes_of(
-    serving: Serving, admin: Admin, generating: GenerationEndpoint, tokenizing: Tokenizing | None
+    serving: Serving,
+    admin: Admin,
+    generating: Mapping[str, GenerationEndpoint],
+    tokenizing: Tokenizing | None,
+    found: FoundResponses,
 ) -> list[GuardedRoute]:
     """All there are, each with those who may use it."""
     config = serving.core.config
@@ -61,9 +72,13 @@ def routes_of(
     }
     aborting = Aborting(serving, config.max_body_bytes)
     passing_on = PassingOn(serving, config.max_body_bytes)
+    of_response = ResponseItems(serving, found)
     register = _looking_for_text(admin.register, tokenizing)
     return [
-        *(GuardedRoute(path, generating, methods=GENERATING_METHODS, access=Access.USER) for path in GENERATING_PATHS),
+        *(GuardedRoute(path, one, methods=GENERATING_METHODS, access=Access.USER) for path, one in generating.items()),
+        GuardedRoute(response_ids.ITEM_PATH, of_response, methods=["GET", "DELETE"], access=Access.USER),
+        GuardedRoute(response_ids.CANCEL_PATH, of_response, methods=["POST"], access=Access.USER),
+        GuardedRoute(response_ids.INPUT_PATH, of_response, methods=["GET"], access=Access.USER),
         GuardedRoute(embedding.PATH, Embedding(serving, config.max_body_bytes), methods=["POST"], access=Access.USER),
         GuardedRoute("/v1/abort", aborting.abort, methods=["POST"], access=Access.USER),
         *(GuardedRoute(path, passing_on.ask, methods=["POST"], access=Access.USER) for path in PASSED_ON),

@@ -17,6 +17,9 @@ _START = http.start_message(200, sse.HEADERS)
 
 
 class ClientSide:
+    done = sse.DONE
+    """What ends every stream."""
+
     def __init__(self, send: Send, stream: Stream, *, tells_resumes: bool) -> None:
         self._send = send
         self._stream = stream
@@ -43,15 +46,20 @@ class ClientSide:
             await http.respond(self._send, 200, self._stream.answer, headers)
             return
         comment = b": resumes %d\n\n" % self._stream.num_resumes if self._tells_resumes else b""
-        await self.write(comment + sse.DONE)
+        if comment or self.done:
+            await self.write(comment + self.done)
         await self._send(http.part(b"", more=False))
 
     async def fail(self, info: ErrorInfo, body: bytes | None) -> None:
         if not self._has_started:
             await http.respond_error(self._send, info, body)
             return
-        await self.write(sse.error_event(info) + sse.DONE)
+        await self.write(await self.failure(info) + self.done)
         await self._send(http.part(b"", more=False))
+
+    async def failure(self, info: ErrorInfo) -> bytes:
+        """The event that says it."""
+        return sse.error_event(info)
 
     def _resume_header(self) -> dict[str, str]:
         return {"x-onward-resumes": str(self._stream.num_resumes)} if self._tells_resumes else {}

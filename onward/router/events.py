@@ -15,6 +15,7 @@ from onward.router.failures import info_from_body
 
 BLANK_LINE = b"\n\n"
 DONE = b"data: [DONE]"
+HELD = b": held"
 MAX_EVENT_BYTES = 64 << 20
 """The whole answer to a client that does not stream is one event."""
 
@@ -40,6 +41,13 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What goes with the next event that has a place, or not at all."""
+
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class WholeAnswer:
     body: bytes
 
@@ -54,7 +62,7 @@ class Done:
     pass
 
 
-Event = Advance | Plain | WholeAnswer | Failure | Done | Facts | Progress
+Event = Advance | Plain | Held | WholeAnswer | Failure | Done | Facts | Progress
 
 
 class EventSplitter:
@@ -99,6 +107,8 @@ def read_event(event: bytes) -> Event | None:
         return Done() if event == DONE else Plain(event)
     if event.startswith(b":"):
         comment, _, rest = event.partition(b"\n")
+        if comment == HELD:
+            return Held(rest)
         return read_event(rest) if rest else _progress(comment)
     return _named_event(event)
 

@@ -52,9 +52,16 @@ class GenerationEndpoint:
             if route is None:
                 raise unknown_stream(place.request_id)
         else:
-            body = await http.read_body(receive, self._config.max_body_bytes)
+            body = await self.completed(caller_of(scope), await http.read_body(receive, self._config.max_body_bytes))
             route = await self._posted(scope, body, place)
         show_id(scope, route.stream.origin.label or route.stream.request_id)
+        await self.carry(route, caller_of(scope), receive, send)
+
+    async def completed(self, caller: Caller, body: bytes) -> bytes:
+        """With whatever must be known before the first attempt."""
+        return body
+
+    async def carry(self, route: Route, caller: Caller, receive: Receive, send: Send) -> None:
         client = ClientSide(send, route.stream, tells_resumes=self._config.tell_resumes)
         await http.while_connected(receive, self._serving.serve(route, client))
 

@@ -27,6 +27,7 @@ class _Sketch(msgspec.Struct, frozen=True):
     seed: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
     deadline_ms: int | None = None
     cache_salt: str | None = None
     generated_token_ids: list[int | list[int]] | None = None
@@ -80,7 +81,7 @@ def origin_of(path: str, body: bytes, arrival: Arrival, place: Cursor | None = N
         usage_told=place is not None and place.usage_told,
         known_prompt=_known_prompt(sketch),
         cache_salt=sketch.cache_salt or "",
-        max_output=sketch.max_completion_tokens or sketch.max_tokens,
+        max_output=sketch.max_completion_tokens or sketch.max_output_tokens or sketch.max_tokens,
         session=_session(sketch, arrival),
     )
 

@@ -12,7 +12,7 @@ from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import ChoiceCursor, Cursor
 from onward.proto.request import CallerLimits, ErrorInfo
 from onward.proto.router import Attempt, Facts, GivenChoice, Progress
-from onward.router.events import BLANK_LINE, Advance, Done, Event, Failure, Plain, WholeAnswer
+from onward.router.events import BLANK_LINE, Advance, Done, Event, Failure, Held, Plain, WholeAnswer
 
 RESCHEDULE = "pd_reschedule"
 RESTARTING_ENGINE = "-"
@@ -21,6 +21,8 @@ DRAINING = "draining"
 NO_ROOM = "pd_no_decode_blocks"
 """The code of an instance's error when it has no room for a prompt that others would compute."""
 MAX_HELD_OPENINGS = 128
+MAX_HELD = 4096
+"""Events that an instance wants to be told together."""
 BYTES_PER_TOKEN = 36
 """Of an id in a list, for estimates."""
 
@@ -206,6 +208,9 @@ class Stream:
             case Plain():
                 self.moved_s = now_s
                 return self._take_plain(event)
+            case Held():
+                self.moved_s = now_s
+                self._hold(event.raw)
             case Facts():
                 self.moved_s = now_s
                 self._note_facts(event)
@@ -271,9 +276,12 @@ class Stream:
         self.moved_s = self.delivered_s = now_s
         self.advanced = True
         self.failures = 0
-        if not (event.is_for_client and self.origin.streams):
+        if not self.origin.streams:
             return None
-        return self._with_openings(event.raw)
+        if event.is_for_client:
+            return self._with_openings(event.raw)
+        # Whoever goes on from here believes that the client has had them.
+        return self._with_openings(None) if self._openings else None
 
     def _misfit(self, problem: str) -> None:
         if problem == _DUPLICATE:
@@ -312,10 +320,16 @@ class Stream:
         self._usage_told = self.all_finished
         return event.raw
 
-    def _with_openings(self, raw: bytes) -> bytes:
-        if not self._openings:
+    def _hold(self, raw: bytes) -> None:
+        if len(self._openings) >= MAX_HELD:
+            self.fail(Cause.PROTOCOL, ErrorInfo("upstream_protocol", "the instance holds too many events", 502, True))
+        elif self.origin.streams:
+            self._openings.append(raw)
+
+    def _with_openings(self, raw: bytes | None) -> bytes:
+        if raw is not None and not self._openings:
             return raw
-        joined = BLANK_LINE.join([*self._openings, raw])
+        joined = BLANK_LINE.join(self._openings if raw is None else [*self._openings, raw])
         self._openings.clear()
         return joined
 

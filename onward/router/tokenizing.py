@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
@@ -19,7 +20,9 @@ from onward.router.serving import Serving
 from onward.router.stream import Origin
 from onward.router.tokenizer_source import TokenizerSource
 from onward.text.prompt_tokens import ChatMessage, PromptTokens
-from onward.web.template_fields import ChatFields, rendering_of
+from onward.web import response_ids
+from onward.web.response_items import messages_of, tool_choice_of, tools_of
+from onward.web.template_fields import ChatFields, ReasoningEffort, rendering_of
 from onward.web.tooling import check_tool_messages
 
 MAX_INLINE_BYTES = 4 << 10
@@ -43,6 +46,22 @@ class _Completion(msgspec.Struct, frozen=True):
     """One: several are made by the instance."""
 
 
+class _Reasoning(msgspec.Struct, frozen=True):
+    effort: ReasoningEffort | None = None
+
+
+class _Response(msgspec.Struct, frozen=True, kw_only=True):
+    input: str | list[Any]
+    instructions: str | None = None
+    reasoning: _Reasoning | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    onward_context: list[Any] | None = None
+
+
+_responses = msgspec.json.Decoder(_Response)
 _chats = msgspec.json.Decoder(_Chat)
 _completions = msgspec.json.Decoder(_Completion)
 
@@ -57,9 +76,23 @@ def _of_completion(tokens: PromptTokens, origin: Origin) -> list[int]:
     return tokens.of_text(_completions.decode(origin.body).prompt)
 
 
+def _of_response(tokens: PromptTokens, origin: Origin) -> list[int]:
+    asked = _responses.decode(origin.body)
+    fields = ChatFields(
+        chat_template_kwargs=asked.chat_template_kwargs,
+        reasoning_effort=asked.reasoning and asked.reasoning.effort,
+        tools=tools_of(asked.tools),
+        tool_choice=tool_choice_of(asked.tool_choice),
+        parallel_tool_calls=asked.parallel_tool_calls,
+    )
+    messages = messages_of(asked.onward_context or [], asked.input, asked.instructions)
+    return tokens.of_chat(messages, origin.created_s, rendering_of(fields))
+
+
 _MAKERS: dict[str, Callable[[PromptTokens, Origin], list[int]]] = {
     "/v1/chat/completions": _of_chat,
     "/v1/completions": _of_completion,
+    response_ids.PATH: _of_response,
 }
 
 

@@ -1,5 +1,6 @@
 import json
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from onward.api.openai import decode_chat, decode_tokens
 from onward.api.openapi import RANGES, SUMMARIES
 from onward.api.requests import Bounds, ChatRequest
+from onward.api.responses.request import decode_response
 from onward.errors import InvalidRequest
 from tests.api.instance import Instance
 
@@ -60,7 +62,9 @@ def test_ranges_are_told_as_they_are_checked(field: str) -> None:
     bounds = Bounds("m", vocab_size=10, max_choices=4)
     is_chat = field in ChatRequest.__struct_fields__ and field != "logprobs"
     plain = {"messages": [{"role": "user", "content": "a"}]} if is_chat else {"prompt_token_ids": [1]}
-    decode = decode_chat if is_chat else decode_tokens
+    decode: Callable[[bytes, Bounds], object] = decode_chat if is_chat else decode_tokens
+    if field == "max_output_tokens":
+        plain, decode = {"input": "a"}, decode_response
     for value in _beyond(RANGES[field]):
         with pytest.raises(InvalidRequest) as refused:
             decode(json.dumps({"model": "m", **plain, field: value}).encode(), bounds)

@@ -36,6 +36,11 @@ ACCESS = {
     "/v1/chat/completions": Access.USER,
     "/v1/completions": Access.USER,
     "/v1/generate": Access.USER,
+    "/v1/embeddings": Access.USER,
+    "/v1/responses": Access.USER,
+    "/v1/responses/{response_id}": Access.USER,
+    "/v1/responses/{response_id}/cancel": Access.USER,
+    "/v1/responses/{response_id}/input_items": Access.USER,
     "/v1/abort": Access.USER,
     "/tokenize": Access.USER,
     "/detokenize": Access.USER,
@@ -56,6 +61,8 @@ ACCESS = {
     "/internal/abort": Access.CLUSTER,
     "/internal/tokenize": Access.CLUSTER,
     "/internal/detokenize": Access.CLUSTER,
+    "/internal/embeddings": Access.CLUSTER,
+    "/internal/response": Access.CLUSTER,
 }
 FIELDS: dict[str, Any] = {"model": "small-model", "prompt": [97, 98, 99], "max_tokens": 8, "seed": 7}
 

@@ -28,6 +28,7 @@ from onward.proto.router import GivenChoice, Record
 from onward.router.admin import Admin
 from onward.router.app import GENERATING_PATHS, routes_of
 from onward.router.generation import GenerationEndpoint
+from onward.router.responses import FoundResponses
 from onward.web.callers import Access
 from onward.web.key_file import KeySource
 from onward.web.keys import table_text
@@ -38,6 +39,10 @@ from tests.web import certificate, doors
 
 ACCESS = {
     **dict.fromkeys(GENERATING_PATHS, Access.USER),
+    "/v1/responses/{response_id}": Access.USER,
+    "/v1/responses/{response_id}/cancel": Access.USER,
+    "/v1/responses/{response_id}/input_items": Access.USER,
+    "/v1/embeddings": Access.USER,
     "/v1/abort": Access.USER,
     "/v1/embeddings": Access.USER,
     "/tokenize": Access.USER,
@@ -84,7 +89,9 @@ def test_every_route_and_method_is_closed_as_the_table_says(key_file: Path) -> N
     async def scenario() -> None:
         async with keyed_router(key_file, StandInInstance("a")) as router:
             serving = router.process.serving
-            routes = routes_of(serving, Admin(serving, Registry(), ""), GenerationEndpoint(serving, None), None)
+            generating = dict.fromkeys(GENERATING_PATHS, GenerationEndpoint(serving, None))
+            admin = Admin(serving, Registry(), "")
+            routes = routes_of(serving, admin, generating, None, FoundResponses(serving))
             assert {route.path: route.access for route in routes} == ACCESS, "a new route belongs into the table"
 
             def ask(question: doors.Question) -> int:

@@ -5,10 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from onward.errors import InvalidRequest
-from onward.web.body import plain, wrong
-
-CONTEXT_FIELD = "onward_context"
-"""The items of earlier responses, put there by us before the first attempt. Nobody else may."""
+from onward.web.body import plain
 
 _REFUSED = frozenset(
     {
@@ -113,14 +110,3 @@ def check_fields(fields: dict[str, msgspec.Raw], body: bytes) -> None:
         if name in _REFUSED and plain(fields[name], body) is None:
             continue
         raise NotSupported(f"{name[:80]}: not supported by this server", param=name[:80])
-
-
-def check_own(fields: dict[str, msgspec.Raw]) -> None:
-    """Of a body that comes from a client."""
-    if CONTEXT_FIELD in fields:
-        raise wrong(CONTEXT_FIELD, "not supported by this server")
-
-
-def with_context(body: bytes, items: bytes) -> bytes:
-    """The body with the items of earlier responses, a JSON list."""
-    return b'{"%b":%b,' % (CONTEXT_FIELD.encode(), items) + body.lstrip()[1:].lstrip()

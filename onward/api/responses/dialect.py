@@ -19,12 +19,11 @@ from onward.proto.router import Attempt
 from onward.proto.sampling import Sampling
 from onward.proto.step import WorkerHello
 from onward.proto.thinking import ThinkingRule
-
-PATH = "/v1/responses"
+from onward.web.response_ids import PREFIX
 
 
 class Responses:
-    id_prefix = "resp_"
+    id_prefix = PREFIX
 
     def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts

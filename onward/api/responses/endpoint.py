@@ -11,7 +11,6 @@ from onward.api.generation import GenerationEndpoint, Generator
 from onward.api.identity import Identity, identity_of
 from onward.api.jobs import Backend
 from onward.api.responses.background import Background
-from onward.api.responses.body import check_own, with_context
 from onward.api.responses.following import Following
 from onward.api.responses.input_items import page_of
 from onward.api.responses.stored import StoredResponses
@@ -19,13 +18,12 @@ from onward.api.streams import Streams
 from onward.proto.cursor import Cursor
 from onward.proto.router import Record
 from onward.web import http
-from onward.web.body import decode_fields, plain, short, wrong
+from onward.web.body import decode_fields
 from onward.web.error_answers import answer_errors
 from onward.web.keys import Caller
+from onward.web.response_context import PREVIOUS, not_over, previous_of, with_context
+from onward.web.response_ids import CANCEL, INPUT_ITEMS, is_stream, starting_after
 
-ITEM_PATH = "/v1/responses/{response_id}"
-CANCEL_PATH = ITEM_PATH + "/cancel"
-INPUT_PATH = ITEM_PATH + "/input_items"
 MAX_IGNORED_BYTES = 1 << 16
 """There is nothing to say in a body here."""
 
@@ -61,20 +59,13 @@ class CreateEndpoint(GenerationEndpoint):
 
     async def _with_context(self, caller: Caller, body: bytes) -> bytes:
         """With the items of the response that this one goes on from: all attempts at it see the same ones."""
-        fields = decode_fields(body)
-        check_own(fields)
-        path = "previous_response_id"
-        previous = plain(fields[path], body) if path in fields else None
-        if not isinstance(previous, str):
+        previous = previous_of(decode_fields(body), body)
+        if previous is None:
             return body
-        view = await self._stored.view(await self._stored.find(caller, previous, path))
+        view = await self._stored.view(await self._stored.find(caller, previous, PREVIOUS))
         if not view.is_over:
-            raise wrong(path, f"{short(previous)} is not over yet")
-        whole = with_context(body, msgspec.json.encode(view.context()))
-        if len(whole) > self._max_body_bytes:
-            problem = f"with the items of earlier responses the body has {len(whole)} bytes"
-            raise wrong(path, f"{problem}, and at most {self._max_body_bytes} are allowed")
-        return whole
+            raise not_over(previous)
+        return with_context(body, msgspec.json.encode(view.context()), self._max_body_bytes)
 
 
 class ItemEndpoint:
@@ -96,9 +87,9 @@ class ItemEndpoint:
         self, caller: Caller, method: str, path: str, response_id: str, query: Mapping[str, str], send: Send
     ) -> None:
         record = await self._stored.find(caller, response_id)
-        if path.endswith("/cancel"):
+        if path.endswith(CANCEL):
             await self._show(await self._stored.cancel(record), send)
-        elif path.endswith("/input_items"):
+        elif path.endswith(INPUT_ITEMS):
             view = await self._stored.view(record)
             await _respond(send, page_of(view.request, record.attempt.request_id, query))
         elif method == "DELETE":
@@ -115,24 +106,6 @@ class ItemEndpoint:
     async def _show(self, record: Record, send: Send) -> None:
         view = await self._stored.view(record)
         await _respond(send, view.response(record))
-
-
-def is_stream(query: Mapping[str, str]) -> bool:
-    given = query.get("stream", "false")
-    if given not in ("true", "false"):
-        raise wrong("stream", f"must be true or false, got {short(given)}")
-    if given == "false" and "starting_after" in query:
-        raise wrong("starting_after", "only allowed with stream: true")
-    return given == "true"
-
-
-def starting_after(query: Mapping[str, str]) -> int:
-    given = query.get("starting_after")
-    if given is None:
-        return -1
-    if not given.isascii() or not given.isdigit() or len(given) > 9:
-        raise wrong("starting_after", f"must be the number of an event, got {short(given)}")
-    return int(given)
 
 
 async def _respond(send: Send, fields: dict[str, Any]) -> None:

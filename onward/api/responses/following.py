@@ -13,6 +13,7 @@ from onward.errors import NotFound
 from onward.proto.router import Record
 from onward.web import http, sse
 from onward.web.keys import Caller
+from onward.web.response_ids import PREFIX
 
 ASK_EVERY_S = 0.05
 ASK_LATER_S = 0.5
@@ -44,7 +45,7 @@ class Following:
                 await send(http.part(_KEEP_ALIVE))
                 silent_s = 0.0
             try:
-                record = await self._stored.find(caller, f"resp_{record.attempt.request_id}")
+                record = await self._stored.find(caller, PREFIX + record.attempt.request_id)
                 await self._stored.take_up(record, even_if_left=True)
             except NotFound:
                 break  # deleted, or forgotten with the process that had it

@@ -5,7 +5,6 @@ from typing import Any
 from onward.api.answer import Usage
 from onward.api.dialect import Head
 from onward.api.responses.request import ResponseRequest
-from onward.proto.request import ErrorInfo
 
 
 def fields_of(head: Head, request: ResponseRequest) -> dict[str, Any]:
@@ -42,12 +41,3 @@ def usage_of(usage: Usage, num_reasoning_tokens: int) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
-
-
-def error_of(info: ErrorInfo) -> dict[str, Any]:
-    """OpenAI knows a few codes only; ours stands in `type`."""
-    if info.status == 429:
-        code = "rate_limit_exceeded"
-    else:
-        code = "invalid_prompt" if info.status == 400 else "server_error"
-    return {"code": code, "message": info.message, "type": info.code, "param": info.param}

@@ -59,7 +59,10 @@ def decode_response(body: bytes, bounds: Bounds) -> ResponseRequest:
     check_model(said.model, bounds)
     _check(said)
     request = _chat_of(said)
-    check_chat(request, bounds)
+    try:
+        check_chat(request, bounds)
+    except ClientError as error:
+        raise in_its_words(error) from error
     return request
 
 

@@ -5,7 +5,6 @@ died is taken up by the next process that is asked for it, from the tokens so fa
 """
 
 import asyncio
-import re
 
 import msgspec
 
@@ -13,17 +12,14 @@ from onward.api.generation import Generator
 from onward.api.jobs import Backend
 from onward.api.ledger import MAX_ATTEMPT
 from onward.api.responses.background import Background
-from onward.api.responses.dialect import PATH
 from onward.api.responses.view import View
 from onward.api.streams import Streams
-from onward.errors import Conflict, NotFound, OnwardError
+from onward.errors import Conflict, OnwardError
 from onward.proto.router import Record
 from onward.web.body import wrong
 from onward.web.failures import RequestFailed, info_of
 from onward.web.keys import Caller
-from onward.web.owned_ids import may_ask_for
-
-_ID = re.compile(r"resp_([0-9a-f]{32})")
+from onward.web.response_ids import PATH, PREFIX, own_request_id, unknown
 
 
 class StoredResponses:
@@ -34,10 +30,8 @@ class StoredResponses:
 
     async def find(self, caller: Caller, response_id: str, param: str = "response_id") -> Record:
         """The caller's own, if it is there to be asked for."""
-        name = _ID.fullmatch(response_id)
-        if name is None or not may_ask_for(caller, name[1]):
-            raise unknown(response_id, param)
-        record = await self._streams.find(name[1], caller=caller.scope)
+        request_id = own_request_id(caller, response_id, param)
+        record = await self._streams.find(request_id, caller=caller.scope)
         if record is None or record.attempt.path != PATH:
             raise unknown(response_id, param)
         return record
@@ -45,14 +39,13 @@ class StoredResponses:
     async def view(self, record: Record) -> View:
         view = await asyncio.get_running_loop().run_in_executor(self._backend.threads, lambda: View(self._jobs, record))
         if not view.request.is_stored:
-            raise unknown(f"resp_{record.attempt.request_id}", "response_id")
+            raise unknown(PREFIX + record.attempt.request_id)
         return view
 
     async def take_up(self, record: Record, *, even_if_left: bool = False) -> None:
         """Somebody asks for one that nobody runs. `even_if_left`: also where it ran for a client that has gone."""
         attempt = record.attempt
-        is_over = bool(attempt.choices and attempt.choices[0].finish_reason) or record.error or record.is_cancelled
-        if record.is_live or is_over:
+        if record.is_live or record.is_over:
             return
         attempt = msgspec.structs.replace(attempt, epoch=min(attempt.epoch + 1, MAX_ATTEMPT), final=True)
         started_at_s = self._backend.clock.now_s()
@@ -88,8 +81,3 @@ class StoredResponses:
             await self._backend.client.abort_by_name([name], everything=False, caller=caller)
         finally:
             await self._streams.drop([name], caller=caller)
-
-
-def unknown(response_id: str, param: str) -> NotFound:
-    problem = f"{param}: no response {response_id[:80]!r} is held here: it was not stored, deleted, or too long ago"
-    return NotFound(problem, code="response_not_found", param=param)

@@ -17,13 +17,14 @@ from onward.api.dialect import Head
 from onward.api.ledger import RESCHEDULE
 from onward.api.logprobs import TokenNames
 from onward.api.pieces import Piece
-from onward.api.responses.object import error_of, fields_of, usage_of
+from onward.api.responses.object import fields_of, usage_of
 from onward.api.responses.request import ResponseRequest
 from onward.api.responses.story import Story, Told
 from onward.proto.request import ErrorInfo
 from onward.proto.step import TokenLogprobs
 from onward.text.message_events import EndTold, TokenTold
 from onward.text.tool_calls.ids import IdStyle
+from onward.web.response_failures import error_of
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 

@@ -1,0 +1,163 @@
+"""`POST /v1/responses` at a router: what an earlier response has said is put in front of it, and one that runs in the
+background is carried although nobody waits for it."""
+
+import asyncio
+
+import msgspec
+from starlette.types import Receive, Send
+
+from onward.errors import OnwardError, Overloaded
+from onward.proto.request import ErrorInfo
+from onward.router.client_side import ClientSide
+from onward.router.generation import GenerationEndpoint
+from onward.router.response_following import follow
+from onward.router.responses import FoundResponses, last_number
+from onward.router.route import Route
+from onward.router.serving import Serving
+from onward.router.stream import Stream
+from onward.router.tokenizing import Tokenizing
+from onward.web import http
+from onward.web.body import decode_fields
+from onward.web.failures import RequestFailed
+from onward.web.keys import Caller
+from onward.web.response_context import PREVIOUS, previous_of, with_context
+from onward.web.response_failures import error_of
+from onward.web.response_ids import PREFIX
+from onward.web.sse import named_event
+
+MAX_BACKGROUND = 512
+LOOK_EVERY_S = 0.01
+
+
+class _Sketch(msgspec.Struct, frozen=True):
+    model: str = ""
+    background: bool | None = None
+
+
+_sketches = msgspec.json.Decoder(_Sketch)
+
+
+def sketch_of(body: bytes) -> _Sketch:
+    try:
+        return _sketches.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _Sketch()
+
+
+class ResponseCreation(GenerationEndpoint):
+    def __init__(self, serving: Serving, tokenizing: Tokenizing | None, found: FoundResponses) -> None:
+        super().__init__(serving, tokenizing)
+        self._serving = serving
+        self._found = found
+        self._tells_resumes = serving.core.config.tell_resumes
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def completed(self, caller: Caller, body: bytes) -> bytes:
+        try:
+            fields = decode_fields(body)
+        except OnwardError:
+            return body  # for the instance to refuse
+        previous = previous_of(fields, body)
+        if previous is None:
+            return body
+        record = await self._found.find(caller, previous, PREVIOUS)
+        items = await self._found.asked("context", record)
+        return with_context(body, items, self._serving.core.config.max_body_bytes)
+
+    async def carry(self, route: Route, caller: Caller, receive: Receive, send: Send) -> None:
+        if not sketch_of(route.stream.origin.body).background:
+            client = ResponseClientSide(send, route.stream, self._found, tells_resumes=self._tells_resumes)
+            await http.while_connected(receive, self._serving.serve(route, client))
+            return
+        await self._begin(route)
+        await http.while_connected(receive, self._tell(route, caller, send))
+
+    async def _begin(self, route: Route) -> None:
+        """Until an instance has taken it."""
+        if len(self._background) >= MAX_BACKGROUND:
+            self._serving.core.close(route, self._serving.clock.now_s(), keep=False)
+            raise Overloaded(f"{MAX_BACKGROUND} background responses are under way already", retry_after_s=1.0)
+        client = Nobody(route.stream, self._found)
+        task = asyncio.create_task(self._serving.serve(route, client))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        while not (route.stream.accepted_once or task.done()):
+            await asyncio.wait((task,), timeout=LOOK_EVERY_S)
+        if not route.stream.accepted_once and client.info is not None:
+            self._found.forget(route.stream.request_id)
+            raise RequestFailed(client.info)
+
+    async def _tell(self, route: Route, caller: Caller, send: Send) -> None:
+        stream = route.stream
+        if stream.origin.streams:
+            await follow(self._found, caller, PREFIX + stream.request_id, -1, send)
+            return
+        record = self._found.record_of(stream, is_live=True)
+        await http.respond(send, 200, await self._found.asked("show", record))
+
+
+class ResponseClientSide(ClientSide):
+    """It needs no mark at its end, and a failure is an event like any other."""
+
+    done = b""
+
+    def __init__(self, send: Send, stream: Stream, found: FoundResponses, *, tells_resumes: bool) -> None:
+        super().__init__(send, stream, tells_resumes=tells_resumes)
+        self._told_stream = stream
+        self._found = found
+        self._last = b""
+
+    async def write(self, events: bytes) -> None:
+        self._last = events
+        await super().write(events)
+
+    async def failure(self, info: ErrorInfo) -> bytes:
+        """As an instance tells it, or without the output where there is none to ask."""
+        after = last_number(self._last)
+        record = msgspec.structs.replace(self._found.record_of(self._told_stream, is_live=False), error=info)
+        try:
+            return await self._found.asked("events", record, after=after)
+        except (OnwardError, RequestFailed):
+            return _failed_event(self._told_stream, info, after + 1)
+
+
+class Nobody(ClientSide):
+    """Reads what is made in the background."""
+
+    def __init__(self, stream: Stream, found: FoundResponses) -> None:
+        super().__init__(_ignore, stream, tells_resumes=False)
+        self.info: ErrorInfo | None = None
+        self._of = stream
+        self._found = found
+
+    async def write(self, events: bytes) -> None:
+        pass
+
+    async def finish(self) -> None:
+        pass
+
+    async def fail(self, info: ErrorInfo, body: bytes | None) -> None:
+        self.info = info
+        self._found.note_failure(self._of.request_id, info)
+
+
+async def _ignore(_: object) -> None:
+    pass
+
+
+def _failed_event(stream: Stream, info: ErrorInfo, number: int) -> bytes:
+    origin = stream.origin
+    response = {
+        "id": PREFIX + origin.request_id,
+        "object": "response",
+        "created_at": origin.created_s,
+        "status": "failed",
+        "error": error_of(info),
+        "model": sketch_of(origin.body).model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+    }
+    fields = {"type": "response.failed", "sequence_number": number, "response": response}
+    return named_event("response.failed", msgspec.json.encode(fields))

@@ -1,0 +1,107 @@
+"""Responses as a router finds them: those that it carries, those that it remembers, and those that instances keep.
+
+What a record says, an instance tells: the router does not know what tokens mean.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from onward.errors import Unavailable
+from onward.proto.request import ErrorInfo
+from onward.proto.router import RESPONSE_PATH, AskResponse, Record
+from onward.router.failures import info_from_body
+from onward.router.serving import Serving
+from onward.router.stream import Stream
+from onward.web.callers import may_see
+from onward.web.failures import RequestFailed
+from onward.web.keys import Caller
+from onward.web.response_ids import PATH, own_request_id, unknown
+
+MAX_ASKED = 3
+MAX_FAILED = 1024
+_ABORTED = "aborted"
+
+
+class _Number(msgspec.Struct, frozen=True):
+    sequence_number: int = -1
+
+
+_numbers = msgspec.json.Decoder(_Number)
+
+
+class FoundResponses:
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._failed: OrderedDict[str, ErrorInfo] = OrderedDict()
+        """What was made in the background and came to nothing, latest last."""
+
+    async def find(self, caller: Caller, response_id: str, param: str = "response_id") -> Record:
+        """The furthest record that anybody has of it."""
+        request_id = own_request_id(caller, response_id, param)
+        records = [*self._own(request_id), *await self._kept(request_id)]
+        mine = [one for one in records if one.attempt.path == PATH and may_see(caller, one.attempt.caller)]
+        if not mine:
+            raise unknown(response_id, param)
+        best = max(mine, key=_rank)
+        failed = self._failed.get(request_id)
+        return best if failed is None or best.is_over else msgspec.structs.replace(best, error=failed, is_live=False)
+
+    async def asked(
+        self, what: Any, record: Record, *, after: int = -1, query: Mapping[str, str] | None = None
+    ) -> bytes:
+        """What an instance answers. Raises its refusal."""
+        question = msgspec.msgpack.encode(AskResponse(what=what, record=record, after=after, query=dict(query or {})))
+        serving = self._serving
+        for replica in serving.core.takers(serving.clock.now_s())[:MAX_ASKED]:
+            answer = await serving.upstream.pass_on(replica.url, RESPONSE_PATH, question)
+            if answer is None or answer[0] >= 500:
+                continue
+            if answer[0] != 200:
+                raise RequestFailed(info_from_body(answer[1], answer[0]))
+            return answer[1]
+        raise Unavailable("there is no instance that could answer", retry_after_s=1.0)
+
+    def record_of(self, stream: Stream, *, is_live: bool) -> Record:
+        return Record(attempt=stream.attempt(self._serving.clock.now_s(), []), is_live=is_live)
+
+    def note_failure(self, request_id: str, info: ErrorInfo) -> None:
+        if info.code == _ABORTED:
+            return
+        self._failed[request_id] = info
+        while len(self._failed) > MAX_FAILED:
+            self._failed.popitem(last=False)
+
+    def forget(self, request_id: str) -> None:
+        self._failed.pop(request_id, None)
+
+    def _own(self, request_id: str) -> list[Record]:
+        core = self._serving.core
+        live = core.live(request_id)
+        if live is not None:
+            return [self.record_of(live.stream, is_live=True)]
+        kept = core.records.find(request_id, self._serving.clock.now_s())
+        return [] if kept is None else [self.record_of(kept, is_live=False)]
+
+    async def _kept(self, request_id: str) -> list[Record]:
+        serving = self._serving
+        urls = [replica.url for replica in serving.core.takers(serving.clock.now_s())]
+        found = await asyncio.gather(*(serving.upstream.find(url, request_id) for url in urls))
+        return [one for one in found if one is not None and one.attempt.request_id == request_id]
+
+
+def _rank(record: Record) -> tuple[bool, bool, int, int, int]:
+    num_tokens = sum(len(choice.token_ids) for choice in record.attempt.choices)
+    return record.is_over, record.is_live, num_tokens, len(record.scores), record.attempt.epoch
+
+
+def last_number(events: bytes) -> int:
+    """Of the last of these events; -1: they have none."""
+    _, _, data = events.rpartition(b"\ndata: ")
+    try:
+        return _numbers.decode(data.strip()).sequence_number
+    except msgspec.MsgspecError:
+        return -1

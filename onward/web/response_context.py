@@ -1,0 +1,33 @@
+"""What a response goes on from: the items of earlier ones, put into its body before the first attempt at it.
+
+So every attempt sees the same ones, also when the earlier response is gone. For the api, and for routers.
+"""
+
+import msgspec
+
+from onward.web.body import plain, short, wrong
+
+CONTEXT_FIELD = "onward_context"
+"""Ours: nobody else may write it."""
+PREVIOUS = "previous_response_id"
+
+
+def previous_of(fields: dict[str, msgspec.Raw], body: bytes) -> str | None:
+    """The id of the earlier response, in a body that comes from a client. What is no id is for the decoder to refuse."""
+    if CONTEXT_FIELD in fields:
+        raise wrong(CONTEXT_FIELD, "not supported by this server")
+    previous = plain(fields[PREVIOUS], body) if PREVIOUS in fields else None
+    return previous if isinstance(previous, str) else None
+
+
+def with_context(body: bytes, items: bytes, max_body_bytes: int) -> bytes:
+    """`items`: a JSON list."""
+    whole = b'{"%b":%b,' % (CONTEXT_FIELD.encode(), items) + body.lstrip()[1:]
+    if len(whole) > max_body_bytes:
+        problem = f"with the items of earlier responses the body has {len(whole)} bytes"
+        raise wrong(PREVIOUS, f"{problem}, and at most {max_body_bytes} are allowed")
+    return whole
+
+
+def not_over(response_id: str) -> Exception:
+    return wrong(PREVIOUS, f"{short(response_id)} is not over yet")
