@@ -127,7 +127,8 @@ class Answer:
             self._take_skipped(choice, part, progress)
             return
         if part.token_ids or not part.failed:
-            progress.pieces.append(self.with_ids(choice.take(part, self._of_prompt(choice, part))))
+            piece = choice.take(part, self._of_prompt(choice, part) if choice.owes_prompt else None)
+            progress.pieces.append(piece if piece.finish_reason is None else self.with_ids(piece))
         if choice.finish_reason is not None and part.finish_reason is None:
             progress.stopped.append(choice)
         elif part.failed and choice.finish_reason is None:
@@ -173,7 +174,7 @@ class Answer:
 
     def _of_prompt(self, choice: Choice, delivery: Delivery) -> PromptLogprobs | None:
         told = delivery.prompt_logprobs
-        if not choice.owes_prompt or (told is None and not delivery.token_ids):
+        if told is None and not delivery.token_ids:
             return None
         later_token_ids = self._prompts[choice.index // self._num_each][1:]
         if not later_token_ids:

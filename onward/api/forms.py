@@ -83,7 +83,8 @@ class ChunkForm(ToldByError):
         return [sse.event(opening) for opening in openings if opening is not None]
 
     def news(self, pieces: list[Piece]) -> list[bytes]:
-        last = pieces[-1] if pieces and self._job.answer.finished else None
+        is_end = bool(pieces) and pieces[-1].finish_reason is not None and self._job.answer.finished
+        last = pieces[-1] if is_end else None
         return [self._event(piece, piece is last) for piece in pieces]
 
     def _event(self, piece: Piece, is_last: bool) -> bytes:
