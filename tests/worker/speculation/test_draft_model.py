@@ -175,3 +175,31 @@ def test_tokens_that_only_the_served_model_has_do_no_harm() -> None:
     tables.assign(0, [5, VOCABULARY + 20, 7])
     drafter.assigned(0, 3, 0)
     assert drafter.propose([wish(0, 3, 2, Sampling(seed=1, repetition_penalty=1.2))])[0]
+
+
+def test_a_block_that_another_slot_began_to_fill_has_lost_its_name() -> None:
+    """Whoever has the old tokens again finds KV of others there, and computes its own."""
+    tables, drafter = _open(max_num_batched_tokens=16)
+    tokens = _long(40)
+    blocks = tables.assign(0, tokens)
+    drafter.assigned(0, len(tokens), 0)
+    while not drafter.propose([wish(0, len(tokens), 1)])[0]:
+        pass
+    other = _long(21)
+    tables.assign(1, other, blocks=[blocks[2], blocks[1]])
+    drafter.assigned(1, len(other), 0)
+    while not drafter.propose([wish(1, len(other), 1)])[0]:
+        pass
+    tables.assign(2, tokens, blocks=blocks[:2])
+    drafter.assigned(2, len(tokens), 32)
+    rounds = [drafter.propose([wish(2, len(tokens), 3)])[0] for _ in range(2)]
+    assert rounds == [[], _says(tokens, 3)]
+
+
+def test_the_next_request_of_a_slot_has_rules_of_its_own() -> None:
+    tables, drafter = _open()
+    for tokens in (_long(20), PROMPT):
+        tables.assign(0, tokens)
+        drafter.assigned(0, len(tokens), 0)
+        sampling = SAMPLINGS["penalized"]
+        assert drafter.propose([wish(0, len(tokens), 4, sampling)]) == [_says(tokens, 4, sampling)]
