@@ -44,7 +44,6 @@ ACCESS = {
     "/v1/responses/{response_id}/input_items": Access.USER,
     "/v1/embeddings": Access.USER,
     "/v1/abort": Access.USER,
-    "/v1/embeddings": Access.USER,
     "/tokenize": Access.USER,
     "/detokenize": Access.USER,
     "/openapi.json": Access.USER,
