@@ -5,6 +5,7 @@ from typing import Any
 
 from onward.api.openai import decode_chat, decode_completion, decode_tokens
 from onward.api.requests import Bounds
+from onward.api.responses.request import decode_response
 from onward.errors import ClientError, StartupError
 from onward.proto.cursor import format_cursor, parse_cursor
 from onward.proto.model import ModelText
@@ -41,6 +42,25 @@ CHAT = [
 ]
 COMPLETION = [{**SHARED, "prompt": "hello", "logprobs": 1}, {**ONE, "prompt": [1, 2, 3]}, {"model": "m", "prompt": "a"}]
 TOKENS = [{**SHARED, "prompt_token_ids": [1, 2, 3]}, {"model": "m", "prompt_token_ids": [5], "logprobs": 2}]
+RESPONSE: list[Any] = [
+    {"model": "m", "input": "hello"},
+    {
+        "model": "m", "instructions": "be brief", "stream": True, "stream_options": {"include_obfuscation": False},
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "b"}]},
+            {"type": "function_call", "id": "f", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "d"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "e"}]},
+        ],
+        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}],
+        "tool_choice": {"type": "function", "name": "f"}, "parallel_tool_calls": False,
+        "reasoning": {"effort": "low"}, "include": ["message.output_text.logprobs"], "top_logprobs": 2,
+        "max_output_tokens": 9, "temperature": 0.5, "top_p": 0.5, "metadata": {"k": "v"}, "user": "u",
+        "truncation": "disabled", "background": True, "store": True, "previous_response_id": "resp_x", "seed": 7,
+    },
+    {"model": "m", "input": "a", "text": {"format": {"type": "json_schema", "name": "x", "schema": {}, "strict": True}}},
+]  # fmt: skip
 TEMPLATE = (
     "{% for m in messages %}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{{ m.role }}: {{ m.content }}\n"
     "{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
@@ -84,6 +104,12 @@ def _completion(body: bytes) -> None:
 def _tokens(body: bytes) -> None:
     request, _ = decode_tokens(body, BOUNDS)
     request.generated(), request.told_reasons(), request.rescored_from()
+
+
+def _response(body: bytes) -> None:
+    request = decode_response(body, BOUNDS)
+    token_ids = _TOKENS.of_chat(request.messages, 0, rendering_of(request))
+    assert all(0 <= token_id < 1000 for token_id in token_ids)
 
 
 def _aborts(body: bytes) -> None:
@@ -175,6 +201,7 @@ TARGETS = [
     Target("chat", cases(CHAT, _json), _chat_prompt, (ClientError,)),
     Target("completion", cases(COMPLETION, _json), _completion, (ClientError,)),
     Target("tokens", cases(TOKENS, _json), _tokens, (ClientError,)),
+    Target("response", cases(RESPONSE, _json), _response, (ClientError,)),
     Target("aborts", cases([{"ids": ["a", "b"]}, {"all": True}], _json), _aborts, (ClientError,)),
     Target("cursor", byte_cases(CURSORS), _cursor, (ValueError,)),
     Target("template", cases(SOURCES, _template_case), _template, (ClientError, StartupError)),

@@ -8,7 +8,7 @@ from onward.proto.cursor import ChoiceCursor, Cursor, parse_cursor
 from onward.proto.request import ErrorInfo
 from onward.proto.router import Attempt, Facts, Progress
 from onward.router.events import Advance, EventSplitter, read_event
-from onward.router.stream import Cause, Origin, Stream, continued
+from onward.router.stream import MAX_HELD, Cause, Origin, Stream, continued
 from tests.router.harness import Received, assert_seamless, expected_text
 from tests.router.stand_in_instance import Behaviour, events_of, token
 
@@ -308,3 +308,40 @@ def test_a_failure_is_decided_once() -> None:
     stream.fail(Cause.ERROR, ErrorInfo("aborted", "the request was aborted", 409))
     stream.lose(Cause.STALL, "later")
     assert stream.failed is not None and stream.failed.info.code == "aborted"
+
+
+def held(text: str) -> bytes:
+    return b": held\nevent: e\ndata: " + text.encode()
+
+
+def placed(position: int, text: str | None, token_id: int) -> bytes:
+    """The event of one token; without a text it is for the router alone."""
+    line = f"id: 1;{'r' * 32};1000;{SEED};1;{position};0:{token_id}\n"
+    return (line + ("data:" if text is None else f"event: e\ndata: {text}")).encode()
+
+
+def test_events_that_are_held_go_with_the_next_that_has_a_place() -> None:
+    stream = new_stream()
+    begin(stream)
+    assert play(stream, [held("a"), held("b")]) == []
+    assert play(stream, [placed(1, "c", 7)]) == [b"event: e\ndata: a\n\nevent: e\ndata: b\n\n" + placed(1, "c", 7)]
+    assert play(stream, [held("d"), placed(2, None, 8)]) == [b"event: e\ndata: d"], "its token counts as delivered"
+    assert [choice.token_ids for choice in stream.choices] == [[7, 8]]
+
+
+def test_events_that_are_held_when_an_attempt_ends_are_told_by_the_next() -> None:
+    stream = new_stream()
+    begin(stream)
+    assert play(stream, [placed(1, "a", 7), held("b")]) == [placed(1, "a", 7)]
+    stream.lose(Cause.LOST, "cut")
+    stream.end_attempt()
+    begin(stream)
+    again = placed(2, "c", 8).replace(b";1;2;", b";2;2;")
+    assert play(stream, [held("b"), again]) == [b"event: e\ndata: b\n\n" + again]
+
+
+def test_an_instance_that_holds_without_end_breaks_the_protocol() -> None:
+    stream = new_stream()
+    begin(stream)
+    play(stream, [held("x")] * (MAX_HELD + 1))
+    assert stream.failed is not None and stream.failed.cause is Cause.PROTOCOL

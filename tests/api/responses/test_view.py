@@ -1,0 +1,94 @@
+"""A response told from its record: however the tokens came, and as often as one looks, it is the same story."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+
+from onward.api.engine_client import EngineClient
+from onward.api.fullness import Fullness
+from onward.api.jobs import Backend
+from onward.api.ledger import Ledger
+from onward.api.prompts import Prompts
+from onward.api.responses.dialect import ResponseJobs, Responses
+from onward.api.responses.view import View
+from onward.chance import SystemChance
+from onward.clock import SystemClock
+from onward.config import ApiConfig
+from onward.obs.metrics import Registry
+from onward.proto.model import PreparedModel
+from onward.proto.request import ErrorInfo
+from onward.proto.router import GivenChoice, Record
+from onward.proto.step import TokenLogprobs
+from onward.text.prompt_tokens import read_text
+from onward.web.response_ids import PATH
+from tests.api.responses.reading import KINDS, body_of
+from tests.api.routed import attempt_of
+from tests.api.small_model import EOS
+
+
+@pytest.fixture(scope="module")
+def jobs(thinker: PreparedModel) -> Iterator[ResponseJobs]:
+    registry, clock, prompts = Registry(), SystemClock(), Prompts(read_text(thinker))
+
+    def nobody(*_: object) -> None:
+        raise AssertionError("a record is told without an engine")
+
+    async def backend_of(threads: ThreadPoolExecutor) -> Backend:
+        client = EngineClient(Ledger(registry), clock, connect=nobody, on_fault=nobody)  # type: ignore[arg-type]
+        unknown = registry.counter("onward_unknown_fields_total", "")
+        fullness = Fullness(clock, registry)
+        backend = Backend(ApiConfig(), thinker, prompts, client, clock, threads, unknown, SystemChance(), fullness)
+        await client.close()
+        return backend
+
+    with ThreadPoolExecutor(1) as threads:
+        yield ResponseJobs(Responses(prompts), PATH, asyncio.run(backend_of(threads)))
+
+
+def record_of(kind: str, num_tokens: int | None = None) -> Record:
+    """The first tokens of an answer of this kind; by default all, and the end."""
+    tokens = [*KINDS[kind][1], EOS][: body_of(kind)["max_output_tokens"]]
+    reason = ("stop" if tokens[-1:] == [EOS] else "length") if num_tokens is None else None
+    given = tokens if num_tokens is None else tokens[:num_tokens]
+    scores = [TokenLogprobs(-float(at), 1, [(token, -float(at))]) for at, token in enumerate(given)]
+    attempt = attempt_of(PATH, body_of(kind), choices=[GivenChoice(given, reason)], epoch=1, num_cached_tokens=3)
+    return Record(attempt=attempt, is_live=num_tokens is not None, scores=scores if "include" in body_of(kind) else [])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_however_many_tokens_come_together_the_events_are_the_same(jobs: ResponseJobs, kind: str) -> None:
+    whole = View(jobs, record_of(kind))
+    assert whole.is_over
+    num_tokens = len(record_of(kind).attempt.choices[0].token_ids)
+    for step in (1, 2, 3, 7):
+        view = View(jobs, record_of(kind, 0))
+        for at in range(0, num_tokens, step):
+            view.take(record_of(kind, at))
+            assert not view.is_over or "tool" in kind or "call" in kind or "stop" in kind
+        view.take(record_of(kind))
+        assert view.events == whole.events
+
+
+def test_one_that_has_failed_or_was_cancelled_ends_with_what_there_is(jobs: ResponseJobs) -> None:
+    lost = ErrorInfo("crashed_worker", "the worker is down", 500, False)
+    for more, name, status in (
+        ({"error": lost}, "response.failed", "failed"),
+        ({"is_cancelled": True}, "response.incomplete", "cancelled"),
+    ):
+        record = msgspec.structs.replace(record_of("words", 3), is_live=False, **more)
+        view = View(jobs, record)
+        told = view.response(record)
+        assert (view.is_over, view.events[-1].name, told["status"]) == (True, name, status)
+        assert told["output"][0]["status"] == "incomplete" and told["output"][0]["content"][0]["text"] == "né"
+        assert told["usage"]["output_tokens"] == 3
+
+
+def test_scores_that_were_lost_leave_the_words(jobs: ResponseJobs) -> None:
+    record = msgspec.structs.replace(record_of("words, scored"), scores=[])
+    view = View(jobs, record)
+    assert view.is_over
+    part = view.response(record)["output"][0]["content"][0]
+    assert (part["text"], part["logprobs"]) == ("né\n\nwö", [])
