@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 
 from onward.engine.request import Request
@@ -63,8 +64,7 @@ def _let_end_tokens_be_drawn_anywhere(patch: Patches) -> None:
 
 def _lose_the_end_in_the_rows(patch: Patches) -> None:
     def tokens(original: Callable, *args: object) -> object:
-        made = original(*args)
-        return type(made)(*[getattr(made, name) for name in made.__struct_fields__[:-1]])
+        return msgspec.structs.replace(original(*args), grammar_done=False)
 
     patch.around(shm_rows, "_tokens", tokens)
 

@@ -310,6 +310,9 @@ def test_more_output_than_fits_is_refused_by_how_much(model: PreparedModel) -> N
         ({"threads": "two"}, "threads"),
         ({"dtype": "float8"}, "dtype"),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "max_num_batched_tokens"),
+        ({"speculative": "ngram:0"}, "speculative"),
+        ({"speculative": 4}, "speculative"),
+        ({"speculative": "ngram:4", "device": "cuda"}, "speculative"),
         ({"model": ""}, "model"),
     ],
 )

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from onward.bench.calibration import calibrate
+from onward.bench.wrong_guesses import WrongGuesses
 from onward.config import DEFAULT_MODEL, WorkerConfig
 from onward.models.loading import open_weights
 from onward.models.store import prepare
 from onward.proto.sampling import Sampling
+from onward.proto.speculation import MAX_DRAFTS
 from onward.proto.step import Assign, Run, StepPlan
 from onward.worker.runner import Runner
 
@@ -39,10 +41,10 @@ class StepBench:
     def __init__(self, model: str, threads: int | None, max_streams: int, context: int) -> None:
         prepared = prepare(model, quantization="int8")
         self._vocab_size = prepared.config.vocab_size
-        self._blocks = -(-(context + _BURSTS * _STEPS + 1) // 16)
+        self._blocks = -(-(context + _BURSTS * _STEPS + 1 + MAX_DRAFTS) // 16)
         settings = WorkerConfig(max_num_seqs=max_streams, num_kv_blocks=max_streams * self._blocks, threads=threads)
         self._chunk = settings.max_num_batched_tokens
-        self._runner = Runner(prepared, settings, open_weights(prepared))
+        self._runner = Runner(prepared, settings, open_weights(prepared), drafter=WrongGuesses())
         self._runner.warm_up(lambda message: None)
         self._epoch = 0
 
@@ -61,10 +63,10 @@ class StepBench:
                 costs.append(self._step([Run(slot, self._epoch, min(self._chunk, context - start))]))
         return costs
 
-    def decode(self, streams: int, context: int) -> list[Cost]:
-        """Streams at about this context, one token each per step. One cost per burst."""
+    def decode(self, streams: int, context: int, num_drafts: int = 0) -> list[Cost]:
+        """Streams at about this context, one token each per step, behind wrong guesses. One cost per burst."""
         self.prefill(streams, context)
-        runs = [Run(slot, self._epoch - streams + 1 + slot, 1) for slot in range(streams)]
+        runs = [Run(slot, self._epoch - streams + 1 + slot, 1, [], num_drafts) for slot in range(streams)]
         bursts = [[self._step(runs) for _ in range(_STEPS)] for _ in range(_BURSTS)]
         return [Cost(statistics.median(c.step_ms for c in burst), burst[-1].cycles) for burst in bursts]
 
@@ -83,6 +85,13 @@ def _report_decode(bench: StepBench, streams: int, context: int) -> None:
           f"{streams / median * 1000:6.0f} tok/s ({streams / best * 1000:.0f}); {shares}")  # fmt: skip
 
 
+def _report_drafts(bench: StepBench, streams: int, context: int, drafts: list[int]) -> None:
+    """What a row more costs, beside a step of one row for each stream."""
+    costs = {n: statistics.median(c.step_ms for c in bench.decode(streams, context, n)) for n in [0, *drafts]}
+    told = ", ".join(f"{n}: {costs[n]:.2f} ms ({(costs[n] - costs[0]) / (n * streams):+.2f} a row)" for n in drafts)
+    print(f"{streams:4} streams at {context} with wrong guesses: {costs[0]:.2f} ms without; {told}")
+
+
 def _report_prompt(bench: StepBench, length: int) -> None:
     costs = bench.prefill(1, length)
     total = sum(c.step_ms for c in costs)
@@ -97,6 +106,7 @@ def main() -> None:
     parser.add_argument("--streams", default="1,8,32", help="numbers of streams, separated by commas")
     parser.add_argument("--context", type=int, default=180, help="tokens that each stream has behind it")
     parser.add_argument("--prompt", type=int, default=4096, help="length of one long prompt (0: none)")
+    parser.add_argument("--drafts", default="", help="numbers of guesses, separated by commas: what each costs")
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     streams = [int(part) for part in args.streams.split(",")]
@@ -104,6 +114,8 @@ def main() -> None:
     bench = StepBench(args.model, args.threads, max(streams), max(args.context, args.prompt))
     for count in streams:
         _report_decode(bench, count, args.context)
+    for count in streams if args.drafts else []:
+        _report_drafts(bench, count, args.context, [int(part) for part in args.drafts.split(",")])
     if args.prompt:
         _report_prompt(bench, args.prompt)
 

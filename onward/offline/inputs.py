@@ -46,6 +46,8 @@ def checked_config(model: str, knobs: Mapping[str, Any]) -> ServeConfig:
             f"got {config.max_num_batched_tokens}",
             param="max_num_batched_tokens",
         )
+    if config.device == "cuda" and config.speculative is not None:
+        raise InvalidRequest("speculative: on CUDA nobody verifies drafts; it is for device cpu", param="speculative")
     return config
 
 

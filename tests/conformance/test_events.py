@@ -64,6 +64,16 @@ def test_several_tokens_in_one_event_are_all_taken(connect: Connect) -> None:
     assert client.finish_reason == "length"
 
 
+def test_how_many_were_guessed_is_counted_on_every_wire(connect: Connect) -> None:
+    harness = connect(max_steps_in_flight=1)
+    client = harness.submit("a", [1, 2, 3], max_tokens=9)
+    harness.plan()
+    said = lambda e: Tokens(e.slot, e.epoch, 0, 3, [5, 6, 7], num_drafted=4, draft_token_ids=[8, 9])  # noqa: E731
+    harness.answer(replace(harness, "a", said))
+    assert client.tokens == [5, 6, 7], "guesses take no position"
+    assert harness.core.metrics.drafts.totals == (4, 2, 1)
+
+
 def test_a_token_that_completes_its_grammar_ends_the_output_whatever_else_is_asked(connect: Connect) -> None:
     harness = connect(max_steps_in_flight=1)
     client, other = harness.submit("a", [1, 2, 3], max_tokens=20, min_tokens=9), harness.submit("b", [4, 5])

@@ -9,8 +9,9 @@ from tests.conformance.wires import WiredHarness
 @pytest.mark.parametrize("prefix_caching", [True, False], ids=["prefix caching", "no caching"])
 @pytest.mark.parametrize("max_num_batched_tokens", [8, 64], ids=["in chunks", "at once"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("num_drafts", [0, 4], ids=["no drafts", "drafts"])
 def test_a_preempted_request_s_output_equals_the_undisturbed_one_s(
-    connect: Connect, temperature: float, max_num_batched_tokens: int, prefix_caching: bool
+    connect: Connect, num_drafts: int, temperature: float, max_num_batched_tokens: int, prefix_caching: bool
 ) -> None:
     def outputs(num_blocks: int) -> tuple[WiredHarness, dict[str, list[int]]]:
         harness = connect(
@@ -19,6 +20,7 @@ def test_a_preempted_request_s_output_equals_the_undisturbed_one_s(
             max_num_seqs=8,
             max_num_batched_tokens=max_num_batched_tokens,
             prefix_caching=prefix_caching,
+            num_drafts=num_drafts,
         )
         for i in range(10):
             prompt = [i % 3 + 1] * 6 + list(range(i + 4))

@@ -42,7 +42,17 @@ def events_of(slot: int) -> st.SearchStrategy:
         st.none(),
         st.builds(Advanced, st.just(slot), EPOCH, count, optional),
         st.builds(
-            Tokens, st.just(slot), EPOCH, count, count, st.lists(TOKEN, min_size=1, max_size=5), optional, optional
+            Tokens,
+            st.just(slot),
+            EPOCH,
+            count,
+            count,
+            st.lists(TOKEN, min_size=1, max_size=5),
+            optional,
+            optional,
+            st.booleans(),
+            st.integers(0, 16),
+            st.lists(TOKEN, max_size=4),
         ),
         st.builds(Preempted, st.just(slot), EPOCH, count),
         st.builds(Embedding, st.just(slot), EPOCH, count, st.binary(max_size=64)),
