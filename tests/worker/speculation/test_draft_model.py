@@ -203,3 +203,15 @@ def test_the_next_request_of_a_slot_has_rules_of_its_own() -> None:
         drafter.assigned(0, len(tokens), 0)
         sampling = SAMPLINGS["penalized"]
         assert drafter.propose([wish(0, len(tokens), 4, sampling)]) == [_says(tokens, 4, sampling)]
+
+
+@pytest.mark.parametrize("num_missed", [1, 2, 3, 6])
+def test_what_was_said_while_nobody_asked_replaces_what_was_drafted(num_missed: int) -> None:
+    tables, drafter = _open()
+    tables.assign(0, PROMPT)
+    drafter.assigned(0, len(PROMPT), 0)
+    drafts = drafter.propose([wish(0, len(PROMPT), 5)])[0]
+    said = [(token + 1) % VOCABULARY for token in [*drafts, 1][:num_missed]]
+    tables.grow(0, len(PROMPT), said)
+    tokens = [*PROMPT, *said]
+    assert drafter.propose([wish(0, len(tokens), 3)]) == [_says(tokens, 3)]

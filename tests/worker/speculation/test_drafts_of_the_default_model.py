@@ -2,30 +2,45 @@
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from onward.config import WorkerConfig
+from onward import LLM
+from onward.config import EngineConfig, WorkerConfig
 from onward.models.loading import open_weights
 from onward.models.thinned import ThinnedTensors, all_but_every_nth, every_nth, thinned_config
+from onward.offline.sampling_options import SamplingOptions
 from onward.proto.sampling import Sampling
+from onward.worker.runner import Runner
 from onward.worker.speculation.draft_opening import DraftOpening
+from onward.worker.speculation.eagle import EagleOpening, open_eagle
+from onward.worker.speculation.proposer import Proposer, ProposerOpening, Surroundings
 from tests.models.default_model import PROMPTS, default_model, driver, prompt_ids
 from tests.worker.driver import GREEDY, Driver
+from tests.worker.speculation.plain_eagle import random_head, write_head
 from tests.worker.speculation.speculating import Spoken, speculate
+from tests.worker.speculation.texts import FIFTY
 
 SAMPLED = Sampling(seed=2024, temperature=0.8, top_p=0.95)
 DRAFTERS = {"itself": range(30), "thirds": every_nth(30, 3), "most": all_but_every_nth(30, 10)}
-FIFTY = [*PROMPTS, *(f"{text} Answer briefly." for text in PROMPTS), *(text.upper() for text in PROMPTS)][:50]
+
+
+def _opening(kept: Sequence[int]) -> DraftOpening:
+    model = default_model("int8")
+    thin = msgspec.structs.replace(model, config=thinned_config(model.config, kept))
+    return DraftOpening(thin, ThinnedTensors(open_weights(model), kept), WorkerConfig(), "a copy")
+
+
+def _eagle(folder: Path) -> EagleOpening:
+    layer = msgspec.structs.replace(default_model("int8").config, num_layers=1)
+    return open_eagle(str(write_head(folder, layer, random_head(layer))), WorkerConfig())
 
 
 def _drafting(kept: Sequence[int], max_num_seqs: int) -> Driver:
-    model = default_model("int8")
-    thin = msgspec.structs.replace(model, config=thinned_config(model.config, kept))
-    weights = ThinnedTensors(open_weights(model), kept)
-    opening = DraftOpening(thin, weights, WorkerConfig(), "a copy")
-    return driver("int8", drafter=opening, max_num_seqs=max_num_seqs, num_kv_blocks=512)
+    return driver("int8", drafter=_opening(kept), max_num_seqs=max_num_seqs, num_kv_blocks=512)
 
 
 @functools.cache
@@ -73,3 +88,49 @@ def test_fifty_prompts_say_the_same_with_drafts_alone_and_in_batches_of_32(
     assert [output for run in runs for output in run.outputs] == plain
     rates = ", ".join(f"{run.acceptance:.3f}" for run in runs)
     print(f"\n{len(kept)} of 30 layers, temperature {sampling.temperature}: accepted {rates}")
+
+
+@pytest.mark.full
+def test_fifty_prompts_say_the_same_with_a_draft_layer_of_random_weights(tmp_path: Path) -> None:
+    plain = [*_plain(tuple(FIFTY[:32]), 48, SAMPLED), *_plain(tuple(FIFTY[32:]), 48, SAMPLED)]
+    many = driver("int8", drafter=_eagle(tmp_path), max_num_seqs=32, num_kv_blocks=512)
+    runs = [_together(many, texts, 48, SAMPLED) for texts in (FIFTY[:32], FIFTY[32:])]
+    assert [output for run in runs for output in run.outputs] == plain
+    assert all(run.num_drafted for run in runs)
+
+
+@dataclass(frozen=True, slots=True)
+class _FreeOfCharge:
+    """So that the engine asks for drafts that are not worth it."""
+
+    opening: ProposerOpening
+    draft_cost: float = 0.0
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.opening.bytes_per_block
+
+    def open(self, surroundings: Surroundings) -> Proposer:
+        return self.opening.open(surroundings)
+
+
+def _answers(prompts: list[str], drafter: ProposerOpening | None, num_kv_blocks: int) -> tuple[list[list[int]], LLM]:
+    model = default_model("int8")
+    runner = Runner(
+        model, WorkerConfig(num_kv_blocks=num_kv_blocks, max_num_seqs=32), open_weights(model), None, drafter
+    )
+    llm = LLM.over(model, runner, EngineConfig(max_num_seqs=32, num_drafts=0 if drafter is None else 4))
+    options = [SamplingOptions(seed=i, temperature=0.7 * (i % 2), max_tokens=24) for i in range(len(prompts))]
+    return [one.token_ids for one in llm.generate([prompt_ids(prompt) for prompt in prompts], options)], llm
+
+
+@pytest.mark.parametrize("who", ["itself", pytest.param("most", marks=pytest.mark.full), "eagle"])
+def test_preempted_requests_are_answered_as_without_drafts(tmp_path: Path, who: str) -> None:
+    prompts = FIFTY[-10:]
+    expected, _ = _answers(prompts, None, 512)
+    opening = _eagle(tmp_path) if who == "eagle" else _opening(DRAFTERS[who])
+    told, llm = _answers(prompts, _FreeOfCharge(opening), 24)
+    assert told == expected
+    metrics = llm._engine._core.metrics
+    assert metrics.preemptions.value() > 0
+    assert metrics.drafts.totals[0] > 0
