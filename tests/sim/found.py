@@ -44,7 +44,7 @@ def a_short_record_is_all_there_is(patch: Patches) -> None:
                 raise STREAM_UNKNOWN
         await original(self, *args)
 
-    patch.around(GenerationEndpoint, "_generate", generate)
+    patch.around(GenerationEndpoint, "generate", generate)
 
 
 def a_choice_that_was_given_up_runs_again(patch: Patches) -> None:

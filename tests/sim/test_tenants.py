@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from onward.sim import vectors
 from onward.sim.generate import scenario_of
 from onward.sim.scenario import Outcome, Scenario, Shape
 from onward.sim.world import run
@@ -14,7 +15,7 @@ NUM_SEEDS: dict[Shape, int] = {"engine": 16, "cluster": 6}
 def with_tenants(scenario: Scenario, max_in_flight: int | None = None) -> Scenario:
     names = ("ann", "bob")
     asks = [
-        msgspec.structs.replace(ask, caller=names[number % 2], streams=True, seed=number)
+        msgspec.structs.replace(ask, caller=names[number % 2], streams=ask.path != vectors.PATH, seed=number)
         for number, ask in enumerate(scenario.asks)
     ]
     machines = [msgspec.structs.replace(machine, num_apis=2) for machine in scenario.machines]
