@@ -65,7 +65,8 @@ class ResponseCreation(GenerationEndpoint):
         return with_context(body, items, self._serving.core.config.max_body_bytes)
 
     async def carry(self, route: Route, caller: Caller, receive: Receive, send: Send) -> None:
-        if not sketch_of(route.stream.origin.body).background:
+        is_taken_up = route.stream.has_progress  # by a client that wants to read on from its place
+        if is_taken_up or not sketch_of(route.stream.origin.body).background:
             client = ResponseClientSide(send, route.stream, self._found, tells_resumes=self._tells_resumes)
             await http.while_connected(receive, self._serving.serve(route, client))
             return

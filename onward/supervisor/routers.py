@@ -73,8 +73,9 @@ def check_routers(config: ServeConfig) -> None:
             raise StartupError(
                 f"--advertise-url {config.advertise_url} reaches nobody; name an address of this machine"
             )
-    if not 0 <= config.detach_ttl_s < math.inf:
-        raise StartupError("--detach-ttl-s must be a number of seconds, and not negative")
+    for flag, ttl_s in (("--detach-ttl-s", config.detach_ttl_s), ("--response-ttl-s", config.response_ttl_s)):
+        if not 0 <= ttl_s < math.inf:
+            raise StartupError(f"{flag} must be a number of seconds, and not negative")
 
 
 def _check_router(config: ServeConfig, router: str) -> None:

@@ -51,6 +51,7 @@ def test_a_url_that_was_named_is_meant() -> None:
         (ServeConfig(router=HERE, advertise_url="http://0.0.0.0:8000"), "--advertise-url"),
         (ServeConfig(detach_ttl_s=-1), "--detach-ttl-s"),
         (ServeConfig(detach_ttl_s=float("nan")), "--detach-ttl-s"),
+        (ServeConfig(response_ttl_s=float("inf")), "--response-ttl-s"),
     ],
 )
 def test_what_cannot_work_is_named(config: ServeConfig, named: str) -> None:

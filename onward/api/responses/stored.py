@@ -11,6 +11,7 @@ import msgspec
 from onward.api.generation import Generator
 from onward.api.jobs import Backend
 from onward.api.ledger import MAX_ATTEMPT
+from onward.api.prepared import Prepared
 from onward.api.responses.background import Background
 from onward.api.responses.view import View
 from onward.api.streams import Streams
@@ -20,6 +21,8 @@ from onward.web.body import wrong
 from onward.web.failures import RequestFailed, info_of
 from onward.web.keys import Caller
 from onward.web.response_ids import PATH, PREFIX, own_request_id, unknown
+
+TAKE_UP_S = 1.0
 
 
 class StoredResponses:
@@ -50,8 +53,12 @@ class StoredResponses:
         attempt = msgspec.structs.replace(attempt, epoch=min(attempt.epoch + 1, MAX_ATTEMPT), final=True)
         started_at_s = self._backend.clock.now_s()
         prepared = await self._generator.prepared(lambda: self._jobs.of_attempt(attempt, started_at_s, is_routed=False))
-        if not (prepared.request.is_background or even_if_left):
-            return
+        if prepared.request.is_background or even_if_left:
+            # Whoever has asked for it does not wait for an engine.
+            beginning = self._backend.tasks.start(self._begin_again(prepared, record))
+            await asyncio.wait((beginning,), timeout=TAKE_UP_S)
+
+    async def _begin_again(self, prepared: Prepared, record: Record) -> None:
         try:
             await self._background.begin(prepared)
         except Conflict:
@@ -59,7 +66,8 @@ class StoredResponses:
         except (OnwardError, RequestFailed) as fault:
             error = fault.info if isinstance(fault, RequestFailed) else info_of(fault)
             if not error.retryable:
-                self._streams.keep_response(msgspec.structs.replace(record, attempt=attempt, error=error))
+                failed = msgspec.structs.replace(record, attempt=prepared.attempt, error=error)
+                self._streams.keep_response(failed)
 
     async def cancel(self, record: Record) -> Record:
         """As it is then. Only what runs in the background can be cancelled: of the rest its client hangs up."""
