@@ -61,7 +61,7 @@ class Child:
 
 
 class ApiSide:
-    """`profile`: the file that a profile of the event loop is written to, between two calls of `toggle_profile`."""
+    """`profile`: the file that says where the time went between two calls of `toggle_profile`."""
 
     def __init__(self, model: PreparedModel, folder: Path, profile: Path | None = None) -> None:
         self.model = model

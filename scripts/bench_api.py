@@ -1,14 +1,15 @@
 """`make bench-api`: what an api process costs per streamed token and per request, and where that goes.
 
 One real api process and its shelf, a stub engine that speaks the engine's protocol over the real wire, and clients in a
-process of their own. Costs are processor time of the api process, all its threads. Then the same once more with the event
-loop under a profiler, and what grammars cost (`make bench-grammar`).
+process of their own. Costs are processor time of the api process, all its threads. Then the same once more with a look at
+where that goes, and what grammars cost (`make bench-grammar`).
 """
 
 import argparse
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from onward import config
 from onward.bench import api_stages, environment, grammar_cost
 from onward.bench.api_cost import Row, Sample, Streamed, streamed_rows, whole_rows
 from onward.bench.api_load import Load
-from onward.bench.api_stages import Profile
+from onward.bench.api_stages import FunctionSamples
 from onward.errors import OnwardError
 from onward.models import store
 from onward.proto.model import PreparedModel
@@ -36,7 +37,9 @@ TEXT = (
 SHORT_TOKENS = 16
 WHOLE_TOKENS, WHOLE_CONNECTIONS, WHOLE_REQUESTS = 16, 16, 40
 WHOLE_INTERVAL_MS = 5.0
-PROFILE_ROWS = 25
+NUM_DEAREST = 25
+NUM_PROFILED = 4
+"""So many times the load, to have samples enough."""
 
 
 def _sample(api: ApiSide, num_connections: int, requests_each: int, max_tokens: int, stream: bool) -> Sample:
@@ -84,32 +87,33 @@ def costs(args: argparse.Namespace, model: PreparedModel, token_ids: list[int], 
     ]
 
 
-def profiles(args: argparse.Namespace, model: PreparedModel, token_ids: list[int]) -> dict[str, Profile]:
+def profiles(args: argparse.Namespace, model: PreparedModel, token_ids: list[int]) -> dict[str, list[FunctionSamples]]:
     file = args.out / "bench-api-profile.json"
-    found: dict[str, Profile] = {}
+    found: dict[str, list[FunctionSamples]] = {}
     with ExitStack() as stack:
         api = ApiSide(model, args.out, file)
         stack.callback(api.stop)
         with EngineSide(api, 0.0, token_ids):
             _sample(api, args.connections, 1, SHORT_TOKENS, stream=True)
-        with EngineSide(api, 2 * args.interval_ms, token_ids):  # slower, since the profiler makes it so
+        with EngineSide(api, args.interval_ms, token_ids):
             found["streams"] = _profiled(api, file, lambda: _sample(api, args.connections, 1, args.tokens, stream=True))
         with EngineSide(api, WHOLE_INTERVAL_MS, token_ids):
             found["short requests"] = _profiled(api, file, lambda: _whole(api))
     return found
 
 
-def _profiled(api: ApiSide, file: Path, work: Any) -> Profile:
+def _profiled(api: ApiSide, file: Path, work: Callable[[], object]) -> list[FunctionSamples]:
     file.unlink(missing_ok=True)
     api.toggle_profile()
-    work()
+    for _ in range(NUM_PROFILED):
+        work()
     api.toggle_profile()
     deadline_s = time.monotonic() + 30
     while not file.exists() or not file.stat().st_size:
         if time.monotonic() > deadline_s:
             raise SystemExit("the profile was not written")
         time.sleep(0.05)
-    return msgspec.json.decode(file.read_bytes(), type=Profile)
+    return msgspec.json.decode(file.read_bytes(), type=list[FunctionSamples])
 
 
 def table(rows: list[Row]) -> Table:
@@ -125,11 +129,12 @@ def table(rows: list[Row]) -> Table:
     return shown
 
 
-def profile_table(load_name: str, profile: Profile) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, title=f"{load_name}: where the event loop's time goes")
+def profile_table(load_name: str, samples: list[FunctionSamples]) -> Table:
+    num_samples = sum(one.count for one in samples)
+    shown = Table(box=box.SIMPLE_HEAD, title=f"{load_name}: where the time goes ({num_samples} samples)")
     shown.add_column("stage")
     shown.add_column("share", justify="right")
-    for stage, share in api_stages.shares(profile).items():
+    for stage, share in api_stages.shares(samples).items():
         shown.add_row(stage, f"{share:.1%}")
     return shown
 
@@ -149,14 +154,11 @@ def main() -> int:
         console.print(table(rows))
     if not args.skip_profile:
         found = profiles(args, model, token_ids)
-        for name, profile in found.items():
-            console.print(profile_table(name, profile))
+        for name, samples in found.items():
+            console.print(profile_table(name, samples))
         document["profiles"] = {
-            name: {
-                "shares": api_stages.shares(profile),
-                "dearest": api_stages.dearest(profile.functions, PROFILE_ROWS),
-            }
-            for name, profile in found.items()
+            name: {"shares": api_stages.shares(samples), "dearest": samples[:NUM_DEAREST]}
+            for name, samples in found.items()
         }
     if not args.skip_grammars:
         document["grammars"] = grammars = grammar_cost.measure(tokenizer)

@@ -1,54 +1,55 @@
-"""An api process whose event loop is watched by the standard library's profiler: `onward.api.main` with `--profile FILE`.
+"""An api process that says where its time goes: `onward.api.main` with `--profile FILE`.
 
-SIGUSR1 begins, the next one ends and writes the file: the thread's processor time in all, and what of it each function
-took. The profiler makes every call dearer, so this says where time goes, and not how much there is. It reads the wall
-clock, since the thread's own would cost ten times as much: only on a machine with nothing else to do is that the same.
+SIGUSR1 begins, the next one ends and writes the file. In between, the kernel interrupts the process as it uses processor
+time (`ITIMER_PROF`), and each time it is noted which function was at work. That costs next to nothing, and whatever else
+the machine does is not in it.
 """
 
 import argparse
-import cProfile
 import signal
 import sys
-import time
+from collections import Counter
 from pathlib import Path
-from types import CodeType
+from types import FrameType
 
 import msgspec
 
 from onward.api.main import main as api_main
-from onward.bench.api_stages import FunctionTime, Profile
+from onward.bench.api_stages import OTHER, FunctionSamples, stage_of
+
+INTERVAL_S = 0.001
+"""As often as that, or as the kernel's clock ticks."""
 
 
 class Watch:
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._profile: cProfile.Profile | None = None
-        self._began_s = 0.0
+        self._samples: Counter[tuple[str, str]] | None = None
+        signal.signal(signal.SIGPROF, self._note)
+        signal.signal(signal.SIGUSR1, self._toggle)
 
-    def toggle(self, *_: object) -> None:
-        if self._profile is None:
-            self._began_s = time.thread_time()
-            self._profile = cProfile.Profile()
-            self._profile.enable()
-        else:
-            self._profile.disable()
-            found = Profile(time.thread_time() - self._began_s, function_times(self._profile))
-            self._profile = None
-            self._file.write_bytes(msgspec.json.encode(found))
+    def _toggle(self, *_: object) -> None:
+        if self._samples is None:
+            self._samples = Counter()
+            signal.setitimer(signal.ITIMER_PROF, INTERVAL_S, INTERVAL_S)
+            return
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        found = [FunctionSamples(file, name, count) for (file, name), count in self._samples.most_common()]
+        self._samples = None
+        self._file.write_bytes(msgspec.json.encode(found))
+
+    def _note(self, _: int, frame: FrameType | None) -> None:
+        if self._samples is not None and frame is not None:
+            code = _of_a_stage(frame).f_code
+            self._samples[code.co_filename, code.co_qualname] += 1
 
 
-def function_times(profile: cProfile.Profile) -> list[FunctionTime]:
-    """Of each function of Python its own time, with that of the C functions it calls."""
-    found: list[FunctionTime] = []
-    for entry in profile.getstats():
-        if not isinstance(entry.code, CodeType):
-            continue
-        own_s = entry.inlinetime
-        for callee in entry.calls or ():
-            if not isinstance(callee.code, CodeType):
-                own_s += callee.inlinetime
-        found.append(FunctionTime(entry.code.co_filename, entry.code.co_qualname, entry.callcount, own_s))
-    return found
+def _of_a_stage(frame: FrameType) -> FrameType:
+    """The innermost function that belongs to a stage: what it calls of the standard library is its affair."""
+    at: FrameType | None = frame
+    while at is not None and stage_of(at.f_code.co_filename) == OTHER:
+        at = at.f_back
+    return frame if at is None else at
 
 
 def main() -> None:
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, required=True)
     args, rest = parser.parse_known_args()
     sys.argv[1:] = rest
-    signal.signal(signal.SIGUSR1, Watch(args.profile).toggle)
+    Watch(args.profile)
     api_main()
 
 
