@@ -1,16 +1,21 @@
 """The two forms in which the rules of an answer are said: as a row of logits, and as bits."""
 
+import random
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
-from onward.proto.sampling import Grammar
+from onward.grammar.lazy import LazyGrammars
+from onward.proto.sampling import Grammar, Sampling
 from onward.proto.thinking import ThinkingRule
 from onward.sim import vocabulary
 from onward.sim.structures import STRUCTURES
+from onward.text.reasoning.thinking_tokens import Thinking
 from onward.worker import answer_rules
 from onward.worker.penalties import FORBIDDEN
-from tests.worker import spoken
-from tests.worker.spoken import END, Inline, resumed, sampling
+from onward.worker.slot_grammar import SlotGrammar
+from tests.worker.spoken import END, Inline, sampling
 
 BEGIN, STOP, LEAD = 40, 41, 10
 RULES = {
@@ -21,24 +26,41 @@ RULES = {
 }
 
 
+@dataclass
+class Slot:
+    sampling: Sampling
+    grammar: SlotGrammar | None
+    thinking: Thinking | None
+
+
+def _slot(grammar: Grammar | None, rule: ThinkingRule | None) -> Slot:
+    made = None if grammar is None else SlotGrammar(grammar, [], LazyGrammars(vocabulary.grammars), Inline())
+    return Slot(sampling(grammar, end_token_ids=(END, 450)), made, None if rule is None else Thinking(rule))
+
+
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("grammar", [STRUCTURES["object"].grammar, STRUCTURES["open-regex"].grammar, None])
-@pytest.mark.parametrize("vocab_size", [len(vocabulary.pieces()), 61, 500])
-def test_bits_allow_what_a_row_of_logits_leaves(name: str, grammar: Grammar | None, vocab_size: int) -> None:
-    driver = spoken.driver(Inline())
-    made = sampling(grammar, thinking=RULES[name], logit_bias=((BEGIN, 9.0),), end_token_ids=(END, 450))
-    tokens, _ = resumed(driver, made)
-    request = driver.assign(0, spoken.PROMPT, sampling=made)
-    driver.step(assign=[request])
-    slot = driver.runner._slots[0]
-    for token in tokens[:-1]:
-        row = np.linspace(-1, 1, vocab_size, dtype=np.float32)
-        answer_rules.forbid(slot, row)
-        bits = np.full(-(-vocab_size // 8), 0xA5, np.uint8)
-        forced = answer_rules.allow(slot, bits)
-        allowed = np.unpackbits(bits, bitorder="little")[:vocab_size].astype(bool)
-        if forced is None:
-            assert np.array_equal(allowed, row != FORBIDDEN)
-        else:
-            assert np.flatnonzero(row != FORBIDDEN).tolist() == [forced]
-        answer_rules.advance(slot, token)
+def test_bits_allow_what_a_row_of_logits_leaves(name: str, grammar: Grammar | None) -> None:
+    generator, size = random.Random(3), len(vocabulary.pieces())
+    for _ in range(4):
+        slot = _slot(grammar, RULES[name])
+        for _ in range(12):
+            assert _allowed(slot, 61).tolist() == _allowed(slot, size)[:61].tolist()
+            assert len(_allowed(slot, 500)) == 500
+            choices = [token for token in np.flatnonzero(_allowed(slot, size)).tolist() if token != END]
+            if not choices or answer_rules.advance(slot, generator.choice(choices)):
+                break
+
+
+def _allowed(slot: Slot, vocab_size: int) -> np.ndarray:
+    """By the bits, which are held against the row."""
+    row = np.linspace(-1, 1, vocab_size, dtype=np.float32)
+    answer_rules.forbid(slot, row)
+    bits = np.full(-(-vocab_size // 8), 0xA5, np.uint8)
+    forced = answer_rules.allow(slot, bits)
+    allowed = np.unpackbits(bits, bitorder="little")[:vocab_size].astype(bool)
+    if forced is not None:
+        allowed[:] = False
+        allowed[forced] = True
+    assert np.array_equal(allowed, row != FORBIDDEN)
+    return allowed
