@@ -53,7 +53,8 @@ class StoredResponses:
         attempt = msgspec.structs.replace(attempt, epoch=min(attempt.epoch + 1, MAX_ATTEMPT), final=True)
         started_at_s = self._backend.clock.now_s()
         prepared = await self._generator.prepared(lambda: self._jobs.of_attempt(attempt, started_at_s, is_routed=False))
-        if prepared.request.is_background or even_if_left:
+        request = prepared.request
+        if request.is_stored and (request.is_background or even_if_left):
             # Whoever has asked for it does not wait for an engine.
             beginning = self._backend.tasks.start(self._begin_again(prepared, record))
             await asyncio.wait((beginning,), timeout=TAKE_UP_S)
@@ -78,6 +79,8 @@ class StoredResponses:
             return record
         epoch = min(record.attempt.epoch + 1, MAX_ATTEMPT)
         left = await self._streams.take_away(record.attempt.request_id, epoch, record.attempt.caller) or record
+        if left.is_over:
+            return left  # it was faster
         attempt = msgspec.structs.replace(left.attempt, epoch=epoch)
         cancelled = msgspec.structs.replace(left, attempt=attempt, is_live=False, is_cancelled=True)
         self._streams.keep_response(cancelled)
