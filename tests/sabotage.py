@@ -268,17 +268,17 @@ def _keep_what_lies_behind_the_stop(patch: Patches) -> None:
 
 
 def _decide_the_reason_again(patch: Patches) -> None:
-    def delta(original: Callable, self: Outbox, request: Request, *rest: object) -> None:
+    def delta(original: Callable, self: Outbox, request: Request, *rest: object, **more: object) -> None:
         if request.finish_reason and request.num_generated >= request.max_output:
             request.finish_reason = token_processor.FinishReason.LENGTH
-        original(self, request, *rest)
+        original(self, request, *rest, **more)
 
     patch.around(Outbox, "delta", delta)
 
 
 def _say_what_was_cached_only_once(patch: Patches) -> None:
-    def delta(original: Callable, self: Outbox, request: Request, *rest: object) -> None:
-        original(self, request, *rest)
+    def delta(original: Callable, self: Outbox, request: Request, *rest: object, **more: object) -> None:
+        original(self, request, *rest, **more)
         request.num_cached_tokens = 0
 
     patch.around(Outbox, "delta", delta)
@@ -303,9 +303,10 @@ def _logprobs_of_the_neighbour(patch: Patches) -> None:
         error: object = None,
         logprobs: list[TokenLogprobs] | None = None,
         *rest: object,
+        **more: object,
     ) -> None:
         shifted = None if logprobs is None else [msgspec.structs.replace(one, rank=one.rank + 1) for one in logprobs]
-        original(self, request, token_ids, error, shifted, *rest)
+        original(self, request, token_ids, error, shifted, *rest, **more)
 
     patch.around(Outbox, "delta", delta)
 

@@ -9,7 +9,6 @@ from typing import Any
 from onward.api import generation as api_generation
 from onward.api import jobs
 from onward.api import streams as api_streams
-from onward.api.jobs import Prepared
 from onward.api.ledger import Order
 from onward.engine import callers as engine_callers
 from onward.engine import door
@@ -240,10 +239,10 @@ def _deadlines_are_for_those_that_run(patch: Patches) -> None:
 
 
 def _a_request_chooses_its_priority(patch: Patches) -> None:
-    def priority(original: Callable, prepared: Prepared) -> int:
-        return prepared.request.priority or 0
+    def priority_within(original: Callable, asked: int | None, best: int | None) -> int:
+        return asked or 0
 
-    patch.around(jobs, "_priority", priority)
+    patch.around(jobs, "priority_within", priority_within)
 
 
 # The shelf.
