@@ -21,7 +21,7 @@ def _think_anew(patch: Patches) -> None:
         rule = assign.sampling.thinking
         return None if rule is None else Thinking(rule)
 
-    patch.put(runner, "_thinking", thinking)
+    patch.put(runner, "thinking_of", thinking)
 
 
 def _let_it_think_on(patch: Patches) -> None:
