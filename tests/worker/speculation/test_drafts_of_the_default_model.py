@@ -120,16 +120,18 @@ def _answers(prompts: list[str], drafter: ProposerOpening | None, num_kv_blocks:
         model, WorkerConfig(num_kv_blocks=num_kv_blocks, max_num_seqs=32), open_weights(model), None, drafter
     )
     llm = LLM.over(model, runner, EngineConfig(max_num_seqs=32, num_drafts=0 if drafter is None else 4))
-    options = [SamplingOptions(seed=i, temperature=0.7 * (i % 2), max_tokens=24) for i in range(len(prompts))]
+    options = [
+        SamplingOptions(seed=i, temperature=0.7 * (i % 2), max_tokens=48, ignore_eos=True) for i in range(len(prompts))
+    ]
     return [one.token_ids for one in llm.generate([prompt_ids(prompt) for prompt in prompts], options)], llm
 
 
 @pytest.mark.parametrize("who", ["itself", pytest.param("most", marks=pytest.mark.full), "eagle"])
 def test_preempted_requests_are_answered_as_without_drafts(tmp_path: Path, who: str) -> None:
-    prompts = FIFTY[-10:]
+    prompts = FIFTY[-6:]
     expected, _ = _answers(prompts, None, 512)
     opening = _eagle(tmp_path) if who == "eagle" else _opening(DRAFTERS[who])
-    told, llm = _answers(prompts, _FreeOfCharge(opening), 24)
+    told, llm = _answers(prompts, _FreeOfCharge(opening), 16)
     assert told == expected
     metrics = llm._engine._core.metrics
     assert metrics.preemptions.value() > 0
