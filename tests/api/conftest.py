@@ -36,6 +36,8 @@ def instance(shared_instance: Instance) -> Iterator[Instance]:
     engine.choose, engine.refusal, engine.give_up, engine.paused = hashed_token, None, never, False
     engine.is_complete = never_complete
     shared_instance.worker_ready, shared_instance.stalled_s = True, 0.0
+    # What a test has left is aborted a moment later, and the next one's rules are not about it.
+    shared_instance.wait_until(lambda: not engine.running)
     if has_refused:
         _wait_until_served(shared_instance)
 

@@ -1,5 +1,7 @@
 """How kernels are shared out among processes that compile them."""
 
+from types import SimpleNamespace
+
 import torch
 
 from onward.kernels.triton.launching import compiling_share, launch
@@ -12,6 +14,7 @@ class Kernel:
         self.__name__ = name
         self.compiled: list[tuple[object, ...]] = []
         self.run = "what launches it"
+        self.params = [SimpleNamespace(do_not_specialize=False), SimpleNamespace(do_not_specialize=name == "c")]
 
     def warmup(self, *args: object, grid: tuple[int, ...], **options: object) -> "Kernel":
         self.compiled.append((*args, *options.items()))
@@ -35,6 +38,14 @@ def test_what_is_the_same_kernel_to_triton_is_compiled_once() -> None:
     found = _compiled(0, 1)
     assert len(found) == 2 * 3 + 2
     assert ("a", 3, ("BLOCK", 64)) not in found
+
+
+def test_a_number_that_no_kernel_is_made_for_makes_none() -> None:
+    kernel = Kernel("c")
+    with compiling_share(0, 1):
+        for number in (1, 3, 16):
+            launch(kernel, (1,), torch.zeros(64), number, BLOCK=64)
+    assert len(kernel.compiled) == 1
 
 
 def test_every_kernel_is_somebodys_and_nobody_elses() -> None:
