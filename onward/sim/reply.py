@@ -1,5 +1,6 @@
 """What a simulated client needs of whatever it receives: to take it in, to check it, and to know how to go on."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 
@@ -11,7 +12,7 @@ class Wrong(AssertionError):
         self.invariant, self.what = invariant, what
 
 
-class Reply:
+class Reply(ABC):
     """Of one request, over all attempts to have it answered. As it stands here, one that comes whole or not at all."""
 
     def __init__(self) -> None:
@@ -37,16 +38,17 @@ class Reply:
 
     def begin_again(self) -> None:
         """The request is sent anew, from its beginning."""
+        self.num_tokens = 0
 
     def take_event(self, event_id: str | None, data: dict[str, Any]) -> None:
         raise Wrong(2, f"an event {data} of what is no stream")
 
-    def take_whole(self, body: bytes) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def take_whole(self, body: bytes) -> None: ...
 
+    @abstractmethod
     def check_end(self) -> None:
         """It claims to be complete."""
-        raise NotImplementedError
 
     def own_resume(self) -> dict[str, Any]:
         """To be put into a request that goes on with this one, from the cursors alone."""
@@ -54,3 +56,4 @@ class Reply:
 
     def continue_by_hand(self) -> None:
         """What was given up goes on as a new request."""
+        raise Wrong(1, "it was given up, though it comes whole or not at all")
