@@ -12,14 +12,16 @@ sys.path.insert(0, str(ROOT))
 from tests.sabotage import TABLE, Sabotage  # noqa: E402
 
 TIMEOUT_S = 120
+"""For the tests of one sabotage."""
+ALL_TIMEOUT_S = 900
 PYTEST = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:randomly", "-p", "no:cacheprovider"]
 
 
-def run(*args: str) -> tuple[int, str]:
+def run(*args: str, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
     try:
-        done = subprocess.run([*PYTEST, *args], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run([*PYTEST, *args], cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        return -1, f"not done after {TIMEOUT_S} s"
+        return -1, f"not done after {timeout_s:g} s"
     return done.returncode, done.stdout + done.stderr
 
 
@@ -37,7 +39,7 @@ def break_one(sabotage: Sabotage) -> bool:
 def main() -> int:
     names = sys.argv[1:]
     chosen = [sabotage for sabotage in TABLE if not names or sabotage.name in names]
-    code, output = run(*sorted({test for sabotage in chosen for test in sabotage.tests}))
+    code, output = run(*sorted({test for sabotage in chosen for test in sabotage.tests}), timeout_s=ALL_TIMEOUT_S)
     if code != 0:
         print(f"The tests fail without any sabotage:\n{output}")
         return 1
