@@ -331,6 +331,25 @@ def test_a_list_longer_than_the_queue_is_worked_off(model: PreparedModel) -> Non
     assert [one.token_ids for one in completions] == [expected(prompt, options) for prompt in prompts]
 
 
+class WatchedWorker(HashWorker):
+    """Keeps the prompts in the order in which they were begun."""
+
+    begun: list[list[int]]
+
+    def step(self, plan: StepPlan) -> StepResult:
+        self.begun += [assign.token_ids for assign in plan.assign if isinstance(assign, Assign)]
+        return super().step(plan)
+
+
+def test_prompts_are_begun_in_the_order_in_which_they_were_given(model: PreparedModel) -> None:
+    prompts = [[n, n + 1, n + 2] for n in range(30)]
+    worker = WatchedWorker(256, 16, vocab_size=VOCAB, max_model_len=256)
+    worker.begun = []
+    with LLM.over(model, worker, EngineConfig(max_num_seqs=8, max_num_batched_tokens=32)) as llm:
+        llm.generate(prompts, GREEDY)
+    assert worker.begun == prompts
+
+
 def test_options_say_everything_that_the_worker_needs() -> None:
     options = SamplingOptions(max_tokens=9, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, seed=7, min_tokens=2)
     assert options.to_sampling([3, 1]) == Sampling(7, 0, 0.5, 4, 0.9, 0.1, 9, 2, (1, 3))
