@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 # More flags: make serve ARGS='--port 9000', make bench-cpu ARGS='--pairs 5'
 ARGS ?=
+# Tests side by side. Many of them start servers of their own, so more than one for each core is too many.
+JOBS ?= 2
 
 .PHONY: serve install test test-full lint sabotage chaos fuzz fuzz-http sim sim-sabotage schema-suite bench-api bench-cpu bench-grammar bench-pd bench-router bench-stage bench-doors bench-spec clean
 
@@ -17,11 +19,11 @@ install: $(VENV)/.installed
 
 test: $(VENV)/.installed-test lint
 	$(BIN)/onward warm
-	$(BIN)/python -m pytest -m "not full and not gpu"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not full and not gpu"
 
 test-full: $(VENV)/.installed-test lint
 	$(BIN)/onward warm
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not gpu"
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
