@@ -78,7 +78,10 @@ class Answer:
 
     @property
     def finished(self) -> bool:
-        return None not in [choice.finish_reason for choice in self.choices]
+        for choice in self.choices:  # noqa: SIM110 - asked for every token, and `all` would make a generator
+            if choice.finish_reason is None:
+                return False
+        return True
 
     @property
     def rescheduled(self) -> bool:
@@ -95,9 +98,10 @@ class Answer:
                 choice.num_cached_tokens = delivery.num_cached_tokens
             if delivery.drafts:
                 choice.drafts.note(delivery.drafts)
-            for part in (delivery,) if choice.skip_to is None else _split_at(choice.skip_to, choice, delivery):
-                if progress.error is None:
-                    self._take_part(choice, part, progress)
+            if choice.skip_to is None:
+                self._take_part(choice, delivery, progress)
+            else:
+                self._take_parts(choice, _split_at(choice.skip_to, choice, delivery), progress)
             if progress.error is not None:
                 break
             if choice.finish_reason == RESCHEDULE and self._leaves_nothing:
@@ -122,16 +126,20 @@ class Answer:
         held, self._held = self._held, []
         return known + held
 
+    def _take_parts(self, choice: Choice, parts: list[Delivery], progress: Progress) -> None:
+        for part in parts:
+            if progress.error is not None:
+                return
+            take = self._take_part if choice.skip_to is None else self._take_skipped
+            take(choice, part, progress)
+
     def _take_part(self, choice: Choice, part: Delivery, progress: Progress) -> None:
-        if choice.skip_to is not None:
-            self._take_skipped(choice, part, progress)
-            return
         if part.token_ids or not part.failed:
             piece = choice.take(part, self._of_prompt(choice, part) if choice.owes_prompt else None)
             progress.pieces.append(piece if piece.finish_reason is None else self.with_ids(piece))
         if choice.finish_reason is not None and part.finish_reason is None:
             progress.stopped.append(choice)
-        elif part.failed and choice.finish_reason is None:
+        elif part.error is not None and part.failed and choice.finish_reason is None:
             progress.error = part.error
 
     def _take_skipped(self, choice: Choice, part: Delivery, progress: Progress) -> None:

@@ -49,7 +49,7 @@ from onward.web.error_answers import EXCEPTION_HANDLERS
 
 def build_app(
     backend: Backend, admin: Admin, streams: Streams, description: Description, registry: Registry, keyring: Keyring
-) -> Starlette:
+) -> Envelope:
     prompts, config = backend.prompts, backend.config
     dialects: dict[str, Dialect] = {
         "/v1/chat/completions": Chat(prompts),
@@ -105,16 +105,16 @@ def build_app(
     callers = Callers(keyring, routes, config.cluster_key, backend.clock, answers_preflights=bool(config.cors_origin))
     requests = registry.counter("onward_http_requests_total", "HTTP responses begun", ["path", "status"])
     paths = [route.path for route in routes]
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(Envelope, requests=requests, paths=paths, refusal=callers.refusal),
             Middleware(BoundedConnections),
             Middleware(Identified, clock=backend.clock, chance=backend.chance),
             *_cors(config.cors_origin),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
     )
+    return Envelope(app, requests, paths, callers.refusal)
 
 
 def _cors(origins: tuple[str, ...]) -> list[Middleware]:

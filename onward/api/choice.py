@@ -122,19 +122,26 @@ class Choice:
         reason = "stop" if self.text.stopped else None if delivery.failed else delivery.finish_reason
         if reason is not None:
             text += self._end(reason)
-        piece = Piece(
-            self.index,
-            taken,
-            text,
-            self.finish_reason,
-            delivery.logprobs[: len(taken)] if delivery.logprobs is not None else None,
-            self._place(taken),
-            prompt_logprobs,
-            ended_by_token=self.finish_reason == "stop" and not self.text.stopped and bool(taken),
-            error=delivery.error if self.finish_reason == RESCHEDULE else None,
-            events=self.text.take_events(),
-            has_calls=self._has_calls,
-        )
+        logprobs = None if delivery.logprobs is None else delivery.logprobs[: len(taken)]
+        offsets = None if self.text_offsets is None else self._place(taken)
+        if reason is None:  # nearly always
+            piece = Piece(
+                self.index, taken, text, None, logprobs, offsets, prompt_logprobs, events=self.text.take_events()
+            )
+        else:
+            piece = Piece(
+                self.index,
+                taken,
+                text,
+                reason,
+                logprobs,
+                offsets,
+                prompt_logprobs,
+                ended_by_token=reason == "stop" and not self.text.stopped and bool(taken),
+                error=delivery.error if reason == RESCHEDULE else None,
+                events=self.text.take_events(),
+                has_calls=self._has_calls,
+            )
         earlier, rescored = self.unscored, delivery.rescored
         return piece if earlier is None or rescored is None else self._with_scores(piece, earlier, rescored)
 

@@ -52,6 +52,7 @@ class Mailbox:
         self._unaccepted = set(request_ids)
         self._new: list[Delivery] = []
         self._is_quiet = self._is_nudged = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: asyncio.Future[None] | None = None
         """Of the one who takes what comes, while there is nothing."""
 
@@ -97,8 +98,10 @@ class Mailbox:
         return [one.error for one in self._new if one.error is not None and one.failed]
 
     def _woken(self) -> "asyncio.Future[None]":
-        # For every token: a future alone is a third of an `asyncio.Event`.
-        self._waiting = asyncio.get_running_loop().create_future()
+        # For every token: a future alone is a third of an `asyncio.Event`, and asking for the loop is a system call.
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        self._waiting = self._loop.create_future()
         return self._waiting
 
     def _wake(self) -> None:

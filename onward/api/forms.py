@@ -78,7 +78,7 @@ class ChunkForm(ToldByError):
         """Of all choices at once, with the answer's first event. Whoever goes on with an answer has had them."""
         if self._job.prepared.is_continued:
             return []
-        usage = self._usage_so_far()
+        usage = self._usage_so_far() if self._continuous_usage else None
         openings = [self._chunks.opening(choice.index, usage) for choice in self._job.answer.choices]
         return [sse.event(opening) for opening in openings if opening is not None]
 
@@ -91,12 +91,13 @@ class ChunkForm(ToldByError):
         cursor = self._cursors.after(piece)
         if not piece.skipped:
             beside = self._job.to_continue() if is_last else None
-            return sse.event(self._chunks.piece(piece, beside, self._usage_so_far()), cursor)
+            usage = self._usage_so_far() if self._continuous_usage else None
+            return sse.event(self._chunks.piece(piece, beside, usage), cursor)
         return sse.bare_event(cursor) if self._job.prepared.is_routed and cursor is not None else b""
 
-    def _usage_so_far(self) -> Usage | None:
+    def _usage_so_far(self) -> Usage:
         """Up to the piece that is written: others may have come already."""
-        return self._job.answer.usage(self._cursors.num_tokens) if self._continuous_usage else None
+        return self._job.answer.usage(self._cursors.num_tokens)
 
     def end(self) -> list[bytes]:
         if not self._include_usage or self._job.prepared.attempt.usage_told:

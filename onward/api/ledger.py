@@ -396,7 +396,7 @@ class Ledger:
                 delta.prompt_logprobs if num_known == 0 else None,
                 rescored,
                 delta.embedding,
-                _drafts(delta),
+                _drafts(delta) if delta.num_drafted else (),
             )
         )
 
@@ -588,4 +588,4 @@ def _overdue(promise: Promise, now_s: float) -> ErrorInfo | None:
 
 
 def _drafts(delta: TokenDelta) -> Drafts:
-    return ((delta.num_drafted, len(delta.token_ids) - 1),) if delta.num_drafted else ()
+    return ((delta.num_drafted, len(delta.token_ids) - 1),)

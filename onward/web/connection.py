@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from onward.proto.request import ErrorInfo
+from onward.web.burst import BurstTransport
 from onward.web.connections import Connections
 from onward.web.failures import error_body, error_headers
 
@@ -61,7 +62,7 @@ class BoundedConnection(HttpToolsProtocol):
     # The connection.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        super().connection_made(transport)
+        super().connection_made(BurstTransport(transport, self._all.burst))
         # Whatever the kernel does not take at once counts as unread, until it has taken all.
         transport.set_write_buffer_limits(high=1)
         self._set_timer(self._bounds.head_s, self._head_is_late)

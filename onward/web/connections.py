@@ -15,6 +15,7 @@ from onward import log
 from onward.obs.metrics import LabelValues, Registry
 from onward.proto.cursor import MAX_CURSOR_CHARS
 from onward.proto.router import ATTEMPT_PATH
+from onward.web.burst import Burst
 
 OTHER_FILES = 512
 """What a process has open beside its connections."""
@@ -64,6 +65,7 @@ class Connection(Protocol):
 class Connections:
     def __init__(self, bounds: Bounds, registry: Registry) -> None:
         self.bounds = bounds
+        self.burst = Burst()
         self._busy: set[Connection] = set()
         self._idle: dict[Connection, None] = {}
         """In the order in which they became so."""

@@ -56,14 +56,15 @@ class Envelope:
         paths: Collection[str],
         refusal: Callable[[Scope], ErrorInfo | None] = _nobody_is_refused,
     ) -> None:
-        self._app = app
+        self.app = app
+        """What is inside."""
         self._requests = requests
         self._paths = frozenset(paths)
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         scope[_STRAIGHT] = send
         path = scope["path"] if scope["path"] in self._paths else "other"
@@ -83,7 +84,7 @@ class Envelope:
         if refusal is not None:
             await http.respond_error(send_in_envelope, refusal)
         else:
-            await self._app(scope, receive, send_in_envelope)
+            await self.app(scope, receive, send_in_envelope)
 
 
 def _is_valid(label: str) -> bool:

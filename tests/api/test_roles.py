@@ -26,6 +26,7 @@ from onward.proto.router import ABORT_PATH, PROOF_HEADER
 from onward.text.prompt_tokens import read_text
 from onward.transport.proof import prove
 from onward.web.callers import Access, guarded
+from onward.web.envelope import Envelope
 from onward.web.owned_ids import owned_id
 from tests.api.instance import PATIENCE_S, Instance, running
 from tests.api.reader import NO_CERTIFICATES
@@ -105,7 +106,7 @@ class SilentSupervisor:
 
 
 async def app_of(model: PreparedModel, threads: ThreadPoolExecutor) -> Starlette:
-    """The application as an api process builds it."""
+    """The application as an api process builds it, without its envelope."""
 
     def never(*_: object) -> Any:
         raise AssertionError("nobody is there")
@@ -123,7 +124,8 @@ async def app_of(model: PreparedModel, threads: ThreadPoolExecutor) -> Starlette
     start = StartApi("api", 1, ApiConfig(), model, -1)
     api = Api(start, SilentSupervisor(), Prompts(read_text(model)), rim)
     try:
-        return api.app
+        assert isinstance(api.app, Envelope) and isinstance(api.app.app, Starlette)
+        return api.app.app
     finally:
         await api.close()
 
