@@ -76,16 +76,17 @@ class Load:
     """Of one more guess for everybody: a share of what the step takes anyhow."""
 
 
-def num_drafts(limit: int, record: DraftRecord, load: Load) -> int:
-    """How many tokens a request drafts in this step, at most `limit`.
+def num_drafts(limit: int, record: DraftRecord, load: Load, num_given: int = 0) -> int:
+    """How many tokens a request drafts in this step, at most `limit`. `num_given`: so many guesses of a peer are used
+    instead of new ones, and cost no guessing.
 
     A step of n rows takes STEP_ROWS + n, in the time of a row, and gives n tokens. One more draft takes the time of a row
     and of its guessing, and gives a token if it and all before it are right. It is worth that if it gives more for its
     time than the step does: alone nearly always, in a full step never. A model that guesses does so for all n at once, in
     a pass that takes a share of the step's time, however many they are; so each guess takes that share of a token's time.
     """
-    limit = min(limit, load.rows_left)
-    worth = load.num_rows / (load.num_rows + STEP_ROWS) + load.draft_cost
+    limit = min(limit, load.rows_left, num_given or limit)
+    worth = load.num_rows / (load.num_rows + STEP_ROWS) + (0.0 if num_given else load.draft_cost)
     count, likely = 0, record.chance
     while count < limit and likely > worth:
         count += 1

@@ -200,7 +200,7 @@ class Scheduler:
     def _num_drafts(self, request: Request, load: policy.Load | None) -> int:
         if load is None or (limit := request.num_draftable) <= 0:
             return 0
-        num_drafts = policy.num_drafts(limit, request.drafts, load)
+        num_drafts = policy.num_drafts(limit, request.drafts, load, len(request.given_drafts))
         load.rows_left -= num_drafts
         return num_drafts
 

@@ -150,6 +150,23 @@ def test_the_prefill_side_hands_its_guesses_over_and_the_decode_side_verifies_th
     cluster.check_idle()
 
 
+def test_what_a_peer_has_guessed_is_verified_also_where_guessing_would_not_pay() -> None:
+    cluster = Cluster(num_drafts=4, prefill={"num_drafts": 4})
+    cluster.decode.core.scheduler.draft_cost = 9.0
+    for i in range(6):
+        cluster.submit(f"r{i}", list(range(1, 3 + 5 * i)), max_tokens=12, seed=i, temperature=1.0)
+        cluster.settle()
+    cluster.decode.check_all_exact()
+    runs = {(run.epoch, plan.step): run for plan in cluster.decode.all_plans for run in plan.run}
+    begun = [
+        (runs.pop((assign.epoch, plan.step)).num_drafts, len(assign.draft_token_ids))
+        for plan in cluster.decode.all_plans
+        for assign in plan.assign
+    ]
+    assert max(begun)[0] > 1 and all(num_drafts <= given for num_drafts, given in begun)
+    assert not any(run.num_drafts for run in runs.values()), "what it would have to guess itself is too dear"
+
+
 @pytest.mark.parametrize("which", ["decode", "prefill"])
 def test_where_only_one_side_drafts_the_other_is_not_disturbed(which: str) -> None:
     drafting = {"num_drafts": 4}
@@ -218,6 +235,13 @@ def test_a_guess_that_costs_more_must_be_right_more_often() -> None:
     made = record(0, 2)
     assert num_drafts(1, made, Load(1, 9)) == int(made.chance > break_even)
     assert num_drafts(4, record(9, 0), Load(1, 9, draft_cost=10.0)) == 0
+
+
+def test_guesses_that_are_there_cost_no_guessing_and_are_all_there_are() -> None:
+    dear = Load(1, 9, draft_cost=10.0)
+    assert num_drafts(4, record(9, 0), dear, num_given=3) == 3
+    assert num_drafts(2, record(9, 0), dear, num_given=3) == 2
+    assert num_drafts(4, record(0, 20), dear, num_given=3) == 0, "verifying them costs rows"
 
 
 def test_who_has_given_up_tries_again_after_a_rest() -> None:

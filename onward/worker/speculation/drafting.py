@@ -15,11 +15,11 @@ class Drafting:
     def __init__(self, proposer: Proposer, tokens: np.ndarray, *, vocab_size: int, max_rows: int) -> None:
         self._proposer = proposer
         self._tokens, self._vocab_size, self._max_rows = tokens, vocab_size, max_rows
-        self._given: dict[int, list[int]] = {}
-        """Of slots that have not run yet: what a peer has guessed."""
+        self._given: dict[int, tuple[int, list[int]]] = {}
+        """Of slots that have not drafted yet: what a peer has guessed, and the length of the list that it follows."""
 
     def assigned(self, assign: Assign) -> None:
-        self._given[assign.slot] = assign.draft_token_ids
+        self._given[assign.slot] = len(assign.token_ids), assign.draft_token_ids
         self._proposer.assigned(assign.slot, len(assign.token_ids), assign.num_computed)
 
     def add_to(self, spans: Sequence[Span], wishes: Mapping[int, Wish]) -> list[Span]:
@@ -55,12 +55,17 @@ class Drafting:
         return self._known(self._proposer.propose([wish])[0][: wish.num_drafts]) if wish.num_drafts > 0 else []
 
     def _drafts(self, wishes: Sequence[Wish]) -> dict[int, list[int]]:
-        given = {wish.slot: self._given.pop(wish.slot, [])[: wish.num_drafts] for wish in wishes}
+        given = {wish.slot: self._given_for(wish) for wish in wishes}
         asked = [wish for wish in wishes if not given[wish.slot]]
         proposed = self._proposer.propose(asked) if asked else []
         for wish, drafts in zip(asked, proposed, strict=True):
             given[wish.slot] = drafts[: wish.num_drafts]
         return {slot: self._known(drafts) for slot, drafts in given.items()}
+
+    def _given_for(self, wish: Wish) -> list[int]:
+        """Only in the place that they were guessed for: a step without drafts may have come before."""
+        num_tokens, drafts = self._given.pop(wish.slot, (0, []))
+        return drafts[: wish.num_drafts] if num_tokens == wish.num_tokens else []
 
     def _known(self, drafts: Sequence[int]) -> list[int]:
         """Up to the first that is no token of this model: no pass could compute it."""

@@ -162,6 +162,18 @@ def test_what_a_peer_has_guessed_is_verified_first_and_once() -> None:
     assert (second.token_ids, second.num_drafted) == ([tokens[3]], 0)
 
 
+def test_what_a_peer_has_guessed_is_left_out_once_another_step_has_come_before() -> None:
+    """Behind the next token it would be wrong, and count against those who guess well."""
+    tokens = tokens_of(plain(GREEDY))
+    driver, drafter = drafting(knowing({0: tokens}))
+    request = msgspec.structs.replace(driver.assign(0, PROMPT, room=20), draft_token_ids=tokens[:3])
+    driver.step(assign=[request], run=[Run(0, request.epoch, 6)])
+    driver.step(run=[Run(0, request.epoch, 1)])
+    [event] = driver.step(run=[Run(0, request.epoch, 1, [], 4)])
+    assert event.token_ids == tokens[1:6]
+    assert drafter.num_drafted == 4
+
+
 def test_the_drafter_is_told_of_every_row_and_what_the_head_reads_of_it() -> None:
     tokens = tokens_of(plain(GREEDY))
     driver, drafter = drafting(knowing({0: tokens}))
