@@ -193,7 +193,8 @@ class Scheduler:
         """Of the step that is about to be planned, drafts not counted."""
         to_plan = [r.num_to_plan for r in self.running if r.status is Status.RUNNING]
         rows, limit = sum(to_plan), self.config.max_num_batched_tokens
-        if self.waiting and self.slots.num_free:
+        next_in = self.waiting.first()
+        if next_in is not None and self.seating.has_room(next_in):
             rows = limit  # prompts will fill it
         return policy.Load(min(rows, limit), limit - min(rows, limit), self.draft_cost)
 

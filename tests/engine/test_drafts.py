@@ -267,3 +267,23 @@ def test_a_prompt_that_waits_comes_before_guesses() -> None:
     assert not any(run.num_drafts for run in plan.run)
     harness.run_until_idle()
     assert all(r.status is Status.FINISHED for r in harness.core._live.values())
+
+
+def test_while_the_next_in_line_waits_for_blocks_the_others_go_on_guessing() -> None:
+    """It has a slot, but no prompt will fill the step."""
+    harness = Harness(num_blocks=16, block_size=4, num_drafts=4)
+    harness.submit("running", PROMPT, max_tokens=50)
+    while harness.plan() is not None:
+        pass
+    harness.answer()
+    waiting = harness.submit("waiting", list(range(60, 10, -1)), max_tokens=4)
+    before = len(harness.all_plans)
+    while not waiting.tokens:
+        while harness.plan() is not None:
+            pass
+        harness.answer()
+    meanwhile = [run.num_drafts for plan in harness.all_plans[before:] if not plan.assign for run in plan.run]
+    assert sum(meanwhile) > len(meanwhile), "alone in its step, it guesses one token and more"
+    harness.run_until_idle()
+    harness.check_all_exact()
+    harness.core.audit_idle()
