@@ -16,9 +16,10 @@ import pytest
 from onward.bench.shapes import write_tokenizer
 from onward.bench.thinned_model import write_thinned
 from onward.proto.model import ModelConfig
-from tests.e2e.pd_instances import SMALL, Pair, total
+from tests.e2e.pd_instances import SMALL, Pair, backend_of, ended, total
 from tests.e2e.server import Server
 from tests.e2e.streams import Stream, run_streams
+from tests.e2e.test_pd_serving import make_key
 from tests.models.checkpoints import random_tensors, write_folder
 from tests.worker import small_int8
 from tests.worker.speculation.plain_eagle import random_head, write_head
@@ -27,6 +28,7 @@ CONFIG: ModelConfig = msgspec.structs.replace(
     small_int8.CONFIG, vocab_size=320, num_layers=24, max_position_embeddings=512
 )
 PATH = "/v1/completions"
+DRAFT, EAGLE = "draft:{}/draft:4", "eagle:{}/eagle:2"
 full = pytest.mark.full
 
 
@@ -68,35 +70,66 @@ def expected(folders: Path) -> list[tuple]:
 
 @pytest.fixture(scope="module")
 def drafting(folders: Path) -> Iterator[Server]:
-    with Server(*_flags(folders, "draft:{}/draft:4")) as server:
+    with Server(*_flags(folders, DRAFT)) as server:
         yield server
 
 
-def test_streams_equal_plain_ones_and_nearly_all_drafts_are_right(drafting: Server, expected: list[tuple]) -> None:
-    streams = run_streams(drafting.url, BODIES, path=PATH)
-    assert [stream.result() for stream in streams] == expected
-    drafted, accepted = (total(drafting, f"onward_spec_{kind}_tokens_total") for kind in ("drafted", "accepted"))
-    assert accepted > 0
-    assert accepted >= 0.9 * drafted
+@pytest.fixture(scope="module")
+def layered(folders: Path) -> Iterator[Server]:
+    with Server(*_flags(folders, EAGLE)) as server:
+        yield server
 
 
-def test_streams_go_on_when_the_worker_is_killed_in_mid_draft(drafting: Server, expected: list[tuple]) -> None:
-    pids = [drafting.pid("worker")]
+def _fates(server: Server) -> tuple[float, float]:
+    """How many were drafted, and how many of them accepted, since the engine was born."""
+    drafted, accepted = (total(server, f"onward_spec_{kind}_tokens_total") for kind in ("drafted", "accepted"))
+    return drafted, accepted
+
+
+def _kill_in_mid_stream(server: Server, role: str) -> list[tuple]:
+    """What the streams say although a process dies, and drafts are made after that too."""
+    pids, known = [server.pid(role)], [0.0]
 
     def kill(streams: list[Stream]) -> None:
         if pids and sum(len(stream.token_ids) for stream in streams) > 40:
             os.kill(pids.pop(), signal.SIGKILL)
+            if role == "worker":
+                known.append(_fates(server)[0])  # an engine that is born anew counts from zero
 
-    streams = run_streams(drafting.url, BODIES, kill, path=PATH)
+    streams = run_streams(server.url, BODIES, kill, path=PATH)
     assert not pids, "the kill never came"
+    assert _fates(server)[0] > known[-1]
+    return [stream.result() for stream in streams]
+
+
+def test_streams_equal_plain_ones_and_drafts_are_right(drafting: Server, expected: list[tuple]) -> None:
+    streams = run_streams(drafting.url, BODIES, path=PATH)
     assert [stream.result() for stream in streams] == expected
+    drafted, accepted = _fates(drafting)
+    assert accepted == drafted > 0
 
 
-def test_a_layer_of_random_weights_drafts_and_changes_nothing(folders: Path, expected: list[tuple]) -> None:
-    with Server(*_flags(folders, "eagle:{}/eagle:2")) as server:
-        streams = run_streams(server.url, BODIES, path=PATH)
-        assert [stream.result() for stream in streams] == expected
-        assert total(server, "onward_spec_drafted_tokens_total") > 0
+def test_a_layer_of_random_weights_drafts_and_changes_nothing(layered: Server, expected: list[tuple]) -> None:
+    streams = run_streams(layered.url, BODIES, path=PATH)
+    assert [stream.result() for stream in streams] == expected
+    assert _fates(layered)[0] > 0
+
+
+@pytest.mark.parametrize("role", ["worker", pytest.param("engine", marks=full)])
+def test_streams_go_on_when_a_process_is_killed_in_mid_draft(
+    drafting: Server, expected: list[tuple], role: str
+) -> None:
+    """And what the next one drafts, from tokens that it was given, is as right as it was."""
+    assert _kill_in_mid_stream(drafting, role) == expected
+    drafted, accepted = _fates(drafting)
+    assert accepted == drafted
+
+
+@pytest.mark.parametrize("role", ["worker", pytest.param("engine", marks=full)])
+def test_streams_with_a_draft_layer_go_on_when_a_process_is_killed(
+    layered: Server, expected: list[tuple], role: str
+) -> None:
+    assert _kill_in_mid_stream(layered, role) == expected
 
 
 def test_a_wrong_path_is_told_at_the_start(folders: Path) -> None:
@@ -109,20 +142,31 @@ def test_preempted_streams_equal_plain_ones(folders: Path) -> None:
     bodies = [_body(0) | {"seed": seed, "max_tokens": 120} for seed in range(3)]
     with Server(*_flags(folders)) as plain:
         expected = [stream.result() for stream in run_streams(plain.url, bodies, path=PATH)]
-    with Server(*_flags(folders, "draft:{}/draft:4"), "--num-kv-blocks", "14") as small:
+    with Server(*_flags(folders, DRAFT), "--num-kv-blocks", "14") as small:
         streams = run_streams(small.url, bodies, path=PATH)
         assert small.metrics()["onward_preemptions_total"] > 0
-        assert total(small, "onward_spec_accepted_tokens_total") > 0
+        drafted, accepted = _fates(small)
+        assert accepted == drafted > 0
     assert [stream.result() for stream in streams] == expected
 
 
 @full
-@pytest.mark.parametrize("speculative", ["draft:{}/draft:4", "eagle:{}/eagle:2"])
-def test_a_pair_says_the_same(folders: Path, expected: list[tuple], speculative: str) -> None:
+@pytest.mark.parametrize("backend", ["shm", "tcp", "nixl"])
+@pytest.mark.parametrize("speculative", [DRAFT, EAGLE])
+def test_a_pair_says_the_same(
+    folders: Path, expected: list[tuple], tmp_path: Path, speculative: str, backend: str
+) -> None:
     """The prefill instance hands its guesses over; the decode instance, whose drafting model has no KV of the prompt,
     catches up with it, and its draft layer, which cannot, keeps silent."""
-    with Pair(*_flags(folders, speculative)) as pair:
+    key = () if backend == "shm" else ("--cluster-key-file", str(make_key(tmp_path / "key")))
+    decode = ("--local-prefill-tokens", "0", "--kv-backend", backend)
+    with Pair(*_flags(folders, speculative), *key, decode=decode) as pair:
         streams = run_streams(pair.decode.url, BODIES, path=PATH)
         assert [stream.result() for stream in streams] == expected
-        assert total(pair.decode, "onward_spec_drafted_tokens_total") > 0
+        drafted, accepted = _fates(pair.decode)
+        assert drafted > 0
+        if speculative == DRAFT:
+            assert accepted == drafted
+        assert backend_of(pair) == backend
+        assert ended(pair.decode, "arrived") == len(BODIES)
         pair.wait_until_at_rest()
