@@ -60,7 +60,7 @@ class Seating:
         return Room(names, hits, needed, 0 if enough else needed + growing + hits_available)
 
     def has_room(self, request: Request) -> bool:
-        return not self.find_room(request).missing and self.slots.num_free > 0
+        return self.slots.num_free > 0 and not self.find_room(request).missing
 
     def num_uncached(self, request: Request) -> int:
         return len(request.token_ids) - self.find_room(request).hits * self.pool.block_size
