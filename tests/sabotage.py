@@ -20,7 +20,14 @@ from onward.proto import block_hash
 from onward.proto.step import Preempted, StepPlan, StepResult, TokenLogprobs, Tokens
 from onward.sim.worker import HashWorker
 from onward.transport import shm, shm_rows
-from tests import sabotage_doors, sabotage_grammar, sabotage_messages, sabotage_pd, sabotage_router
+from tests import (
+    sabotage_doors,
+    sabotage_grammar,
+    sabotage_messages,
+    sabotage_pd,
+    sabotage_router,
+    sabotage_speculation,
+)
 from tests.sabotage_kinds import Patches, Sabotage
 
 FAILURES = "tests/failures/test_steps_and_preemption.py::"
@@ -636,4 +643,5 @@ TABLE = [
     *sabotage_pd.TABLE,
     *sabotage_router.TABLE,
     *sabotage_doors.TABLE,
+    *sabotage_speculation.TABLE,
 ]

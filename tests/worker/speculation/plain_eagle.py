@@ -1,7 +1,7 @@
 """EAGLE's draft layer as its paper has it, in plain float32 torch: every pair from the beginning, no KV, no blocks."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +14,13 @@ from onward.proto.model import ModelConfig
 
 
 def random_head(config: ModelConfig, *, bias: bool = True, seed: int = 0) -> dict[str, np.ndarray]:
-    """As trained ones are: without a norm before attention."""
+    """As trained ones are: without a norm before attention. That counts for much, so that wrong KV is heard."""
     random = np.random.default_rng(seed)
     shapes = {n: shape for n, shape in expected(config).items() if n != "layers.0.input_layernorm.weight"}
     tensors = {name: 0.1 * random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    for name in tensors:
+        if "self_attn" in name:
+            tensors[name] *= 3
     tensors["layers.0.post_attention_layernorm.weight"] += 1
     if not bias:
         del tensors["fc.bias"]
@@ -47,6 +50,10 @@ def write_head(folder: Path, config: ModelConfig, tensors: Mapping[str, np.ndarr
     return folder
 
 
+def likeliest(logits: np.ndarray, depth: int) -> int:
+    return int(logits.argmax())
+
+
 class PlainEagle:
     """`embedding` and `head` are the served model's, float32 [vocabulary, hidden_size]."""
 
@@ -57,14 +64,21 @@ class PlainEagle:
         self._weights = {name: torch.from_numpy(array) for name, array in tensors.items()}
         self._embedding, self._head = torch.from_numpy(embedding), torch.from_numpy(head)
 
-    def drafts(self, tokens: Sequence[int], hidden: np.ndarray, count: int) -> list[int]:
-        """The likeliest ones behind `tokens`. `hidden` are the served model's, of all of them but the last."""
+    def drafts(
+        self,
+        tokens: Sequence[int],
+        hidden: np.ndarray,
+        count: int,
+        draw: Callable[[np.ndarray, int], int] = likeliest,
+    ) -> list[int]:
+        """What follows `tokens`. `hidden` are the served model's, of all of them but the last; `draw` is given the logits,
+        and how many drafts come before."""
         drafted: list[int] = []
         known = torch.from_numpy(hidden)
         for _ in range(count):
             made = self._layer(torch.tensor([*tokens, *drafted])[1:], known)
             known = torch.cat([known, made[-1:]])
-            drafted.append(int((self._head @ made[-1]).argmax()))
+            drafted.append(draw((self._head @ made[-1]).numpy(), len(drafted)))
         return drafted
 
     def _layer(self, following: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,15 @@
 """A model that drafts says what it would say if it were served, wherever its KV comes from."""
 
+import functools
+
 import numpy as np
 import pytest
 
+from onward.kernels.quantize import quantize_model
 from onward.proto.sampling import Sampling
 from onward.proto.step import Run, Tokens
 from onward.worker.speculation.draft_model import ALWAYS_CAUGHT_UP, DraftModel
+from tests.models.checkpoints import random_tensors
 from tests.worker import small_int8
 from tests.worker.driver import GREEDY, prepared
 from tests.worker.speculation.surroundings import BLOCK_SIZE, Tables, wish
@@ -20,9 +24,16 @@ SAMPLINGS = {
 }
 
 
+@functools.cache
+def _weights() -> dict[str, np.ndarray]:
+    """Of a model whose every token depends on those long before it, so that wrong KV is heard."""
+    tensors = random_tensors(small_int8.CONFIG)
+    return dict(quantize_model(small_int8.CONFIG, {n: 0.3 * a if a.ndim == 2 else a for n, a in tensors.items()}))
+
+
 def _says(prompt: list[int], count: int, sampling: Sampling = GREEDY, num_prompt: int | None = None) -> list[int]:
     """What the same model says when it is served."""
-    driver = small_int8.driver(max_num_batched_tokens=128)
+    driver = small_int8.driver(changes=_weights(), max_num_batched_tokens=128)
     request = driver.assign(0, prompt, room=count, sampling=sampling, num_prompt=num_prompt)
     events = driver.step(assign=[request], run=[Run(0, request.epoch, len(prompt))])
     for _ in range(count - 1):
@@ -37,7 +48,7 @@ def _long(count: int) -> list[int]:
 def _open(**changes: int) -> tuple[Tables, DraftModel]:
     model = prepared(small_int8.CONFIG, quantization="int8")
     tables = Tables(model, **changes)
-    return tables, DraftModel(model, small_int8.arrays(), tables.around)
+    return tables, DraftModel(model, _weights(), tables.around)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
@@ -142,6 +153,20 @@ def test_cached_blocks_that_it_has_filled_itself_are_not_computed_again() -> Non
     assert drafter.propose([wish(3, len(heir), 2)]) == [_says(heir, 2)]
 
 
+def test_a_prefix_that_is_only_half_caught_up_with_is_shared_as_far_as_it_is() -> None:
+    """The served model has all of it, and the first slot's drafts have come as far as its third block."""
+    tables, drafter = _open(max_num_batched_tokens=32)
+    tokens = _long(96)
+    blocks = tables.assign(0, tokens)
+    drafter.assigned(0, len(tokens), 0)
+    assert drafter.propose([wish(0, len(tokens), 2)]) == [[]]
+    heir = [*tokens[:80], 1, 2, 3]
+    tables.assign(3, heir, blocks=blocks[: 80 // BLOCK_SIZE])
+    drafter.assigned(3, len(heir), 80)
+    rounds = [drafter.propose([wish(3, len(heir), 2)])[0] for _ in range(2)]
+    assert rounds == [[], _says(heir, 2)]  # 32 are there, 32 + 19 are missing
+
+
 @pytest.mark.parametrize("num_computed", [64, 71])
 def test_blocks_that_somebody_else_filled_are_caught_up_with(num_computed: int) -> None:
     """KV of a peer: the blocks are in use again, with tokens that this model never computed there."""
@@ -197,11 +222,12 @@ def test_a_block_that_another_slot_began_to_fill_has_lost_its_name() -> None:
 
 
 def test_the_next_request_of_a_slot_has_rules_of_its_own() -> None:
+    """The first one's tokens are those that the second one would say if it is not penalized for them."""
     tables, drafter = _open()
-    for tokens in (_long(20), PROMPT):
+    sampling = SAMPLINGS["penalized"]
+    for tokens in (_says(PROMPT, 4, sampling), PROMPT):
         tables.assign(0, tokens)
         drafter.assigned(0, len(tokens), 0)
-        sampling = SAMPLINGS["penalized"]
         assert drafter.propose([wish(0, len(tokens), 4, sampling)]) == [_says(tokens, 4, sampling)]
 
 

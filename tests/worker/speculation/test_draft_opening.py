@@ -12,7 +12,7 @@ from onward.worker.speculation.draft_opening import difference, open_draft
 from tests.models.checkpoints import random_tensors, write_folder
 from tests.worker import small_int8
 from tests.worker.driver import prepared
-from tests.worker.speculation.surroundings import BLOCK_SIZE, Tables, wish, worker_config
+from tests.worker.speculation.surroundings import BLOCK_SIZE, NUM_BLOCKS, Tables, wish, worker_config
 
 CONFIG = small_int8.CONFIG
 
@@ -36,6 +36,14 @@ def test_a_folder_drafts_in_int8_and_its_memory_counts_for_each_block(tmp_path: 
     drafter = opening.open(tables.around)
     drafter.assigned(0, 3, 0)
     assert len(drafter.propose([wish(0, 3, 4)])[0]) == 4
+
+
+@pytest.mark.parametrize("head_dim", [CONFIG.head_dim, 16], ids=["int8", "float"])
+def test_the_memory_that_counts_is_the_memory_that_is_taken(tmp_path: Path, head_dim: int) -> None:
+    config = msgspec.structs.replace(CONFIG, head_dim=head_dim)
+    opening = open_draft(str(_folder(tmp_path / "model", config)), worker_config())
+    drafter = opening.open(Tables(prepared(CONFIG, quantization="int8")).around)
+    assert opening.bytes_per_block * NUM_BLOCKS == drafter._kv.data.nbytes
 
 
 def test_what_cannot_be_int8_drafts_in_floats(tmp_path: Path) -> None:

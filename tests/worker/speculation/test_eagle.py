@@ -9,15 +9,17 @@ import pytest
 
 from onward.errors import StartupError
 from onward.kernels import reference
+from onward.kernels.cpu.threads import ThreadPool
 from onward.models.eagle_head import read_eagle_head
 from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.sampling import Sampling
+from onward.worker.sampler import Draw, Sampler
 from onward.worker.speculation.eagle import Eagle, EagleOpening, open_eagle
 from onward.worker.speculation.proposer import ComputedSpan
 from tests.worker import small_int8
 from tests.worker.driver import prepared
 from tests.worker.speculation.plain_eagle import PlainEagle, random_head, write_head
-from tests.worker.speculation.surroundings import BLOCK_SIZE, Tables, wish, worker_config
+from tests.worker.speculation.surroundings import BLOCK_SIZE, NUM_BLOCKS, Tables, wish, worker_config
 
 CONFIG = msgspec.structs.replace(small_int8.UNTIED, num_layers=1)
 RANDOM = np.random.default_rng(17)
@@ -111,10 +113,33 @@ def test_the_noise_of_sampled_drafts_is_that_of_their_position(folder: Path) -> 
     bench, tokens = _Bench(folder), _tokens(30)
     hidden = bench.begin(0, tokens)
     bench.pass_over(0, hidden, 0, 29, 30)
-    sampling = Sampling(seed=5, temperature=20.0)
+    sampling = Sampling(seed=5, temperature=100.0)
     drawn = {tuple(bench.eagle.propose([wish(0, 30, 1, sampling, num_prompt)])[0]) for num_prompt in range(1, 30)}
     assert len(drawn) > 10
     assert bench.eagle.propose([wish(0, 30, 1, sampling, 10)]) == bench.eagle.propose([wish(0, 30, 1, sampling, 10)])
+
+
+def test_sampled_drafts_have_the_noise_that_the_served_model_would_have(folder: Path) -> None:
+    bench, tokens = _Bench(folder), _tokens(30)
+    hidden = bench.begin(0, tokens)
+    bench.pass_over(0, hidden, 0, 29, 30)
+    sampling, sampler = Sampling(seed=5, choice=3, temperature=50.0), Sampler(VOCABULARY, 1, ThreadPool(1))
+
+    def draw(logits: np.ndarray, depth: int) -> int:
+        [token] = sampler.sample(logits[None], [Draw(sampling, 20 + depth)])
+        assert token is not None
+        return token
+
+    assert bench.eagle.propose([wish(0, 30, 4, sampling, 10)]) == [bench.plain.drafts(tokens, hidden[:29], 4, draw)]
+
+
+def test_nothing_is_drafted_behind_an_end(folder: Path) -> None:
+    bench, tokens = _Bench(folder), _tokens(30)
+    hidden = bench.begin(0, tokens)
+    bench.pass_over(0, hidden, 0, 29, 30)
+    says = bench.plain.drafts(tokens, hidden[:29], 4)
+    ends = Sampling(seed=0, temperature=0.0, end_token_ids=(says[1],))
+    assert bench.eagle.propose([wish(0, 30, 4, ends)]) == [says[: says.index(says[1]) + 1]]
 
 
 def test_several_slots_draft_at_once_as_far_as_each_wishes(folder: Path) -> None:
@@ -140,6 +165,20 @@ def test_a_prefix_that_it_has_computed_is_gone_on_from(folder: Path) -> None:
     assert bench.eagle.propose([wish(3, 50, 3)]) == [bench.plain.drafts(tokens, hidden[:49], 3)]
 
 
+def test_a_block_that_another_slot_began_to_fill_is_no_prefix_any_more(folder: Path) -> None:
+    """Whoever has the old tokens there again has them from a peer."""
+    bench, tokens, other = _Bench(folder), _tokens(50), _tokens(40)
+    bench.pass_over(0, bench.begin(0, tokens), 0, 49, 50)
+    blocks = bench.tables.around.tables.ids[0, :2].tolist()
+    bench.tables.assign(1, other, blocks=blocks)
+    bench.eagle.assigned(1, 40, 0)
+    bench.pass_over(1, np.ones((128, HIDDEN), np.float32), 0, 10, 40)
+    bench.tables.assign(2, tokens, blocks=blocks)
+    bench.eagle.assigned(2, 50, 2 * BLOCK_SIZE)
+    bench.pass_over(2, np.ones((128, HIDDEN), np.float32), 32, 17, 50)
+    assert bench.eagle.propose([wish(2, 50, 2)]) == [[]]
+
+
 @pytest.mark.parametrize("num_computed", [32, 49])
 def test_kv_of_a_peer_has_no_hidden_states_and_so_no_drafts(folder: Path, num_computed: int) -> None:
     bench, tokens = _Bench(folder), _tokens(50)
@@ -160,6 +199,7 @@ def test_a_slot_whose_last_pass_is_not_known_gets_no_drafts(folder: Path) -> Non
 def test_its_memory_counts_for_each_block(folder: Path) -> None:
     opening = open_eagle(str(folder), worker_config())
     assert opening.bytes_per_block >= 2 * 4 * BLOCK_SIZE * CONFIG.num_kv_heads * CONFIG.head_dim
+    assert opening.bytes_per_block * NUM_BLOCKS == _Bench(folder).eagle._kv.data.nbytes
 
 
 def _without(name: str) -> dict[str, np.ndarray]:

@@ -1,0 +1,420 @@
+"""Deliberate bugs of those who draft, and the tests that notice each. Answers cannot differ by a wrong guess; but guesses
+may silently become worse, memory may be missing, and time may be wasted.
+
+What has kernels is imported where its row is put in: every process of every other row reads this table too.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from onward.engine import policy
+from onward.engine.request import Request
+from onward.engine.seating import Seating
+from onward.proto.sampling import Sampling
+from onward.worker.speculation.block_names import BlockNames, NamedBlocks
+from onward.worker.speculation.drafting import Drafting
+from onward.worker.speculation.drafting_round import Round
+from onward.worker.speculation.proposer import ComputedSpan, Wish
+from tests.sabotage_kinds import Patches, Sabotage
+
+MODEL = "tests/worker/speculation/test_draft_model.py::"
+EAGLE = "tests/worker/speculation/test_eagle.py::"
+VERIFICATION = "tests/worker/speculation/test_verification.py::"
+ENGINE = "tests/engine/test_drafts.py::"
+GOES_ON = MODEL + "test_drafting_goes_on_from_what_was_accepted_and_what_came_instead"
+SAME_NOISE = MODEL + "test_drafts_are_what_the_model_would_say_with_the_same_noise"
+CHUNKING = EAGLE + "test_drafts_are_those_of_the_plain_layer_in_any_chunking"
+
+
+def _keep_kv_of_rejected_drafts(patch: Patches) -> None:
+    from onward.worker.speculation.draft_model import DraftModel
+
+    def take_list(original: Callable, self: DraftModel, wish: Wish) -> None:
+        num_fed = self._fed[wish.slot].num_fed
+        original(self, wish)
+        self._fed[wish.slot].num_fed = min(num_fed, wish.num_tokens - 1)
+
+    patch.around(DraftModel, "_take_list", take_list)
+
+
+def _noise_of_the_next_position(patch: Patches) -> None:
+    from onward.worker.speculation.draft_drawing import DraftDrawing
+
+    def draw(original: Callable, self: DraftDrawing, logits: Any, wishes: list[Wish], depths: list[int]) -> list:
+        return original(self, logits, wishes, [depth + 1 for depth in depths])
+
+    patch.around(DraftDrawing, "draw", draw)
+
+
+def _noise_of_the_first_choice(patch: Patches) -> None:
+    from onward.worker.speculation import draft_drawing
+
+    def draw(original: Callable, sampling: Sampling, position: int) -> object:
+        return original(msgspec.structs.replace(sampling, choice=0), position)
+
+    patch.around(draft_drawing, "Draw", draw)
+
+
+def _penalties_of_rejected_drafts_stay(patch: Patches) -> None:
+    from onward.worker.penalties import LogitRules
+
+    patch.put(LogitRules, "copy", lambda self: self)
+
+
+def _drafts_are_not_penalized_for_each_other(patch: Patches) -> None:
+    from onward.worker.speculation.draft_drawing import DraftDrawing
+
+    def draw(original: Callable, self: DraftDrawing, *given: Any) -> list:
+        kept = {slot: rules.copy() for slot, rules in self._drafted.items()}
+        drawn = original(self, *given)
+        self._drafted = kept
+        return drawn
+
+    patch.around(DraftDrawing, "draw", draw)
+
+
+def _penalties_of_the_last_request_stay(patch: Patches) -> None:
+    from onward.worker.speculation.draft_drawing import DraftDrawing
+
+    patch.put(DraftDrawing, "assigned", lambda self, slot: None)
+
+
+def _penalties_stay_behind_the_list(patch: Patches) -> None:
+    from onward.worker.speculation.draft_drawing import DraftDrawing
+
+    def rules_of(original: Callable, self: DraftDrawing, wish: Wish, tokens: Any) -> object:
+        known = self._known.get(wish.slot)
+        return original(self, wish, tokens) if known is None else known.rules
+
+    patch.around(DraftDrawing, "_rules_of", rules_of)
+
+
+def _every_cached_block_is_taken_for_its_own(patch: Patches) -> None:
+    def find(original: Callable, self: BlockNames, table: Any, tokens: Any) -> NamedBlocks:
+        found = NamedBlocks()
+        for index in range(len(tokens) // self._block_size):
+            found.count, found.last = index + 1, self._extended(found.last, tokens, index)
+        return found
+
+    patch.around(BlockNames, "find", find)
+
+
+def _no_cached_block_is_known(patch: Patches) -> None:
+    patch.put(BlockNames, "find", lambda self, table, tokens: NamedBlocks())
+
+
+def _written_blocks_keep_their_names(patch: Patches) -> None:
+    patch.put(BlockNames, "forget", lambda self, table, start, end: None)
+
+
+def _names_for_what_is_not_computed_yet(patch: Patches) -> None:
+    from onward.worker.speculation.draft_model import DraftModel
+
+    def give_names(original: Callable, self: DraftModel, wish: Wish) -> None:
+        fed = self._fed[wish.slot]
+        self._names.give(fed.named, self._table(wish.slot), self._tokens[wish.slot, : wish.num_tokens])
+
+    patch.around(DraftModel, "_give_names", give_names)
+
+
+def _a_slot_keeps_what_its_last_request_had_computed(patch: Patches) -> None:
+    from onward.worker.speculation.draft_model import DraftModel
+
+    def assigned(original: Callable, self: DraftModel, slot: int, num_tokens: int, num_computed: int) -> None:
+        num_fed = self._fed[slot].num_fed
+        original(self, slot, num_tokens, num_computed)
+        self._fed[slot].num_fed = max(self._fed[slot].num_fed, min(num_fed, num_tokens - 1))
+
+    patch.around(DraftModel, "assigned", assigned)
+
+
+def _the_draft_models_memory_is_not_counted(patch: Patches) -> None:
+    from onward.worker.speculation.draft_opening import DraftOpening
+
+    patch.put(DraftOpening, "bytes_per_block", 1)
+
+
+def _a_draft_layers_memory_is_not_counted(patch: Patches) -> None:
+    from onward.worker.speculation.eagle import EagleOpening
+
+    patch.put(EagleOpening, "bytes_per_block", 1)
+
+
+def _draft_behind_an_end(patch: Patches) -> None:
+    def take(original: Callable, self: Round, slot: int, token: int | None) -> None:
+        wish = self.wishes[slot]
+        self.wishes[slot] = replace(wish, sampling=msgspec.structs.replace(wish.sampling, end_token_ids=()))
+        original(self, slot, token)
+        self.wishes[slot] = wish
+
+    patch.around(Round, "take", take)
+
+
+def _draft_beyond_the_context(patch: Patches) -> None:
+    def init(original: Callable, self: Round, wishes: Sequence[Wish], max_model_len: int) -> None:
+        original(self, wishes, 1 << 20)
+
+    patch.around(Round, "__init__", init)
+
+
+def _hidden_states_of_the_next_row(patch: Patches) -> None:
+    from onward.worker.speculation.eagle import Eagle
+
+    def with_tokens_behind(span: ComputedSpan) -> ComputedSpan:
+        count = min(span.count, span.num_tokens - 1 - span.start)
+        return ComputedSpan(span.slot, span.start, count, span.first_row + 1, span.num_tokens)
+
+    patch.put(Eagle, "_with_tokens_behind", staticmethod(with_tokens_behind))
+
+
+def _pairs_of_a_state_and_its_own_token(patch: Patches) -> None:
+    from onward.worker.speculation.eagle import Eagle
+
+    def computed(original: Callable, self: Eagle, spans: Sequence[ComputedSpan], outputs: Callable) -> None:
+        tokens = self._around.tokens.copy()
+        self._around.tokens[:, 1:] = tokens[:, :-1]
+        original(self, spans, outputs)
+        self._around.tokens[:] = tokens
+
+    patch.around(Eagle, "computed", computed)
+
+
+def _drafted_pairs_at_the_position_of_their_token(patch: Patches) -> None:
+    from onward.worker.speculation.eagle import Eagle
+
+    def draft(original: Callable, self: Eagle, wishes: Sequence[Wish], hidden: Any, round_: Round) -> Any:
+        later = [replace(wish, num_tokens=wish.num_tokens + 1, num_prompt=wish.num_prompt + 1) for wish in wishes]
+        return original(self, later, hidden, round_)
+
+    patch.around(Eagle, "_draft", draft)
+
+
+def _what_the_layer_said_last_is_not_kept(patch: Patches) -> None:
+    from onward.worker.speculation.eagle import Eagle
+
+    def computed(original: Callable, self: Eagle, spans: Sequence[ComputedSpan], outputs: Callable) -> None:
+        before = self._outputs.copy()
+        original(self, spans, outputs)
+        for span in spans:
+            if span.start:
+                self._outputs[span.slot] = before[span.slot]
+
+    patch.around(Eagle, "computed", computed)
+
+
+def _pairs_that_nobody_has_computed_count(patch: Patches) -> None:
+    from onward.worker.speculation.eagle import Eagle
+
+    def assigned(original: Callable, self: Eagle, slot: int, num_tokens: int, num_computed: int) -> None:
+        original(self, slot, num_tokens, num_computed)
+        self._pairs[slot].num_pairs = num_computed
+
+    patch.around(Eagle, "assigned", assigned)
+
+
+def _a_peers_guesses_are_used_late(patch: Patches) -> None:
+    def given_for(original: Callable, self: Drafting, wish: Wish) -> list[int]:
+        return self._given.pop(wish.slot, (0, []))[1][: wish.num_drafts]
+
+    patch.around(Drafting, "_given_for", given_for)
+
+
+def _one_mask_for_all_rows(patch: Patches) -> None:
+    from onward.worker import drawing
+
+    patch.put(drawing, "_rows_at_once", lambda chain: range(1 + len(chain.drafts)))
+
+
+def _a_peers_guesses_are_too_dear(patch: Patches) -> None:
+    def num_drafts(original: Callable, limit: int, record: Any, load: policy.Load, num_given: int = 0) -> int:
+        return original(limit, record, load)
+
+    patch.around(policy, "num_drafts", num_drafts)
+
+
+def _draft_beyond_the_longest_output(patch: Patches) -> None:
+    patch.put(Request, "num_draftable", property(lambda self: self.max_drafts))
+
+
+def _who_waits_for_blocks_fills_the_step(patch: Patches) -> None:
+    patch.put(Seating, "has_room", lambda self, request: self.slots.num_free > 0)
+
+
+TABLE = [
+    Sabotage(
+        "rejected-kv-kept",
+        "a model drafts behind KV of what it had guessed wrong",
+        _keep_kv_of_rejected_drafts,
+        [
+            MODEL + f"test_what_was_said_while_nobody_asked_replaces_what_was_drafted[{num_missed}]"
+            for num_missed in (2, 3, 6)  # a single one is computed anyhow, to know what follows it
+        ],
+    ),
+    Sabotage(
+        "draft-noise-next-position",
+        "a draft is drawn with the noise of the next position",
+        _noise_of_the_next_position,
+        [SAME_NOISE + "[sampled]", EAGLE + "test_sampled_drafts_have_the_noise_that_the_served_model_would_have"],
+    ),
+    Sabotage(
+        "draft-noise-first-choice",
+        "drafts for every choice are drawn with the first one's noise",
+        _noise_of_the_first_choice,
+        [SAME_NOISE + "[sampled]", EAGLE + "test_sampled_drafts_have_the_noise_that_the_served_model_would_have"],
+    ),
+    Sabotage(
+        "draft-penalties-of-rejected",
+        "what was guessed and not accepted is penalized in later drafts",
+        _penalties_of_rejected_drafts_stay,
+        [GOES_ON + "[0-penalized]"],
+    ),
+    Sabotage(
+        "draft-penalties-within-a-run",
+        "a draft is not penalized for the drafts before it",
+        _drafts_are_not_penalized_for_each_other,
+        [SAME_NOISE + "[penalized]"],
+    ),
+    Sabotage(
+        "draft-penalties-of-the-last",
+        "a slot's drafts are penalized for the tokens of its last request",
+        _penalties_of_the_last_request_stay,
+        [MODEL + "test_the_next_request_of_a_slot_has_rules_of_its_own"],
+    ),
+    Sabotage(
+        "draft-penalties-stay-behind",
+        "drafts are not penalized for what was said since the first ones",
+        _penalties_stay_behind_the_list,
+        [GOES_ON + "[0-penalized]", GOES_ON + "[2-penalized]"],
+    ),
+    Sabotage(
+        "draft-kv-of-others",
+        "a cached block that a drafting model has not computed is used for its KV",
+        _every_cached_block_is_taken_for_its_own,
+        [
+            MODEL + "test_blocks_that_somebody_else_filled_are_caught_up_with",
+            EAGLE + "test_kv_of_a_peer_has_no_hidden_states_and_so_no_drafts[32]",
+        ],
+    ),
+    Sabotage(
+        "draft-kv-twice",
+        "what a drafting model has computed of a cached prefix is computed again",
+        _no_cached_block_is_known,
+        [
+            MODEL + "test_cached_blocks_that_it_has_filled_itself_are_not_computed_again",
+            EAGLE + "test_a_prefix_that_it_has_computed_is_gone_on_from",
+        ],
+    ),
+    Sabotage(
+        "draft-names-kept",
+        "a block that somebody writes keeps the name of what it held",
+        _written_blocks_keep_their_names,
+        [
+            MODEL + "test_a_block_that_another_slot_began_to_fill_has_lost_its_name",
+            EAGLE + "test_a_block_that_another_slot_began_to_fill_is_no_prefix_any_more",
+        ],
+    ),
+    Sabotage(
+        "draft-names-early",
+        "blocks are named that a drafting model has not caught up with yet",
+        _names_for_what_is_not_computed_yet,
+        [MODEL + "test_a_prefix_that_is_only_half_caught_up_with_is_shared_as_far_as_it_is"],
+    ),
+    Sabotage(
+        "draft-slot-not-emptied",
+        "a slot's new request drafts over the KV of its last one",
+        _a_slot_keeps_what_its_last_request_had_computed,
+        [MODEL + "test_blocks_that_somebody_else_filled_are_caught_up_with"],
+    ),
+    Sabotage(
+        "draft-memory-not-counted",
+        "a drafting model takes more memory than it says",
+        _the_draft_models_memory_is_not_counted,
+        ["tests/worker/speculation/test_draft_opening.py::test_the_memory_that_counts_is_the_memory_that_is_taken"],
+    ),
+    Sabotage(
+        "eagle-memory-not-counted",
+        "a draft layer takes more memory than it says",
+        _a_draft_layers_memory_is_not_counted,
+        [EAGLE + "test_its_memory_counts_for_each_block"],
+    ),
+    Sabotage(
+        "draft-behind-an-end",
+        "rows are spent on what can never be said",
+        _draft_behind_an_end,
+        [MODEL + "test_nothing_is_drafted_behind_an_end", EAGLE + "test_nothing_is_drafted_behind_an_end"],
+    ),
+    Sabotage(
+        "draft-beyond-the-context",
+        "drafts have positions that the model has not",
+        _draft_beyond_the_context,
+        [MODEL + "test_nothing_is_drafted_beyond_the_longest_context"],
+    ),
+    Sabotage(
+        "draft-beyond-the-output",
+        "drafts lie behind max_tokens",
+        _draft_beyond_the_longest_output,
+        [ENGINE + "test_no_draft_lies_beyond_the_longest_output"],
+    ),
+    Sabotage(
+        "eagle-next-row",
+        "a pair has the hidden state of another row",
+        _hidden_states_of_the_next_row,
+        [CHUNKING],
+    ),
+    Sabotage(
+        "eagle-own-token",
+        "a pair has the token of its hidden state, and not the one behind it",
+        _pairs_of_a_state_and_its_own_token,
+        [CHUNKING],
+    ),
+    Sabotage(
+        "eagle-position",
+        "pairs of drafts lie one position too far",
+        _drafted_pairs_at_the_position_of_their_token,
+        [CHUNKING],
+    ),
+    Sabotage(
+        "eagle-stale-output",
+        "a draft layer guesses from what it said a pass ago",
+        _what_the_layer_said_last_is_not_kept,
+        [EAGLE + "test_drafting_goes_on_from_what_was_accepted"],
+    ),
+    Sabotage(
+        "eagle-missing-pairs",
+        "a draft layer guesses over KV that it never computed",
+        _pairs_that_nobody_has_computed_count,
+        [EAGLE + "test_kv_of_a_peer_has_no_hidden_states_and_so_no_drafts"],
+    ),
+    Sabotage(
+        "peer-guesses-late",
+        "what a peer guessed for one place is tried in a later one",
+        _a_peers_guesses_are_used_late,
+        [VERIFICATION + "test_what_a_peer_has_guessed_is_left_out_once_another_step_has_come_before"],
+    ),
+    Sabotage(
+        "peer-guesses-dear",
+        "what a peer has guessed is not used where guessing is dear",
+        _a_peers_guesses_are_too_dear,
+        [ENGINE + "test_what_a_peer_has_guessed_is_verified_also_where_guessing_would_not_pay"],
+    ),
+    Sabotage(
+        "one-mask-for-all-drafts",
+        "every row of a chain is drawn under the mask of its first one",
+        _one_mask_for_all_rows,
+        [
+            "tests/worker/speculation/test_rules.py::test_an_output_under_a_grammar_is_the_same_with_drafts"
+            f"[{wrong_at}-{case}]"
+            for wrong_at in (1, 99)
+            for case in ("json", "lark")
+        ],
+    ),
+    Sabotage(
+        "no-guess-while-short",
+        "nobody guesses while the next in line waits for blocks",
+        _who_waits_for_blocks_fills_the_step,
+        [ENGINE + "test_while_the_next_in_line_waits_for_blocks_the_others_go_on_guessing"],
+    ),
+]
