@@ -36,23 +36,8 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
     n: int | None = None
-    priority: int | None = None
-    deadline_ms: int | None = None
-    cache_salt: str | None = None
     generated_token_ids: list[int | list[int]] | None = None
     generated_finish_reasons: list[str | None] | None = None
     """Of an earlier answer, one per choice: a choice that has ended there is not run again."""

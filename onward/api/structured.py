@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from onward.api.shared_fields import SharedFields
 from onward.proto.sampling import MAX_GRAMMAR_BYTES, Grammar
 from onward.web.body import wrong
 
@@ -18,8 +19,8 @@ MAX_NAME_LENGTH = 64
 RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
-class StructuredFields(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of every request that generates."""
+class StructuredFields(SharedFields, frozen=True, kw_only=True):
+    """Beside what all requests have that generate. Responses say it in other words."""
 
     response_format: dict[str, Any] | None = None
     guided_json: dict[str, Any] | bool | str | None = None

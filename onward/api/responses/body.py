@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from onward.api.shared_fields import SharedFields
 from onward.errors import InvalidRequest
 from onward.web.body import plain
 
@@ -46,24 +47,9 @@ class ResponseStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     """Nothing is padded here, whatever it says."""
 
 
-class OwnFields(msgspec.Struct, frozen=True, kw_only=True):
+class OwnFields(SharedFields, frozen=True, kw_only=True):
     """Those of our chats that OpenAI's responses do not have. They mean the same here."""
 
-    seed: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    bad_words: list[str] | None = None
-    priority: int | None = None
-    deadline_ms: int | None = None
-    cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_budget: int | None = None
 
