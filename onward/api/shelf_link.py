@@ -81,6 +81,8 @@ class ShelfLink:
         self._lost = registry.counter("onward_shelf_lost_total", "Records that the shelf was not there to take")
         self._runner: Runner | None = None
         self._wire: Wire | None = None
+        self._has_met = asyncio.Event()
+        """A shelf: until then we have just started, and it is worth waiting for."""
         self._shelf = ""
         self._reading: asyncio.Task[None] | None = None
         self._greeting: asyncio.TimerHandle | None = None
@@ -97,6 +99,7 @@ class ShelfLink:
     def shelf_up(self, message: ShelfUp) -> None:
         self._disconnect()
         self._shelf, self._wire = message.incarnation, self._connect(message.address)
+        self._has_met.set()
         self._num_put = self._num_greeted = self._num_heard = 0
         self._reading = asyncio.get_running_loop().create_task(self._read_for_ever(self._wire))
         self._reading.add_done_callback(self._read_ended)
@@ -125,10 +128,10 @@ class ShelfLink:
         answer = await self._ask(Find(next(self._ask_ids), record_id, epoch, caller))
         return answer.record if isinstance(answer, Found) else None
 
-    async def claim(self, record_id: str, epoch: int, caller: str) -> int | None:
+    async def claim(self, record_id: str, epoch: int, caller: str, *, settles: bool = False) -> int | None:
         """Before a later attempt: ends those that run in other processes. Returns the epoch of one that is not earlier;
-        None: this one may start, before anything else is waited for."""
-        ask = Claim(next(self._ask_ids), record_id, epoch, caller)
+        None: this one may start, before anything else is waited for. `settles`: none starts, but an end is put."""
+        ask = Claim(next(self._ask_ids), record_id, epoch, caller, settles)
         starting = self._starting[ask.ask_id] = Starting(record_id, epoch)
         try:
             answer = await self._ask(ask)
@@ -160,6 +163,8 @@ class ShelfLink:
         """None: no answer in time, or none to be expected."""
         if len(self._asked) >= MAX_ASKS:
             return None
+        if not await self._meets_shelf():
+            return None
         answer = self._asked[ask.ask_id] = asyncio.get_running_loop().create_future()
         try:
             return await asyncio.wait_for(answer, ANSWER_S) if self._send(ask) else None
@@ -167,6 +172,13 @@ class ShelfLink:
             return None
         finally:
             del self._asked[ask.ask_id]
+
+    async def _meets_shelf(self) -> bool:
+        try:
+            await asyncio.wait_for(self._has_met.wait(), ANSWER_S)
+        except TimeoutError:
+            return False
+        return True
 
     def _send(self, message: ToShelf) -> bool:
         return self._wire is not None and self._wire.send(message)

@@ -11,7 +11,7 @@ import msgspec
 
 from onward.api.engine_client import EngineClient
 from onward.api.jobs import Job
-from onward.api.ledger import ABORTED, GIVEN_UP
+from onward.api.ledger import ABORTED, GIVEN_UP, MAX_ATTEMPT
 from onward.api.shelf_link import ShelfLink
 from onward.clock import Clock
 from onward.errors import Conflict
@@ -21,6 +21,8 @@ from onward.proto.shelf import RecordKind, ShelfRecord
 from onward.web.failures import RequestFailed
 
 DRAINING = ErrorInfo("draining", "this instance is being drained; try another one", 503, True, retry_after_s=1.0)
+MAX_RIVALS = 3
+"""Attempts that may start, one after the other, while one is taken away."""
 REPLACED = ErrorInfo("stale_attempt", "a later attempt at this request has taken its place", 409)
 
 
@@ -87,8 +89,10 @@ class Streams:
             return
         del self._live[attempt.request_id]
         self._release(stream)
-        if job.mailbox is not None and (error := job.answer.take(job.mailbox.left_over()).error) is not None:
-            stream.failure = stream.failure or error
+        if job.mailbox is not None:
+            rest = job.answer.take(job.mailbox.left_over())
+            job.note_scores(rest.pieces)
+            stream.failure = stream.failure or rest.error
         if (kind := _worth_keeping_as(stream)) is not None:
             self._put(self._kept(stream, kind))
 
@@ -100,16 +104,23 @@ class Streams:
         """As somebody has decided that it has ended."""
         self._put(self._shelved(record, "response"))
 
-    async def take_away(self, request_id: str, epoch: int, caller: str) -> Record | None:
-        """Ends what runs of it before this epoch, wherever that is. What there was of it, if it is known."""
-        live = self._live.get(request_id)
-        if live is not None and _follows(epoch, caller, live):
-            record = self._record_of(live)
-            self._detach(live)
-            return record
-        await self._shelf.claim(request_id, epoch, caller)
-        kept = await self._shelf.find(request_id, epoch, caller)
-        return None if kept is None else self._decoder.decode(kept.data)
+    async def take_away(self, record: Record) -> Record:
+        """Ends what runs of it, wherever that is, so that somebody can put an end to it. What there is of it then: over, or
+        under an epoch that no attempt has had."""
+        request_id, caller = record.attempt.request_id, record.attempt.caller
+        epoch = record.attempt.epoch + 1
+        for _ in range(MAX_RIVALS):
+            live = self._live.get(request_id)
+            if live is not None and _follows(epoch, caller, live):
+                record = self._record_of(live)
+                self._detach(live)
+                return _ended_under(record, epoch)
+            held_epoch = await self._shelf.claim(request_id, epoch, caller, settles=True)
+            if held_epoch is None:
+                break
+            epoch = held_epoch + 1  # somebody has taken it up meanwhile, or ended it
+        kept = await self._shelf.find(request_id, 0, caller)
+        return _ended_under(record if kept is None else self._decoder.decode(kept.data), epoch)
 
     async def find(self, request_id: str, epoch: int = 0, caller: str | None = None) -> Record | None:
         """Whichever process runs it, or has left it; of this caller, None: of anybody. Whoever asks has seen this epoch; 0:
@@ -215,6 +226,14 @@ def _final_error(stream: Stream) -> ErrorInfo | None:
     if prepared.is_routed or failure is None or failure is REPLACED:
         return None
     return failure if prepared.request.is_background or not failure.retryable else None
+
+
+def _ended_under(record: Record, epoch: int) -> Record:
+    if record.is_over:
+        return record
+    return msgspec.structs.replace(
+        record, attempt=msgspec.structs.replace(record.attempt, epoch=min(epoch, MAX_ATTEMPT))
+    )
 
 
 def _follows(epoch: int, caller: str, live: Stream) -> bool:

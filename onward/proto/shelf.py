@@ -70,6 +70,8 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
     """Of the attempt that is about to start. Earlier ones that run elsewhere end."""
     caller: str
     """Nobody ends another's."""
+    settles: bool = False
+    """Whoever claims it will not run it, but put how it has ended: nobody else starts it meanwhile."""
 
 
 class DropNamed(msgspec.Struct, frozen=True, tag="drop_named"):

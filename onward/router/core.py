@@ -312,7 +312,7 @@ class RouterCore:
             ok = stream.is_complete or stream.owes_only_the_end
             self._resumes.end(route, "exact" if ok else "failed", now_s)
         self.metrics.stale_events.inc(by=stream.num_stale)
-        if keep and stream.origin.streams and stream.has_progress and route.verdict is not ABORTED:
+        if keep and _is_of_use(route):
             self.records.keep(stream, now_s)
 
     def abort(self, names: Iterable[str] | None, now_s: float, caller: str | None = None) -> Aborted:
@@ -418,6 +418,14 @@ class RouterCore:
 
     def _count_records(self) -> dict[LabelValues, float]:
         return {(): float(len(self.records))}
+
+
+def _is_of_use(route: Route) -> bool:
+    """When nobody carries it any more."""
+    stream = route.stream
+    if route.verdict is not None and route.verdict.code == ABORTED.code:
+        return False  # here, or at another router
+    return stream.accepted_once if route.is_asked_for_later else stream.origin.streams and stream.has_progress
 
 
 def block_hashes(token_ids: list[int], block_size: int, cache_salt: str) -> list[BlockHash]:

@@ -70,6 +70,7 @@ class ResponseCreation(GenerationEndpoint):
             client = ResponseClientSide(send, route.stream, self._found, tells_resumes=self._tells_resumes)
             await http.while_connected(receive, self._serving.serve(route, client))
             return
+        route.is_asked_for_later = True
         await self._begin(route)
         await http.while_connected(receive, self._tell(route, caller, send))
 

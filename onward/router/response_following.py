@@ -31,11 +31,11 @@ async def follow(found: FoundResponses, caller: Caller, response_id: str, after:
             silent_s = 0.0
         if record.is_over:
             break
-        if not record.is_live:
-            await found.asked("take_up", record)
         await asyncio.sleep(ASK_EVERY_S)
         silent_s += ASK_EVERY_S
         try:
+            if not record.is_live:
+                await found.asked("take_up", record)
             record = await found.find(caller, response_id)
             events = await found.asked("events", record, after=after)
         except (OnwardError, RequestFailed):

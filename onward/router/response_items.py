@@ -61,15 +61,16 @@ class ResponseItems:
         await http.respond(send, 200, await self._found.asked("show", record))
 
     async def _cancelled(self, record: Record) -> Record:
-        """It is ended as by an abort, here and at the instances, and what there was of it is kept at one of them."""
+        """It is ended as by an abort, here and at the instances, and what there was of it is kept there."""
         if not sketch_of(record.attempt.body).background:
             raise wrong("response_id", "only a response with background: true can be cancelled")
         if record.is_over:
             return record
-        await self._serving.abort([record.attempt.request_id], record.attempt.caller or None)
         attempt = msgspec.structs.replace(record.attempt, epoch=record.attempt.epoch + 1)
         cancelled = msgspec.structs.replace(record, attempt=attempt, is_live=False, is_cancelled=True)
-        await self._found.asked("keep", cancelled)
+        with self._found.ending(cancelled):
+            await self._serving.abort([record.attempt.request_id], record.attempt.caller or None)
+            await self._found.keep(cancelled)
         return cancelled
 
     async def _delete(self, record: Record) -> None:

@@ -49,6 +49,8 @@ class Route:
     booking: Booking | None = None
     prefill_bookings: list[Booking] = field(default_factory=list)
     resuming: Resuming | None = None
+    is_asked_for_later: bool = False
+    """Whoever wants it does not wait for it: what became of it is kept, streamed or not."""
 
     def settle(self, verdict: ErrorInfo, body: bytes | None = None) -> None:
         if self.verdict is None:

@@ -36,6 +36,8 @@ from onward.shelf.records import DEFAULT_BOUNDS, Bounds, Records, is_for
 
 OTHERS_ANSWER_S = 0.3
 """How long an api process may take to say what it runs. Less than those who ask us wait for us."""
+SETTLING_S = 2.0
+"""How long whoever settles something may take to put it. An api process may wait half a second for each answer of ours."""
 EXPIRE_EVERY_S = 1.0
 MAX_QUESTIONS = 4096
 
@@ -62,6 +64,8 @@ class ShelfCore:
         self._questions: dict[int, Question] = {}
         self._claims: dict[str, int] = {}
         """Questions about claims, by the id of the request."""
+        self._settling: dict[str, tuple[int, float]] = {}
+        """Requests that somebody has ended and will put: under which epoch, and until when they are waited for."""
         self._numbers = itertools.count(1)
         self._next_expiry_s = 0.0
         self._evicted = self.registry.counter("onward_shelf_evicted_total", "Records that made room for others")
@@ -110,6 +114,7 @@ class ShelfCore:
         if now_s >= self._next_expiry_s:
             self._next_expiry_s = now_s + EXPIRE_EVERY_S
             self.records.expire(now_s)
+            self._settling = {name: one for name, one in self._settling.items() if one[1] > now_s}
         late = [number for number, question in self._questions.items() if question.deadline_s <= now_s]
         return [letter for number in late for letter in self._settle(number, now_s)]
 
@@ -123,6 +128,9 @@ class ShelfCore:
         return self._ask_others(api, ask, now_s)
 
     def _claim(self, api: str, ask: Claim, now_s: float) -> Letters:
+        settled_epoch = self._settled_epoch(ask.record_id, now_s)
+        if settled_epoch is not None and settled_epoch >= ask.epoch:
+            return [(api, Claimed(ask.ask_id, settled_epoch))]
         letters: Letters = []
         if (number := self._claims.get(ask.record_id)) is not None:
             rival = self._questions[number]
@@ -131,6 +139,14 @@ class ShelfCore:
             self._close(number)
             letters = [(rival.asker, Claimed(rival.ask.ask_id, ask.epoch))]
         return letters + self._ask_others(api, ask, now_s)
+
+    def _settled_epoch(self, record_id: str, now_s: float) -> int | None:
+        """Of a response that was kept, or will be at once, as of this epoch: an earlier attempt knows nothing of that."""
+        epoch, until_s = self._settling.get(record_id, (0, 0.0))
+        if until_s > now_s:
+            return epoch
+        kept = self.records.get(record_id, now_s)
+        return kept.epoch if kept is not None and kept.kind == "response" else None
 
     def _ask_others(self, api: str, ask: Find | Claim, now_s: float) -> Letters:
         others = self._apis - {api}
@@ -181,6 +197,8 @@ class ShelfCore:
         question = self._close(number)
         ask = question.ask
         if isinstance(ask, Claim):
+            if ask.settles and len(self._settling) < MAX_QUESTIONS:
+                self._settling[ask.record_id] = ask.epoch, now_s + SETTLING_S
             return [(question.asker, Claimed(ask.ask_id))]
         own = self._own(ask, now_s)
         return [(question.asker, Found(ask.ask_id, own if question.best is None else _later(own, question.best)))]

@@ -9,7 +9,7 @@ from starlette.types import Send
 
 from onward.api.responses.form import event_bytes
 from onward.api.responses.stored import StoredResponses
-from onward.errors import NotFound
+from onward.errors import OnwardError
 from onward.proto.router import Record
 from onward.web import http, sse
 from onward.web.keys import Caller
@@ -47,7 +47,7 @@ class Following:
             try:
                 record = await self._stored.find(caller, PREFIX + record.attempt.request_id)
                 await self._stored.take_up(record, even_if_left=True)
-            except NotFound:
-                break  # deleted, or forgotten with the process that had it
-            events = view.take(record)
+            except OnwardError:
+                break  # deleted, forgotten with the process that had it, or nobody can take it up now
+            events = [event for event in view.take(record) if event.number > after]
         await send(http.part(b"", more=False))

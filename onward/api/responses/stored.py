@@ -77,12 +77,10 @@ class StoredResponses:
             raise wrong("response_id", "only a response with background: true can be cancelled")
         if view.is_over:
             return record
-        epoch = min(record.attempt.epoch + 1, MAX_ATTEMPT)
-        left = await self._streams.take_away(record.attempt.request_id, epoch, record.attempt.caller) or record
+        left = await self._streams.take_away(record)
         if left.is_over:
             return left  # it was faster
-        attempt = msgspec.structs.replace(left.attempt, epoch=epoch)
-        cancelled = msgspec.structs.replace(left, attempt=attempt, is_live=False, is_cancelled=True)
+        cancelled = msgspec.structs.replace(left, is_live=False, is_cancelled=True)
         self._streams.keep_response(cancelled)
         return cancelled
 

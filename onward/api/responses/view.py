@@ -5,6 +5,8 @@ Blocks while the prompt is made again and the tokens are told: for threads.
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from onward.api.answer import Usage
 from onward.api.choice import Choice
 from onward.api.jobs import Jobs
@@ -25,7 +27,7 @@ class View:
         assert isinstance(prepared.request, ResponseRequest)
         self.request: ResponseRequest = prepared.request
         self._prepared = prepared
-        self._cached = 0
+        self._cached = self._num_scored = 0
         self._choice: Choice = jobs.retold(prepared)
         self._teller = self._new_teller(jobs, prepared)
         self.events: list[NumberedEvent] = self._teller.opening()
@@ -62,15 +64,15 @@ class View:
         return [*self.request.said.context, *items_of(self.request.said.input), *self._teller.response()["output"]]
 
     def _take_tokens(self, record: Record) -> None:
+        """Scores may be behind: whoever takes it up makes them again."""
         given = record.attempt.choices[0] if record.attempt.choices else GivenChoice()
-        num_told = self._choice.position
-        scores = record.scores[num_told : len(given.token_ids)] if record.scores else None
-        is_late = len(record.scores) < len(given.token_ids)
-        news = Delivery("", given.token_ids[num_told:], None, given.finish_reason, None, scores)
-        if not news.token_ids and news.finish_reason is None:
+        scores = record.scores[self._num_scored : len(given.token_ids)]
+        news = Delivery("", given.token_ids[self._choice.position :], None, given.finish_reason, None, None)
+        if not news.token_ids and not scores and news.finish_reason is None:
             return
-        groups = self._teller.take(self._choice.take(news))
-        if is_late and not record.is_live:
+        self._num_scored += len(scores)
+        groups = self._teller.take(replace(self._choice.take(news), logprobs=scores))
+        if record.is_over and not record.is_live:
             groups += self._teller.without_scores()
         self.events += [event for group in groups for event in group.events]
 

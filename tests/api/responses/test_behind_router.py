@@ -48,7 +48,7 @@ def two(shared_two: list[Instance]) -> Iterator[list[Instance]]:
 @asynccontextmanager
 async def router_of(instances: list[Instance], policy: str) -> AsyncIterator[Router]:
     urls = ",".join(instance.url for instance in instances)
-    async with running_router(instances=urls, settle_s=4.0, stall_timeout_s=5.0, policy=policy) as router:
+    async with running_router(instances=urls, settle_s=0.5, stall_timeout_s=5.0, policy=policy) as router:
         serving = router.process.serving
         while len(serving.core.takers(serving.clock.now_s())) < len(instances):
             await serving.wait_for_change(1.0)
@@ -210,6 +210,46 @@ def test_a_cancel_ends_the_work_and_is_remembered(two: list[Instance]) -> None:
         assert (await ask(router, "POST", f"/{begun['id']}/cancel")).json == cancelled
 
     run(two, scenario)
+
+
+def test_what_has_ended_is_found_although_the_instance_that_finished_it_has_gone(thinker: PreparedModel) -> None:
+    with running(thinker, name="a") as one, running(thinker, name="b") as other:
+        pair = [one, other]
+
+        async def scenario(router: Router) -> None:
+            for instance in pair:
+                speak(instance, TEXT)
+            begun = (await router.post(body_of("words", background=True), path=PATH)).json
+
+            async def is_over() -> bool:
+                return (await ask(router, "GET", f"/{begun['id']}")).json["status"] == "completed"
+
+            await until(is_over)
+            whole = (await ask(router, "GET", f"/{begun['id']}")).json
+            [finisher] = [one for one in pair if one.engine.submits]
+            await asyncio.to_thread(finisher.kill_api, finisher.children[0])
+            assert (await ask(router, "GET", f"/{begun['id']}")).json == whole
+
+        run(pair, scenario)
+
+
+def test_a_router_that_has_just_started_waits_for_instances_before_it_says_unknown(two: list[Instance]) -> None:
+    made: list[dict[str, Any]] = []
+
+    async def make(router: Router) -> None:
+        speak(two[0], TEXT)
+        made.append((await router.post(body_of("words"), path=PATH)).json)
+
+    run(two[:1], make)
+
+    async def work() -> None:
+        async with running_router(settle_s=60.0) as router:
+            asking = asyncio.create_task(ask(router, "GET", f"/{made[0]['id']}"))
+            await asyncio.wait((asking,), timeout=1.0)
+            router.process.serving.core.replicas.add_static(two[0].url)
+            assert (await asking).json == made[0]
+
+    uvloop.run(work())
 
 
 def test_when_nobody_is_left_the_stream_ends_with_what_has_failed(thinker: PreparedModel) -> None:
