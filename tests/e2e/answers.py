@@ -26,6 +26,8 @@ class Question(NamedTuple):
     name: str
     path: str
     body: dict[str, Any]
+    manner: str = ""
+    """In which its client has it answered, where there are several."""
 
     @property
     def streams(self) -> bool:
@@ -52,11 +54,25 @@ class Choice:
     """Of tools, by name, with what was said of their arguments."""
 
 
-class Hearing:
+class Ear:
+    """How long it was silent."""
+
+    def __init__(self) -> None:
+        self.longest_silence_s = 0.0
+        self.last_event_s = time.monotonic()
+
+    def note(self) -> None:
+        now_s = time.monotonic()
+        self.longest_silence_s = max(self.longest_silence_s, now_s - self.last_event_s)
+        self.last_event_s = now_s
+
+
+class Hearing(Ear):
     """One client's stream, over all its connections."""
 
     def __init__(self, given: list[int] | None = None) -> None:
         """`given`: tokens of the only choice that were sent along with the request."""
+        super().__init__()
         self.choices: dict[int, Choice] = {} if given is None else {0: Choice(token_ids=list(given))}
         self.usages: list[dict[str, Any]] = []
         self.heads: set[tuple[str, int, str, str]] = set()
@@ -67,8 +83,6 @@ class Hearing:
         self.done = False
         self.is_open = False
         """The connection it comes by."""
-        self.longest_silence_s = 0.0
-        self.last_event_s = time.monotonic()
 
     def hear(self, lines: list[str]) -> None:
         """One event, whole."""
@@ -76,9 +90,7 @@ class Hearing:
         if not fields:
             return
         assert not self.done, f"something comes after [DONE]: {lines}"
-        now_s = time.monotonic()
-        self.longest_silence_s = max(self.longest_silence_s, now_s - self.last_event_s)
-        self.last_event_s = now_s
+        self.note()
         if place := fields.get("id"):
             self._advance(place)
         if fields["data"] == "[DONE]":
@@ -249,7 +261,7 @@ GREEDY: dict[str, Any] = {"temperature": 0.0}
 PENALTIES = {"presence_penalty": 0.6, "frequency_penalty": 0.4}
 
 
-def _seeded(seed: int) -> dict[str, Any]:
+def seeded(seed: int) -> dict[str, Any]:
     return {"temperature": 0.9, "top_p": 0.95, "seed": seed}
 
 
@@ -302,24 +314,24 @@ def questions(max_tokens: int) -> list[Question]:
     stop = {"stop": [" cruelty", " century"]}
     return [
         chat("chat, streamed", 1, max_tokens, **GREEDY, **USAGE),
-        chat("chat, streamed, seeded", 2, max_tokens, **_seeded(11), **USAGE),
+        chat("chat, streamed, seeded", 2, max_tokens, **seeded(11), **USAGE),
         chat("chat", 3, max_tokens, **GREEDY),
-        chat("chat, seeded", 4, max_tokens, **_seeded(12)),
+        chat("chat, seeded", 4, max_tokens, **seeded(12)),
         chat("chat, streamed, long prompt", 5, max_tokens, messages=whole_page, **GREEDY, **USAGE),
-        chat("chat, streamed, n=2", 6, max_tokens, n=2, **_seeded(13), **USAGE),
-        chat("chat, n=2, logprobs", 7, max_tokens, n=2, **logprobs, **_seeded(14)),
-        chat("chat, streamed, stop strings", 8, max_tokens, **stop, **_seeded(15), **USAGE),
-        chat("chat, streamed, penalties", 9, max_tokens, **PENALTIES, **_seeded(16), **USAGE),
-        chat("chat, streamed, logprobs, n=3", 10, max_tokens, n=3, **logprobs, **PENALTIES, **_seeded(17), **USAGE),
+        chat("chat, streamed, n=2", 6, max_tokens, n=2, **seeded(13), **USAGE),
+        chat("chat, n=2, logprobs", 7, max_tokens, n=2, **logprobs, **seeded(14)),
+        chat("chat, streamed, stop strings", 8, max_tokens, **stop, **seeded(15), **USAGE),
+        chat("chat, streamed, penalties", 9, max_tokens, **PENALTIES, **seeded(16), **USAGE),
+        chat("chat, streamed, logprobs, n=3", 10, max_tokens, n=3, **logprobs, **PENALTIES, **seeded(17), **USAGE),
         completion("completions, streamed", 11, max_tokens, **GREEDY, **USAGE),
-        completion("completions, seeded", 12, max_tokens, **_seeded(18)),
+        completion("completions, seeded", 12, max_tokens, **seeded(18)),
         completion("completions, streamed, logprobs", 13, max_tokens, logprobs=2, **GREEDY, **USAGE),
-        completion("completions, stop strings, penalties", 14, max_tokens, **stop, **PENALTIES, **_seeded(19)),
+        completion("completions, stop strings, penalties", 14, max_tokens, **stop, **PENALTIES, **seeded(19)),
         generate("generate, streamed, logprobs", 15, max_tokens, logprobs=2, **GREEDY, **USAGE),
-        generate("generate, seeded", 16, max_tokens, **_seeded(20)),
-        chat("chat, streamed, schema, n=2", 17, max_tokens, n=2, guided_json=LONG_LIST, **_seeded(21), **USAGE),
+        generate("generate, seeded", 16, max_tokens, **seeded(20)),
+        chat("chat, streamed, schema, n=2", 17, max_tokens, n=2, guided_json=LONG_LIST, **seeded(21), **USAGE),
         completion("completions, streamed, expression", 18, max_tokens, guided_regex=LONG_LINES, **GREEDY, **USAGE),
-        chat("chat, streamed, a call, n=4", 20, max_tokens, n=4, **FORCED_CALL, **_seeded(23), **USAGE),
-        chat("chat, a call", 21, max_tokens, **FORCED_CALL, **_seeded(24)),
-        generate("generate, schema", 19, max_tokens, guided_json=LONG_LIST, **_seeded(22)),
+        chat("chat, streamed, a call, n=4", 20, max_tokens, n=4, **FORCED_CALL, **seeded(23), **USAGE),
+        chat("chat, a call", 21, max_tokens, **FORCED_CALL, **seeded(24)),
+        generate("generate, schema", 19, max_tokens, guided_json=LONG_LIST, **seeded(22)),
     ]

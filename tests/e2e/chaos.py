@@ -20,8 +20,10 @@ from typing import Any
 import httpx
 import msgspec
 
+from tests.e2e import response_clients as responses
 from tests.e2e.answers import Hearing, Question, ask, ask_again_and_again, num_tokens, questions
 from tests.e2e.cluster import Cluster, Fault, Instance
+from tests.e2e.response_clients import ResponseClient, ResponseHearing
 
 STALL_TIMEOUT_S = 5.0
 ROUTER_FLAGS = ("--stall-timeout-s", str(STALL_TIMEOUT_S), "--restart-grace-s", "3", "--retry-budget", "10")
@@ -40,7 +42,8 @@ MAX_WRONG = 10
 MAX_BREATH_S = 30.0
 """How long clients may take to get on after a fault before the next one comes anyway."""
 
-Ask = Callable[[httpx.AsyncClient, Question, Hearing], Awaitable[dict[str, Any]]]
+AnyHearing = Hearing | ResponseHearing
+Ask = Callable[[httpx.AsyncClient, Question, AnyHearing], Awaitable[dict[str, Any]]]
 
 
 @dataclass
@@ -110,12 +113,12 @@ class Chaos:
         self._plan = plan
         self._say = say
         self._chance = random.Random(plan.seed)
-        self._questions = questions(plan.max_tokens)
+        self._questions = questions(plan.max_tokens) + responses.response_questions(plan.max_tokens)
         self._expected: dict[str, dict[str, Any]] = {}
         self._salts = itertools.count()
         self._seen_resumes: set[bytes] = set()
         self._over = threading.Event()
-        self._hearings: dict[int, Hearing] = {}
+        self._hearings: dict[int, AnyHearing] = {}
         """Of the clients that listen to a stream just now."""
         self.report = Report(plan.seed)
 
@@ -147,7 +150,8 @@ class Chaos:
 
     async def _ask_all(self) -> list[tuple[Question, dict[str, Any]]]:
         async with self._client() as client:
-            answers = [ask(client, question) for question in self._questions]
+            calm = [responses.undisturbed(question, self._plan.max_tokens) for question in self._questions]
+            answers = [self._answered(client, question, _new_hearing(question)) for question in calm]
             return list(zip(self._questions, await asyncio.gather(*answers), strict=True))
 
     def _client(self) -> httpx.AsyncClient:
@@ -174,13 +178,15 @@ class Chaos:
         for question in itertools.cycle(order):
             if self._over.is_set():
                 return
-            hearing = Hearing()
+            hearing = _new_hearing(question)
             if question.streams:
                 self._hearings[number] = hearing
             await self._ask_and_compare(client, question, hearing, how)
             self._hearings.pop(number, None)
 
-    async def _ask_and_compare(self, client: httpx.AsyncClient, question: Question, hearing: Hearing, how: Ask) -> None:
+    async def _ask_and_compare(
+        self, client: httpx.AsyncClient, question: Question, hearing: AnyHearing, how: Ask
+    ) -> None:
         try:
             async with asyncio.timeout(ANSWER_PATIENCE_S):
                 answer = await how(client, question.salted(f"{next(self._salts)}"), hearing)
@@ -189,7 +195,7 @@ class Chaos:
             return
         self.report.requests[question.name] += 1
         self.report.tokens += num_tokens(answer)
-        if answer != self._expected[question.name]:
+        if not responses.agrees(answer, self._expected[question.name]):
             self._note_wrong(f"{question.name}: {difference(answer, self._expected[question.name])}")
 
     def _note_wrong(self, what: str) -> None:
@@ -198,14 +204,25 @@ class Chaos:
         if len(self.report.wrong) >= MAX_WRONG:
             self._over.set()
 
-    async def _ask_once(self, client: httpx.AsyncClient, question: Question, hearing: Hearing) -> dict[str, Any]:
-        answer = await ask(client, question, hearing)
+    async def _ask_once(self, client: httpx.AsyncClient, question: Question, hearing: AnyHearing) -> dict[str, Any]:
+        answer = await self._answered(client, question, hearing)
         if question.streams:
             self.report.silences_s.append(hearing.longest_silence_s)
         return answer
 
-    async def _ask_patiently(self, client: httpx.AsyncClient, question: Question, hearing: Hearing) -> dict[str, Any]:
-        answer, num_returns = await ask_again_and_again(client, question, hearing)
+    async def _answered(self, client: httpx.AsyncClient, question: Question, hearing: AnyHearing) -> dict[str, Any]:
+        if isinstance(hearing, Hearing):
+            return await ask(client, question, hearing)
+        return await ResponseClient(client, question, hearing, comes_back=False).answer()
+
+    async def _ask_patiently(
+        self, client: httpx.AsyncClient, question: Question, hearing: AnyHearing
+    ) -> dict[str, Any]:
+        if isinstance(hearing, Hearing):
+            answer, num_returns = await ask_again_and_again(client, question, hearing)
+        else:
+            asking = ResponseClient(client, question, hearing, comes_back=True)
+            answer, num_returns = await asking.answer(), asking.num_returns
         self.report.returns += num_returns
         return answer
 
@@ -273,6 +290,10 @@ class Chaos:
             self._cluster.wait_until_ready()
             self.report.router_kills += 1
             self._say(f"router killed; {self.report.returns} returns so far")
+
+
+def _new_hearing(question: Question) -> AnyHearing:
+    return ResponseHearing() if question.path == responses.PATH else Hearing()
 
 
 def deck(faults: tuple[Fault, ...], chance: random.Random) -> Iterator[Fault]:
