@@ -27,6 +27,7 @@ from tests import (
     sabotage_pd,
     sabotage_router,
     sabotage_speculation,
+    sabotage_responses,
 )
 from tests.sabotage_kinds import Patches, Sabotage
 
@@ -644,4 +645,5 @@ TABLE = [
     *sabotage_router.TABLE,
     *sabotage_doors.TABLE,
     *sabotage_speculation.TABLE,
+    *sabotage_responses.TABLE,
 ]

@@ -117,6 +117,8 @@ def drawn(scenario: Scenario) -> Counter[str]:
         counts["leave"] += ask.leave_at_s is not None
         counts["disconnect"] += len(ask.drop_at_s)
         counts["deadline"] += ask.deadline_ms is not None
+        counts["detach"] += ask.detach_s is not None
+        counts["cancel"] += ask.cancel_at_s is not None
         counts["poison"] += POISON in ask.prompt
         counts["doom"] += DOOM in ask.prompt
     return +counts

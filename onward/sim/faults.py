@@ -49,6 +49,8 @@ KINDS: dict[str, Kind] = {
     "leave": Kind("a client goes away", is_of_clients=True),
     "disconnect": Kind("a client's connection is lost, and it comes back", is_of_clients=True),
     "deadline": Kind("a request with a deadline that may pass", is_of_clients=True),
+    "detach": Kind("a client goes at once, and asks later for what was made in the background", is_of_clients=True),
+    "cancel": Kind("what is made in the background is cancelled", is_of_clients=True),
 }
 
 

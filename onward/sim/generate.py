@@ -4,6 +4,7 @@ import msgspec
 
 from onward.sim.chance import Chance
 from onward.sim.faults import KINDS, kinds_of
+from onward.sim.responses import SCHEMAS
 from onward.sim.scenario import Ask, Fault, Machine, Path, Scenario, Shape
 from onward.sim.structures import STRUCTURES
 from onward.sim.vocabulary import DOOM, POISON
@@ -86,7 +87,7 @@ def _calm(chance: Chance, seed: int, kinds: list[str]) -> Scenario:
     asks = [
         _troubled(chance, ask, [kind for kind in kinds if kind in ("disconnect", "leave")], ANYTHING) for ask in asks
     ]
-    asks = [_for_vectors(chance.of(f"vectors of {ask.name}"), ask) for ask in asks]
+    asks = [_of_another_kind(chance, "cluster", ask, kinds) for ask in asks]
     return Scenario(seed, "cluster", machines, asks, faults, num_routers, retry_budget=0.2, expects_calm=True)
 
 
@@ -156,7 +157,7 @@ def _asks(chance: Chance, shape: Shape, kinds: list[str], choice: Choice) -> lis
     prefix = " ".join(chance.one_of(WORDS) for _ in range(chance.whole(1, 6)))
     asks = [_ask(chance, shape, index, first_s + chance.between(0.0, spread_s), prefix) for index in range(count)]
     troubled = [_troubled(chance, ask, kinds, choice) for ask in asks]
-    return [_for_vectors(chance.of(f"vectors of {ask.name}"), ask) for ask in troubled]
+    return [_of_another_kind(chance, shape, ask, kinds) for ask in troubled]
 
 
 def _ask(chance: Chance, shape: Shape, index: int, at_s: float, prefix: str) -> Ask:
@@ -194,6 +195,37 @@ def _ask(chance: Chance, shape: Shape, index: int, at_s: float, prefix: str) -> 
 
 def _structure(chance: Chance) -> str:
     return chance.one_of(list(STRUCTURES)) if chance.happens(0.15) else ""
+
+
+def _of_another_kind(chance: Chance, shape: Shape, ask: Ask, kinds: list[str]) -> Ask:
+    """Drawn apart, so that other requests stay as they were."""
+    ask = _for_vectors(chance.of(f"vectors of {ask.name}"), ask)
+    if ask.path == "/v1/embeddings":
+        return ask
+    return _for_response(chance.of(f"response of {ask.name}"), shape, ask, kinds)
+
+
+def _for_response(chance: Chance, shape: Shape, ask: Ask, kinds: list[str]) -> Ask:
+    """Some want a response, which they can ask for by its id; most of them do not wait for it. A router that keeps one has
+    no logprobs of it."""
+    if not chance.happens(0.1):
+        return ask
+    background = chance.happens(0.7)
+    detaches, cancels = chance.happens(0.5), chance.happens(0.3)
+    away_s, cancel_at_s = round(chance.between(0.1, 5.0), 3), round(chance.between(0.05, 1.5), 3)
+    return msgspec.structs.replace(
+        ask,
+        path="/v1/responses",
+        background=background,
+        n=1,
+        seed=chance.bits(30) if ask.seed is None else ask.seed,
+        structure=ask.structure if ask.structure in SCHEMAS else "",
+        logprobs=None if shape == "cluster" else ask.logprobs,
+        turns=1,
+        reads_slowly=False,
+        detach_s=away_s if background and detaches and "detach" in kinds else None,
+        cancel_at_s=cancel_at_s if background and cancels and "cancel" in kinds else None,
+    )
 
 
 def _for_vectors(chance: Chance, ask: Ask) -> Ask:

@@ -91,7 +91,7 @@ class Exchange:
         self._gone = asyncio.Event()
         """As the server knows: the client has left."""
         self._drained = asyncio.Event()
-        self._is_broken = self._is_complete = False
+        self._has_begun = self._is_broken = self._is_complete = False
         self._last_s = 0.0
         self._num_under_way = 0
 
@@ -124,6 +124,9 @@ class Exchange:
         if server is None or server.is_dead or self._is_broken or self._gone.is_set():
             return
         if message["type"] == "http.response.start":
+            if self._has_begun:
+                raise RuntimeError("an answer begins twice")
+            self._has_begun = True
             status, headers = message["status"], {k.decode().lower(): v.decode() for k, v in message["headers"]}
             self._transmit(self.client, lambda: self.response.start(status, headers))
             return
@@ -269,7 +272,13 @@ class Session:
         return Requesting(self._web, self._process, "POST", url, body, headers, options.get("timeout"))
 
     def get(self, url: str, *, headers: Mapping[str, str] | None = None, **options: Any) -> "Requesting":
-        return Requesting(self._web, self._process, "GET", url, b"", headers or {}, options.get("timeout"))
+        return self.request("GET", url, headers=headers, **options)
+
+    def request(
+        self, method: str, url: str, *, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> "Requesting":
+        """Without a body."""
+        return Requesting(self._web, self._process, method, url, b"", headers or {}, options.get("timeout"))
 
     async def post_attempt(self, url: str, body: bytes, headers: Mapping[str, str]) -> Response:
         """As `router.posting` does it."""
@@ -330,17 +339,17 @@ class Requesting:
     def _connect(self) -> Exchange:
         root = self._url.split("/", 3)
         base, path = "/".join(root[:3]), "/" + (root[3] if len(root) > 3 else "")
-        listener = self._web.listeners[base]
+        listener, (route, _, query) = self._web.listeners[base], path.partition("?")
         scope = {
             "type": "http",
             "http_version": "1.1",
             "asgi": {"version": "3.0"},
             "method": self._method,
-            "path": path,
-            "raw_path": path.encode(),
+            "path": route,
+            "raw_path": route.encode(),
             "root_path": "",
             "scheme": "http",
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [(name.lower().encode(), value.encode()) for name, value in self._headers.items()],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),

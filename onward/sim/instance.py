@@ -56,6 +56,8 @@ from onward.supervisor.restarts import RestartPolicy
 NOTICE_S = 0.02
 """From a child's death until its supervisor has reaped it."""
 WATCH_S = 1.0
+RESPONSE_TTL_S = 20.0
+"""So short that a run can wait for it."""
 STALL_TIMEOUT_S = 4.0
 DRAIN_S = 5.0
 
@@ -234,6 +236,7 @@ class Instance:
             url=self.url,
             handoff_address=self.handoff_address if self.machine.role != "mixed" else "",
             cluster_key=self.place.cluster_key,
+            response_ttl_s=RESPONSE_TTL_S,
         )
         start = StartApi(f"api-{process.name}", index, config, self.place.model, -1, keys=list(self.place.keys))
         api = life.apis[index] = ApiNode(

@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING
 from onward.engine.core import EngineCore
 from onward.engine.policy import CHARGES_TO_FAIL, queue_key
 from onward.proto.step import StepPlan
+from onward.router.core import RouterCore
+from onward.shelf.core import ShelfCore
 from onward.sim import engine_state
 from onward.sim.instance import Instance
-from onward.sim.needless import needless_repair
+from onward.sim.needless import HARMLESS, needless_repair
 from onward.supervisor.restarts import MAX_DEATHS
 
 if TYPE_CHECKING:
     from onward.sim.world import World
 
 
+LONGEST_TTL_S = 61.0
+"""Of a record."""
+KEEPS_RECORDS = frozenset({"kill-worker", "kill-engine", "stop-worker", "stop-engine", "poison", "slow-kv", "break-kv"})
+"""Kinds of faults by which no record of a response is lost."""
 LOOKED_INTO = 16
 """One run in so many has its engines' books checked at every turn."""
 
@@ -37,6 +43,20 @@ class Watch:
         fired = self._world.weather.fired
         deaths = sum(count for kind, count in fired.items() if kind.startswith(("kill-", "stop-")) or kind == "poison")
         return self.may_crash() or deaths >= MAX_DEATHS
+
+    def may_forget(self, *, is_background: bool) -> bool:
+        """Whether the record of a response may be lost. A router does not reach an instance whose api process is away."""
+        fired = self._world.weather.fired
+        outlived = {"kill-api"} if is_background and not self._world.routers else set[str]()
+        return self.may_pause() or not fired.keys() <= HARMLESS | KEEPS_RECORDS | outlived
+
+    def is_undisturbed(self) -> bool:
+        return self._world.weather.fired.keys() <= HARMLESS
+
+    def is_computed(self, request_id: str) -> bool:
+        engines = [instance.life.engine for instance in self._world.instances.values()]
+        cores = [engine.core for engine in engines if engine is not None and engine.core is not None]
+        return any(name.startswith(request_id) for core in cores for name in core._live)
 
     def num_resumes(self) -> int:
         return sum(
@@ -95,6 +115,9 @@ class Watch:
             return
         for instance in self._world.instances.values():
             self._audit(instance)
+        for name, router in self._world.routers.items():
+            if kept := kept_by_router(router.router.serving.core, router.process.now_s()):
+                self._world.fail(4, f"router {name} still has {kept} records")
         if (needless := needless_repair(self._world)) is not None:
             self._world.fail(6, needless)
 
@@ -118,6 +141,20 @@ class Watch:
             engine.core.audit_idle()
         except AssertionError as leak:
             self._world.fail(4, f"{instance.machine.name}: {leak}")
+        assert instance.life.shelf is not None
+        if kept := kept_for_ever(instance.life.shelf.core, instance.life.shelf.process.now_s()):
+            self._world.fail(4, f"{instance.machine.name}: the shelf still has {kept}")
+
+
+def kept_for_ever(shelf: ShelfCore, now_s: float) -> dict[str, int]:
+    """What a shelf would still have when the time of all that it has is over, by kind."""
+    shelf.tick(now_s + LONGEST_TTL_S)
+    return {kind: count for kind, count in shelf.records.count().items() if count}
+
+
+def kept_by_router(core: RouterCore, now_s: float) -> int:
+    core.tick(now_s + LONGEST_TTL_S)
+    return len(core.records)
 
 
 def misplaced(core: EngineCore, block: int, epoch: int) -> str | None:

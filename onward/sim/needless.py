@@ -13,7 +13,7 @@ from onward.proto.stats import Family
 if TYPE_CHECKING:
     from onward.sim.world import World
 
-HARMLESS = frozenset({"abort", "leave", "disconnect", "deadline", "doom", "pry"})
+HARMLESS = frozenset({"abort", "leave", "disconnect", "deadline", "doom", "pry", "detach", "cancel"})
 """Kinds of faults that are one request's own business."""
 REPAIRS: dict[str, frozenset[str] | None] = {
     "onward_resubmissions_total": None,
@@ -29,17 +29,23 @@ UNPROVOKED = frozenset({"pd_transfer_failed"})
 """Labels that count as well where nobody has left or aborted: a lease that is taken back breaks its transfer off."""
 
 
+FOLLOWED = frozenset({"epoch"})
+"""Labels that do not count where responses are: who follows one that was left takes it up before that was noticed, and
+the last word of the earlier attempt comes late."""
+
+
 def needless_repair(world: "World") -> str | None:
     """What was repaired although nothing was broken, if something was."""
     if not world.weather.fired.keys() <= HARMLESS:
         return None
     provoked = bool(world.weather.fired)
+    follows = provoked and any(ask.path == "/v1/responses" for ask in world.scenario.asks)
     for process, family in _families(world):
         if family.name not in REPAIRS:
             continue
         which = REPAIRS[family.name]
         for series in family.series:
-            labels = series.labels.values()
+            labels = set(series.labels.values()) - (FOLLOWED if follows else frozenset())
             is_one = which is None or which.intersection(labels) or (not provoked and UNPROVOKED.intersection(labels))
             if series.value and is_one:
                 return f"{process} counts {family.name}{series.labels or ''} where nothing was wrong"

@@ -87,12 +87,19 @@ class Process:
             notice()
         for task in sorted(self._tasks, key=lambda task: int(task.get_name().rpartition("-")[2])):
             task.cancel()
+            task.add_done_callback(_forget)
 
     def has_faded(self, now_s: float) -> bool:
         return self.is_dead and now_s > self._died_s + FADING_S
 
     def __repr__(self) -> str:
         return self.name
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    """Nobody is left who would want to know how it has ended."""
+    if not task.cancelled():
+        task.exception()
 
 
 def adopt_tasks(loop: VirtualLoop) -> None:

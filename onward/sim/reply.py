@@ -22,6 +22,8 @@ class Reply(ABC):
         """To be put into the request that continues this one."""
         self.num_tokens = 0
         """Told and compared."""
+        self.response_id = ""
+        """By which it can be asked for, if it can."""
 
     @property
     def is_finished(self) -> bool:
@@ -30,6 +32,11 @@ class Reply(ABC):
     @property
     def was_given_up(self) -> bool:
         return False
+
+    @property
+    def outcome(self) -> str:
+        """How one ends that was not refused."""
+        return "complete"
 
     @property
     def text(self) -> str:

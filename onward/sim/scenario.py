@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 Shape = Literal["engine", "pd", "cluster"]
-Path = Literal["/v1/chat/completions", "/v1/completions", "/v1/generate", "/v1/embeddings"]
+Path = Literal["/v1/chat/completions", "/v1/completions", "/v1/generate", "/v1/embeddings", "/v1/responses"]
 SHAPES: tuple[Shape, ...] = ("engine", "pd", "cluster")
 
 
@@ -75,6 +75,12 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     drop_at_s: list[float] = []
     """Its connection is dropped, and it comes back for the rest."""
     reads_slowly: bool = False
+    background: bool = False
+    """A response is made although nobody waits for it."""
+    detach_s: float | None = None
+    """Its client goes as soon as it knows the id, and asks for it so much later."""
+    cancel_at_s: float | None = None
+    """By its id."""
 
 
 class Moment(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -65,6 +65,18 @@ class Stranger:
         except (aiohttp.ClientError, OSError):
             return  # as others, it may meet a server that dies, or hangs
 
+    async def pry_into_response(self, response_id: str) -> None:
+        method, more = self._chance.one_of((("GET", ""), ("GET", "?stream=true"), ("DELETE", ""), ("POST", "/cancel")))
+        url = f"{self._chance.one_of(self._doors)}{self._path}/{response_id}{more}"
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                status, told = await self._answered(self._session.request(method, url, headers=self._headers))
+        except (aiohttp.ClientError, OSError):
+            return
+        code = told.get("error", {}).get("code")
+        if status not in NOT_NOW and (status, code) != (404, "response_not_found"):
+            raise Wrong(NOBODY_ELSES, f"a stranger's {method} of a response is answered with {status} {code}")
+
     async def _abort(self, door: str, names: list[str]) -> None:
         asked = self._session.post(door + "/v1/abort", data=msgspec.json.encode({"ids": names}), headers=self._headers)
         status, told = await self._answered(asked)

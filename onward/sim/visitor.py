@@ -23,6 +23,7 @@ from onward.sim.structures import STRUCTURES
 from onward.sim.vocabulary import DOOM, POISON
 from onward.text.prompt_tokens import ChatMessage, PromptTokens
 
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 RETRY_S = 0.3
 MAX_TRIES = 200
 PATIENCE_S = 60.0
@@ -150,7 +151,7 @@ class Visitor:
         body |= {name: value for name, value in optional.items() if value is not None}
         if ask.structure:
             body |= STRUCTURES[ask.structure].fields
-        if ask.path == "/v1/chat/completions":
+        if ask.path == CHAT:
             body["messages"] = history
             if ask.logprobs is not None:
                 body |= {"logprobs": True, "top_logprobs": ask.logprobs}
@@ -163,24 +164,31 @@ class Visitor:
 
     def _prompt(self, history: list[dict[str, str]]) -> list[int]:
         ask = self.ask
-        if ask.path == "/v1/chat/completions":
+        if ask.path in (CHAT, RESPONSES):
             return self._tokens.of_chat([ChatMessage(one["role"], one["content"]) for one in history], 0)  # pyright: ignore[reportArgumentType]
         return self._tokens.of_text(ask.prompt) if ask.prompt_token_ids is None else ask.prompt_token_ids
 
     # What it does beside reading.
 
     def _start_asides(self) -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(self._aside(at_s, act)) for at_s, act in self._asides()]
+
+    def _asides(self) -> list[tuple[float, Callable[[], Any]]]:
+        """When, and what."""
         ask = self.ask
-        times = [(at_s, self._drop) for at_s in ask.drop_at_s]
+        times: list[tuple[float, Callable[[], Any]]] = [(at_s, self._drop) for at_s in ask.drop_at_s]
         if ask.abort_at_s is not None:
             times.append((ask.abort_at_s, self._abort))
         if ask.leave_at_s is not None:
             times.append((ask.leave_at_s, self._leave))
-        return [asyncio.create_task(self._aside(at_s, act)) for at_s, act in times]
+        return times
 
     async def _aside(self, at_s: float, act: Callable[[], Any]) -> None:
         await asyncio.sleep(at_s)
-        await act()
+        try:
+            await act()
+        except Wrong as wrong:
+            asyncio.get_running_loop().call_exception_handler({"message": "beside reading", "exception": wrong})
 
     async def _drop(self) -> None:
         if self._response is not None:
@@ -223,7 +231,7 @@ class Visitor:
                 await asyncio.wait_for(self._try(answer, body), PATIENCE_S)
                 if not answer.was_given_up:
                     answer.check_end()
-                    return "complete"
+                    return answer.outcome
                 self._note(f"{self.label} was given up, and goes on by hand")
                 body = body | answer.resume
                 answer.continue_by_hand()
@@ -253,6 +261,7 @@ class Visitor:
             (code == "deadline_exceeded" and ask.deadline_ms is not None)
             or (code == "aborted" and ask.abort_at_s is not None)
             or (code == "stream_unknown" and ask.abort_at_s is not None)
+            or (code == "response_not_found" and (ask.abort_at_s is not None or ask.cancel_at_s is not None))
             or (code == "crashed_worker" and (POISON in ask.prompt or self._may_crash()))
             or (code == "invalid_logits" and DOOM in ask.prompt)
             or (code == "context_length_exceeded" and ask.turns > 1)
@@ -306,7 +315,7 @@ class Visitor:
 
     async def _read_stream(self, answer: Reply, response: Response) -> None:
         is_done, error = False, None
-        async for event_id, data in _events(response):
+        async for event_id, data in events_of(response):
             if is_done:
                 raise Wrong(1, "something follows [DONE]")
             if data == b"[DONE]":
@@ -334,7 +343,7 @@ def _status(error: dict[str, Any]) -> int:
     return 503 if error.get("retryable") or error["type"] in ("overloaded_error", "server_error") else 400
 
 
-async def _events(response: Response) -> AsyncIterator[tuple[str | None, bytes]]:
+async def events_of(response: Response) -> AsyncIterator[tuple[str | None, bytes]]:
     """Server-sent events; half an event at the end of a lost connection is none."""
     rest = b""
     async for chunk in response.iter_any():

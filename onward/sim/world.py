@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Callable
 from contextvars import Context
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from onward.api.grammar_gate import GrammarGate
 from onward.api.prompts import Prompts
 from onward.config import RouterConfig
 from onward.proto.model import ModelText
-from onward.sim import faults, tenants, vocabulary
+from onward.sim import faults, responses, tenants, vocabulary
 from onward.sim.api_node import Inline
 from onward.sim.chance import Chance
 from onward.sim.data_plane import CanaryDied, PlaneNetwork
@@ -22,6 +22,7 @@ from onward.sim.invariants import Watch
 from onward.sim.loop import START_S, Livelock, VirtualLoop
 from onward.sim.process import Process, adopt_tasks
 from onward.sim.reply import Wrong
+from onward.sim.response_visitor import ResponseVisitor
 from onward.sim.router_node import RouterNode
 from onward.sim.scenario import Ask, Outcome, Scenario, Violation
 from onward.sim.tenants import Stranger
@@ -150,7 +151,20 @@ class World:
 
     def _invite(self, ask: Ask, doors: list[str]) -> None:
         process = Process(self.loop, f"client-{ask.name}")
-        visitor = Visitor(
+        visitor = self._visitor(process, ask, doors)
+        self.visitors.append(visitor)
+        self._num_unanswered += 1
+        process.start(self._guarded(visitor))
+        for name in self.scenario.callers:
+            if name != ask.caller:
+                stranger = Process(self.loop, f"stranger-{ask.name}-{name}")
+                stranger.start(self._pried(visitor, Stranger(self.web, stranger, name, ask.path, doors)))
+
+    def _visitor(self, process: Process, ask: Ask, doors: list[str]) -> Visitor:
+        visitor = Visitor
+        if ask.path == responses.PATH:
+            visitor = partial(ResponseVisitor, self.watch, is_routed=bool(self.routers))
+        return visitor(
             self.web,
             process,
             ask,
@@ -162,13 +176,6 @@ class World:
             self.watch.may_pause,
             expects_calm=self.scenario.expects_calm,
         )
-        self.visitors.append(visitor)
-        self._num_unanswered += 1
-        process.start(self._guarded(visitor))
-        for name in self.scenario.callers:
-            if name != ask.caller:
-                stranger = Process(self.loop, f"stranger-{ask.name}-{name}")
-                stranger.start(self._pried(visitor, Stranger(self.web, stranger, name, ask.path, doors)))
 
     async def _guarded(self, visitor: Visitor) -> None:
         try:
@@ -180,10 +187,14 @@ class World:
     async def _pried(self, visitor: Visitor, stranger: Stranger) -> None:
         while not visitor.is_over and not self._is_failed:
             await asyncio.sleep(tenants.PRY_EVERY_S)
-            if visitor.answer is None or not visitor.answer.cursor:
+            answer = visitor.answer
+            if answer is None or not (answer.cursor or answer.response_id):
                 continue
             try:
-                await stranger.pry(visitor.answer.cursor, visitor.label, visitor.body)
+                if answer.response_id:
+                    await stranger.pry_into_response(answer.response_id)
+                if answer.cursor:
+                    await stranger.pry(answer.cursor, visitor.label, visitor.body)
                 self.weather.fired["pry"] += 1
             except Wrong as wrong:
                 self.fail(wrong.invariant, f"{visitor.ask.name}: {wrong.what}")

@@ -34,6 +34,9 @@ SHORT_NAMES = {
     "reach": "tests/router/test_roles.py",
     "door": "tests/engine/test_admission.py",
     "books": "tests/engine/test_callers.py",
+    "stored": "tests/api/responses/test_stored.py",
+    "cuts": "tests/api/responses/test_cuts.py",
+    "carried": "tests/api/responses/test_behind_router.py",
     "hostile": "tests/models/test_hostile_files.py",
 }
 REFERENCE = re.compile(r"…(_\w+)|(tests/[\w/]+\.py|…|\b[a-z]+(?=::))(?:::(\w+(?:::\w+)?))?")

@@ -158,6 +158,16 @@ DETACHED = [
     Row("left-runs-on", "who goes away leaves its work behind", bugs.who_left_is_computed_for, "engine", 100, CALM),
 ]
 
+RESPONSES = [
+    _tested("cancel-not-told", "engine", 100, CALM),
+    _tested("number-told-twice", "engine", 200),
+    _tested("starting-at", "engine", 100),
+    _tested("response-kept-for-ever", "engine", 60),
+    _tested("tied-to-its-creator", "engine", 100, CALM),
+    _tested("begun-not-kept", "engine", 200, frozenset({"kill-api", "detach"})),
+    _tested("cancel-stays-at-the-router", "cluster", 60, CALM),
+]
+
 DRAFTS = [
     Row("rejected-cached", "a rejected token is cached", drafts.a_rejected_draft_is_cached, "engine", 40),
     Row("rejected-computed", "draft KV counts as computed", drafts.a_rejected_draft_counts_as_computed, "engine", 40),
@@ -170,7 +180,7 @@ DRAFTS = [
     Row("drafts-without-blocks", "drafts have no blocks", drafts.drafts_have_no_blocks, "engine", 40),
 ]
 
-TABLE = [*STEPS, *LEDGER, *TEXT, *KV, *ROUTER, *GRAMMAR, *VECTORS, *DETACHED, *DRAFTS]
+TABLE = [*STEPS, *LEDGER, *TEXT, *KV, *ROUTER, *GRAMMAR, *VECTORS, *DETACHED, *RESPONSES, *DRAFTS]
 QUICK = {
     "skip-epoch-check",
     "silence-is-a-reply",

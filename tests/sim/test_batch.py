@@ -32,13 +32,15 @@ def eventful() -> Scenario:
         Ask("q3", 2.0, deadline_ms=5),
         Ask("q4", 2.0, prompt=f"a{POISON}"),
         Ask("q5", 2.0, prompt=f"a{DOOM}"),
-        Ask("q6", 2.0),
+        Ask("q6", 2.0, path="/v1/responses", background=True, detach_s=1.0),
+        Ask("q7", 2.0, path="/v1/responses", background=True, cancel_at_s=1.0),
+        Ask("q8", 2.0),
     ]
     return Scenario(1, "engine", [Machine("m0")], asks, [Fault("lose"), Fault("lose"), Fault("kill-api", "m0")])
 
 
 def test_faults_of_clients_are_counted_with_the_others() -> None:
-    once = dict.fromkeys(("abort", "leave", "deadline", "poison", "doom", "kill-api"), 1)
+    once = dict.fromkeys(("abort", "leave", "deadline", "poison", "doom", "detach", "cancel", "kill-api"), 1)
     assert drawn(eventful()) == once | {"lose": 2, "disconnect": 2}
 
 
@@ -46,7 +48,7 @@ def test_what_shows_in_the_ends_only_has_fired_too() -> None:
     outcome = outcome_of(eventful())
     outcome = msgspec.structs.replace(outcome, fired={"lose": 9}, ends={"deadline_exceeded": 1, "invalid_logits": 2})
     assert fired(outcome) == {"lose": 9, "deadline": 1, "doom": 2}
-    assert sorted(quiet_kinds(outcome)) == ["abort", "disconnect", "kill-api", "leave", "poison"]
+    assert sorted(quiet_kinds(outcome)) == ["abort", "cancel", "detach", "disconnect", "kill-api", "leave", "poison"]
 
 
 def test_a_fault_counts_once_however_many_messages_it_hits() -> None:

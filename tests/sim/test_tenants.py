@@ -7,7 +7,7 @@ from onward.sim import vectors
 from onward.sim.generate import scenario_of
 from onward.sim.scenario import Outcome, Scenario, Shape
 from onward.sim.world import run
-from tests.sabotage_doors import TABLE
+from tests import sabotage_doors, sabotage_responses
 
 NUM_SEEDS: dict[Shape, int] = {"engine": 16, "cluster": 6}
 
@@ -35,9 +35,9 @@ def test_whatever_fails_nobody_gets_at_the_stream_of_another(shape: Shape) -> No
     assert sum(one.fired.get("pry", 0) for one in outcomes) > 10 * len(outcomes)
 
 
-@pytest.mark.parametrize("name", ["ids-of-anybody", "ledger-aborts-all", "engine-aborts-all"])
+@pytest.mark.parametrize("name", ["ids-of-anybody", "ledger-aborts-all", "engine-aborts-all", "responses-of-anybody"])
 def test_a_stranger_that_gets_through_is_noticed(name: str) -> None:
-    [sabotage] = [one for one in TABLE if one.name == name]
+    [sabotage] = [one for one in (*sabotage_doors.TABLE, *sabotage_responses.TABLE) if one.name == name]
     shape: Shape = "engine"
     with sabotage.broken():
         seeds = (with_tenants(scenario_of(seed, shape)) for seed in range(NUM_SEEDS[shape]))

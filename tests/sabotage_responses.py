@@ -1,0 +1,191 @@
+"""Deliberate bugs about responses: how they are told, kept, cancelled and carried. Rows for `tests/sabotage.py`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from onward.api.responses import endpoint, stored
+from onward.api.responses.endpoint import CreateEndpoint
+from onward.api.responses.form import ResponseForm
+from onward.api.streams import Streams
+from onward.api.tasks import Tasks
+from onward.proto.router import Record
+from onward.proto.shelf import RecordKind, ShelfRecord
+from onward.router import core as router_core
+from onward.router.responses import FoundResponses
+from onward.router.route import Route
+from onward.router.serving import Serving
+from onward.web.keys import Caller
+from onward.web.response_ids import PREFIX, unknown
+from tests.sabotage_kinds import Patches, Sabotage
+
+STORED = "tests/api/responses/test_stored.py::"
+CUTS = "tests/api/responses/test_cuts.py::"
+ROUTED = "tests/api/responses/test_behind_router.py::"
+FOR_EVER_S = 1e9
+
+
+def _show_it_and_let_it_run(patch: Patches) -> None:
+    async def take_away(original: Callable, self: Streams, record: Record) -> Record:
+        return record if record.attempt.request_id in self._live else await original(self, record)
+
+    patch.around(Streams, "take_away", take_away)
+
+
+def _count_events_from_the_break(patch: Patches) -> None:
+    def opening(original: Callable, self: ResponseForm) -> list[bytes]:
+        events = original(self)
+        if self._job.prepared.is_continued:
+            self._teller.num_events -= 1
+        return events
+
+    patch.around(ResponseForm, "opening", opening)
+
+
+def _tell_the_last_event_again(patch: Patches) -> None:
+    patch.around(endpoint, "starting_after", lambda original, query: max(-1, original(query) - 1))
+
+
+def _keep_them_for_ever(patch: Patches) -> None:
+    def shelved(original: Callable, self: Streams, record: Record, kind: RecordKind) -> ShelfRecord:
+        kept = original(self, record, kind)
+        return msgspec.structs.replace(kept, ttl_s=FOR_EVER_S) if kind == "response" else kept
+
+    patch.around(Streams, "_shelved", shelved)
+
+
+def _find_anybody_s(patch: Patches) -> None:
+    def own(original: Callable, caller: Caller, response_id: str, param: str) -> str:
+        return response_id.removeprefix(PREFIX)
+
+    async def find(
+        original: Callable, self: Streams, request_id: str, epoch: int = 0, caller: str | None = None
+    ) -> Any:
+        return await original(self, request_id, epoch)
+
+    patch.around(stored, "own_request_id", own)
+    patch.around(Streams, "find", find)
+
+
+def _tie_it_to_its_creator(patch: Patches) -> None:
+    begun: list[Any] = []
+
+    def start(original: Callable, self: Tasks, work: Any) -> Any:
+        begun.append(original(self, work))
+        return begun[-1]
+
+    async def generate(original: Callable, self: CreateEndpoint, *args: Any) -> None:
+        try:
+            await original(self, *args)
+        finally:
+            while begun:
+                begun.pop().cancel()
+
+    patch.around(Tasks, "start", start)
+    patch.around(CreateEndpoint, "generate", generate)
+    _keep_none_that_runs(patch)
+
+
+def _keep_none_that_runs(patch: Patches) -> None:
+    patch.put(Streams, "keep_begun", lambda self, stream: None)
+
+
+def _abort_at_the_router_alone(patch: Patches) -> None:
+    async def nowhere(self: Serving, asked: dict[str, object]) -> set[str]:
+        return set()
+
+    patch.put(Serving, "_abort_at_instances", nowhere)
+    patch.put(Serving, "_cut", lambda self, route: None)
+
+
+def _keep_only_streams(patch: Patches) -> None:
+    def is_of_use(original: Callable, route: Route) -> bool:
+        return route.stream.origin.streams and original(route)
+
+    patch.around(router_core, "_is_of_use", is_of_use)
+
+
+def _say_unknown_too_soon(patch: Patches) -> None:
+    async def find(
+        original: Callable, self: FoundResponses, caller: Caller, response_id: str, param: str = "response_id"
+    ) -> Record:
+        record = await self._furthest(caller, response_id.removeprefix(PREFIX))
+        if record is None:
+            raise unknown(response_id, param)
+        return record
+
+    patch.around(FoundResponses, "find", find)
+
+
+def _of(kinds: tuple[str, ...], test: str) -> list[str]:
+    return [f"{CUTS}{test}[{kind}]" for kind in kinds]
+
+
+_WORDY = ("words", "thoughts", "two calls and words")
+
+TABLE = [
+    Sabotage(
+        "cancel-not-told",
+        "a cancelled response is shown as such, and computed to its end",
+        _show_it_and_let_it_run,
+        [STORED + "test_a_background_response_is_cancelled_from_either_process"],
+    ),
+    Sabotage(
+        "number-told-twice",
+        "whoever goes on with a stream gives a number again",
+        _count_events_from_the_break,
+        [
+            *_of(_WORDY, "test_a_client_goes_on_by_its_last_event_id"),
+            *_of(_WORDY, "test_another_instance_goes_on_for_a_router"),
+        ],
+    ),
+    Sabotage(
+        "starting-at",
+        "who asks for the events behind a number is told that one again",
+        _tell_the_last_event_again,
+        [CUTS + "test_a_client_that_comes_back_is_told_the_events_behind_its_last_one"],
+    ),
+    Sabotage(
+        "response-kept-for-ever",
+        "a stored response is not dropped when its time is over",
+        _keep_them_for_ever,
+        [STORED + "test_a_response_is_kept_for_a_while_only"],
+    ),
+    Sabotage(
+        "responses-of-anybody",
+        "whoever knows its id sees another caller's response",
+        _find_anybody_s,
+        [STORED + "test_each_caller_has_its_own_responses"],
+    ),
+    Sabotage(
+        "tied-to-its-creator",
+        "a background response ends with the connection that asked for it",
+        _tie_it_to_its_creator,
+        [STORED + "test_a_background_response_is_seen_while_it_runs_and_when_it_is_over"],
+    ),
+    Sabotage(
+        "begun-not-kept",
+        "a background response is lost with the process that runs it",
+        _keep_none_that_runs,
+        [STORED + "test_a_background_response_whose_process_dies_is_taken_up_by_the_next_that_is_asked"],
+    ),
+    Sabotage(
+        "cancel-stays-at-the-router",
+        "a router remembers a cancel and tells no instance",
+        _abort_at_the_router_alone,
+        [ROUTED + "test_a_cancel_ends_the_work_and_is_remembered"],
+    ),
+    Sabotage(
+        "router-keeps-only-streams",
+        "a response that nobody streamed is lost with the instance that finished it",
+        _keep_only_streams,
+        [ROUTED + "test_what_has_ended_is_found_although_the_instance_that_finished_it_has_gone"],
+    ),
+    Sabotage(
+        "unknown-too-soon",
+        "a router that has just started knows no response, for it knows no instance yet",
+        _say_unknown_too_soon,
+        [ROUTED + "test_a_router_that_has_just_started_waits_for_instances_before_it_says_unknown"],
+    ),
+]
