@@ -15,7 +15,6 @@ from onward.proto.shelf import RecordKind, ShelfRecord
 from onward.router import core as router_core
 from onward.router.responses import FoundResponses
 from onward.router.route import Route
-from onward.router.serving import Serving
 from onward.web.keys import Caller
 from onward.web.response_ids import PREFIX, unknown
 from tests.sabotage_kinds import Patches, Sabotage
@@ -91,14 +90,6 @@ def _keep_none_that_runs(patch: Patches) -> None:
     patch.put(Streams, "keep_begun", lambda self, stream: None)
 
 
-def _abort_at_the_router_alone(patch: Patches) -> None:
-    async def nowhere(self: Serving, asked: dict[str, object]) -> set[str]:
-        return set()
-
-    patch.put(Serving, "_abort_at_instances", nowhere)
-    patch.put(Serving, "_cut", lambda self, route: None)
-
-
 def _keep_only_streams(patch: Patches) -> None:
     def is_of_use(original: Callable, route: Route) -> bool:
         return route.stream.origin.streams and original(route)
@@ -169,12 +160,6 @@ TABLE = [
         "a background response is lost with the process that runs it",
         _keep_none_that_runs,
         [STORED + "test_a_background_response_whose_process_dies_is_taken_up_by_the_next_that_is_asked"],
-    ),
-    Sabotage(
-        "cancel-stays-at-the-router",
-        "a router remembers a cancel and tells no instance",
-        _abort_at_the_router_alone,
-        [ROUTED + "test_a_cancel_ends_the_work_and_is_remembered"],
     ),
     Sabotage(
         "router-keeps-only-streams",

@@ -23,6 +23,7 @@ from onward.proto.router import Attempt
 from onward.proto.step import StepPlan
 from onward.router.retrying import Retrying
 from onward.router.route import Route
+from onward.router.serving import Serving
 from onward.router.stream import Failed, Stream
 from onward.sim.vocabulary import END_ID
 from onward.text.detokenizer import Detokenizer
@@ -266,3 +267,11 @@ def vectors_change_places(patch: Patches) -> None:
 
 def who_left_is_computed_for(patch: Patches) -> None:
     patch.put(Streams, "_release", lambda self, stream: None)
+
+
+def a_cancel_stays_at_the_router(patch: Patches) -> None:
+    async def nowhere(self: Serving, asked: dict[str, object]) -> set[str]:
+        return set()
+
+    patch.put(Serving, "_abort_at_instances", nowhere)
+    patch.put(Serving, "_cut", lambda self, route: None)

@@ -159,13 +159,20 @@ DETACHED = [
 ]
 
 RESPONSES = [
-    _tested("cancel-not-told", "engine", 100, CALM),
+    _tested("cancel-not-told", "engine", 150, CALM),
     _tested("number-told-twice", "engine", 200),
     _tested("starting-at", "engine", 100),
     _tested("response-kept-for-ever", "engine", 60),
     _tested("tied-to-its-creator", "engine", 100, CALM),
     _tested("begun-not-kept", "engine", 200, frozenset({"kill-api", "detach"})),
-    _tested("cancel-stays-at-the-router", "cluster", 60, CALM),
+    Row(
+        "cancel-stays-at-the-router",
+        "a router remembers a cancel and tells no instance",
+        bugs.a_cancel_stays_at_the_router,
+        "cluster",
+        60,
+        CALM,
+    ),
 ]
 
 DRAFTS = [
