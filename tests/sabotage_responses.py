@@ -15,6 +15,7 @@ from onward.proto.shelf import RecordKind, ShelfRecord
 from onward.router import core as router_core
 from onward.router.responses import FoundResponses
 from onward.router.route import Route
+from onward.shelf.core import ShelfCore
 from onward.web.keys import Caller
 from onward.web.response_ids import PREFIX, unknown
 from tests.sabotage_kinds import Patches, Sabotage
@@ -115,12 +116,23 @@ def _of(kinds: tuple[str, ...], test: str) -> list[str]:
 
 _WORDY = ("words", "thoughts", "two calls and words")
 
+
+def _let_others_start_what_is_ended(patch: Patches) -> None:
+    patch.put(ShelfCore, "_settled_epoch", lambda self, record_id, now_s: None)
+
+
 TABLE = [
     Sabotage(
         "cancel-not-told",
         "a cancelled response is shown as such, and computed to its end",
         _show_it_and_let_it_run,
         [STORED + "test_a_background_response_is_cancelled_from_either_process"],
+    ),
+    Sabotage(
+        "cancel-undone",
+        "whoever follows a response takes it up while it is being cancelled",
+        _let_others_start_what_is_ended,
+        ["tests/shelf/test_core.py::test_what_somebody_is_about_to_end_is_not_taken_up_meanwhile"],
     ),
     Sabotage(
         "number-told-twice",

@@ -174,6 +174,8 @@ class ShelfLink:
             del self._asked[ask.ask_id]
 
     async def _meets_shelf(self) -> bool:
+        if self._has_met.is_set():
+            return True
         try:
             await asyncio.wait_for(self._has_met.wait(), ANSWER_S)
         except TimeoutError:

@@ -115,6 +115,29 @@ def test_silence_means_unknown_and_that_an_attempt_may_start(impatient: None) ->
     with_link(scenario)
 
 
+def test_who_has_just_started_waits_for_its_shelf() -> None:
+    async def run() -> None:
+        shelf = Shelf()
+        shelf.answer = lambda message: Found(message.ask_id, BIG) if isinstance(message, Find) else None
+        link = ShelfLink(lambda _: shelf, pytest.fail, Registry())
+        link.attach(Runs())
+        asking = asyncio.ensure_future(link.find("big", 0, None))
+        await asyncio.sleep(0)
+        link.shelf_up(ShelfUp("shelf-1", "somewhere"))
+        assert await asking == BIG
+        await link.close()
+
+    asyncio.run(run())
+
+
+def test_a_shelf_that_never_comes_is_not_waited_for_long(impatient: None) -> None:
+    async def run() -> None:
+        link = ShelfLink(lambda _: Shelf(), pytest.fail, Registry())
+        assert await link.find("r", 0, None) is None
+
+    asyncio.run(run())
+
+
 def test_a_shelf_that_is_gone_is_not_waited_for() -> None:
     async def scenario(link: ShelfLink, shelf: Shelf, registry: Registry) -> None:
         asking = asyncio.ensure_future(link.find("r", 1, None))

@@ -16,7 +16,7 @@ from onward.proto.shelf import (
     Show,
     Shown,
 )
-from onward.shelf.core import OTHERS_ANSWER_S, ShelfCore
+from onward.shelf.core import OTHERS_ANSWER_S, SETTLING_S, ShelfCore
 from tests.shelf.records import record_of
 
 
@@ -125,6 +125,23 @@ def test_of_two_that_claim_at_once_the_first_wins_unless_the_second_is_later() -
     assert core.receive("b", Claim(2, "r", 3, ""), 0.0) == [("a", Claimed(1, 3)), ("a", Release(2, "r", 3, ""))]
     assert core.receive("a", Released(2), 0.0) == [("b", Claimed(2))]
     assert core.num_questions == 0
+
+
+def test_what_somebody_is_about_to_end_is_not_taken_up_meanwhile() -> None:
+    core = shelf_of("a")
+    core.receive("a", Put(record_of("r", kind="response", epoch=1)), 0.0)
+    assert core.receive("a", Claim(1, "r", 2, "", settles=True), 0.0) == [("a", Claimed(1))]
+    assert core.receive("a", Claim(2, "r", 2, ""), 0.0) == [("a", Claimed(2, 2))]
+    core.receive("a", Put(record_of("r", kind="response", epoch=2)), 0.0)
+    core.tick(SETTLING_S + 1.0)
+    assert core.receive("a", Claim(3, "r", 2, ""), SETTLING_S + 1.0) == [("a", Claimed(3, 2))]
+    assert core.receive("a", Claim(4, "r", 3, ""), SETTLING_S + 1.0) == [("a", Claimed(4))]
+
+
+def test_who_does_not_end_what_it_was_about_to_end_holds_it_up_for_a_while_only() -> None:
+    core = shelf_of("a")
+    core.receive("a", Claim(1, "r", 2, "", settles=True), 0.0)
+    assert core.receive("a", Claim(2, "r", 2, ""), SETTLING_S) == [("a", Claimed(2))]
 
 
 def test_what_is_released_too_late_does_not_take_the_place_of_the_stream_that_went_on() -> None:

@@ -86,6 +86,17 @@ def test_one_that_has_failed_or_was_cancelled_ends_with_what_there_is(jobs: Resp
         assert told["usage"]["output_tokens"] == 3
 
 
+def test_scores_that_are_behind_are_waited_for_as_long_as_somebody_may_make_them(jobs: ResponseJobs) -> None:
+    whole = View(jobs, record_of("words, scored"))
+    for is_live in (True, False):
+        late = msgspec.structs.replace(record_of("words, scored", 4), scores=[], is_live=is_live)
+        view = View(jobs, late)
+        assert len(view.events) == 2, "what has no scores yet is not told"
+        view.take(record_of("words, scored", 4))
+        view.take(record_of("words, scored"))
+        assert view.events == whole.events
+
+
 def test_scores_that_were_lost_leave_the_words(jobs: ResponseJobs) -> None:
     record = msgspec.structs.replace(record_of("words, scored"), scores=[])
     view = View(jobs, record)
