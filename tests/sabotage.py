@@ -25,9 +25,9 @@ from tests import (
     sabotage_grammar,
     sabotage_messages,
     sabotage_pd,
+    sabotage_responses,
     sabotage_router,
     sabotage_speculation,
-    sabotage_responses,
 )
 from tests.sabotage_kinds import Patches, Sabotage
 
