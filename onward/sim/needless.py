@@ -30,8 +30,8 @@ UNPROVOKED = frozenset({"pd_transfer_failed"})
 
 
 FOLLOWED = frozenset({"epoch"})
-"""Labels that do not count where responses are: who follows one that was left takes it up before that was noticed, and
-the last word of the earlier attempt comes late."""
+"""Labels that do not count where a response was cut off: who follows it takes it up before that was noticed, and the last
+word of the earlier attempt comes late."""
 
 
 def needless_repair(world: "World") -> str | None:
@@ -39,7 +39,7 @@ def needless_repair(world: "World") -> str | None:
     if not world.weather.fired.keys() <= HARMLESS:
         return None
     provoked = bool(world.weather.fired)
-    follows = provoked and any(ask.path == "/v1/responses" for ask in world.scenario.asks)
+    follows = any(ask.path == "/v1/responses" and ask.drop_at_s for ask in world.scenario.asks)
     for process, family in _families(world):
         if family.name not in REPAIRS:
             continue

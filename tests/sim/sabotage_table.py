@@ -97,7 +97,7 @@ KV = [
     _in("F21", "no-heartbeats"),
     _in("F23", "failed-push-only-logged"),
     _in("F24", "refusal-not-sent"),
-    Row("sending-not-held", "what a transfer reads is reused", bugs.what_is_sent_is_not_held, "pd", 30),
+    Row("sending-not-held", "what a transfer reads is reused", bugs.what_is_sent_is_not_held, "pd", 80),
     Row(
         "late-offer-granted",
         "an offer after the end takes blocks",
@@ -132,7 +132,7 @@ ROUTER = [
     _in("F47", "no-retry-budget"),
     _tested("new-id-per-attempt", "cluster", 40),
     _tested("loser-runs-on", "cluster", 40),
-    _tested("abort-only-cuts", "cluster", 40, CALM),
+    _tested("abort-only-cuts", "cluster", 120, CALM),
     _in("F51", "failed-dispatch-stays-booked"),
     _tested("prefill-stays-booked", "cluster", 30),
     Row("seed-per-attempt", "a retry draws another seed", bugs.each_attempt_draws_its_own_seed, "cluster", 40),
