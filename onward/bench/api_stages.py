@@ -23,7 +23,7 @@ STAGES: list[tuple[str, tuple[str, ...]]] = [
             "/onward/web/sse.py",
         ),
     ),
-    ("writing to sockets, with HTTP's framing", ("/uvicorn/",)),
+    ("writing to sockets, with HTTP's framing", ("/uvicorn/", "/onward/web/burst.py")),
     ("one request's course", ("/onward/api/",)),
     ("HTTP: heads, routes, bounds", ("/onward/web/", "/starlette/", "/httptools/")),
 ]
