@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from onward.sim.common_fields import common_fields
 from onward.sim.oracle import expected_choice
 from onward.sim.reply import Reply, Wrong
 from onward.sim.scenario import Ask
@@ -23,15 +24,7 @@ class OtherEnd(Wrong):
 
 def body_of(ask: Ask) -> dict[str, Any]:
     optional = {
-        "seed": ask.seed,
-        "stop": ask.stop or None,
-        "presence_penalty": ask.presence_penalty or None,
-        "min_tokens": ask.min_tokens or None,
-        "ignore_eos": ask.ignore_eos or None,
-        "priority": ask.priority or None,
-        "deadline_ms": ask.deadline_ms,
-        "user": ask.session or None,
-        "cache_salt": ask.cache_salt or None,
+        **common_fields(ask),
         "background": ask.background or None,
         "text": _format(ask.structure) if ask.structure else None,
     }

@@ -15,6 +15,7 @@ import msgspec
 from onward.proto.cursor import parse_cursor
 from onward.sim import tenants, vectors
 from onward.sim.answers import Answer
+from onward.sim.common_fields import common_fields
 from onward.sim.http import Response, Session, Web
 from onward.sim.process import Process
 from onward.sim.reply import Reply, Wrong
@@ -137,15 +138,7 @@ class Visitor:
         }
         optional = {
             "n": ask.n if ask.n > 1 else None,
-            "seed": ask.seed,
-            "stop": ask.stop or None,
-            "presence_penalty": ask.presence_penalty or None,
-            "min_tokens": ask.min_tokens or None,
-            "ignore_eos": ask.ignore_eos or None,
-            "priority": ask.priority or None,
-            "deadline_ms": ask.deadline_ms,
-            "user": ask.session or None,
-            "cache_salt": ask.cache_salt or None,
+            **common_fields(ask),
             "stream_options": {"include_usage": True} if ask.wants_usage and ask.streams else None,
         }
         body |= {name: value for name, value in optional.items() if value is not None}
