@@ -42,7 +42,7 @@ class Grammars:
             mask = self.matcher(grammar).mask()
         except GrammarFailed as error:
             raise GrammarRefused(str(error)) from error
-        if not any(mask.bits):
+        if mask.is_empty:
             raise GrammarRefused("it allows no output, or only an empty one")
 
     def _fresh(self, grammar: Grammar) -> llguidance.LLMatcher:

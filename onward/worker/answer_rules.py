@@ -51,24 +51,25 @@ def allow(slot: RuledSlot, bits: np.ndarray) -> int | None:
     thinking, grammar = slot.thinking, grammar_in_force(slot)
     if grammar is not None:
         mask = grammar.mask()
-        known = np.frombuffer(mask.bits, np.uint8)[: len(bits)]
-        bits[: len(known)], bits[len(known) :] = known, 0
-        _set_bits(bits, slot.sampling.end_token_ids, mask.may_end)
+        known = memoryview(mask.bits)[: len(bits)]
+        bits[len(known) :] = 0
+        octets = memoryview(bits)  # numpy takes ten times as long for single ones
+        octets[: len(known)] = known
+        _set_bits(octets, slot.sampling.end_token_ids, mask.may_end)
         if thinking is not None:
-            _set_bits(bits, thinking.begin_token_ids, thinking.is_at_start)
+            _set_bits(octets, thinking.begin_token_ids, thinking.is_at_start)
     else:
         bits[:] = 0xFF
         if slot.grammar is not None:
-            _set_bits(bits, slot.sampling.end_token_ids, False)
+            _set_bits(memoryview(bits), slot.sampling.end_token_ids, False)
     return None if thinking is None else thinking.forced_token_id
 
 
-def _set_bits(bits: np.ndarray, token_ids: Iterable[int], value: bool) -> None:
+def _set_bits(octets: memoryview, token_ids: Iterable[int], value: bool) -> None:
     for token_id in token_ids:
-        if token_id < 8 * len(bits):
+        if token_id < 8 * len(octets):
             bit = 1 << (token_id & 7)
-            bits[token_id >> 3] &= 0xFF ^ bit
-            bits[token_id >> 3] |= bit * value
+            octets[token_id >> 3] = octets[token_id >> 3] & ~bit | bit * value
 
 
 def advance(slot: RuledSlot, token_id: int) -> bool:

@@ -3,7 +3,6 @@
 Both are rebuilt from the whole list, so they are where the last slot of this request left off.
 """
 
-from concurrent.futures import Executor
 from pathlib import Path
 
 from onward.grammar.grammars import Grammars
@@ -12,6 +11,7 @@ from onward.proto.model import PreparedModel
 from onward.proto.step import Assign
 from onward.text.reasoning.thinking_tokens import Thinking
 from onward.text.tokenizer import Tokenizer
+from onward.worker.mask_making import MaskMaking
 from onward.worker.slot_checks import Fault
 from onward.worker.slot_grammar import SlotGrammar
 
@@ -32,7 +32,7 @@ def thinking_of(assign: Assign) -> Thinking | None:
 
 
 def grammar_of(
-    assign: Assign, thinking: Thinking | None, model: PreparedModel, grammars: LazyGrammars, threads: Executor
+    assign: Assign, thinking: Thinking | None, model: PreparedModel, grammars: LazyGrammars, masks: MaskMaking
 ) -> SlotGrammar | None:
     """About what is answer and not thinking; another thread rebuilds it."""
     grammar = assign.sampling.grammar
@@ -42,4 +42,4 @@ def grammar_of(
         raise Fault("invalid_request", "this model has no tokenizer, so nothing can be said about its text")
     begin = 0 if thinking is None else thinking.answer_from
     answer = [] if begin is None else assign.token_ids[assign.num_prompt + begin :]
-    return SlotGrammar(grammar, answer, grammars, threads)
+    return SlotGrammar(grammar, answer, grammars, masks)

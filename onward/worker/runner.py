@@ -8,7 +8,6 @@ nobody else; what breaks the forward pass itself brings the worker down, and the
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +42,7 @@ from onward.text.reasoning.thinking_tokens import Thinking
 from onward.worker import answer_rules, kv_store
 from onward.worker.batch import BatchBuilder, Span
 from onward.worker.drawing import Drawing, Drawn
+from onward.worker.mask_making import MaskMaker, MaskMaking
 from onward.worker.memory import free_memory_bytes, longest_sequence, pool_blocks
 from onward.worker.penalties import LogitRules
 from onward.worker.pooling import Pool
@@ -85,14 +85,13 @@ class Runner:
         model: PreparedModel,
         config: WorkerConfig,
         weights: Mapping[str, Any],
-        mask_threads: Executor | None = None,
+        masks: MaskMaking | None = None,
         drafter: ProposerOpening | None = None,
     ) -> None:
         """`drafter`: who guesses tokens, where plans permit it."""
         self._model, self._config = model, config
         self._grammars = grammars_of(model)
-        # It starts no thread before the first grammar.
-        self._mask_threads = mask_threads or ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="mask")
+        self._masks = masks or MaskMaker(NUM_THREADS)
         self.max_model_len = longest_sequence(config, model.config)
         dtype = kv_dtype(model.config, model.quantization)
         size = kv_store.block_bytes(model.config, dtype, config.block_size)
@@ -228,7 +227,7 @@ class Runner:
             num_computed=assign.num_computed,
             sampling=assign.sampling,
             rules=self._rules(assign),
-            grammar=grammar_of(assign, thinking, self._model, self._grammars, self._mask_threads),
+            grammar=grammar_of(assign, thinking, self._model, self._grammars, self._masks),
             thinking=thinking,
             push=self._open_push(assign),
             score_from=assign.score_from,

@@ -1,11 +1,12 @@
-"""A slot's grammar: its matcher, and the mask of its next token, which is made by another thread while the model computes.
+"""A slot's grammar: its matcher, and the mask of its next token, which is made before the model has computed its logits.
 
 Built when the slot is assigned, by replaying the whole output, and advanced after each sample. So it is a function of
 (request, tokens so far), and is the same after a preemption, a crash, or on another machine.
 """
 
+import math
+import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 
 import numpy as np
 
@@ -14,13 +15,16 @@ from onward.grammar.faults import GrammarFailed, GrammarRefused, TokenRefused
 from onward.grammar.lazy import LazyGrammars
 from onward.grammar.matcher import Mask, Matcher
 from onward.proto.sampling import Grammar
+from onward.worker.mask_making import MaskMaking, NextMask, wait_for_all, wait_for_one
 
 NUM_THREADS = 2
-"""That make masks: the library lets go of the interpreter, and a slow one holds up only its neighbours' half."""
+"""For slow masks: the library lets go of the interpreter, and a very slow one holds up only half of the others."""
 MAX_WAIT_S = 0.1
 """For a mask, where the step has nothing else to give."""
 BRIEF_WAIT_S = 0.001
 """For a mask of a position whose row is computed already: a small part of what computing it again would take."""
+_FORGETS = 0.9
+"""Of how long a mask took, what is left when the next one comes: a slow one is remembered for some forty tokens."""
 _FORBIDDEN = np.float32(-np.inf)
 
 
@@ -29,10 +33,12 @@ class GrammarFault(Exception):
 
 
 class SlotGrammar:
-    def __init__(self, grammar: Grammar, output: Sequence[int], grammars: LazyGrammars, threads: Executor) -> None:
-        self._threads = threads
+    def __init__(self, grammar: Grammar, output: Sequence[int], grammars: LazyGrammars, masks: MaskMaking) -> None:
+        self._masks = masks
         self._matcher: Matcher | None = None
-        self._next: Future[Mask] = threads.submit(self._begin, grammar, output, grammars)
+        self._mask_s = 0.0
+        """How long a mask computes: the slowest of late."""
+        self._next: NextMask = masks.make(lambda: self._begin(grammar, output, grammars), math.inf)
         """Of the position that is drawn next, and of no other: `advance` replaces it."""
 
     @property
@@ -67,21 +73,28 @@ class SlotGrammar:
         except (TokenRefused, GrammarFailed) as error:
             raise GrammarFault(str(error)) from error
         if not self._matcher.done:
-            self._next = self._threads.submit(self._matcher.mask)
+            self._next = self._masks.make(self._make, self._mask_s)
         return self._matcher.done
 
     def wait(self) -> None:
         """For who cannot come back later. Masks are bounded by the library's own limits."""
-        wait([self._next])
+        wait_for_all([self._next])
 
     @staticmethod
     def wait_for_one(grammars: "Sequence[SlotGrammar]", limit_s: float = MAX_WAIT_S) -> None:
-        wait([one._next for one in grammars], limit_s, FIRST_COMPLETED)
+        wait_for_one([one._next for one in grammars], limit_s)
 
     @staticmethod
     def wait_briefly(grammars: "Sequence[SlotGrammar]") -> None:
-        wait([one._next for one in grammars], BRIEF_WAIT_S)
+        wait_for_all([one._next for one in grammars], BRIEF_WAIT_S)
 
     def _begin(self, grammar: Grammar, output: Sequence[int], grammars: LazyGrammars) -> Mask:
         self._matcher = grammars.get().matcher(grammar, output)
-        return self._matcher.mask()
+        return self._make()
+
+    def _make(self) -> Mask:
+        assert self._matcher is not None, "its first mask came with it"
+        began_s = time.thread_time()
+        mask = self._matcher.mask()
+        self._mask_s = max(time.thread_time() - began_s, _FORGETS * self._mask_s)
+        return mask

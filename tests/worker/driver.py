@@ -1,7 +1,6 @@
 """Drives a runner the way an engine would, one request or many, and asks it for logits."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from onward.config import WorkerConfig
 from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.sampling import Sampling
 from onward.proto.step import Assign, Event, Run, StepPlan, Tokens
+from onward.worker.mask_making import MaskMaking
 
 GREEDY = Sampling(seed=0, temperature=0.0)
 
@@ -25,13 +25,13 @@ class Driver:
     """Hands out blocks in a scattered order, so that nothing works by blocks being neighbours."""
 
     def __init__(
-        self, model: PreparedModel, weights: Mapping[str, Any], mask_threads: Executor | None = None,
+        self, model: PreparedModel, weights: Mapping[str, Any], masks: MaskMaking | None = None,
         drafter: Any = None, **settings: Any,
     ) -> None:  # fmt: skip
         self.config = WorkerConfig(**({"num_kv_blocks": 256, "max_num_seqs": 64, "max_model_len": 512} | settings))
         from onward.worker.runner import Runner  # not there where only the device's runner is driven
 
-        self._open(Runner(model, self.config, weights, mask_threads, drafter))
+        self._open(Runner(model, self.config, weights, masks, drafter))
 
     def _open(self, runner: Any) -> None:
         self.runner = runner

@@ -1,16 +1,19 @@
 """A tiny int8 model that speaks the simulator's vocabulary, so that its outputs are text, and runs under grammars."""
 
+import math
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from onward.grammar.matcher import Mask
 from onward.proto.sampling import Grammar, Sampling
 from onward.proto.step import Advanced, Assign, Run, Tokens
 from onward.sim import vocabulary
+from onward.worker.mask_making import MaskMaker, MaskMaking, NextMask, made_at_once
 from tests.worker import small_int8
 from tests.worker.driver import Driver, prepared
 
@@ -20,37 +23,41 @@ END = vocabulary.END_ID
 MAX_STEPS = 400
 
 
-class Inline(Executor):
+class AtOnce:
     """Every mask is there at once."""
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as fault:
-            future.set_exception(fault)
-        return future
+    def make(self, work: Callable[[], Mask], likely_s: float) -> NextMask:
+        return made_at_once(work)
 
 
-class Held(Inline):
+class InThreads:
+    """Every mask is made by another thread, and is there when it is there."""
+
+    def __init__(self) -> None:
+        self._maker = MaskMaker(2)
+
+    def make(self, work: Callable[[], Mask], likely_s: float) -> NextMask:
+        return self._maker.make(work, math.inf)
+
+
+class Held:
     """No mask is there before somebody says so."""
 
     def __init__(self) -> None:
-        self._held: list[tuple[Future[Any], Callable[[], Future[Any]]]] = []
+        self._held: list[tuple[Future[Mask], Callable[[], Mask]]] = []
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        held: Future[Any] = Future()
-        made = super().submit
-        self._held.append((held, lambda: made(fn, *args, **kwargs)))
-        return held
+    def make(self, work: Callable[[], Mask], likely_s: float) -> NextMask:
+        future: Future[Mask] = Future()
+        self._held.append((future, work))
+        return future
 
     def release(self) -> None:
         held, self._held = self._held, []
-        for future, make in held:
-            future.set_result(make().result())
+        for future, work in held:
+            future.set_result(work())
 
 
-def driver(mask_threads: Executor | None = None, **settings: Any) -> Driver:
+def driver(masks: MaskMaking | None = None, **settings: Any) -> Driver:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.json"
         path.write_text(vocabulary.text().tokenizer or "", encoding="utf-8")
@@ -58,7 +65,7 @@ def driver(mask_threads: Executor | None = None, **settings: Any) -> Driver:
             prepared(CONFIG, quantization="int8"), folder=folder, tokenizer="tokenizer.json"
         )
         defaults = {"num_kv_blocks": 64, "max_num_seqs": 8, "max_model_len": 128, "max_num_batched_tokens": 64}
-        made = Driver(model, small_int8.arrays(CONFIG), mask_threads, **(defaults | settings))
+        made = Driver(model, small_int8.arrays(CONFIG), masks, **(defaults | settings))
         made.runner._grammars.get()  # reads the file
         return made
 

@@ -15,7 +15,7 @@ from onward.text.reasoning.thinking_tokens import Thinking
 from onward.worker import answer_rules
 from onward.worker.penalties import FORBIDDEN
 from onward.worker.slot_grammar import SlotGrammar
-from tests.worker.spoken import END, Inline, sampling
+from tests.worker.spoken import END, AtOnce, sampling
 
 BEGIN, STOP, LEAD = 40, 41, 10
 RULES = {
@@ -34,7 +34,7 @@ class Slot:
 
 
 def _slot(grammar: Grammar | None, rule: ThinkingRule | None) -> Slot:
-    made = None if grammar is None else SlotGrammar(grammar, [], LazyGrammars(vocabulary.grammars), Inline())
+    made = None if grammar is None else SlotGrammar(grammar, [], LazyGrammars(vocabulary.grammars), AtOnce())
     return Slot(sampling(grammar, end_token_ids=(END, 450)), made, None if rule is None else Thinking(rule))
 
 

@@ -1,7 +1,6 @@
 """A runner's slots under grammars: what they draw, when they end, and who waits for whom."""
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from onward.proto.sampling import Grammar
 from onward.proto.step import Advanced, Failed, Run, Tokens
 from onward.sim.structures import STRUCTURES
 from tests.worker import small_int8, spoken
-from tests.worker.spoken import END, PROMPT, Held, Inline, resumed, sampling, text_of
+from tests.worker.spoken import END, PROMPT, AtOnce, Held, InThreads, resumed, sampling, text_of
 
 OBJECT = STRUCTURES["object"]
 OPEN = STRUCTURES["open-regex"]
@@ -18,7 +17,7 @@ OPEN = STRUCTURES["open-regex"]
 
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_an_output_satisfies_its_grammar_and_says_when_it_is_done(name: str) -> None:
-    driver, structure = spoken.driver(Inline()), STRUCTURES[name]
+    driver, structure = spoken.driver(AtOnce()), STRUCTURES[name]
     for seed in range(5):
         tokens, is_done = resumed(driver, sampling(structure.grammar, seed=seed))
         if is_done or tokens[-1] == END:
@@ -27,14 +26,14 @@ def test_an_output_satisfies_its_grammar_and_says_when_it_is_done(name: str) -> 
 
 
 def test_an_end_token_is_drawn_only_where_the_output_is_complete() -> None:
-    driver = spoken.driver(Inline())
+    driver = spoken.driver(AtOnce())
     ends = [resumed(driver, sampling(OPEN.grammar, seed=seed, logit_bias=((END, 100.0),)))[0] for seed in range(10)]
     assert all(tokens[-1] == END and len(tokens) > 1 for tokens in ends)
     assert all(OPEN.is_satisfied_by(text_of(tokens)) for tokens in ends)
 
 
 def test_min_tokens_delays_an_end_that_need_not_be_and_no_end_that_must() -> None:
-    driver, eager = spoken.driver(Inline()), {"logit_bias": ((END, 100.0),), "min_tokens": 9}
+    driver, eager = spoken.driver(AtOnce()), {"logit_bias": ((END, 100.0),), "min_tokens": 9}
     tokens, _ = resumed(driver, sampling(OPEN.grammar, **eager))
     assert len(tokens) >= 10
     tokens, is_done = resumed(driver, sampling(STRUCTURES["one"].grammar, **eager))
@@ -43,7 +42,7 @@ def test_min_tokens_delays_an_end_that_need_not_be_and_no_end_that_must() -> Non
 
 def test_a_stop_token_that_is_text_elsewhere_ends_the_output_and_is_no_part_of_the_grammar() -> None:
     letter = next(i for i, piece in enumerate(spoken.vocabulary.pieces()) if piece == b"a")
-    driver = spoken.driver(Inline())
+    driver = spoken.driver(AtOnce())
     for seed in range(5):
         tokens, is_done = resumed(
             driver,
@@ -56,7 +55,7 @@ def test_a_stop_token_that_is_text_elsewhere_ends_the_output_and_is_no_part_of_t
 
 
 def test_a_slot_whose_mask_is_not_ready_skips_the_step_and_nobody_waits_for_it() -> None:
-    expected, _ = resumed(spoken.driver(Inline()), sampling(OBJECT.grammar))
+    expected, _ = resumed(spoken.driver(AtOnce()), sampling(OBJECT.grammar))
     held = Held()
     driver = spoken.driver(held)
     slow = driver.assign(0, PROMPT, room=64, sampling=sampling(OBJECT.grammar))
@@ -83,14 +82,13 @@ def test_a_slot_whose_mask_is_not_ready_skips_the_step_and_nobody_waits_for_it()
 
 
 def test_threads_that_make_masks_change_nothing() -> None:
-    expected = [resumed(spoken.driver(Inline()), sampling(OBJECT.grammar, seed=seed)) for seed in range(4)]
-    with ThreadPoolExecutor(2) as threads:
-        driver = spoken.driver(threads)
-        assert [resumed(driver, sampling(OBJECT.grammar, seed=seed)) for seed in range(4)] == expected
+    expected = [resumed(spoken.driver(AtOnce()), sampling(OBJECT.grammar, seed=seed)) for seed in range(4)]
+    driver = spoken.driver(InThreads())
+    assert [resumed(driver, sampling(OBJECT.grammar, seed=seed)) for seed in range(4)] == expected
 
 
 def test_a_grammar_that_fails_fails_its_request_and_nobody_else() -> None:
-    driver = spoken.driver(Inline())
+    driver = spoken.driver(AtOnce())
     bad = driver.assign(0, PROMPT, room=8, sampling=sampling(Grammar("regex", "(")))
     lost = driver.assign(1, [*PROMPT, 5], room=8, sampling=sampling(Grammar("regex", "xyz")), num_prompt=len(PROMPT))
     good = driver.assign(2, PROMPT, room=8, sampling=sampling(OBJECT.grammar))
@@ -102,7 +100,7 @@ def test_a_grammar_that_fails_fails_its_request_and_nobody_else() -> None:
 
 
 def test_bad_words_that_leave_nothing_are_told() -> None:
-    driver = spoken.driver(Inline())
+    driver = spoken.driver(AtOnce())
     words = tuple((token_id,) for token_id in range(spoken.CONFIG.vocab_size))
     request = driver.assign(0, PROMPT, room=8, sampling=sampling(OBJECT.grammar, bad_words=words))
     driver.step(assign=[request])
@@ -119,7 +117,7 @@ def test_a_model_without_a_tokenizer_has_no_grammars() -> None:
 
 
 def test_logprobs_are_the_model_s_own_whatever_the_grammar_allows() -> None:
-    driver = spoken.driver(Inline())
+    driver = spoken.driver(AtOnce())
     tops = []
     for grammar in (OBJECT.grammar, None):
         request = driver.assign(0, PROMPT, room=8, sampling=sampling(grammar, logprobs=5))
@@ -134,7 +132,7 @@ def test_logprobs_are_the_model_s_own_whatever_the_grammar_allows() -> None:
 
 
 def test_a_grammar_done_by_the_prompt_s_first_token_is_said_in_that_step() -> None:
-    driver = spoken.driver(Inline())
+    driver = spoken.driver(AtOnce())
     request = driver.assign(0, PROMPT, room=8, sampling=sampling(STRUCTURES["one"].grammar))
     driver.step(assign=[request])
     [event] = driver.step(run=[Run(0, request.epoch, 7)])

@@ -5,7 +5,7 @@ import pytest
 from onward.proto.thinking import ThinkingRule
 from onward.sim.structures import STRUCTURES
 from tests.worker import spoken
-from tests.worker.spoken import END, Inline, resumed, sampling, text_of
+from tests.worker.spoken import END, AtOnce, resumed, sampling, text_of
 
 BEGIN, STOP, LEAD = 40, 41, 10
 OPEN = ThinkingRule((BEGIN,), (STOP,), begins_inside=True, budget=4, lead_token_ids=(LEAD,))
@@ -15,21 +15,21 @@ NEVER_BY_ITSELF = {"bad_words": ((STOP,),)}
 
 
 def test_thinking_ends_within_its_budget_whatever_else_is_forbidden() -> None:
-    tokens, _ = resumed(spoken.driver(Inline()), sampling(None, thinking=OPEN, **NEVER_BY_ITSELF))
+    tokens, _ = resumed(spoken.driver(AtOnce()), sampling(None, thinking=OPEN, **NEVER_BY_ITSELF))
     assert tokens[4:6] == [LEAD, STOP]
     assert STOP not in tokens[:5]
 
 
 def test_a_budget_of_nothing_leaves_nothing() -> None:
     rule = ThinkingRule((BEGIN,), (STOP,), begins_inside=True, budget=0)
-    tokens, _ = resumed(spoken.driver(Inline()), sampling(None, thinking=rule))
+    tokens, _ = resumed(spoken.driver(AtOnce()), sampling(None, thinking=rule))
     assert tokens[0] == STOP
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_grammar_is_about_what_comes_behind_the_thinking(seed: int) -> None:
     made = sampling(OBJECT.grammar, thinking=OPEN, seed=seed, **NEVER_BY_ITSELF)
-    tokens, is_done = resumed(spoken.driver(Inline()), made)
+    tokens, is_done = resumed(spoken.driver(AtOnce()), made)
     assert is_done
     assert tokens[4:6] == [LEAD, STOP]
     assert OBJECT.is_satisfied_by(text_of(tokens[6:]))
@@ -37,15 +37,15 @@ def test_a_grammar_is_about_what_comes_behind_the_thinking(seed: int) -> None:
 
 def test_no_output_ends_inside_its_thinking_if_a_grammar_waits() -> None:
     eager = {"logit_bias": ((END, 100.0),)} | NEVER_BY_ITSELF
-    tokens, _ = resumed(spoken.driver(Inline()), sampling(OBJECT.grammar, thinking=OPEN, **eager))
+    tokens, _ = resumed(spoken.driver(AtOnce()), sampling(OBJECT.grammar, thinking=OPEN, **eager))
     assert END not in tokens[:6]
-    tokens, _ = resumed(spoken.driver(Inline()), sampling(None, thinking=OPEN, **eager))
+    tokens, _ = resumed(spoken.driver(AtOnce()), sampling(None, thinking=OPEN, **eager))
     assert tokens == [END]
 
 
 def test_thinking_may_come_first_where_a_grammar_is_asked_for_and_not_later() -> None:
     eager = {"logit_bias": ((BEGIN, 100.0),)} | NEVER_BY_ITSELF
-    tokens, is_done = resumed(spoken.driver(Inline()), sampling(OBJECT.grammar, thinking=CLOSED, **eager))
+    tokens, is_done = resumed(spoken.driver(AtOnce()), sampling(OBJECT.grammar, thinking=CLOSED, **eager))
     assert (tokens[0], is_done) == (BEGIN, True)
     end = tokens.index(STOP)
     assert OBJECT.is_satisfied_by(text_of(tokens[end + 1 :]))
@@ -53,7 +53,7 @@ def test_thinking_may_come_first_where_a_grammar_is_asked_for_and_not_later() ->
 
 @pytest.mark.parametrize("rule", [OPEN, CLOSED], ids=["opened by the prompt", "opened by the model"])
 def test_an_output_that_is_gone_on_with_anywhere_is_the_same(rule: ThinkingRule) -> None:
-    driver = spoken.driver(Inline())
+    driver = spoken.driver(AtOnce())
     made = sampling(OBJECT.grammar, thinking=rule, logit_bias=((BEGIN, 20.0),), **NEVER_BY_ITSELF)
     whole = resumed(driver, made)
     for position in range(len(whole[0])):

@@ -12,7 +12,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from typing import Any
 
 import torch
@@ -51,6 +50,7 @@ from onward.worker.cuda.packing import Geometry, Packed, Span, fill_inputs, pack
 from onward.worker.cuda.slots import Slot, Slots
 from onward.worker.cuda.staging import Stage, sent
 from onward.worker.cuda.undrawn import Undrawn, can_draw
+from onward.worker.mask_making import MaskMaking
 from onward.worker.memory import longest_sequence
 from onward.worker.slot_checks import Fault
 
@@ -72,7 +72,7 @@ class CudaRunner:
         device: str = "cuda",
         is_rehearsal: bool = False,
         before_pool: Callable[[], None] = lambda: None,
-        mask_threads: Executor | None = None,
+        masks: MaskMaking | None = None,
     ) -> None:
         """`weights` as `open_weights` gives them; None: random ones. `before_pool` is called when the weights are loaded,
         before the rest of the device's memory is measured. A rehearsal captures nothing."""
@@ -93,7 +93,7 @@ class CudaRunner:
         self.num_blocks = self._pool_blocks(dtype.itemsize)
         self._decoder.use(self._allocate_pool(dtype))
         self._slots = Slots(
-            model, config.max_num_seqs, self.max_model_len, config.block_size, self.num_blocks, device, mask_threads
+            model, config.max_num_seqs, self.max_model_len, config.block_size, self.num_blocks, device, masks
         )
         max_blocks = self._slots.tensors.tables.shape[1]
         self._rows = RowTensors.allocate(max_sampled, max_blocks, device)

@@ -6,7 +6,6 @@ The host knows how many tokens a slot has, the device also which: a step is laun
 import math
 import os
 from collections.abc import Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +23,7 @@ from onward.worker.cuda.logit_rules import DeviceRules
 from onward.worker.cuda.packing import NO_BLOCK, Span
 from onward.worker.cuda.pooling import DevicePool
 from onward.worker.cuda.staging import Stage, Staged
+from onward.worker.mask_making import MaskMaker, MaskMaking
 from onward.worker.penalties import LogitRules
 from onward.worker.rule_making import grammar_of, grammars_of, thinking_of
 from onward.worker.slot_checks import Fault, check_assignment, check_blocks, check_room, reported_rows
@@ -133,7 +133,7 @@ def _num_mask_threads() -> int:
 class Slots:
     def __init__(
         self, model: PreparedModel, max_num_seqs: int, max_model_len: int, block_size: int, num_blocks: int, device: str,
-        mask_threads: Executor | None = None,
+        masks: MaskMaking | None = None,
     ) -> None:  # fmt: skip
         self.nobody = max_num_seqs
         """The slot of rows that only fill a batch up. Its table names a block that is in nobody's hands."""
@@ -141,8 +141,7 @@ class Slots:
         self._num_blocks, self._device = num_blocks, device
         self._model, self._vocab_size = model, model.config.vocab_size
         self.grammars = grammars_of(model)
-        # It starts no thread before the first grammar.
-        self._mask_threads = mask_threads or ThreadPoolExecutor(_num_mask_threads(), thread_name_prefix="mask")
+        self._masks = masks or MaskMaker(_num_mask_threads())
         self._max_blocks = -(-max_model_len // block_size)
         self.tensors = SlotTensors.allocate(max_num_seqs + 1, max_model_len + 1, self._max_blocks, device)
         self.tensors.tables[self.nobody] = num_blocks
@@ -165,7 +164,7 @@ class Slots:
             raise Fault("internal_error", "this worker cannot push KV to a peer")
         self._check_table(assign.block_ids, 0)
         thinking = thinking_of(assign)
-        grammar = grammar_of(assign, thinking, self._model, self.grammars, self._mask_threads)
+        grammar = grammar_of(assign, thinking, self._model, self.grammars, self._masks)
         pool = self._new_pool(assign)
         number, token_ids = assign.slot, assign.token_ids
         self._upload(self.tensors.tokens[number, : len(token_ids)], np.array(token_ids, np.int32), stage)

@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.step import StepPlan, StepResult
 from onward.sim import vocabulary
 from onward.worker.cuda.runner import CudaRunner
+from onward.worker.mask_making import MaskMaking
 from tests.worker.driver import Driver, prepared
 
 CONFIG = ModelConfig(
@@ -48,13 +48,13 @@ class DeviceDriver(Driver):
     def __init__(
         self, config: ModelConfig = CONFIG, *, ops: Ops | None = None, device: str = "cpu", dtype: str = "float32",
         quantization: str = "none", weights: Mapping[str, Any] | None = None, model: PreparedModel | None = None,
-        mask_threads: Executor | None = None, **settings: Any,
+        masks: MaskMaking | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         self.config = WorkerConfig(**(SETTINGS | settings), device="cuda")
         model = model or prepared(config, dtype=dtype, quantization=quantization)
         weights = random_weights(config) if weights is None else weights
         ops = ops or TorchOps()
-        self._open(CudaRunner(model, self.config, weights, ops=ops, device=device, mask_threads=mask_threads))
+        self._open(CudaRunner(model, self.config, weights, ops=ops, device=device, masks=masks))
 
     def logits(self, slot: int, token_ids: Sequence[int], chunks: Sequence[int]) -> np.ndarray:
         assert sum(chunks) == len(token_ids)
@@ -104,15 +104,15 @@ def spoken_model() -> Iterator[PreparedModel]:
         yield msgspec.structs.replace(prepared(SPOKEN), folder=folder, tokenizer="tokenizer.json")
 
 
-def spoken_driver(mask_threads: Executor | None = None, **settings: Any) -> DeviceDriver:
+def spoken_driver(masks: MaskMaking | None = None, **settings: Any) -> DeviceDriver:
     with spoken_model() as model:
-        driver = DeviceDriver(SPOKEN, model=model, mask_threads=mask_threads, **settings)
+        driver = DeviceDriver(SPOKEN, model=model, masks=masks, **settings)
         driver.runner._slots.grammars.get()  # reads the file
         return driver
 
 
-def spoken_cpu_driver(mask_threads: Executor | None = None) -> Driver:
+def spoken_cpu_driver(masks: MaskMaking | None = None) -> Driver:
     with spoken_model() as model:
-        driver = Driver(model, random_weights(SPOKEN), mask_threads, **SETTINGS)
+        driver = Driver(model, random_weights(SPOKEN), masks, **SETTINGS)
         driver.runner._grammars.get()
         return driver

@@ -1,6 +1,5 @@
 """Grammars, budgets and pooling on a real device. The oracle is the same runner with plain operations."""
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from onward.proto.thinking import ThinkingRule
 from onward.sim.structures import STRUCTURES
 from tests.worker.cuda.small_model import DeviceDriver, spoken_driver
 from tests.worker.cuda.test_on_device import WIDE, on_device
-from tests.worker.spoken import END, PROMPT, Inline, resumed, sampling, text_of
+from tests.worker.spoken import END, PROMPT, AtOnce, InThreads, resumed, sampling, text_of
 
 pytestmark = pytest.mark.gpu
 
@@ -34,32 +33,31 @@ def _ops() -> Any:
     return TritonOps(max_model_len=256)
 
 
-def _on_device(mask_threads: Any = None, **settings: Any) -> DeviceDriver:
-    return spoken_driver(mask_threads, ops=_ops(), device="cuda", **settings)
+def _on_device(masks: Any = None, **settings: Any) -> DeviceDriver:
+    return spoken_driver(masks, ops=_ops(), device="cuda", **settings)
 
 
 def test_answers_under_rules_are_the_plain_ones() -> None:
-    plain, fast = spoken_driver(Inline()), _on_device(Inline())
+    plain, fast = spoken_driver(AtOnce()), _on_device(AtOnce())
     for kind in KINDS:
         assert resumed(fast, kind) == resumed(plain, kind)
 
 
 def test_answers_in_flight_are_those_of_single_steps() -> None:
-    expected = [resumed(_on_device(Inline()), kind)[0] for kind in KINDS]
-    with ThreadPoolExecutor(2) as threads:
-        driver = _on_device(threads, max_num_seqs=16, num_kv_blocks=256)
-        requests = [driver.assign(slot, PROMPT, room=120, sampling=kind) for slot, kind in enumerate(KINDS)]
-        plans = [StepPlan(1, assign=requests, run=[Run(r.slot, r.epoch, len(PROMPT)) for r in requests])]
-        plans += [StepPlan(n, run=[Run(r.slot, r.epoch, 1) for r in requests]) for n in range(2, 120)]
-        found: list[list[int]] = [[] for _ in KINDS]
-        ended: set[int] = set()
-        for result in driver.overlapped(plans):
-            for event in result.events:
-                if isinstance(event, Tokens) and event.slot not in ended:
-                    assert event.position == len(found[event.slot])
-                    found[event.slot] += event.token_ids
-                    if event.grammar_done or event.token_ids[-1] == END:
-                        ended.add(event.slot)
+    expected = [resumed(_on_device(AtOnce()), kind)[0] for kind in KINDS]
+    driver = _on_device(InThreads(), max_num_seqs=16, num_kv_blocks=256)
+    requests = [driver.assign(slot, PROMPT, room=120, sampling=kind) for slot, kind in enumerate(KINDS)]
+    plans = [StepPlan(1, assign=requests, run=[Run(r.slot, r.epoch, len(PROMPT)) for r in requests])]
+    plans += [StepPlan(n, run=[Run(r.slot, r.epoch, 1) for r in requests]) for n in range(2, 120)]
+    found: list[list[int]] = [[] for _ in KINDS]
+    ended: set[int] = set()
+    for result in driver.overlapped(plans):
+        for event in result.events:
+            if isinstance(event, Tokens) and event.slot not in ended:
+                assert event.position == len(found[event.slot])
+                found[event.slot] += event.token_ids
+                if event.grammar_done or event.token_ids[-1] == END:
+                    ended.add(event.slot)
     for ours, theirs in zip(found, expected, strict=True):
         common = min(len(ours), len(theirs))
         assert common == len(theirs) or common > 50
@@ -67,7 +65,7 @@ def test_answers_in_flight_are_those_of_single_steps() -> None:
 
 
 def test_a_grammar_costs_no_step_where_its_masks_are_ready() -> None:
-    driver = _on_device(Inline())
+    driver = _on_device(AtOnce())
     request = driver.assign(0, PROMPT, room=120, sampling=sampling(Grammar("regex", "[a-f]{200}")))
     plans = [StepPlan(1, assign=[request], run=[Run(0, request.epoch, len(PROMPT))])]
     plans += [StepPlan(n, run=[Run(0, request.epoch, 1)]) for n in range(2, 51)]

@@ -1,7 +1,6 @@
 """The device's runner with plain operations under grammars, budgets and pooling: it says what the CPU's runner says."""
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,10 @@ from onward.proto.sampling import Grammar, Sampling
 from onward.proto.step import Advanced, Embedding, Event, Failed, Preempt, Preempted, Run, StepPlan, Tokens
 from onward.proto.thinking import ThinkingRule
 from onward.sim.structures import STRUCTURES
+from onward.worker.mask_making import MaskMaking
 from tests.worker.cuda.small_model import DeviceDriver, cpu_driver, random_weights, spoken_cpu_driver, spoken_driver
 from tests.worker.driver import Driver
-from tests.worker.spoken import END, PROMPT, Held, Inline, output, resumed, sampling, text_of
+from tests.worker.spoken import END, PROMPT, AtOnce, Held, InThreads, output, resumed, sampling, text_of
 
 BEGIN, STOP, LEAD = 40, 41, 10
 OBJECT = STRUCTURES["object"].grammar
@@ -33,11 +33,11 @@ KINDS: dict[str, Sampling] = {
 
 @pytest.fixture(scope="module")
 def driver() -> DeviceDriver:
-    return spoken_driver(Inline())
+    return spoken_driver(AtOnce())
 
 
 def test_answers_under_rules_are_the_cpus(driver: DeviceDriver) -> None:
-    cpu = spoken_cpu_driver(Inline())
+    cpu = spoken_cpu_driver(AtOnce())
     for name, kind in KINDS.items():
         assert _short(driver, kind) == _short(cpu, kind), name
 
@@ -72,14 +72,13 @@ def _in_flight(driver: DeviceDriver, kinds: list[Sampling], num_steps: int, dept
     return found
 
 
-@pytest.mark.parametrize(("depth", "threads"), [(2, "inline"), (3, "inline"), (2, "threads")])
-def test_steps_in_flight_give_the_tokens_of_single_steps(depth: int, threads: str) -> None:
+@pytest.mark.parametrize(("depth", "masks"), [(2, AtOnce), (3, AtOnce), (2, InThreads)])
+def test_steps_in_flight_give_the_tokens_of_single_steps(depth: int, masks: type[MaskMaking]) -> None:
     kinds = [KINDS[name] for name in ("object", "budget", "thoughtful", "penalties")]
     kinds.append(Sampling(seed=3, temperature=0.8))
-    expected = _in_flight(spoken_driver(Inline()), kinds, 16, depth=1)
-    with ThreadPoolExecutor(2) as pool:
-        driver = spoken_driver(Inline() if threads == "inline" else pool)
-        found = _in_flight(driver, kinds, 20, depth)
+    expected = _in_flight(spoken_driver(AtOnce()), kinds, 16, depth=1)
+    driver = spoken_driver(masks())
+    found = _in_flight(driver, kinds, 20, depth)
     for ours, theirs in zip(found, expected, strict=True):
         common = min(len(ours), len(theirs))
         assert common > 4
@@ -87,7 +86,7 @@ def test_steps_in_flight_give_the_tokens_of_single_steps(depth: int, threads: st
 
 
 def test_with_two_steps_in_flight_every_step_gives_a_token_under_a_grammar() -> None:
-    found = _in_flight(spoken_driver(Inline()), [sampling(Grammar("regex", "[a-f]{200}"))], 30, depth=2)
+    found = _in_flight(spoken_driver(AtOnce()), [sampling(Grammar("regex", "[a-f]{200}"))], 30, depth=2)
     assert len(found[0]) == 30
     assert re.fullmatch("[a-f]*", text_of(found[0]))
 
@@ -128,7 +127,7 @@ def test_a_preempt_behind_a_draw_that_had_to_wait_tells_the_length_without_it() 
 
 
 def test_a_grammar_that_fails_fails_its_request_and_nobody_else() -> None:
-    driver = spoken_driver(Inline())
+    driver = spoken_driver(AtOnce())
     words = tuple((token_id,) for token_id in range(driver.runner._model.config.vocab_size))
     kinds = [sampling(Grammar("regex", "(")), sampling(OBJECT, bad_words=words), KINDS["object"]]
     requests = [driver.assign(slot, PROMPT, room=8, sampling=kind) for slot, kind in enumerate(kinds)]

@@ -1,25 +1,24 @@
 """Drafts under grammars and thinking: each token of a chain is drawn under the mask of its own position."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from onward.proto.sampling import Sampling
 from onward.proto.step import Run, Tokens
 from onward.proto.thinking import ThinkingRule
 from onward.sim.structures import STRUCTURES
+from onward.worker.mask_making import MaskMaking
 from tests.worker import spoken
 from tests.worker.speculation.proposers import Injected, knowing, right_until
-from tests.worker.spoken import PROMPT, Held, Inline, resumed, sampling
+from tests.worker.spoken import PROMPT, AtOnce, Held, InThreads, resumed, sampling
 
 THINKING = ThinkingRule((40,), (41,), begins_inside=True, budget=4, lead_token_ids=(10,))
 OBJECT = STRUCTURES["object"]
 
 
-def check(made: Sampling, wrong_at: int, **threads: object) -> None:
-    expected = resumed(spoken.driver(Inline()), made)
+def check(made: Sampling, wrong_at: int, masks: MaskMaking | None = None) -> None:
+    expected = resumed(spoken.driver(AtOnce()), made)
     drafter = Injected(right_until({0: expected[0]}, wrong_at, spoken.CONFIG.vocab_size))
-    driver = spoken.driver(drafter=drafter, **({"mask_threads": Inline()} | threads))
+    driver = spoken.driver(drafter=drafter, masks=masks or AtOnce())
     assert resumed(driver, made, num_drafts=4) == expected
     assert drafter.num_drafted
 
@@ -37,13 +36,12 @@ def test_thinking_within_a_budget_is_the_same_with_drafts(wrong_at: int) -> None
 
 
 def test_threads_that_make_masks_change_nothing() -> None:
-    with ThreadPoolExecutor(2) as threads:
-        for seed in range(3):
-            check(sampling(OBJECT.grammar, seed=seed), 99, mask_threads=threads)
+    for seed in range(3):
+        check(sampling(OBJECT.grammar, seed=seed), 99, masks=InThreads())
 
 
 def test_a_chain_stops_where_the_next_mask_is_not_ready_and_goes_on_in_the_next_step() -> None:
-    expected, _ = resumed(spoken.driver(Inline()), sampling(OBJECT.grammar))
+    expected, _ = resumed(spoken.driver(AtOnce()), sampling(OBJECT.grammar))
     held = Held()
     driver = spoken.driver(held, drafter=Injected(knowing({0: expected})))
     request = driver.assign(0, PROMPT, room=64, sampling=sampling(OBJECT.grammar))
@@ -60,8 +58,8 @@ def test_a_chain_stops_where_the_next_mask_is_not_ready_and_goes_on_in_the_next_
 
 
 def test_a_chain_ends_with_the_token_that_completes_the_grammar() -> None:
-    expected, is_done = resumed(spoken.driver(Inline()), sampling(OBJECT.grammar))
+    expected, is_done = resumed(spoken.driver(AtOnce()), sampling(OBJECT.grammar))
     assert is_done
     guess = knowing({0: [*expected, 1, 2, 3, 4]})
-    driver = spoken.driver(Inline(), drafter=Injected(guess))
+    driver = spoken.driver(AtOnce(), drafter=Injected(guess))
     assert resumed(driver, sampling(OBJECT.grammar), num_drafts=4) == (expected, True)
