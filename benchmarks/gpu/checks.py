@@ -16,10 +16,12 @@ from benchmarks.gpu.paged_case import (
     random,
     rotary_tables,
 )
+from onward.kernels.torch_ops import TorchOps
 from onward.kernels.triton import reference
 from onward.kernels.triton.activation import silu_gate
 from onward.kernels.triton.add_rows import add_rows
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
+from onward.kernels.triton.forbid import forbid
 from onward.kernels.triton.fused_decode import fused_decode
 from onward.kernels.triton.kv_write import kv_write
 from onward.kernels.triton.linear import LinearPlan, linear
@@ -177,6 +179,16 @@ def add_rows_differences(rows: int, size: int, chunks: Sequence[int]) -> int:
         add_rows(x[at : at + count], total)
         at += count
     return int((total.cpu() != expected).sum())
+
+
+def forbid_differences(num_rows: int, vocab_size: int, rows: Sequence[int]) -> int:
+    """Logits that are not what plain torch makes of them."""
+    logits = random(num_rows, vocab_size).float()
+    bits = torch.randint(0, 256, (len(rows), -(-vocab_size // 8)), dtype=torch.uint8, device=DEVICE)
+    expected, numbers = logits.clone(), torch.tensor(rows, device=DEVICE)
+    TorchOps().forbid(expected, numbers, bits)
+    forbid(logits, numbers, bits)
+    return int((logits != expected).sum())
 
 
 def one_row_error(

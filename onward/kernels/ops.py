@@ -177,6 +177,10 @@ class Ops(Protocol):
         """Draws for each row. Without cuts, no row has any."""
         ...
 
+    def forbid(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+        """In these rows (int64) of float32 logits, tokens whose bit is not set (uint8, lowest first) get minus infinity."""
+        ...
+
     def add_rows(self, x: torch.Tensor, total: torch.Tensor) -> None:
         """total (float64) += each row, one after the other."""
         ...

@@ -108,6 +108,11 @@ class TorchOps:
             token, is_valid = self._draw(logits[row].float(), rows, row, with_cuts)
             rows.drawn[0, row], rows.drawn[1, row] = token, int(is_valid)
 
+    def forbid(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+        powers = torch.arange(8, dtype=torch.uint8, device=bits.device)
+        allowed = (bits[:, :, None] >> powers & 1).bool().flatten(1)[:, : logits.shape[1]]
+        logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
+
     def add_rows(self, x: torch.Tensor, total: torch.Tensor) -> None:
         for row in x:
             total += row

@@ -35,6 +35,11 @@ def test_rows_are_added_up_in_their_order(checks, chunks) -> None:
     assert checks.add_rows_differences(300, 1000, chunks) == 0
 
 
+@pytest.mark.parametrize("vocab_size", [151_936, 4097, 5])
+def test_tokens_whose_bit_is_not_set_are_forbidden_and_nothing_else_changes(checks, vocab_size) -> None:
+    assert checks.forbid_differences(9, vocab_size, [7, 0, 3]) == 0
+
+
 def test_silu_gate(checks) -> None:
     assert checks.silu_gate_error(17, 1536) <= checks.TOLERANCE
 

@@ -11,6 +11,7 @@ from onward.kernels.triton import rows as row_kernels
 from onward.kernels.triton.activation import silu_gate
 from onward.kernels.triton.add_rows import add_rows
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch
+from onward.kernels.triton.forbid import forbid
 from onward.kernels.triton.fused_decode import fused_decode
 from onward.kernels.triton.linear import LinearPlan, linear
 from onward.kernels.triton.norm import add_rms_norm, rms_norm
@@ -118,6 +119,9 @@ class TritonOps:
         inputs = SampleInputs(rows.temperatures, rows.seeds, rows.choices, rows.positions)
         cuts = Cuts(rows.top_ks, rows.top_ps, rows.min_ps) if with_cuts else None
         sample(logits, inputs, rows.drawn[0], rows.drawn[1], self._scratch_for(logits), cuts)
+
+    def forbid(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+        forbid(logits, rows, bits)
 
     def add_rows(self, x: torch.Tensor, total: torch.Tensor) -> None:
         add_rows(x, total)

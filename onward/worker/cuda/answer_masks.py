@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from onward.kernels.ops import Ops
 from onward.worker import answer_rules
 from onward.worker.answer_rules import RuledSlot
 from onward.worker.cuda.staging import sent
@@ -18,7 +19,7 @@ class AnswerMasks:
         """(row of the logits, its slot): slots whose masks are ready."""
         self.faults: dict[int, str] = {}
         """By row: its grammar cannot go on."""
-        self._vocab_size, self._device = vocab_size, device
+        self._device = device
         is_pinned = device != "cpu"
         self._bits = torch.empty((len(ruled), -(-vocab_size // 8)), dtype=torch.uint8, pin_memory=is_pinned)
         self._rows: list[int] = []
@@ -37,15 +38,12 @@ class AnswerMasks:
         if forced is not None:
             self._forced.append((row, forced))
 
-    def apply(self, logits: torch.Tensor) -> None:
+    def apply(self, logits: torch.Tensor, ops: Ops) -> None:
         """Changes its rows of the step's logits (float32) in place."""
         if not self._rows:
             return
         bits = self._bits[: len(self._rows)].to(self._device, non_blocking=True)
-        powers = torch.arange(8, dtype=torch.uint8, device=self._device)
-        allowed = (bits[:, :, None] >> powers & 1).bool().flatten(1)[:, : self._vocab_size]
-        rows = sent(self._rows, torch.int64, self._device)
-        logits[rows] = logits[rows].masked_fill_(~allowed, -torch.inf)
+        ops.forbid(logits, sent(self._rows, torch.int64, self._device), bits)
         for row, token in self._forced:
             logits[row].fill_(-torch.inf)
             logits[row, token] = 0.0

@@ -18,8 +18,9 @@ from onward.worker.cuda.staging import sent
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A row that samples, in a step where some row needs care."""
+    """A row that samples and needs care."""
 
+    row: int
     slot: int
     sampling: Sampling
     num_known: int
@@ -41,29 +42,32 @@ def draw_with_care(
     ops: Ops, logits: torch.Tensor, slots: SlotTensors, rows: RowTensors, draws: Sequence[Draw],
     masks: AnswerMasks | None, *, with_cuts: bool,
 ) -> PendingLogprobs | None:  # fmt: skip
-    """Draws for all rows. Returns the logprobs of those that asked for them, in their order."""
+    """Draws for all rows; `draws` are those with rules or wishes of their own. Returns the logprobs of those that asked for
+    them, in their order."""
     wide = logits.float()  # a copy, unless they are float32 already, which the next step overwrites anyway
-    asking = [row for row, draw in enumerate(draws) if draw.sampling.logprobs is not None]
-    asked = sent(asking, torch.int64, logits.device)
-    raw = wide[asked] if asking else None
-    _apply_rules(wide, slots, draws, masks)
+    asking = [draw for draw in draws if draw.sampling.logprobs is not None]
+    asked = sent([draw.row for draw in asking], torch.int64, logits.device) if asking else None
+    raw = None if asked is None else wide[asked]
+    _apply_rules(ops, wide, slots, draws, masks)
     ops.sample(wide, rows, with_cuts=with_cuts)
-    for row, draw in enumerate(draws):
+    for draw in draws:
         if draw.rules is not None and not draw.is_void:
-            draw.rules.advance(rows.drawn[0, row])
+            draw.rules.advance(rows.drawn[0, draw.row])
     if raw is None:
         return None
-    return PendingLogprobs(raw, rows.drawn[0][asked], [draws[row].sampling.logprobs or 0 for row in asking])
+    return PendingLogprobs(raw, rows.drawn[0][asked], [draw.sampling.logprobs or 0 for draw in asking])
 
 
-def _apply_rules(wide: torch.Tensor, slots: SlotTensors, draws: Sequence[Draw], masks: AnswerMasks | None) -> None:
+def _apply_rules(
+    ops: Ops, wide: torch.Tensor, slots: SlotTensors, draws: Sequence[Draw], masks: AnswerMasks | None
+) -> None:
     """In the order of the CPU's: penalties and words, what the answer must look like, ends."""
-    for row, draw in enumerate(draws):
+    for draw in draws:
         if draw.rules is not None:
-            draw.rules.apply(wide[row], slots.tokens[draw.slot], draw.num_known, draw.num_output)
+            draw.rules.apply(wide[draw.row], slots.tokens[draw.slot], draw.num_known, draw.num_output)
     if masks is not None:
-        masks.apply(wide)
-    for row, draw in enumerate(draws):
+        masks.apply(wide, ops)
+    for draw in draws:
         if draw.forbids_ends:
             ends = [token for token in draw.sampling.end_token_ids if 0 <= token < wide.shape[1]]
-            wide[row].index_fill_(0, sent(ends, torch.int64, wide.device), -torch.inf)
+            wide[draw.row].index_fill_(0, sent(ends, torch.int64, wide.device), -torch.inf)

@@ -38,6 +38,7 @@ from onward.proto.step import (
     StepResult,
     WorkerHello,
 )
+from onward.proto.thinking import ThinkingRule
 from onward.worker.cuda.answer_masks import AnswerMasks
 from onward.worker.cuda.drawing import Draw, draw_with_care
 from onward.worker.cuda.graph_sizes import sizes_up_to, warm_sizes
@@ -59,6 +60,7 @@ MAX_STEPS_IN_FLIGHT = 4
 _PLAIN, _CUT = Sampling(seed=0), Sampling(seed=0, top_k=5, top_p=0.9, min_p=0.01)
 _CAREFUL, _CAREFUL_CUT = Sampling(seed=0, logprobs=0), Sampling(seed=0, top_p=0.9, logprobs=1)
 _POOLED = Sampling(seed=0, pooling="mean")
+_BUDGETED = Sampling(seed=0, thinking=ThinkingRule((0,), (0,), begins_inside=True, budget=0))
 
 
 class CudaRunner:
@@ -141,7 +143,7 @@ class CudaRunner:
         for size in sizes_up_to(most):
             self._rehearse(min(size, most), _PLAIN)
         self._rehearse(1, _POOLED)
-        for sampling in (_CUT, _CAREFUL, _CAREFUL_CUT):
+        for sampling in (_CUT, _CAREFUL, _CAREFUL_CUT, _BUDGETED):
             for size in (1, most):
                 self._rehearse(size, sampling)
 
@@ -173,7 +175,7 @@ class CudaRunner:
     def has_result(self) -> bool:
         """Whether `finish` would not have to wait. Who asks for it moves a draw along that is waited for."""
         step = self._in_flight[0] if self._in_flight else None
-        if step is not None and (late := step.undrawn) is not None and (late.is_ready or late.forward.is_passed()):
+        if step is not None and (late := step.undrawn) is not None and (late.forward.is_passed() or late.is_ready):
             self._draw_undrawn()
         return step is not None and step.mark is not None and step.mark.is_passed()
 
@@ -396,8 +398,9 @@ class CudaRunner:
 def _careful_draws(step: LaunchedStep) -> Sequence[Draw]:
     voided = step.waiting | step.faults.keys()
     return [
-        Draw(span.slot, span.owner.sampling, span.end, span.position, span.owner.rules, row in voided)
+        Draw(row, span.slot, span.owner.sampling, span.end, span.position, span.owner.rules, row in voided)
         for row, span in enumerate(step.packed.sampling)
+        if span.position < span.owner.careful_until
     ]
 
 

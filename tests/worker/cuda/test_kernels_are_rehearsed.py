@@ -11,6 +11,7 @@ import pytest
 from onward.proto.model import ModelConfig
 from onward.proto.sampling import Sampling
 from onward.proto.step import Run
+from onward.proto.thinking import ThinkingRule
 from tests.worker.cuda.small_model import DeviceDriver
 
 pytestmark = pytest.mark.gpu
@@ -23,6 +24,8 @@ EIGHT_KV_HEADS = ModelConfig(
 SETTINGS: dict[str, Any] = {"max_num_seqs": 96, "max_model_len": 4096, "dtype": "bfloat16", "num_kv_blocks": 512}
 PLAIN, CUT = Sampling(seed=1), Sampling(seed=1, top_p=0.9)
 CAREFUL = Sampling(seed=1, logprobs=2, repetition_penalty=1.2)
+BUDGETED = Sampling(seed=1, thinking=ThinkingRule((3,), (5,), begins_inside=True, budget=1))
+KINDS = (PLAIN, CUT, CAREFUL, BUDGETED)
 
 
 def _driver(*, deterministic: bool, max_num_batched_tokens: int) -> DeviceDriver:
@@ -52,8 +55,8 @@ def test_every_kernel_of_any_step_is_compiled_at_the_start(deterministic: bool) 
         _driver(deterministic=deterministic, max_num_batched_tokens=512).runner.rehearse_all()
     driver = _driver(deterministic=deterministic, max_num_batched_tokens=2048)
     steps = [(n, chunks, PLAIN) for n in (0, 1, 3, 5, 6, 7, 11, 17, 20, 29, 40, 63, 65, 90) for chunks in ([1], [33])]
-    steps += [(n, [16, 7, 900], sampling) for n in (0, 1, 6, 16, 90) for sampling in (PLAIN, CUT, CAREFUL)]
-    steps += [(n, [], sampling) for n in (1, 3, 16, 90) for sampling in (PLAIN, CUT, CAREFUL)]
+    steps += [(n, [16, 7, 900], sampling) for n in (0, 1, 6, 16, 90) for sampling in KINDS]
+    steps += [(n, [], sampling) for n in (1, 3, 16, 90) for sampling in KINDS]
     for step in steps:
         with only_noting() as needed:
             _step_of(driver, *step)
