@@ -11,7 +11,7 @@ import torch
 
 from onward.kernels.ops import Ops, Rotary, RowTensors, SlotTensors
 from onward.layers.device.buffers import Buffers
-from onward.layers.device.products import run_invariant, run_one_row, run_plain
+from onward.layers.device.products import prefers_own, run_invariant, run_one_row, run_plain
 from onward.layers.device.weights import ModelWeights
 from onward.layers.rotary import RotaryTable
 from onward.models.rope_factors import of_scaling
@@ -80,7 +80,8 @@ class DeviceDecoder:
             norm = (self._weights.norm, self._eps)
             self._ops.one_row(buffers.residual, self._weights.head, logits, None, norm=norm)
             return logits
-        run_plain(self._weights, buffers, self._eps, self._ops, self._decoding(rows))
+        run = run_invariant if prefers_own(self._weights, count) else run_plain
+        run(self._weights, buffers, self._eps, self._ops, self._decoding(rows))
         return self._head(buffers.normed)
 
     def mixed(

@@ -47,22 +47,33 @@ class LinearPlan:
             if gates or num_outputs < 6144:
                 return cls(16, 32, 128, num_stages=5) if gates else cls(16, 32, 256)
             return cls(16, 64, 128, num_stages=5)
-        if num_rows <= 64:
-            return cls._for_some(num_outputs, gates)
-        if num_rows >= 512 or (num_outputs >= 6144 and not gates):
+        if num_rows >= 512:
             return cls(128, 128, num_warps=8)
         if gates:
-            return cls(128, 64)
+            return cls._of_gates(num_rows, num_outputs)
+        if num_outputs >= 65_536:
+            return cls._of_a_head(num_rows)
+        if num_rows <= 64:
+            return cls(64, 64, 128) if num_outputs >= 4096 else cls(64, 16, 256)
+        if num_rows <= 128:
+            if num_outputs >= 6144:
+                return cls(64, 128, num_stages=5)
+            return cls(64, 64, 128) if num_outputs >= 4096 else cls(64, 16, 256)
+        if num_outputs >= 6144:
+            return cls(128, 128, num_warps=8)
         return cls(64, 128, num_stages=5) if num_outputs >= 4096 else cls(64, 32, 256, num_stages=3)
 
     @classmethod
-    def _for_some(cls, num_outputs: int, gates: bool) -> "LinearPlan":
-        """Seventeen to 64 rows."""
-        if gates:
-            return cls(64, 128) if num_outputs >= 8192 else cls(64, 32, 128)
-        if num_outputs >= 65_536:
+    def _of_gates(cls, num_rows: int, num_outputs: int) -> "LinearPlan":
+        if num_outputs < 8192:
+            return cls(64, 32, 128) if num_rows <= 64 else cls(64, 64)
+        return cls(128, 128, num_warps=8, num_stages=3) if 64 < num_rows <= 128 else cls(64, 128)
+
+    @classmethod
+    def _of_a_head(cls, num_rows: int) -> "LinearPlan":
+        if num_rows <= 64:
             return cls(64, 128, num_stages=5)
-        return cls(64, 64, 128) if num_outputs >= 6144 else cls(64, 32, 256, num_stages=3)
+        return cls(128, 128, 128, 8, 3) if num_rows <= 128 else cls(256, 128, num_warps=8, num_stages=3)
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # else some numbers of rows would have kernels of their own
@@ -109,9 +120,17 @@ def linear(
     assert num_outputs % plan.outputs == 0 or not gates, "a tile of gates would reach into the ups"
     launch(
         _linear, (triton.cdiv(num_rows, plan.rows) * triton.cdiv(num_outputs, plan.outputs),),
-        TensorDescriptor.from_tensor(x, [plan.rows, plan.inputs]),
+        TensorDescriptor.from_tensor(_in_whole_tiles(x, plan.rows), [plan.rows, plan.inputs]),
         TensorDescriptor.from_tensor(weight, [plan.outputs, plan.inputs]),
         out, num_rows, num_outputs, num_inputs, out.stride(0),
         ROWS=plan.rows, OUTPUTS=plan.outputs, INPUTS=plan.inputs, GATE=gates, PDL=overlap, TOGETHER=_TILES_TOGETHER,
         num_warps=plan.num_warps, num_stages=plan.num_stages, launch_pdl=overlap,
     )  # fmt: skip
+
+
+def _in_whole_tiles(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """With as many of the rows that lie behind it as a whole tile needs: they are computed too, and not stored. A tile that
+    reaches over the end of its tensor is copied so slowly that 160 rows took longer than 256."""
+    wanted = triton.cdiv(len(x), rows) * rows
+    there = (x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()) // x.stride(0)
+    return x.as_strided((max(len(x), min(wanted, there)), x.shape[1]), x.stride())

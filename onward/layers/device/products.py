@@ -1,7 +1,7 @@
 """Ways to run a model's layers over some rows, which differ in their matrix products alone.
 
-`run_plain`       the fastest for many rows
-`run_invariant`   products whose bits do not depend on the batch
+`run_plain`       the matrix library's products: the fastest for many rows, or large matrices
+`run_invariant`   our own, whose bits do not depend on the batch; the fastest for some rows of a small model
 `run_one_row`     for a single row: norms, gate and residual on the way
 
 Each takes the rows that lie in `buffers.residual` and calls `attend(layer, qkv, attended)` between its products. The first
@@ -17,6 +17,17 @@ from onward.layers.device.buffers import Buffers
 from onward.layers.device.weights import Matrix, ModelWeights
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor], None]
+
+_OWN_ROWS = 192
+_OWN_WEIGHTS = 8_000_000
+
+
+def prefers_own(weights: ModelWeights, num_rows: int) -> bool:
+    """Measured on an H200. A small product is over before it would have been launched, and ours may begin while the kernel
+    before them ends; with more to compute the library's are better."""
+    matrices = weights.layers[0].matrices
+    is_half = all(matrix.weight.dtype in (torch.bfloat16, torch.float16) for matrix in matrices)
+    return is_half and num_rows <= _OWN_ROWS and max(matrix.weight.numel() for matrix in matrices) <= _OWN_WEIGHTS
 
 
 def run_plain(weights: ModelWeights, buffers: Buffers, eps: float, ops: Ops, attend: Attend) -> None:
