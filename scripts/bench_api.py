@@ -6,14 +6,13 @@ where that goes, and what grammars cost (`make bench-grammar`).
 """
 
 import argparse
-import signal
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import bench_frame
 import msgspec
 from api_sides import ApiSide, EngineSide, load
 from rich import box
@@ -25,12 +24,10 @@ from onward.bench import api_stages, environment, grammar_cost
 from onward.bench.api_cost import Row, Sample, Streamed, streamed_rows, whole_rows
 from onward.bench.api_load import Load
 from onward.bench.api_stages import FunctionSamples
-from onward.errors import OnwardError
 from onward.models import store
 from onward.proto.model import PreparedModel
 from onward.text.tokenizer import Tokenizer
 
-ROOT = Path(__file__).resolve().parent.parent
 TEXT = (
     "The sea covers most of the earth, and what lives in it is older than anything on land. Its tides follow the moon. "
 )
@@ -141,9 +138,8 @@ def profile_table(load_name: str, samples: list[FunctionSamples]) -> Table:
 
 def main() -> int:
     args = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as with Ctrl-C, the processes are stopped first
-    args.out.mkdir(parents=True, exist_ok=True)
-    console = Console(highlight=False, soft_wrap=True, stderr=args.json)
+    bench_frame.begin(args.out)
+    console = bench_frame.console(output_is_json=args.json)
     model = store.prepare(config.DEFAULT_MODEL, progress=lambda message, share: None)
     assert model.tokenizer is not None, "the default model has one"
     tokenizer = Tokenizer.from_file(Path(model.folder) / model.tokenizer)
@@ -163,12 +159,10 @@ def main() -> int:
     if not args.skip_grammars:
         document["grammars"] = grammars = grammar_cost.measure(tokenizer)
         console.print(f"masks of {grammars.num_schemas} schemas, µs: {grammars.mask_us}")
-    written = msgspec.json.format(msgspec.json.encode(document))
-    file = args.out / f"bench-api-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    file.write_bytes(written)
+    file = bench_frame.write("bench-api", document, args.out)
     console.print(f"written to {file}")
     if args.json:
-        print(written.decode())
+        print(file.read_text())
     return 0
 
 
@@ -182,8 +176,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--skip-costs", action="store_true")
     parser.add_argument("--skip-profile", action="store_true")
     parser.add_argument("--skip-grammars", action="store_true", help="without what `make bench-grammar` measures")
-    parser.add_argument("--json", action="store_true", help="everything as JSON to the output, the rest to stderr")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench-results", metavar="FOLDER", help="[bench-results]")
+    bench_frame.add_json(parser)
+    bench_frame.add_out(parser)
     args = parser.parse_args()
     if min(args.rounds, args.connections, args.short_requests) < 1 or args.tokens <= SHORT_TOKENS:
         parser.error(f"counts must be at least 1, and --tokens more than {SHORT_TOKENS}")
@@ -191,7 +185,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except OnwardError as fault:
-        sys.exit(f"make bench-api: {fault.message}")
+    bench_frame.run("bench-api", main)

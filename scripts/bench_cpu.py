@@ -9,13 +9,13 @@ measured both sides must answer a simple question: a fast model that talks nonse
 import argparse
 import asyncio
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import bench_frame
 import msgspec
 from bench_sides import OnwardServer, OthersLoad, Peer, peer_python
 
@@ -29,7 +29,6 @@ from onward.models import default_model, store
 from onward.text.chat_template import ChatTemplate
 from onward.text.tokenizer import Tokenizer
 
-ROOT = Path(__file__).resolve().parent.parent
 BAR = {1: 0.8, 8: 0.8, 32: 1.0}
 GOAL = 1.3
 WARM_UP_TOKENS = 16
@@ -159,7 +158,7 @@ def _cpu_used_by(read: Callable[[], float]) -> Callable[[], float]:
 
 def main() -> int:
     args = _arguments()
-    args.out.mkdir(parents=True, exist_ok=True)
+    bench_frame.begin(args.out)
     model = store.prepare(config.DEFAULT_MODEL, progress=_say_once())
     gguf = default_model.fetch(config.cache_dir(), _say_once())
     assert model.tokenizer is not None and model.chat_template is not None, "the default model has both"
@@ -168,7 +167,7 @@ def main() -> int:
         ChatTemplate(model.chat_template, model.bos_token, model.eos_token),
         args.prompt_tokens,
     )
-    peer = Peer(args.peer_python or peer_python(ROOT / ".venv-peer"), gguf)
+    peer = Peer(args.peer_python or peer_python(bench_frame.ROOT / ".venv-peer"), gguf)
     try:
         onward = OnwardServer(args.serve_argument, args.out / "onward-serve.log")
         try:
@@ -182,8 +181,7 @@ def main() -> int:
     for streams, ratio in medians.items():
         bar = f" (at least {BAR[streams]}, goal {GOAL})" if streams in BAR else ""
         print(f"{streams:3} streams: median ratio {ratio:.2f}{bar}")
-    file = args.out / f"bench-cpu-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(_document(args, onward, peer, pairs, medians))))
+    file = bench_frame.write("bench-cpu", _document(args, onward, peer, pairs, medians), args.out)
     print(f"written to {file}")
     is_met = all(medians[n] >= bar for n, bar in BAR.items() if n in medians)
     return 1 if args.check and not is_met else 0
@@ -249,7 +247,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=110, metavar="N", help="about [%(default)s]")
     parser.add_argument("--seed", default=str(time.time_ns()), metavar="TEXT", help="chooses the prompts")
     parser.add_argument("--check", action="store_true", help="fail if a median is below the bar")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench-results", metavar="FOLDER", help="[bench-results]")
+    bench_frame.add_out(parser)
     parser.add_argument("--peer-python", type=Path, metavar="PATH", help="an interpreter that has openvino-genai")
     parser.add_argument("--serve-argument", action="append", default=[], metavar="FLAG", help="for `onward serve`")
     args = parser.parse_args()
@@ -259,4 +257,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    bench_frame.run("bench-cpu", main)

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
+import bench_frame
 import uvloop
 from bench_sides import OnwardServer, Side
 from rich.console import Console
@@ -31,13 +30,11 @@ from onward.bench import doors_figures, environment
 from onward.bench.doors_figures import LEAST_RATIO, MOST_GROWTH, Memory, Overload, Pair
 from onward.bench.lean_streams import Asked, Stream, closed_load, open_load
 from onward.bench.time_plot import Line, Panel, draw
-from onward.errors import OnwardError
 from onward.proto.keys import KeyEntry
 from onward.web.key_file import add_entry, new_key
 from onward.web.keys import HASH_PREFIX, hash_of
 
-ROOT = Path(__file__).resolve().parent.parent
-PLOT = ROOT / "docs" / "overload.svg"
+PLOT = bench_frame.ROOT / "docs" / "overload.svg"
 SETTLE_S = 3.0
 WAIT_S = 150.0
 POLL_S = 0.2
@@ -312,9 +309,8 @@ def _failures(pairs: list[Pair], overload: Overload | None) -> list[str]:
 
 def main() -> int:
     args = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as with Ctrl-C, the server is stopped first
-    args.out.mkdir(parents=True, exist_ok=True)
-    console = Console(highlight=False, soft_wrap=True)
+    bench_frame.begin(args.out)
+    console = bench_frame.console()
     key_file = args.out / "bench-doors-keys.toml"
     keys = _new_keys(key_file, args.hostile_in_flight)
     flags = ["--api-keys", str(key_file), "--max-queue", str(args.max_queue), *args.serve_argument]
@@ -357,8 +353,7 @@ def main() -> int:
 def _write(
     args: argparse.Namespace, document: dict[str, Any], tables: str, overload: Overload | None, console: Console
 ) -> None:
-    file = args.out / f"bench-doors-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
+    file = bench_frame.write("bench-doors", document, args.out)
     file.with_suffix(".md").write_text(tables)
     console.print(f"written to {file} and {file.with_suffix('.md').name}")
     if args.plot and overload is not None:
@@ -387,9 +382,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-queue", type=int, default=32, metavar="N", help="of the server [%(default)s]")
     parser.add_argument("--skip-hostile", action="store_true", help="only overload")
     parser.add_argument("--skip-overload", action="store_true", help="only hostile connections")
-    parser.add_argument("--plot", action="store_true", help=f"draw the overload to {PLOT.relative_to(ROOT)}")
+    parser.add_argument(
+        "--plot", action="store_true", help=f"draw the overload to {PLOT.relative_to(bench_frame.ROOT)}"
+    )
     parser.add_argument("--seed", default=str(time.time_ns()), metavar="TEXT", help="chooses prompts and times")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench-results", metavar="FOLDER", help="[bench-results]")
+    bench_frame.add_out(parser)
     parser.add_argument("--serve-argument", action="append", default=[], metavar="FLAG", help="for the server")
     args = parser.parse_args()
     counts = (args.pairs, args.hostile, args.streams, args.words, args.tokens, args.calm_streams, *args.saturating)
@@ -404,7 +401,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except OnwardError as fault:
-        sys.exit(f"make bench-doors: {fault.message}")
+    bench_frame.run("bench-doors", main)

@@ -8,17 +8,15 @@ ratios. Then the rate of every way that KV can take from one instance to the oth
 import argparse
 import asyncio
 import os
-import signal
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+import bench_frame
 import msgspec
 from bench_sides import OnwardServer, OthersLoad, free_port
 from rich.console import Console
@@ -42,12 +40,10 @@ from onward.bench.pd_figures import (
 from onward.bench.pd_load import Load, observe
 from onward.bench.tail_plot import Curve, draw
 from onward.bench.transfer_rate import BACKENDS, Rate
-from onward.errors import OnwardError
 from onward.models import store
 from onward.proto.model import ModelConfig
 
-ROOT = Path(__file__).resolve().parent.parent
-PLOT = ROOT / "docs" / "pd-isolation.svg"
+PLOT = bench_frame.ROOT / "docs" / "pd-isolation.svg"
 SPLIT, MIXED = "1 prefill + 1 decode", "1 mixed"
 IDLE_TIMEOUT_S = 30.0
 POLL_S = 0.1
@@ -276,17 +272,15 @@ def _transfer_table(rates: list[Rate], num_bytes: int) -> Table:
 
 def main() -> int:
     args = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as with Ctrl-C, the servers are stopped first
-    args.out.mkdir(parents=True, exist_ok=True)
-    console = Console(highlight=False, soft_wrap=True)
+    bench_frame.begin(args.out)
+    console = bench_frame.console()
     model = store.prepare(config.DEFAULT_MODEL, progress=lambda message, share: None)
     document: dict[str, Any] = {"schema": 1, "environment": environment.facts(), "seed": args.seed}
     if not args.skip_isolation:
         document["isolation"] = isolation(args, console, model.name)
     if not args.skip_transfers:
         document["transfers"] = transfers(args, console, model.config)
-    file = args.out / f"bench-pd-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
+    file = bench_frame.write("bench-pd", document, args.out)
     console.print(f"written to {file}")
     return 0
 
@@ -308,9 +302,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, default=7, metavar="N", help="of each transfer [%(default)s]")
     parser.add_argument("--skip-isolation", action="store_true", help="only transfers")
     parser.add_argument("--skip-transfers", action="store_true", help="only streams and long prompts")
-    parser.add_argument("--plot", action="store_true", help=f"draw the waits to {PLOT.relative_to(ROOT)}")
+    parser.add_argument("--plot", action="store_true", help=f"draw the waits to {PLOT.relative_to(bench_frame.ROOT)}")
     parser.add_argument("--seed", default=str(time.time_ns()), metavar="TEXT", help="chooses the prompts")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench-results", metavar="FOLDER", help="[bench-results]")
+    bench_frame.add_out(parser)
     parser.add_argument("--serve-argument", action="append", default=[], metavar="FLAG", help="for every instance")
     args = parser.parse_args()
     counts = (args.pairs, args.streams, args.prompt_tokens, args.num_kv_blocks, args.transfer_bytes, args.repetitions)
@@ -325,7 +319,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except OnwardError as fault:
-        sys.exit(f"make bench-pd: {fault.message}")
+    bench_frame.run("bench-pd", main)

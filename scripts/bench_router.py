@@ -9,14 +9,13 @@ apart. Then chats of many turns over two mixed instances of the default model, t
 import argparse
 import asyncio
 import os
-import signal
-import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+import bench_frame
 import msgspec
 import uvloop
 from bench_sides import OnwardServer, OthersLoad
@@ -39,12 +38,10 @@ from onward.bench.router_cost import (
 from onward.bench.router_report import Row
 from onward.bench.stream_load import Shape
 from onward.bench.tokenizing_cost import tokenizing_cost
-from onward.errors import OnwardError
 from onward.models import store
 from onward.proto.model import PreparedModel
 from onward.text.prompt_tokens import read_text
 
-ROOT = Path(__file__).resolve().parent.parent
 COST_POLICIES = ("least_loaded", "prefix")
 CHAT_POLICIES = ("prefix", "round_robin")
 NUM_INSTANCES = 2
@@ -153,9 +150,8 @@ def _line(one: Figures) -> str:
 
 def main() -> int:
     args = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as with Ctrl-C, the processes are stopped first
-    args.out.mkdir(parents=True, exist_ok=True)
-    console = Console(highlight=False, soft_wrap=True, stderr=args.json)
+    bench_frame.begin(args.out)
+    console = bench_frame.console(output_is_json=args.json)
     if not console.is_terminal:
         console.width = FILE_WIDTH
     document: dict[str, Any] = {"schema": 2, "environment": environment.facts(), "seed": args.seed}
@@ -174,12 +170,10 @@ def main() -> int:
         "Medians. Costs are processor time. Ratios: least_loaded to nginx, prefix to round_robin, pair by pair"
     )
     console.print(router_report.table(rows))
-    written = msgspec.json.format(msgspec.json.encode(document))
-    file = args.out / f"bench-router-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    file.write_bytes(written)
+    file = bench_frame.write("bench-router", document, args.out)
     console.print(f"written to {file}")
     if args.json:
-        print(written.decode())
+        print(file.read_text())
     return 0
 
 
@@ -202,9 +196,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--skip-chats", action="store_true", help="only costs")
     parser.add_argument("--nginx", type=Path, metavar="PATH", help="its binary [on PATH, else Debian's is downloaded]")
     parser.add_argument("--skip-nginx", action="store_true", help="costs without it")
-    parser.add_argument("--json", action="store_true", help="everything as JSON to the output, the rest to stderr")
+    bench_frame.add_json(parser)
     parser.add_argument("--seed", default=str(time.time_ns()), metavar="TEXT", help="chooses the chats")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench-results", metavar="FOLDER", help="[bench-results]")
+    bench_frame.add_out(parser)
     parser.add_argument("--serve-argument", action="append", default=[], metavar="FLAG", help="for every instance")
     args = parser.parse_args()
     counts = (args.rounds, args.scale, args.pairs, args.chats, args.chats_at_once, args.first_words, args.turn_words,
@@ -215,7 +209,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except OnwardError as fault:
-        sys.exit(f"make bench-router: {fault.message}")
+    bench_frame.run("bench-router", main)

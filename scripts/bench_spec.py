@@ -8,10 +8,9 @@ from minute to minute, so what counts is the median of the pairs' ratios, beside
 import argparse
 import asyncio
 import statistics
-import sys
 import time
-from pathlib import Path
 
+import bench_frame
 import msgspec
 from bench_sides import OnwardServer, OthersLoad
 
@@ -23,7 +22,6 @@ from onward.bench.load import Job, Target
 from onward.bench.report import summarize
 from onward.models import store
 
-ROOT = Path(__file__).resolve().parent.parent
 TEXTS = {"copying": (copying_prompt, 0.0), "free": (free_prompt, 0.8)}
 COPYING_GOAL, BAR = 1.5, 0.95
 REQUESTS = {1: 3, 8: 2, 32: 1}
@@ -98,7 +96,7 @@ class Bench:
 
 def main() -> int:
     args = _arguments()
-    args.out.mkdir(parents=True, exist_ok=True)
+    bench_frame.begin(args.out)
     model = store.prepare(config.DEFAULT_MODEL)
     plain = OnwardServer(args.serve_argument, args.out / "plain.log")
     try:
@@ -111,11 +109,10 @@ def main() -> int:
         plain.stop()
     table = _table(pairs)
     print(table)
-    stem = args.out / f"bench-spec-{time.strftime('%Y%m%d-%H%M%S')}"
     document = {"schema": 1, "environment": environment.facts(), "speculative": args.speculative, "pairs": pairs}
-    stem.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(document)))
-    stem.with_suffix(".md").write_text(table, encoding="utf-8")
-    print(f"written to {stem}.json and .md")
+    file = bench_frame.write("bench-spec", document, args.out)
+    file.with_suffix(".md").write_text(table, encoding="utf-8")
+    print(f"written to {file} and {file.with_suffix('.md').name}")
     return 1 if args.check and not _is_met(pairs) else 0
 
 
@@ -180,10 +177,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--output-tokens", type=int, default=128, metavar="N", help="[%(default)s]")
     parser.add_argument("--seed", default=str(time.time_ns()), metavar="TEXT", help="chooses the prompts")
     parser.add_argument("--check", action="store_true", help="fail if a cell is below what is promised")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench-results", metavar="FOLDER", help="[bench-results]")
+    bench_frame.add_out(parser)
     parser.add_argument("--serve-argument", action="append", default=[], metavar="FLAG", help="for `onward serve`")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    bench_frame.run("bench-spec", main)
