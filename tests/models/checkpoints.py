@@ -44,6 +44,7 @@ def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def hf_json(config: ModelConfig, **more: Any) -> dict[str, Any]:
+    """In the oldest spelling, by hand: what reads it is not to be tested with what writes it elsewhere in Onward."""
     return {
         "architectures": [HF_NAMES[config.architecture]],
         "vocab_size": config.vocab_size,
