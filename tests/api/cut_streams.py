@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -9,8 +10,23 @@ import msgspec
 
 from onward.proto.cursor import Cursor, parse_cursor
 from onward.proto.router import Attempt, GivenChoice
+from tests.api.instance import Instance
 from tests.api.reader import AnswerRead, read
 from tests.api.routed import attempt_of
+
+
+STEPS_AT_ONCE = 16
+
+
+@contextmanager
+def in_bursts(instance: Instance) -> Iterator[None]:
+    """For whoever goes on: there are as many of them as events, and none need take as long as the first, whose events
+    come one by one to be cut behind each."""
+    instance.engine.steps_at_once = STEPS_AT_ONCE
+    try:
+        yield
+    finally:
+        instance.engine.steps_at_once = 1
 
 
 def fresh(path: str, body: dict[str, Any]) -> Attempt:

@@ -103,14 +103,19 @@ class EngineThread:
             self._seqs[sender] = message.seq
             for answer in self.engine.handle(message):
                 self._send(sender, answer)
-        if (deltas := self.engine.step()) is not None:
-            for sender in self._seqs:
-                own = [one for one in deltas.deltas if self._senders[one.request_id] == sender]
-                if own:
-                    self._send(sender, Deltas(deltas.step, own))
+        for _ in range(self.engine.steps_at_once):
+            if (deltas := self.engine.step()) is None:
+                break
+            self._send_deltas(deltas)
         if time.monotonic() >= self._next_holding_s:
             self._next_holding_s = time.monotonic() + HOLDING_EVERY_S
             self._send_holding()
+
+    def _send_deltas(self, deltas: Deltas) -> None:
+        for sender in self._seqs:
+            own = [one for one in deltas.deltas if self._senders[one.request_id] == sender]
+            if own:
+                self._send(sender, Deltas(deltas.step, own))
 
     def _send_holding(self) -> None:
         holding = self.engine.holding()

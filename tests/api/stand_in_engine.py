@@ -74,6 +74,8 @@ class StandInEngine:
     give_up: GiveUp = never
     """Asked before each token: an error ends that request with `pd_reschedule`."""
     paused: bool = False
+    steps_at_once: int = 1
+    """Taken before anybody else gets a turn: with many, tokens come in bursts and a long answer takes no time."""
     crash_charges: int = 0
     running: dict[str, Running] = field(default_factory=dict)
     submits: list[Submit] = field(default_factory=list)

@@ -14,7 +14,7 @@ from onward.proto.cursor import format_cursor
 from onward.proto.model import PreparedModel
 from onward.proto.router import GivenChoice
 from onward.proto.sampling import Sampling
-from tests.api.cut_streams import cuts, events_of, fresh, given_by, is_between, later, told, uncached
+from tests.api.cut_streams import cuts, events_of, fresh, given_by, in_bursts, is_between, later, told, uncached
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES, num_choices
 from tests.api.routed import hear, post
@@ -80,7 +80,8 @@ def test_a_client_that_comes_back_reads_on(instance: Instance, exact_instance: I
         for before, place in cuts(events):
             headers = {"last-event-id": format_cursor(place)}
             method = "GET" if again is None else "POST"
-            rest = httpx.request(method, url, json=again, headers=headers, timeout=30, verify=NO_CERTIFICATES)
+            with in_bursts(server):
+                rest = httpx.request(method, url, json=again, headers=headers, timeout=30, verify=NO_CERTIFICATES)
             assert told([*before, *events_of(rest)], body) == whole
 
 
@@ -95,7 +96,8 @@ def test_another_instance_goes_on_for_a_router(instance: Instance, kind: str) ->
     for before, place in cuts(events):
         choices = given_by(before, num_choices(body))
         attempt = later(first, choices=choices, usage_told=place.usage_told)
-        rest = [one for one in events_of(post(instance.url, attempt)) if not is_between(one)]
+        with in_bursts(instance):
+            rest = [one for one in events_of(post(instance.url, attempt)) if not is_between(one)]
         assert told([*before, *rest], body) == whole
 
 
@@ -116,5 +118,6 @@ def test_a_whole_answer_does_not_show_where_it_was_cut(instance: Instance, kind:
                 GivenChoice(one[:at], end if is_told and at >= len(one) else None)
                 for one, end in zip(tokens, ends, strict=True)
             ]
-            again = hear(instance.url, later(asked, choices=choices, num_cached_tokens=3))
+            with in_bursts(instance):
+                again = hear(instance.url, later(asked, choices=choices, num_cached_tokens=3))
             assert uncached(again.answer) == uncached(first.answer)

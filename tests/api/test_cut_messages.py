@@ -11,7 +11,7 @@ import pytest
 from onward.config import ApiConfig
 from onward.proto.cursor import format_cursor
 from onward.proto.router import GivenChoice
-from tests.api.cut_streams import cuts, events_of, fresh, given_by, is_between, later, told, uncached
+from tests.api.cut_streams import cuts, events_of, fresh, given_by, in_bursts, is_between, later, told, uncached
 from tests.api.instance import Instance
 from tests.api.reader import NO_CERTIFICATES, num_choices, read
 from tests.api.routed import hear, post
@@ -92,11 +92,12 @@ def test_a_client_that_comes_back_reads_on(keeper: Instance, repeater: Instance,
         events = events_of(httpx.post(server.url + CHAT, json=body, timeout=30, verify=NO_CERTIFICATES))
         whole = told(events, body)
         assert all(reason in ("stop", "length", "tool_calls") for reason in whole.reasons)
-        # Who makes all tokens again takes long: it is asked at some places only.
+        # Who makes all tokens again takes longest: it is asked at some places only.
         for before, place in list(cuts(events))[:: 1 if again is None else 4]:
             headers = {"last-event-id": format_cursor(place)}
             method, url = "GET" if again is None else "POST", server.url + CHAT
-            rest = httpx.request(method, url, json=again, headers=headers, timeout=30, verify=NO_CERTIFICATES)
+            with in_bursts(server):
+                rest = httpx.request(method, url, json=again, headers=headers, timeout=30, verify=NO_CERTIFICATES)
             assert told([*before, *events_of(rest)], body) == whole
 
 
@@ -109,7 +110,8 @@ def test_another_instance_goes_on_for_a_router(keeper: Instance, kind: str) -> N
     whole = told(events, body)
     for before, place in cuts(events):
         attempt = later(first, choices=given_by(before, num_choices(body)), usage_told=place.usage_told)
-        rest = [one for one in events_of(post(keeper.url, attempt)) if not is_between(one)]
+        with in_bursts(keeper):
+            rest = [one for one in events_of(post(keeper.url, attempt)) if not is_between(one)]
         assert told([*before, *rest], body) == whole
 
 
@@ -128,7 +130,8 @@ def test_a_whole_answer_does_not_show_where_it_was_cut(keeper: Instance, kind: s
             GivenChoice(one[:at], end if is_told and at >= len(one) else None)
             for one, end in zip(tokens, ends, strict=True)
         ]
-        again = hear(keeper.url, later(asked, choices=choices, num_cached_tokens=3))
+        with in_bursts(keeper):
+            again = hear(keeper.url, later(asked, choices=choices, num_cached_tokens=3))
         assert uncached(again.answer) == uncached(first.answer)
 
 
