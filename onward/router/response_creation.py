@@ -27,6 +27,8 @@ from onward.web.sse import named_event
 
 MAX_BACKGROUND = 512
 LOOK_EVERY_S = 0.01
+LAST_WORDS_S = 3.0
+"""A stream fails where instances do, and then none of them is waited for as a client would wait for its answer."""
 
 
 class _Sketch(msgspec.Struct, frozen=True):
@@ -118,8 +120,9 @@ class ResponseClientSide(ClientSide):
         after = last_number(self._last)
         record = msgspec.structs.replace(self._found.record_of(self._told_stream, is_live=False), error=info)
         try:
-            return await self._found.asked("events", record, after=after)
-        except (OnwardError, RequestFailed):
+            async with asyncio.timeout(LAST_WORDS_S):
+                return await self._found.asked("events", record, after=after)
+        except (OnwardError, RequestFailed, TimeoutError):
             return _failed_event(self._told_stream, info, after + 1)
 
 

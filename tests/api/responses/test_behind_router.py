@@ -30,6 +30,8 @@ from tests.router.harness import Answer, Router, running_router
 TEXT = tokens_of("one two thrée")
 MANY_TRIES = 600
 EVERY_S = 0.05
+PATIENCE_S = 25.0
+"""Less than a question that a client has asked may take at an instance that does not answer."""
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +263,7 @@ def test_when_nobody_is_left_the_stream_ends_with_what_has_failed(thinker: Prepa
             asking = asyncio.create_task(router.post(body, path=PATH))
             await until(lambda: _is(instance.engine.paused))
             await asyncio.to_thread(instance.kill_api, instance.children[0])
-            streamed = events_in(await asking)
+            streamed = events_in(await asyncio.wait_for(asking, PATIENCE_S))
             check_event(data_of(streamed[-1]))
             events = told(streamed)
             assert events[-1]["type"] == "response.failed"
