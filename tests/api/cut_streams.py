@@ -14,7 +14,6 @@ from tests.api.instance import Instance
 from tests.api.reader import AnswerRead, read
 from tests.api.routed import attempt_of
 
-
 STEPS_AT_ONCE = 16
 
 
