@@ -8,6 +8,8 @@ TORCH_INDEX ?=
 ARGS ?=
 # Tests side by side. Many of them start servers of their own, so more than one for each core is too many.
 JOBS ?= 2
+# Files in the order of tests/conftest.py, where the longest come first; by itself xdist begins with those of most tests.
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: serve install test test-full lint sabotage chaos fuzz fuzz-http sim sim-sabotage schema-suite bench-api bench-cpu bench-grammar bench-pd bench-router bench-stage bench-doors bench-spec clean
 
@@ -19,11 +21,11 @@ install: $(VENV)/.installed
 
 test: $(VENV)/.installed-test lint
 	$(BIN)/onward warm
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not full and not gpu"
+	$(PYTEST) -m "not full and not gpu"
 
 test-full: $(VENV)/.installed-test lint
 	$(BIN)/onward warm
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not gpu"
+	$(PYTEST) -m "not gpu"
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

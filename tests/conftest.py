@@ -1,9 +1,41 @@
-"""What holds for every test: signals mean what they mean in a terminal."""
+"""What holds for every test: signals mean what they mean in a terminal, and files that take long begin first."""
 
 import signal
+from pathlib import Path
+
+import pytest
+
+LONGEST_FIRST = (
+    "e2e/test_chaos.py",
+    "engine/test_core_properties.py",
+    "e2e/test_pd_crashes.py",
+    "sim/test_seeds.py",
+    "e2e/test_router.py",
+    "e2e/test_pressure.py",
+    "e2e/test_pd_serving.py",
+    "e2e/test_pd_limits.py",
+    "api/test_cut_messages.py",
+    "e2e/test_crashes.py",
+    "api/responses/test_cuts.py",
+    "worker/speculation/test_default_model.py",
+    "models/test_decoder_default_model.py",
+    "e2e/test_speculation.py",
+    "api/test_attempts.py",
+    "api/responses/test_behind_router.py",
+    "e2e/test_drafts_of_models.py",
+    "engine/test_admission_properties.py",
+)
+"""Whoever comes to one of them last does it alone: a file is one process's. All others are short, and come in any order."""
+
+_PLACES = {Path(__file__).parent.joinpath(name).resolve(strict=True): place for place, name in enumerate(LONGEST_FIRST)}
 
 
 def pytest_configure() -> None:
     # A shell that starts a run in the background has it ignore SIGINT, and so would every process that a test starts.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _PLACES.get(item.path, len(_PLACES)))
