@@ -7,13 +7,19 @@ from tests.e2e.streams import chat_body, run_streams
 
 BODIES = [chat_body(i, 80) for i in range(32)]
 NUM_BLOCKS = 24
+Result = tuple[str, list[int], list[str], int]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Result]:
+    with Server() as big:
+        streams = run_streams(big.url, BODIES)
+        assert big.metrics()["onward_preemptions_total"] == 0
+    return [stream.result() for stream in streams]
 
 
 @pytest.mark.parametrize("transport", ["shm", "zmq"])
-def test_preempted_streams_equal_those_of_a_big_pool(transport: str) -> None:
-    with Server("--transport", transport) as big:
-        expected = [stream.result() for stream in run_streams(big.url, BODIES)]
-        assert big.metrics()["onward_preemptions_total"] == 0
+def test_preempted_streams_equal_those_of_a_big_pool(transport: str, expected: list[Result]) -> None:
     # Two or three of the thirty-two fit at their full length.
     with Server("--transport", transport, "--num-kv-blocks", str(NUM_BLOCKS)) as small:
         streams = run_streams(small.url, BODIES)
