@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # On Linux without a GPU: make install TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
+TORCH := torch>=2.11,<2.14
 # More flags: make serve ARGS='--port 9000', make bench-cpu ARGS='--pairs 5'
 ARGS ?=
 # Tests side by side. Many of them start servers of their own, so more than one for each core is too many.
@@ -11,7 +12,7 @@ JOBS ?= 2
 # Files in the order of tests/conftest.py, where the longest come first; by itself xdist begins with those of most tests.
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve install test test-full lint sabotage chaos fuzz fuzz-http sim sim-sabotage schema-suite bench-api bench-cpu bench-grammar bench-pd bench-router bench-stage bench-doors bench-spec clean
+.PHONY: serve install warm test test-full lint sabotage chaos fuzz fuzz-http sim sim-sabotage schema-suite bench-api bench-cpu bench-grammar bench-pd bench-router bench-stage bench-doors bench-spec clean
 
 serve: install
 	$(BIN)/onward serve $(ARGS)
@@ -19,13 +20,17 @@ serve: install
 install: $(VENV)/.installed
 	@$(BIN)/onward warm
 
-test: $(VENV)/.installed-test lint
-	$(BIN)/onward warm
+test: $(VENV)/.installed-test
+	$(MAKE) --jobs=2 lint warm
 	$(PYTEST) -m "not full and not gpu"
 
-test-full: $(VENV)/.installed-test lint
-	$(BIN)/onward warm
+test-full: $(VENV)/.installed-test
+	$(MAKE) --jobs=2 lint warm
 	$(PYTEST) -m "not gpu"
+
+# Kernels are compiled and the default model is there: half a minute of one core, as long as pyright takes on the other.
+warm: $(VENV)/.installed
+	$(BIN)/onward warm
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -98,13 +103,16 @@ clean:
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
+define pip_install
+$(if $(TORCH_INDEX),$(BIN)/pip install "$(TORCH)" --index-url $(TORCH_INDEX))
+$(BIN)/pip install -e "$(1)"
+endef
+
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
-ifneq ($(TORCH_INDEX),)
-	$(BIN)/pip install "torch>=2.11,<2.14" --index-url $(TORCH_INDEX)
-endif
-	$(BIN)/pip install -e .
+	$(call pip_install,.)
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/pip install -e ".[test]"
-	@touch $@
+# All of the above too: pip resolves and builds once.
+$(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml
+	$(call pip_install,.[test])
+	@touch $(VENV)/.installed $@
