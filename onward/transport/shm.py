@@ -10,6 +10,7 @@ A worker killed in mid-row leaves a header that does not fit, and a step is take
 on the doorbell, so it spins no core. Nothing has a name: when both processes are dead, the kernel has forgotten all.
 """
 
+import contextlib
 import mmap
 import os
 import socket
@@ -156,7 +157,8 @@ class ShmWorkerPort:
         place = self._ring.place(plan.step)
         self._ring.publish(place + self._ring.layout.plan_at, plan.step, body, 0, b"", 0.0)
         self._sent += 1
-        self._ring.ring()
+        with contextlib.suppress(WireBroken):  # the supervisor tells of deaths, and then the plan is void
+            self._ring.ring()
 
     def receive(self) -> WorkerHello | StepResult | None:
         try:

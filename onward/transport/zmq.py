@@ -8,6 +8,7 @@ Local addresses are abstract: no file is made, so none can be left behind. What 
 guarded by a CURVE key that is part of the address, and that only the supervisor's children are told.
 """
 
+import contextlib
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -119,8 +120,10 @@ class WorkerPort:
         self._decoder = msgspec.msgpack.Decoder(WorkerWireMessage)
 
     def send(self, plan: StepPlan) -> None:
-        # Far fewer are in flight than the queue holds, so this is not refused.
-        self.pollable.send(self._encoder.encode(plan), zmq.NOBLOCK)
+        # Far fewer are in flight than the queue holds, so this is refused only where nobody is at the other end any more.
+        # The supervisor tells of deaths, and then the plan is void.
+        with contextlib.suppress(zmq.Again):
+            self.pollable.send(self._encoder.encode(plan), zmq.NOBLOCK)
 
     def receive(self) -> WorkerHello | StepResult | None:
         try:

@@ -148,3 +148,12 @@ def test_a_worker_killed_while_it_writes_leaves_nothing_half_read() -> None:
         assert last is None or last.step == 40 + attempt
         assert engine.receive() is None
         engine.close()
+
+
+def test_a_plan_for_a_worker_that_has_just_died_is_nobody_s_fault(ends: tuple[ShmWorkerPort, ShmPlanSocket]) -> None:
+    """The supervisor will tell the engine; until then there may be something to plan."""
+    engine, worker = ends
+    worker._ring.doorbell.close()
+    engine.send(StepPlan(1))
+    engine.send(StepPlan(2))
+    assert engine.receive() is None

@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import zmq
+
 from onward.proto import SCHEMA_VERSION
 from onward.proto.request import (
     Abort,
@@ -160,4 +162,20 @@ def test_sending_never_hides_what_has_arrived(tmp_path: Path) -> None:
         return received
 
     assert asyncio.run(api()) == 300
+    engine.close()
+
+
+def test_a_plan_for_a_worker_that_has_just_died_is_nobody_s_fault(tmp_path: Path) -> None:
+    """The supervisor will tell the engine; until then there may be something to plan."""
+    address = f"ipc://{tmp_path}/w.sock"
+    engine, worker = Wires(), Wires()
+    ours, theirs = engine.worker_port(address), worker.plan_socket(address)
+    theirs.send(HELLO)
+    assert receive(engine, ours) == HELLO
+    worker.close()
+    # zmq notices the end of the other side when it likes; from then on it takes nothing.
+    while ours.pollable.poll(10, zmq.POLLOUT):
+        pass
+    ours.send(PLAN)
+    assert ours.receive() is None
     engine.close()
