@@ -155,6 +155,8 @@ class Scheduler:
         request.move_to(Status.WAITING)
         request.prefills_here = True
         self.waiting.add(request)
+        if policy.must_run_alone(request):  # it may have been a peer's worker that died under it
+            self.suspects.add(request)
 
     def end_push(self, block_ids: list[int]) -> None:
         """A transfer reads these no more."""
@@ -165,15 +167,19 @@ class Scheduler:
         self.seating.publish_computed(request)
 
     def _plan_alone(self, draft: PlanDraft, now_s: float) -> bool:
-        """A suspect gets the step for itself, so that a crash hurts nobody else."""
-        if not self.suspects:
-            return False
-        suspect = min(self.suspects, key=policy.queue_key)
-        if suspect.status is Status.WAITING and not self._admit(draft, suspect, now_s):
-            return False
-        if suspect.status is Status.RUNNING and suspect not in draft.runs:
+        """A suspect gets the step for itself, so that a crash hurts nobody else. One that cannot go on, for want of blocks
+        or of a peer's answer, does not hold up the next: what it waits for may be that one's to give."""
+        for suspect in sorted(self.suspects, key=policy.queue_key):
+            self._plan_suspect(draft, suspect, now_s)
+            if draft.runs:
+                return True
+        return False
+
+    def _plan_suspect(self, draft: PlanDraft, suspect: Request, now_s: float) -> None:
+        if suspect.status is Status.RUNNING:
             self._continue(draft, suspect, suspect.num_to_plan)
-        return bool(draft.runs)
+        elif suspect.status is Status.WAITING and not draft.short_of_blocks and not draft.preempts:
+            self._admit(draft, suspect, now_s)
 
     def _continue_running(self, draft: PlanDraft, now_s: float) -> None:
         behind = []

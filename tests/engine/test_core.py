@@ -328,6 +328,21 @@ def test_a_request_charged_twice_runs_alone_in_its_step() -> None:
     assert harness.clients["other"].tokens == harness.expected(harness.clients["other"])
 
 
+def test_a_suspect_that_finds_no_room_does_not_hold_up_the_one_that_has_it() -> None:
+    """After an engine's death they may come back in any order: the later one runs already when the first one comes."""
+    harness = Harness(num_blocks=8, max_num_batched_tokens=8)
+    suspect = {"max_tokens": 4, "crash_charges": 2, "epoch": 2}
+    harness.submit("later", list(range(1, 20)), arrival_s=2.0, **suspect)
+    harness.plan()
+    harness.answer()
+    harness.submit("first", list(range(20, 40)), arrival_s=1.0, **suspect)
+    plan = harness.plan()
+    assert plan is not None and len(plan.run) == 1, "still alone"
+    assert harness.plan() is None
+    harness.run_until_idle()
+    harness.check_all_exact()
+
+
 def test_charges_travel_with_a_resubmission_to_another_engine() -> None:
     harness = Harness()
     client = harness.submit("a", [1, 2, 3], max_tokens=9)

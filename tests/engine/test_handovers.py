@@ -106,3 +106,20 @@ def test_logprobs_of_given_tokens_are_scored_again_by_the_peer_and_here_alike() 
         assert first["p"].prompt_logprobs == [expected_logprobs(token, 1) for token in prompt[1:]]
         assert first["p"].rescored == [expected_logprobs(token, 2) for token in given]
         assert all(delta.rescored is None for delta in told if delta not in first.values())
+
+
+def test_a_prompt_under_which_two_peers_have_died_is_computed_alone_here() -> None:
+    cluster = Cluster(num_prefill=2, local_prefill_tokens=4)
+    cluster.submit("r", list(range(1, 23)))
+    assert cluster.decode.plan() is None, "peers are asked"
+    for _ in range(20):
+        cluster.turn(steps=False)
+        for peer in cluster.peers.values():
+            if (plan := peer.plan()) is not None and plan.run:
+                peer.crash_worker()
+    cluster.submit("other", [4, 5], max_tokens=5)
+    plan = cluster.decode.plan()
+    assert plan is not None and [assign.request_id for assign in plan.assign] == ["r"]
+    assert cluster.decode.plan() is None, "no other step is in flight beside it"
+    cluster.settle()
+    cluster.decode.check_all_exact()
