@@ -25,6 +25,7 @@ from onward.errors import CrashedWorker, DeadlineExceeded, OnwardError
 from onward.log import event as log_event
 from onward.obs.metrics import Registry
 from onward.obs.step_log import StepLog
+from onward.pd.memory import RecentMemory
 from onward.proto.handoff import ToDecode, ToPrefill
 from onward.proto.kv_transfer import KvReport
 from onward.proto.request import (
@@ -51,6 +52,8 @@ log = logging.getLogger(__name__)
 HOLDING_INTERVAL_S = 1.0
 DEADLINE_CHECK_INTERVAL_S = 0.05
 MAX_TOMBSTONES = 10_000
+MAX_GONE_APIS = 1000
+"""Whose last words are dropped. They come within moments, so a few would do."""
 
 
 class EngineCore:
@@ -88,6 +91,7 @@ class EngineCore:
         )
         self._seq: dict[str, int] = {}
         """The last message read from each api process."""
+        self._gone_apis: RecentMemory[str, bool] = RecentMemory(MAX_GONE_APIS)
         self._tombstones: OrderedDict[str, float] = OrderedDict()
         self._step = 0
         self._progress_s = 0.0
@@ -99,6 +103,9 @@ class EngineCore:
         self._scheduler_log = SchedulerLog(config.log_interval_s)
 
     def receive(self, owner: str, message: ToEngine, now_s: float) -> None:
+        if owner in self._gone_apis:
+            self.metrics.stale.inc("owner")
+            return
         self._seq[owner] = message.seq
         match message:
             case Submit():
@@ -129,7 +136,9 @@ class EngineCore:
             self._handovers.kv_report(report, now_s)
 
     def api_gone(self, owner: str, now_s: float) -> None:
-        """An api process died, and its clients' connections with it: nobody is left to read."""
+        """An api process died, and its clients' connections with it: nobody is left to read, and what it said last, which
+        may come later than this, is not begun."""
+        self._gone_apis.remember(owner, True)
         self._seq.pop(owner, None)
         for request in [r for r in self._live.values() if r.owner == owner]:
             self._end(request, FinishReason.ABORT, now_s)
@@ -321,9 +330,10 @@ class EngineCore:
             raise refusal.error
         self._callers.charge_prompt(request, in_flight, now_s)
 
-    def _of_caller(self, caller: str) -> list[Request]:
-        """What a peer asks of us is no caller's."""
-        return [r for r in self._live.values() if r.caller == caller and r.handover is None]
+    def _of_caller(self, caller: str | None) -> list[Request]:
+        """None: everybody's. What a peer asks of us is no caller's: its own instance ends that."""
+        own = (r for r in self._live.values() if r.handover is None)
+        return [r for r in own if caller is None or r.caller == caller]
 
     def _backlog(self) -> door.Backlog:
         waiting, num_free = self.scheduler.waiting, self.scheduler.slots.num_free
@@ -371,8 +381,7 @@ class EngineCore:
         """Exact names only: an empty one, or the beginning of another, matches nothing."""
         by_name: dict[str, list[Request]] = {}
         since_s = message.again_since_s
-        live = self._live.values() if message.caller is None else self._of_caller(message.caller)
-        meant = [r for r in live if since_s is None or r.arrival_s <= since_s]
+        meant = [r for r in self._of_caller(message.caller) if since_s is None or r.arrival_s <= since_s]
         for request in meant:
             for name in {request.name, request.label} - {""}:
                 by_name.setdefault(name, []).append(request)
@@ -395,7 +404,7 @@ class EngineCore:
     def _end(self, request: Request, reason: FinishReason, now_s: float) -> None:
         """Ends a request on somebody's word. The one who found a stop string knows already; others are told."""
         request.finish_reason = reason
-        if reason is not FinishReason.STOP and (request.owner in self._seq or request.handover is not None):
+        if reason is not FinishReason.STOP and request.owner in self._seq:
             self._outbox.delta(request, [])
         self._tokens.finish(request, reason, now_s)
 

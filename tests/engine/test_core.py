@@ -1,5 +1,7 @@
 """The rules of the engine core, one by one."""
 
+import msgspec
+
 from onward.proto.request import Abort, AbortByName
 from onward.proto.step import Failed, StepResult, Tokens
 from tests.engine.harness import API, Harness
@@ -391,6 +393,18 @@ def test_the_requests_of_a_dead_api_process_are_aborted() -> None:
     harness.run_until_idle()
     assert harness.metric("finished", "abort") == 1
     harness.core.audit_idle()
+
+
+def test_what_a_dead_api_process_said_last_is_not_begun() -> None:
+    """It was on its way when the process died, and the engine hears of the death first."""
+    harness = Harness()
+    client = harness.submit("a", [1, 2, 3], max_tokens=9)
+    harness.core.api_gone("api-1", harness.now_s)
+    harness.core.receive("api-1", msgspec.structs.replace(client.submit, request_id="b"), harness.now_s)
+    assert harness.core.idle
+    assert harness.metric("stale", "owner") == 1
+    harness.core.tick(5.0)
+    assert harness.core.drain() == [], "nobody is told each second what is held for it"
 
 
 def test_a_newer_epoch_replaces_the_older_one_and_an_older_one_is_dropped() -> None:

@@ -108,6 +108,21 @@ def test_logprobs_of_given_tokens_are_scored_again_by_the_peer_and_here_alike() 
         assert all(delta.rescored is None for delta in told if delta not in first.values())
 
 
+def test_an_abort_of_all_at_a_prefill_instance_leaves_what_it_computes_for_others() -> None:
+    """Their clients are elsewhere, and so is whoever may end their requests."""
+    cluster = Cluster()
+    client = cluster.submit("r", list(range(1, 23)))
+    cluster.turn()
+    own = cluster.prefill.submit("own-0", [1, 2, 3], max_tokens=50)
+    assert len(cluster.prefill.core._live) == 2
+    assert cluster.prefill.abort_by_name(everything=True).aborted == ["own"]
+    assert own.finish_reason == "abort"
+    cluster.settle()
+    assert client.tokens == cluster.decode.expected(client)
+    cluster.settle(seconds=1.0)
+    cluster.check_idle()
+
+
 def test_a_prompt_under_which_two_peers_have_died_is_computed_alone_here() -> None:
     cluster = Cluster(num_prefill=2, local_prefill_tokens=4)
     cluster.submit("r", list(range(1, 23)))
