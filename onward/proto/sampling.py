@@ -9,6 +9,8 @@ from onward.proto.thinking import ThinkingRule
 
 MAX_GRAMMAR_BYTES = 1 << 17
 """Of a grammar's source, in UTF-8: it travels with every assignment."""
+MAX_BAD_WORD_TOKENS = 8192
+"""Of all bad words together: they too."""
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"]
 

@@ -9,7 +9,7 @@ import msgspec
 
 from onward.config import ServeConfig
 from onward.proto.model import PreparedModel
-from onward.proto.sampling import MAX_GRAMMAR_BYTES
+from onward.proto.sampling import MAX_BAD_WORD_TOKENS, MAX_GRAMMAR_BYTES
 from onward.proto.speculation import num_drafts_of
 from onward.proto.step import MAX_PROMPT_LOGPROB_ROWS
 from onward.proto.wire import ShmWire, Wire, ZmqWire
@@ -19,7 +19,7 @@ from onward.transport.curve import private_addresses
 BYTES_PER_INTEGER = 5
 """At most, for a token or block id in msgpack."""
 BYTES_PER_REQUEST = 1 << 15
-"""Everything else in an assignment: ids, sampling, and the bounded lists in it."""
+"""Everything else in an assignment: ids, sampling, and the short lists in it."""
 BYTES_PER_FAILURE = 1 << 12
 MAX_LOGPROBS = 20
 BYTES_PER_LOGPROB = 16
@@ -60,8 +60,8 @@ def make(
 def shm_wire(config: ServeConfig, model: PreparedModel, worker_incarnation: str) -> ShmWire:
     max_model_len = config.max_model_len or model.config.max_position_embeddings
     blocks_per_request = max_model_len // config.block_size + 1
-    # Its tokens, its blocks, and those of a peer that its KV is pushed to.
-    ids_per_request = max_model_len + 2 * blocks_per_request
+    # Its tokens, its blocks, those of a peer that its KV is pushed to, and its bad words.
+    ids_per_request = max_model_len + 2 * blocks_per_request + MAX_BAD_WORD_TOKENS
     # A failure, or a vector.
     bytes_per_side = BYTES_PER_FAILURE + model.config.hidden_size * BYTES_PER_NUMBER
     num_drafts = num_drafts_of(config.speculative)

@@ -7,6 +7,7 @@ spelling, or a word that is only a part of a longer token, is another word.
 from collections.abc import Sequence
 
 from onward.errors import InvalidRequest
+from onward.proto.sampling import MAX_BAD_WORD_TOKENS
 from onward.text.tokenizer import Tokenizer
 
 MAX_BAD_WORDS = 128
@@ -32,4 +33,10 @@ def bad_word_token_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> tup
         raise InvalidRequest("bad_words: this model has no tokenizer; use logit_bias", param="bad_words")
     texts = (space + word.lstrip() for word in words for space in ("", " "))
     sequences = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
-    return tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
+    found = tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
+    if (num_tokens := sum(map(len, found))) > MAX_BAD_WORD_TOKENS:
+        problem = (
+            f"at most {MAX_BAD_WORD_TOKENS} tokens in all, each word counted with and without a space, got {num_tokens}"
+        )
+        raise InvalidRequest(f"bad_words: {problem}", param="bad_words")
+    return found
