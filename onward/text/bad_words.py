@@ -35,8 +35,9 @@ def bad_word_token_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> tup
     sequences = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
     found = tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
     if (num_tokens := sum(map(len, found))) > MAX_BAD_WORD_TOKENS:
-        problem = (
-            f"at most {MAX_BAD_WORD_TOKENS} tokens in all, each word counted with and without a space, got {num_tokens}"
+        raise InvalidRequest(
+            f"bad_words: at most {MAX_BAD_WORD_TOKENS} tokens in all, each word with and without a space before it, "
+            f"got {num_tokens}",
+            param="bad_words",
         )
-        raise InvalidRequest(f"bad_words: {problem}", param="bad_words")
     return found
