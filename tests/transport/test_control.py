@@ -1,7 +1,15 @@
+import os
+import socket
+
 import pytest
 
-from onward.proto.control import AskSnapshot, Progress, Ready
+from onward.proto.control import AskSnapshot, NewKeys, Progress, Ready
+from onward.proto.keys import KeyEntry
 from onward.transport.control import ChannelClosed, ControlChannel, control_pair
+from onward.web.keys import MAX_KEYS, MAX_LIMIT, MAX_NAME_LENGTH
+
+KERNEL_DEFAULT_BYTES = 212_992
+"""What Linux grants a socket's buffer at most, unless somebody has raised `wmem_max`."""
 
 
 def test_messages_arrive_whole_and_in_order() -> None:
@@ -40,5 +48,43 @@ def test_a_peer_that_does_not_read_never_blocks_the_sender() -> None:
     assert sent > 0
     assert ours.receive() == Progress("x" * 10_000)
     assert theirs.send(Progress("room again"))
+    ours.close()
+    theirs.close()
+
+
+def test_the_largest_table_of_keys_passes_whatever_buffers_the_kernel_grants() -> None:
+    entries = [
+        KeyEntry(
+            name=f"{number:x>{MAX_NAME_LENGTH}}",
+            digest=f"{number:064x}",
+            max_in_flight=MAX_LIMIT,
+            tokens_per_minute=MAX_LIMIT,
+            max_connections=MAX_LIMIT,
+        )
+        for number in range(MAX_KEYS)
+    ]
+    ours, raw = control_pair()
+    theirs = ControlChannel(raw)
+    ours._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_DEFAULT_BYTES)
+    assert ours.send(NewKeys(entries))
+    assert ours.send(AskSnapshot(1))
+    assert theirs.receive() == NewKeys(entries)
+    assert theirs.receive() == AskSnapshot(1)
+    ours.close()
+    theirs.close()
+
+
+def test_file_descriptors_come_along_with_a_large_message_too() -> None:
+    ours, raw = control_pair()
+    theirs = ControlChannel(raw)
+    read_end, write_end = os.pipe()
+    assert ours.send(NewKeys([KeyEntry(name="x" * 1_000_000, digest="")]), [write_end])
+    os.close(write_end)
+    assert theirs.receive() == NewKeys([KeyEntry(name="x" * 1_000_000, digest="")])
+    [given] = theirs.take_fds()
+    os.write(given, b"!")
+    assert os.read(read_end, 9) == b"!"
+    for fd in (given, read_end):
+        os.close(fd)
     ours.close()
     theirs.close()
