@@ -63,6 +63,8 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 SNAPSHOT_INTERVAL_S = 1.0
+OWN_PAUSE_S = 5.0
+"""A turn of ours takes far less. After a longer one it was we, or the whole machine, that stood still."""
 KILL_AFTER_S = 3.0
 """Beyond the grace: how long a child that was told to stop may take."""
 
@@ -106,6 +108,7 @@ class Supervisor:
         self._is_draining = False
         self._stop_requests = 0
         self._next_snapshot_s = 0.0
+        self._turned_s = self._awake_since_s = clock.now_s()
 
     def run(self) -> None:
         """Serves until told to stop. Raises `StartupError` if it never came to that."""
@@ -151,6 +154,9 @@ class Supervisor:
             self._shall_reload_keys = False
             self._reload_keys()
         now_s = self._clock.now_s()
+        if now_s - self._turned_s > OWN_PAUSE_S:
+            self._awake_since_s = now_s
+        self._turned_s = now_s
         self._reap(now_s)
         self._restart_what_is_due(now_s)
         self._take_snapshots(now_s)
@@ -398,8 +404,11 @@ class Supervisor:
         self._kill_the_stuck(now_s)
 
     def _kill_the_stuck(self, now_s: float) -> None:
-        """A process that does not answer is killed before it is replaced, so there are never two."""
+        """A process that does not answer is killed before it is replaced, so there are never two. Only what it owes since
+        we are awake counts: whoever was stopped and continued finds everybody silent."""
         timeout_s = self._config.stall_timeout_s
+        if now_s - self._awake_since_s <= timeout_s:
+            return
         stats = self._hub.engine_stats()
         stuck = [child for child, heard_s in self._hub.heard_s.items() if now_s - heard_s > timeout_s]
         if stats is not None and stats.worker_ready and stats.stalled_s > timeout_s:

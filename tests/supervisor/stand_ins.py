@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from onward.clock import SystemClock
+from onward.clock import Clock, SystemClock
 from onward.config import ServeConfig
 from onward.proto.model import ModelConfig, PreparedModel
 from onward.supervisor.children import Child, ChildState, Role
@@ -21,14 +21,18 @@ SHAPE = ModelConfig("llama", 32, 8, 16, 1, 1, 1, 8, 256, 1e-5, 1e4)
 
 @contextmanager
 def supervisor_of(
-    config: ServeConfig, *, with_handoff: bool = False, key_source: KeySource | None = None
+    config: ServeConfig,
+    *,
+    with_handoff: bool = False,
+    key_source: KeySource | None = None,
+    clock: Clock | None = None,
 ) -> Iterator[Supervisor]:
     with socket.socket() as listening, socket.socket() as handoff:
         made = Supervisor(
             config,
             PreparedModel("small", "", SHAPE, "float32", "none", "", [], None, None, None, None, []),
             listening,
-            SystemClock(),
+            clock or SystemClock(),
             pd=PdPlan(cluster_key="ab" * 32, handoff_address="tcp://127.0.0.1:7000"),
             routers=resolve_routers(config, 4711),
             handoff=handoff if with_handoff else None,

@@ -1,5 +1,6 @@
-"""A worker that makes no progress is killed, once, and its successor is judged by its own deeds."""
+"""A process that makes no progress is killed, once, and its successor is judged by its own deeds."""
 
+import socket
 from contextlib import closing
 
 from onward.config import ServeConfig
@@ -9,16 +10,27 @@ from onward.supervisor.children import Role
 from tests.supervisor.stand_ins import child_of, supervisor_of
 
 
+class HandClock:
+    at_s = 1000.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    wall_s = now_s
+
+
 def stats(stalled_s: float) -> Snapshot:
     return Snapshot(1, [], EngineStats(7, True, stalled_s, {}, {}, 1))
 
 
 def test_a_worker_is_killed_for_its_own_silence_and_not_for_that_of_the_one_before() -> None:
-    with supervisor_of(ServeConfig(stall_timeout_s=5)) as supervisor:
+    clock = HandClock()
+    with supervisor_of(ServeConfig(stall_timeout_s=5), clock=clock) as supervisor:
         engine, engines_end = child_of(supervisor, Role.ENGINE, "engine-1")
         worker, workers_end = child_of(supervisor, Role.WORKER, "worker-2")
         with closing(engines_end), closing(workers_end):
-            now_s = supervisor._clock.now_s()
+            clock.at_s += 9
+            now_s = clock.at_s
             supervisor._on_message(engine, stats(stalled_s=5.5))
             worker.started_s = now_s - 1
             supervisor._kill_the_stuck(now_s)
@@ -27,3 +39,32 @@ def test_a_worker_is_killed_for_its_own_silence_and_not_for_that_of_the_one_befo
             supervisor._kill_the_stuck(now_s)
             assert worker.cause_of_death() == "signal 9 (SIGKILL)"
             assert engine.process.poll() is None
+
+
+def test_a_supervisor_that_was_stopped_for_a_while_kills_nobody_for_the_silence_meanwhile() -> None:
+    """As by Ctrl-Z and fg, or where a whole container is paused."""
+    clock = HandClock()
+    with supervisor_of(ServeConfig(stall_timeout_s=60), clock=clock) as supervisor:
+        supervisor._was_ready = True
+        engine, engines_end = child_of(supervisor, Role.ENGINE, "engine-1")
+        worker, workers_end = child_of(supervisor, Role.WORKER, "worker-1")
+        wakeup, waker = socket.socketpair()
+        supervisor._selector.register(wakeup, 1)
+
+        def turn(seconds: float) -> None:
+            clock.at_s += seconds
+            waker.send(b"!")  # so that it does not wait
+            supervisor._turn(wakeup)
+
+        with closing(engines_end), closing(workers_end), closing(wakeup), closing(waker):
+            for _ in range(62):
+                turn(1.0)
+                supervisor._on_message(engine, stats(stalled_s=0.0))
+            turn(500.0)
+            supervisor._on_message(engine, stats(stalled_s=500.0))
+            turn(1.0)
+            assert (engine.process.poll(), worker.process.poll()) == (None, None)
+            for _ in range(60):
+                turn(1.0)
+            assert engine.cause_of_death() == "signal 9 (SIGKILL)", "who goes on to be silent is killed"
+            supervisor._selector.unregister(wakeup)
