@@ -10,6 +10,7 @@ import msgspec
 
 from onward import log
 from onward.engine.handovers import Outgoing
+from onward.errors import OnwardError
 from onward.proto.control import StartEngine
 from onward.proto.handoff import ToDecode, ToPrefill
 from onward.transport.peers import PrefillPeer
@@ -29,7 +30,7 @@ class PeerLinks:
         """Which prefill peers could be reached, and which could not."""
         if outgoing.prefill_peers != self._known:
             self._meet(outgoing.prefill_peers)
-        reached = [(address, self._prefill[address].send(message)) for address, message in outgoing.to_prefill]
+        reached = [(address, self._say(address, message)) for address, message in outgoing.to_prefill]
         if self._decode is not None:
             for decode, message in outgoing.to_decode:
                 self._decode.send(decode, message)
@@ -37,10 +38,24 @@ class PeerLinks:
 
     def _meet(self, addresses: frozenset[str]) -> None:
         for address in self._known - addresses:
-            self._wires.drop(self._prefill.pop(address))
+            if (peer := self._prefill.pop(address, None)) is not None:
+                self._wires.drop(peer)
         for address in addresses - self._known:
-            self._prefill[address] = self._wires.prefill_peer(address, self._start.cluster_key, self._start.incarnation)
+            self._open(address)
         self._known = addresses
+
+    def _open(self, address: str) -> None:
+        """What is no address, or may not be used without a key, is a peer that cannot be reached: requests name them."""
+        try:
+            peer = self._wires.prefill_peer(address, self._start.cluster_key, self._start.incarnation)
+        except OnwardError as fault:
+            logger.warning(log.event("prefill peer refused", peer=address, because=fault.message))
+            return
+        self._prefill[address] = peer
+
+    def _say(self, address: str, message: ToPrefill) -> bool:
+        peer = self._prefill.get(address)
+        return peer is not None and peer.send(message)
 
     def from_prefill(self, limit: int) -> Iterator[tuple[str, ToDecode]]:
         for address, peer in list(self._prefill.items()):

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from onward.errors import StartupError
 from onward.proto.handoff import ToDecode, ToPrefill
 from onward.transport.addresses import require_key, tcp_address
 from onward.transport.curve import be_client, be_server, cluster_public, cluster_secret
@@ -72,7 +73,8 @@ class DecodePort:
 
 
 class PrefillPeer:
-    """A decode engine's way to one prefill instance. Connects, and connects again, for as long as it is open."""
+    """A decode engine's way to one prefill instance. Connects, and connects again, for as long as it is open. Raises
+    `StartupError` for what is no address, or may not be used without a key."""
 
     def __init__(self, context: zmq.Context[Any], address: str, cluster_key: str, incarnation: str) -> None:
         require_key(address, cluster_key)
@@ -85,7 +87,11 @@ class PrefillPeer:
         self.pollable.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
         if cluster_key:
             be_client(self.pollable, cluster_public(cluster_key))
-        self.pollable.connect(address)
+        try:
+            self.pollable.connect(address)
+        except zmq.ZMQError as fault:
+            self.pollable.close()
+            raise StartupError(f"{address!r} is no address of a prefill instance: {fault}") from None
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToDecode)
 

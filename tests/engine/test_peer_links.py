@@ -1,0 +1,27 @@
+"""The engine's sockets to prefill instances, over real ones."""
+
+import pytest
+
+from onward.config import EngineConfig
+from onward.engine.handovers import Outgoing
+from onward.engine.peer_links import PeerLinks
+from onward.proto.control import StartEngine
+from onward.proto.handoff import Ping
+from onward.transport.curve import private_addresses
+from onward.transport.zmq import Wires
+
+
+@pytest.mark.parametrize("cluster_key", ["", "ab" * 32])
+def test_a_peer_with_an_address_that_cannot_be_used_is_one_that_cannot_be_reached(cluster_key: str) -> None:
+    """A request names its peers: what is wrong with them is no reason for the engine to die."""
+    wires = Wires()
+    start = StartEngine("engine-1", EngineConfig(), private_addresses("engine-1")[0], cluster_key=cluster_key)
+    links = PeerLinks(wires, start)
+    bad = ["nonsense", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:70000"]
+    if not cluster_key:
+        bad.append("tcp://192.0.2.1:7000")
+    to_prefill = [(address, Ping()) for address in bad]
+    assert links.send(Outgoing(frozenset(bad), to_prefill)) == [(address, False) for address in bad]
+    assert list(links.from_prefill(9)) == []
+    assert links.send(Outgoing(frozenset({"tcp://127.0.0.1:9"}))) == [], "the others can be forgotten"
+    wires.close()
