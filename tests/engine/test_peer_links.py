@@ -6,7 +6,7 @@ from onward.config import EngineConfig
 from onward.engine.handovers import Outgoing
 from onward.engine.peer_links import PeerLinks
 from onward.proto.control import StartEngine
-from onward.proto.handoff import Ping
+from onward.proto.handoff import Ping, ToPrefill
 from onward.transport.curve import private_addresses
 from onward.transport.zmq import Wires
 
@@ -20,7 +20,7 @@ def test_a_peer_with_an_address_that_cannot_be_used_is_one_that_cannot_be_reache
     bad = ["nonsense", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:70000"]
     if not cluster_key:
         bad.append("tcp://192.0.2.1:7000")
-    to_prefill = [(address, Ping()) for address in bad]
+    to_prefill: list[tuple[str, ToPrefill]] = [(address, Ping()) for address in bad]
     assert links.send(Outgoing(frozenset(bad), to_prefill)) == [(address, False) for address in bad]
     assert list(links.from_prefill(9)) == []
     assert links.send(Outgoing(frozenset({"tcp://127.0.0.1:9"}))) == [], "the others can be forgotten"
