@@ -1,5 +1,7 @@
 """How large the KV pool becomes, and what is said when it does not fit."""
 
+from pathlib import Path
+
 import pytest
 
 from onward.config import WorkerConfig
@@ -52,3 +54,18 @@ def test_a_block_size_that_the_kernels_cannot_read_is_refused(block_size: int) -
 
 def test_free_memory_is_a_plausible_number() -> None:
     assert 16 * MIB < free_memory_bytes() < 1 << 50
+
+
+def test_files_that_were_read_do_not_count_against_a_container_s_limit(tmp_path: Path) -> None:
+    """They fill it in time, and a worker that is started again must find the room that the first one had."""
+    for name, text in {
+        "memory.max": f"{100 * MIB}\n",
+        "memory.current": f"{99 * MIB}\n",
+        "memory.stat": f"anon {9 * MIB}\nshmem {10 * MIB}\ninactive_file {50 * MIB}\nactive_file {30 * MIB}\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    assert free_memory_bytes(tmp_path) == (100 - (99 - 50 - 30)) * MIB
+    (tmp_path / "memory.stat").unlink()
+    assert free_memory_bytes(tmp_path) == 1 * MIB
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory_bytes(tmp_path) > 100 * MIB
