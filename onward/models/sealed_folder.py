@@ -4,13 +4,14 @@ The seal lists each file's size and a checksum. For a large file that is one ove
 cut short, swapped or zeroed at the cost of a few pages, not every flipped bit. Knows nothing of models.
 """
 
+import contextlib
 import fcntl
+import glob
 import shutil
 import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ _SAMPLE_BYTES = 4096
 _NUM_SAMPLES = 64
 _LOCK_WAIT_S = 900.0
 _LOCK_POLL_S = 0.1
+_ABANDONED_S = 3600.0
 
 
 class _FileSeal(msgspec.Struct, frozen=True):
@@ -47,6 +49,7 @@ def build(folder: Path, write: Callable[[Path], None]) -> None:
     with _lock(folder.parent / f".{folder.name}.lock"):
         if is_intact(folder):
             return
+        _remove_what_the_killed_have_left(folder)
         temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
         temporary.mkdir()
         try:
@@ -55,6 +58,20 @@ def build(folder: Path, write: Callable[[Path], None]) -> None:
             _put_in_place(temporary, folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _remove_what_the_killed_have_left(folder: Path) -> None:
+    """A build that was killed cannot clean up, and each may be as large as a model. Young ones are spared: the lock may
+    have been passed over."""
+    for left in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
+        with contextlib.suppress(OSError):  # somebody else was faster
+            if left.is_dir() and time.time() - _newest_s(left) > _ABANDONED_S:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _newest_s(folder: Path) -> float:
+    """When something was last written there."""
+    return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
 
 
 def _put_in_place(temporary: Path, folder: Path) -> None:
@@ -85,7 +102,7 @@ def _seal_of(path: Path) -> _FileSeal:
     return _FileSeal(size, checksum)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         give_up_s = time.monotonic() + _LOCK_WAIT_S

@@ -1,4 +1,5 @@
 import multiprocessing
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,6 +73,21 @@ def test_a_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
         sealed_folder.build(tmp_path / "it", fail)
     assert not (tmp_path / "it").exists()
     assert left_over(tmp_path) == []
+
+
+def test_what_a_build_that_was_killed_has_left_is_removed_by_a_later_one(tmp_path: Path) -> None:
+    folder = tmp_path / "model [1]"
+    old, young, other = (tmp_path / f".{name}" for name in (f"{folder.name}.0a", f"{folder.name}.0b", "model 1.0c"))
+    for left in (old, young, other):
+        left.mkdir()
+        (left / "weights").write_bytes(b"half")
+    for path in (old / "weights", old, other / "weights", other):
+        os.utime(path, (0, 0))
+    sealed_folder.build(folder, write)
+    assert sealed_folder.is_intact(folder)
+    assert not old.exists()
+    assert young.exists(), "somebody may be writing it"
+    assert other.exists(), "of another folder"
 
 
 def test_a_folder_that_another_process_put_there_meanwhile_is_kept(tmp_path: Path) -> None:
