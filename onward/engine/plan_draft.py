@@ -23,17 +23,17 @@ class PlanDraft:
         assert request.slot is not None, "only a request with a slot runs"
         self.runs[request] = Run(request.slot, request.slot_epoch, num_tokens, new_block_ids, num_drafts)
         self.budget -= num_tokens + (num_drafts if request.handover is None else 0)
-        first_scored = request.first_scored_row
-        if first_scored is not None and request.planned_computed >= first_scored:
+        first_reported = request.first_reported_row
+        if first_reported is not None and request.planned_computed >= first_reported:
             self.prompt_logprob_rows -= num_tokens
 
     def budget_for(self, request: Request, num_computed: int) -> int:
         """A chunk ends where the rows begin whose logits are wanted, so that it has either none of them or only them."""
-        first_scored = request.first_scored_row
-        if first_scored is None:
+        first_reported = request.first_reported_row
+        if first_reported is None:
             return self.budget
-        if num_computed < first_scored:
-            return min(self.budget, first_scored - num_computed)
+        if num_computed < first_reported:
+            return min(self.budget, first_reported - num_computed)
         return min(self.budget, self.prompt_logprob_rows)
 
     def assign(self, request: Request) -> None:

@@ -208,6 +208,11 @@ class Request:
             return 0
         return None if self.score_from is None else self.score_from - 1
 
+    @property
+    def first_reported_row(self) -> int | None:
+        """From this one on every row's logits are wanted, and a step has few such rows. A mean is made without logits."""
+        return None if self.sampling.pooling is not None else self.first_scored_row
+
     def move_to(self, status: Status) -> None:
         assert status in LEGAL_MOVES[self.status], f"{self.request_id}: {self.status} -> {status}"
         self.status = status

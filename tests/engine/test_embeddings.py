@@ -31,6 +31,15 @@ def test_only_a_mean_needs_rows_that_are_in_the_cache(pooling: Pooling, num_cach
     assert (client.embedding, client.cached) == (harness.expected_vector(client), num_cached)
 
 
+def test_a_mean_takes_no_more_steps_than_the_prompt_does() -> None:
+    """Unlike logprobs of a prompt, of which a step has few rows: a mean needs no logits."""
+    harness = Harness(max_num_batched_tokens=256)
+    clients = [harness.submit(f"r{i}", [i, *range(99)], pooling="mean") for i in range(2)]
+    harness.run_until_idle()
+    assert len(harness.all_plans) == 1
+    assert [client.embedding for client in clients] == [harness.expected_vector(client) for client in clients]
+
+
 def test_what_was_computed_for_a_vector_is_in_the_cache_for_all() -> None:
     harness = Harness()
     harness.submit("before", PROMPT, pooling="mean")
