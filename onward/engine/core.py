@@ -165,6 +165,7 @@ class EngineCore:
         """The worker is dead and reaped. Whoever had a part in a step in flight is charged; all start again."""
         self.worker, self._worker_due_s = None, now_s
         self.metrics.worker_losses.inc()
+        self.step_log.lost()
         self._handovers.worker_lost(now_s)
         for request in [*self.scheduler.running, *self.scheduler.preempting]:
             self.metrics.resubmissions.inc("worker_restart")

@@ -14,7 +14,7 @@ from onward.clock import Clock, SystemClock
 from onward.engine.core import EngineCore
 from onward.engine.peer_links import PeerLinks
 from onward.engine.recording import RecordedCore
-from onward.engine.recording_file import RecordingWriter
+from onward.engine.recording_file import open_recording
 from onward.engine.worker_link import WorkerLink
 from onward.errors import OnwardError
 from onward.obs.step_log import StepLogFile
@@ -56,7 +56,7 @@ class EngineProcess:
         self._link: WorkerLink | None = None
         self._core: EngineCore | None = None
         self._step_log = StepLogFile(start.config.step_log) if start.config.step_log else None
-        self._recording = RecordingWriter(start.config.record) if start.config.record else None
+        self._recording = open_recording(start.config.record) if start.config.record else None
         self._stopped = False
 
     @property

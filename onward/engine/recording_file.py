@@ -7,6 +7,7 @@ Records are encoded where they happen; compressing and writing is a thread's, be
 never holds the engine up. If the queue stays full the recording ends, and says so: one with a hole could not be replayed.
 """
 
+import contextlib
 import logging
 import queue
 import struct
@@ -35,6 +36,16 @@ MAX_SIBLINGS = 1000
 
 _CHUNK_HEADER = struct.Struct("<II")
 _RECORD_HEADER = struct.Struct("<I")
+
+
+def open_recording(path: str) -> "RecordingWriter | None":
+    """None where the disk fails or is full, which is said: an engine that is started anew goes on without a recording.
+    Raises `StartupError` for a path that cannot be meant."""
+    try:
+        return RecordingWriter(path)
+    except OSError as fault:
+        logger.warning(log.event("no recording", file=path, cause=fault.strerror))
+        return None
 
 
 class RecordingWriter:
@@ -118,10 +129,16 @@ def _create(path: Path) -> tuple[Path, BinaryIO]:
             file = candidate.open("xb")
         except FileExistsError:
             continue
-        except OSError as fault:
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as fault:
             raise StartupError(f"cannot record to {path}: {fault.strerror}; choose another --record") from fault
-        file.write(MAGIC)
-        file.flush()
+        try:
+            file.write(MAGIC)
+            file.flush()
+        except OSError:
+            candidate.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                file.close()  # which tries to write once more
+            raise
         return candidate, file
     raise StartupError(f"{path} and {MAX_SIBLINGS - 1} more recordings are there already; choose another --record")
 

@@ -1,11 +1,16 @@
 """The last steps, as the engine saw them: when each was planned, whether another one was running then, when it ended."""
 
+import logging
 from collections import deque
 from pathlib import Path
 
 import msgspec
 
+from onward import log
+from onward.errors import StartupError
 from onward.proto.step import StepPlan
+
+logger = logging.getLogger(__name__)
 
 KEPT_STEPS = 4096
 
@@ -42,6 +47,10 @@ class StepLog:
             record.result_s = now_s
             self._finished.append(record)
 
+    def lost(self) -> None:
+        """The worker is dead: the steps in flight have no result."""
+        self._open.clear()
+
     def take_finished(self) -> list[StepRecord]:
         """The steps that ended since the last call."""
         finished = list(self._finished)
@@ -50,13 +59,28 @@ class StepLog:
 
 
 class StepLogFile:
-    """One JSON line for each step."""
+    """One JSON line for each step. A disk that fails or is full ends it, and nothing else."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         self._encoder = msgspec.json.Encoder()
+        self._has_ended = False
+        try:
+            self._path.open("ab").close()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as fault:
+            raise StartupError(f"cannot write steps to {path}: {fault.strerror}; choose another --step-log") from fault
+        except OSError as fault:
+            self._end(fault)
 
     def write(self, records: list[StepRecord]) -> None:
-        if records:
+        if not records or self._has_ended:
+            return
+        try:
             with self._path.open("ab") as file:
                 file.write(self._encoder.encode_lines(records))
+        except OSError as fault:
+            self._end(fault)
+
+    def _end(self, fault: OSError) -> None:
+        self._has_ended = True
+        logger.warning(log.event("step log ended", file=self._path, cause=fault.strerror))

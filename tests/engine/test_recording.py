@@ -303,6 +303,16 @@ def test_a_folder_that_is_not_there_is_named_before_anything_starts(tmp_path: Pa
         RecordingWriter(str(tmp_path / "missing" / "run"))
 
 
+def test_an_engine_that_is_started_anew_goes_on_without_a_recording_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened, full = Path.open, Path("/dev/full")
+    monkeypatch.setattr(Path, "open", lambda self, mode: opened(full, "wb"))
+    with caplog.at_level(logging.WARNING):
+        assert recording_file.open_recording(str(tmp_path / "run")) is None
+    assert "No space left" in caplog.text
+
+
 def test_a_disk_that_cannot_follow_ends_the_recording_and_not_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
