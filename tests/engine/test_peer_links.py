@@ -25,3 +25,13 @@ def test_a_peer_with_an_address_that_cannot_be_used_is_one_that_cannot_be_reache
     assert list(links.from_prefill(9)) == []
     assert links.send(Outgoing(frozenset({"tcp://127.0.0.1:9"}))) == [], "the others can be forgotten"
     wires.close()
+
+
+def test_a_last_word_to_a_peer_that_was_forgotten_in_the_same_turn_is_lost() -> None:
+    """As when a request is withdrawn that was there for longer than peers that nobody names are kept."""
+    wires = Wires()
+    links = PeerLinks(wires, StartEngine("engine-1", EngineConfig(), private_addresses("engine-1")[0]))
+    peer = "tcp://127.0.0.1:9"
+    links.send(Outgoing(frozenset({peer})))
+    assert links.send(Outgoing(frozenset(), [(peer, Ping())])) == [(peer, False)]
+    wires.close()
