@@ -70,13 +70,31 @@ def new_incarnation(role: str) -> str:
 
 
 def spawn(role: Role, index: int, incarnation: str, now_s: float, inherit_fds: tuple[int, ...] = ()) -> Child:
-    """Starts a process of that role in a group of its own: Ctrl-C in the terminal is the supervisor's to hear."""
+    """Starts a process of that role in a group of its own: Ctrl-C in the terminal is the supervisor's to hear. Raises
+    `OSError` where the system does not allow it, and has left nothing then."""
     channel, theirs = control_pair()
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", f"onward.{role.value}.main", "--control-fd", str(theirs.fileno())],
-            pass_fds=(theirs.fileno(), *inherit_fds),
-            stdin=subprocess.DEVNULL,
-            process_group=0,
-        )
-    return Child(role, index, incarnation, process, channel, os.pidfd_open(process.pid), now_s)
+    try:
+        with theirs:
+            process = _start_process(role, theirs.fileno(), inherit_fds)
+        return Child(role, index, incarnation, process, channel, _pidfd_of(process), now_s)
+    except OSError:
+        channel.close()
+        raise
+
+
+def _start_process(role: Role, control_fd: int, inherit_fds: tuple[int, ...]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", f"onward.{role.value}.main", "--control-fd", str(control_fd)],
+        pass_fds=(control_fd, *inherit_fds),
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+    )
+
+
+def _pidfd_of(process: "subprocess.Popen[bytes]") -> int:
+    try:
+        return os.pidfd_open(process.pid)
+    except OSError:  # who cannot be watched is not kept
+        process.kill()
+        process.wait()
+        raise

@@ -65,6 +65,8 @@ POLL_S = 0.1
 SNAPSHOT_INTERVAL_S = 1.0
 OWN_PAUSE_S = 5.0
 """A turn of ours takes far less. After a longer one it was we, or the whole machine, that stood still."""
+NO_START_S = 1.0
+"""After so long a start is tried again that the system did not allow."""
 KILL_AFTER_S = 3.0
 """Beyond the grace: how long a child that was told to stop may take."""
 
@@ -371,16 +373,25 @@ class Supervisor:
                 continue
             del self._restart_at_s[role, index]
             self._restarts[role.value] += 1
-            match role:
-                case Role.SHELF:
-                    self._start_shelf()
-                case Role.ENGINE:
-                    self._start_engine()
-                case Role.WORKER:
-                    for engine in self._of(Role.ENGINE):
-                        self._start_worker(engine)
-                case Role.API:
-                    self._start_api(index)
+            try:
+                self._restart(role, index)
+            except OSError as fault:
+                # No process, file or memory to be had, for now. An engine that could be started only lacks its worker.
+                role = Role.WORKER if role is Role.ENGINE and self._of(Role.ENGINE) else role
+                self._restart_at_s[role, index] = now_s + NO_START_S
+                logger.error(log.event("cannot start", role=role.value, why=fault, again_in_s=NO_START_S))
+
+    def _restart(self, role: Role, index: int) -> None:
+        match role:
+            case Role.SHELF:
+                self._start_shelf()
+            case Role.ENGINE:
+                self._start_engine()
+            case Role.WORKER:
+                for engine in self._of(Role.ENGINE):
+                    self._start_worker(engine)
+            case Role.API:
+                self._start_api(index)
 
     def _bury(self, child: Child) -> None:
         self._stop_watching(child.channel.fileno())
