@@ -127,8 +127,8 @@ def control_pair() -> tuple[ControlChannel, socket.socket]:
 
 def join_supervisor(fd: int) -> ControlChannel:
     """A child's first act: its end of the pair. Ctrl-C reaches the whole group, and a service manager's SIGTERM every
-    process, so only the supervisor heeds them; and a child that is deep in a computation when its supervisor dies is ended by
-    the kernel."""
+    process, so only the supervisor heeds them; and a child that is deep in a computation when its supervisor dies is
+    ended by the kernel."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
