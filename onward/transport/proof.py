@@ -18,7 +18,7 @@ def prove(cluster_key: str, path: str, body: bytes, wall_s: float) -> str:
 
 def is_proven(cluster_key: str, header: str | None, path: str, body: bytes, wall_s: float) -> bool:
     stamp, _, mac = (header or "").partition(":")
-    if not stamp.isdigit() or len(stamp) > 12 or abs(wall_s - int(stamp)) > MAX_AGE_S:
+    if not (stamp.isascii() and stamp.isdecimal()) or len(stamp) > 12 or abs(wall_s - int(stamp)) > MAX_AGE_S:
         return False
     return hmac.compare_digest(mac.encode(), _mac(cluster_key, stamp, path, body).encode())
 
