@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import math
 import signal
 import socket
 import sys
@@ -24,7 +25,7 @@ from onward.proto.speculation import num_drafts_of
 from onward.supervisor.cluster_key import read_key
 from onward.supervisor.pd import PdPlan, check_pd, handoff_port_to_open, peers_of, resolve, warnings_about
 from onward.supervisor.routers import RouterPlan, check_routers, http_url, resolve_routers
-from onward.supervisor.supervisor import Supervisor
+from onward.supervisor.supervisor import SNAPSHOT_INTERVAL_S, Supervisor
 from onward.web.key_file import KeySource
 from onward.web.server import check_tls, tls_of
 
@@ -115,6 +116,7 @@ def check(config: ServeConfig) -> None:
         "max_queue_tokens",
         "api_processes",
         "max_connections",
+        "max_body_bytes",
     ):
         if getattr(config, name) < 1:
             raise StartupError(f"--{name.replace('_', '-')} must be at least 1")
@@ -126,6 +128,7 @@ def check(config: ServeConfig) -> None:
             f"--max-num-batched-tokens ({config.max_num_batched_tokens}) must be at least --max-num-seqs "
             f"({config.max_num_seqs}): every running request needs a token per step"
         )
+    _check_times(config)
     check_device(config)
     num_drafts_of(config.speculative)  # which checks it
     check_port(config.port)
@@ -133,6 +136,17 @@ def check(config: ServeConfig) -> None:
         check_tls(tls)
     check_routers(config)
     check_pd(config)
+
+
+def _check_times(config: ServeConfig) -> None:
+    for name in ("drain_s", "detach_ttl_s", "response_ttl_s"):
+        if not 0 <= getattr(config, name) < math.inf:
+            raise StartupError(f"--{name.replace('_', '-')} must be a number of seconds, and not negative")
+    if not SNAPSHOT_INTERVAL_S < config.stall_timeout_s < math.inf:
+        raise StartupError(
+            f"--stall-timeout-s {config.stall_timeout_s:g} must be above {SNAPSHOT_INTERVAL_S:g}: processes are asked once "
+            "a second, and killed if they have not answered for so long"
+        )
 
 
 def check_device(config: ServeConfig) -> None:

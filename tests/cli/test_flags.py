@@ -44,6 +44,11 @@ def test_all_promised_flags_exist_and_the_help_shows_them(capsys: pytest.Capture
         (["--num-kv-blocks", "-1"], "--num-kv-blocks"),
         (["--max-queue-tokens", "0"], "--max-queue-tokens"),
         (["--max-num-batched-tokens", "8"], "--max-num-batched-tokens"),
+        (["--max-body-bytes", "0"], "--max-body-bytes"),
+        (["--stall-timeout-s", "0"], "--stall-timeout-s 0 must be above 1"),
+        (["--stall-timeout-s", "nan"], "--stall-timeout-s"),
+        (["--drain-s", "inf"], "--drain-s"),
+        (["--detach-ttl-s", "-1"], "--detach-ttl-s"),
         (["--speculative", "medusa:4"], "--speculative medusa:4: medusa is no proposer"),
     ],
 )
