@@ -65,6 +65,8 @@ POLL_S = 0.1
 SNAPSHOT_INTERVAL_S = 1.0
 OWN_PAUSE_S = 5.0
 """A turn of ours takes far less. After a longer one it was we, or the whole machine, that stood still."""
+START_FACTOR = 10.0
+"""A worker may take so many times as long to start as one has taken before: files may have been in memory then."""
 NO_START_S = 1.0
 """After so long a start is tried again that the system did not allow."""
 KILL_AFTER_S = 3.0
@@ -106,6 +108,8 @@ class Supervisor:
         self._engine_address = ""
         """As api processes connect to it."""
         self._num_kv_blocks = config.num_kv_blocks
+        self._start_took_s = 0.0
+        """A worker's start, at most."""
         self._was_ready = False
         self._is_draining = False
         self._stop_requests = 0
@@ -316,6 +320,7 @@ class Supervisor:
         self._num_kv_blocks = worker.num_blocks  # a restarted worker shall have the same pool
         for child in self._of(Role.WORKER):
             child.state = ChildState.READY
+            self._start_took_s = max(self._start_took_s, self._clock.now_s() - child.started_s)
         if self._announced is None or self._announced.incarnation != engine.incarnation:
             self._announced = EngineUp(engine.incarnation, self._engine_address, worker)
             self._tell(Role.API, self._announced)
@@ -425,9 +430,19 @@ class Supervisor:
         if stats is not None and stats.worker_ready and stats.stalled_s > timeout_s:
             # What the engine has said may be a second old, and about a worker that was replaced since.
             stuck += [worker for worker in self._of(Role.WORKER) if now_s - worker.started_s > timeout_s]
-        for child in stuck:
+        for child in stuck + self._late_workers(now_s):
             logger.warning(log.event("killed for silence", role=child.role.value, pid=child.process.pid))
             child.process.kill()
+
+    def _late_workers(self, now_s: float) -> list[Child]:
+        """Those that do not come to the end of their start. Nobody knows how long a first one takes; but what one has done
+        another can do, and if it was killed wrongly, the next one has twice the time."""
+        allowed_s = max(self._config.stall_timeout_s, START_FACTOR * self._start_took_s)
+        starting = [worker for worker in self._of(Role.WORKER) if worker.state is ChildState.STARTING]
+        late = [worker for worker in starting if self._was_ready and now_s - worker.started_s > allowed_s]
+        if late:
+            self._start_took_s = 2 * allowed_s / START_FACTOR
+        return late
 
     def _open_question(self, asker: Child, message: AskInstance) -> None:
         asked = set(self._speaking())

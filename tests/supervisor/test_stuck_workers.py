@@ -4,10 +4,11 @@ import socket
 from contextlib import closing
 
 from onward.config import ServeConfig
-from onward.proto.control import Snapshot
+from onward.proto.control import Ready, Snapshot
 from onward.proto.stats import EngineStats
-from onward.supervisor.children import Role
+from onward.supervisor.children import ChildState, Role
 from tests.supervisor.stand_ins import child_of, supervisor_of
+from tests.transport.test_zmq import HELLO
 
 
 class HandClock:
@@ -68,3 +69,30 @@ def test_a_supervisor_that_was_stopped_for_a_while_kills_nobody_for_the_silence_
                 turn(1.0)
             assert engine.cause_of_death() == "signal 9 (SIGKILL)", "who goes on to be silent is killed"
             supervisor._selector.unregister(wakeup)
+
+
+def test_a_worker_that_never_comes_to_the_end_of_its_start_is_killed_and_the_next_one_has_more_time() -> None:
+    """A device that hangs, or a disk: without a bound every stream would wait for ever."""
+    clock = HandClock()
+    with supervisor_of(ServeConfig(stall_timeout_s=60), clock=clock) as supervisor:
+        engine, engines_end = child_of(supervisor, Role.ENGINE, "engine-1")
+        first, first_end = child_of(supervisor, Role.WORKER, "worker-1")
+        with closing(engines_end), closing(first_end):
+            first.state, first.started_s = ChildState.STARTING, clock.at_s
+            clock.at_s += 20
+            supervisor._on_message(engine, Ready(HELLO))
+            assert supervisor._was_ready
+            supervisor._bury(first)
+            first.kill()
+            for allowed_s in (10 * 20, 2 * 10 * 20):
+                worker, workers_end = child_of(supervisor, Role.WORKER, "worker-2")
+                worker.state, worker.started_s = ChildState.STARTING, clock.at_s
+                with closing(workers_end):
+                    supervisor._hub.heard_s[engine] = clock.at_s + allowed_s
+                    supervisor._kill_the_stuck(clock.at_s + allowed_s)
+                    assert worker.process.poll() is None, "a start may take long"
+                    clock.at_s += allowed_s + 1
+                    supervisor._hub.heard_s[engine] = clock.at_s
+                    supervisor._kill_the_stuck(clock.at_s)
+                    assert worker.cause_of_death() == "signal 9 (SIGKILL)"
+                    supervisor._bury(worker)
