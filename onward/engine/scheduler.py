@@ -26,6 +26,10 @@ from onward.engine.slots import SlotTable
 from onward.proto.step import StepPlan
 
 
+MAX_GONE_UNDECIDED = 64
+"""Nothing is decided while there is no worker, and those who have ended meanwhile are forgotten from so many on."""
+
+
 @dataclass(slots=True, frozen=True)
 class StepInFlight:
     step: int
@@ -99,6 +103,8 @@ class Scheduler:
     def enqueue(self, request: Request) -> None:
         self.waiting.add(request)
         if self.asks_peers and request.handover is None:
+            if len(self.undecided) >= MAX_GONE_UNDECIDED + len(self.waiting):
+                self.undecided = [one for one in self.undecided if one.status is Status.WAITING]
             self.undecided.append(request)
 
     def begin_commit(self, step: int) -> None:

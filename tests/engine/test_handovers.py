@@ -138,3 +138,17 @@ def test_a_prompt_under_which_two_peers_have_died_is_computed_alone_here() -> No
     assert cluster.decode.plan() is None, "no other step is in flight beside it"
     cluster.settle()
     cluster.decode.check_all_exact()
+
+
+def test_requests_that_come_and_go_while_there_is_no_worker_are_not_kept() -> None:
+    cluster = Cluster()
+    decode = cluster.decode
+    decode.lose_worker()
+    stays = decode.submit("stays", list(range(1, 23)))
+    for number in range(500):
+        decode.submit(f"r{number}", list(range(1, 23)))
+        decode.abort(f"r{number}")
+    assert len(decode.core.scheduler.undecided) < 100
+    decode.start_worker()
+    cluster.settle()
+    assert stays.tokens == decode.expected(stays)
