@@ -25,7 +25,6 @@ from onward.engine.seating import Seating, forget_place
 from onward.engine.slots import SlotTable
 from onward.proto.step import StepPlan
 
-
 MAX_GONE_UNDECIDED = 64
 """Nothing is decided while there is no worker, and those who have ended meanwhile are forgotten from so many on."""
 
