@@ -7,6 +7,7 @@
 What the data plane has to be told is left in lists; who may write and when is `remote_prefill`'s to arrange.
 """
 
+from onward.engine import policy
 from onward.engine.request import Lease, Request, Status
 from onward.engine.request_queue import RequestQueue
 from onward.engine.seating import Seating, forget_place
@@ -18,6 +19,8 @@ class Leases:
         self._next_number = 1
         self.wanted = RequestQueue()
         """A peer could compute these now, and asks for blocks."""
+        self._short: set[Request] = set()
+        """Have found no room, and have not been granted any since."""
         self.fresh: list[Request] = []
         """Granted, and nobody has been told of it."""
         self.abandoned: list[Request] = []
@@ -46,6 +49,16 @@ class Leases:
         """A peer could compute this one now. It gets blocks at once if there is room, or when a plan has made some."""
         if not (at_once and self.grant(request)):
             self.wanted.add(request)
+            self.note_short(request)
+
+    def note_short(self, request: Request) -> None:
+        """There was no room for it. It keeps its place in the line until it is granted some, whoever computes meanwhile."""
+        self._short.add(request)
+
+    @property
+    def first_short(self) -> Request | None:
+        self._short = {request for request in self._short if request.status is Status.ASKED}
+        return min(self._short, key=policy.queue_key, default=None)
 
     def forget_offer(self, request: Request) -> None:
         if request in self.wanted:

@@ -216,7 +216,7 @@ class RemotePrefill:
             self._withdraw(errand, now_s)
             self._leases.take_back(errand.request)
             errand.request.move_to(Status.ASKED)
-            errand.waits_for_room = True
+            self._let_wait_for_room(errand)
         self._endpoint = None
         self._by_lease.clear()
         self._expected_s.clear()
@@ -269,7 +269,8 @@ class RemotePrefill:
             self._side.refuse(event.handover, error, now_s)
             self._on_ended(errand, error, now_s)
             return
-        self._leases.want(errand.request, at_once=self._endpoint is not None)
+        at_once = self._endpoint is not None and self._scheduler.may_seat(errand.request)
+        self._leases.want(errand.request, at_once=at_once)
         self._tell_data_plane(now_s)
 
     def _grant(self, lease_id: str, now_s: float) -> None:
@@ -348,7 +349,11 @@ class RemotePrefill:
             del self._errands[errand.request]
             self._tokens.give_up(errand.request, error, now_s)
         else:
-            errand.waits_for_room = True
+            self._let_wait_for_room(errand)
+
+    def _let_wait_for_room(self, errand: Errand) -> None:
+        errand.waits_for_room = True
+        self._leases.note_short(errand.request)
 
     def _charge(self, errand: Errand, now_s: float) -> bool:
         """A peer's worker died over this prompt. True if that was once too often."""
@@ -448,7 +453,7 @@ class RemotePrefill:
             if request.status is Status.FINISHED:
                 del self._errands[request]
             else:
-                errand.waits_for_room = True  # its blocks went to somebody who comes before it
+                self._let_wait_for_room(errand)  # its blocks went to somebody who comes before it
 
     def _withdraw(self, errand: Errand, now_s: float) -> None:
         if errand.handover is not None:
@@ -490,6 +495,8 @@ class RemotePrefill:
         """One at a time, in the queue's order: all of them together would find the same few blocks."""
         first = min(errands, key=lambda errand: policy.queue_key(errand.request), default=None)
         if first is None or self._endpoint is None or not self._scheduler.seating.has_room(first.request):
+            return
+        if not self._scheduler.may_seat(first.request):
             return
         first.waits_for_room = False
         first.attempts.clear()

@@ -163,6 +163,14 @@ class Scheduler:
         if policy.must_run_alone(request):  # it may have been a peer's worker that died under it
             self.suspects.add(request)
 
+    def may_seat(self, request: Request) -> bool:
+        """Whether it may have blocks here although somebody who comes before it lacks some: only if there is room for both.
+        Blocks are taken by two kinds, those in the queue and those whose KV a peer brings; neither passes by the other."""
+        first = self._first_in_line() if self.asks_peers else None
+        if first is None or policy.queue_key(request) <= policy.queue_key(first):
+            return True
+        return self.seating.have_room(first, request)
+
     def end_push(self, block_ids: list[int]) -> None:
         """A transfer reads these no more."""
         newest = self.steps_in_flight[-1].step if self.steps_in_flight else None
@@ -252,6 +260,8 @@ class Scheduler:
         for request in list(self.leases.wanted):
             if draft.short_of_blocks or draft.preempts:
                 return
+            if not self.may_seat(request):
+                return
             if self.leases.grant(request):
                 self.leases.wanted.remove(request)
             else:
@@ -277,7 +287,7 @@ class Scheduler:
             return False
         start = room.hits * self.pool.block_size
         num_tokens = policy.chunk_size(len(request.token_ids) - start, draft.budget_for(request, start))
-        if num_tokens == 0:
+        if num_tokens == 0 or not self.may_seat(request):
             return False
         self.waiting.remove(request)
         if request.num_cached_tokens is None:
@@ -290,6 +300,12 @@ class Scheduler:
         draft.assign(request)
         draft.run(request, num_tokens, [])
         return True
+
+    def _first_in_line(self) -> Request | None:
+        """Of all that want blocks here, in the queue or for what a peer computes."""
+        waiting = next((r for r in self.waiting if r.handover is None and r not in self.suspects), None)
+        in_line = (request for request in (waiting, self.leases.first_short) if request is not None)
+        return min(in_line, key=policy.queue_key, default=None)
 
     def _make_room(self, draft: PlanDraft, needer: Request, blocks: int, *, same_priority: bool) -> None:
         """Preempts as few as will do, seeing what is on its way back already: blocks that are only fenced come free

@@ -24,6 +24,8 @@ class Room:
     needed: int
     missing: int
     """0 if there is room now."""
+    taken: int = 0
+    """Blocks that would not be available any more, those of hits that nobody else holds included."""
 
 
 class Seating:
@@ -57,10 +59,17 @@ class Seating:
         needed = self.pool.blocks_for(len(request.token_ids)) - hits
         growing = len(self.running) + len(self.granted)
         enough = policy.may_admit(needed, self.pool.num_available - hits_available, growing)
-        return Room(names, hits, needed, 0 if enough else needed + growing + hits_available)
+        taken = needed + hits_available
+        return Room(names, hits, needed, 0 if enough else taken + growing, taken)
 
     def has_room(self, request: Request) -> bool:
         return self.slots.num_free > 0 and not self.find_room(request).missing
+
+    def have_room(self, one: Request, other: Request) -> bool:
+        """For both, and a block for everybody to grow into, the first of them included."""
+        growing = len(self.running) + len(self.granted) + 1
+        taken = self.find_room(one).taken + self.find_room(other).taken
+        return policy.may_admit(taken, self.pool.num_available, growing)
 
     def num_uncached(self, request: Request) -> int:
         return len(request.token_ids) - self.find_room(request).hits * self.pool.block_size

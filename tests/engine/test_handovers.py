@@ -1,8 +1,11 @@
 """Prompts that a peer computes: two real engines, and what the client of the decode instance sees."""
 
+from collections.abc import Callable
+
 from onward.proto.handoff import Prefill
 from onward.proto.request import TokenDelta
 from onward.sim.worker import expected_logprobs
+from tests.engine.harness import Client
 from tests.engine.pd_cluster import Cluster
 
 
@@ -152,3 +155,46 @@ def test_requests_that_come_and_go_while_there_is_no_worker_are_not_kept() -> No
     decode.start_worker()
     cluster.settle()
     assert stays.tokens == decode.expected(stays)
+
+
+def many_small_ones_beside(cluster: Cluster, big: Client, prompt_of: Callable[[int], list[int]], max_turns: int) -> int:
+    """Twelve at a time, and another one for each that ends, until the big one has ended. How many there were."""
+    small: list[Client] = []
+    number = 0
+    for turn in range(max_turns):
+        small = [client for client in small if client.finish_reason is None]
+        while len(small) < 12:
+            number += 1
+            small.append(cluster.submit(f"s{number}", prompt_of(number), max_tokens=16))
+        cluster.turn()
+        if turn % 20 == 0:
+            cluster.pass_time(0.05)
+        if big.finish_reason is not None:
+            return number
+    raise AssertionError(f"{number} that came later were served, and the one before them was not")
+
+
+def test_a_preempted_request_is_not_passed_by_for_ever_by_those_whose_prompts_peers_compute() -> None:
+    cluster = Cluster(num_blocks=32, prefill={"num_blocks": 256})
+    before = [cluster.submit(f"b{i}", [i, *range(1, 12)], max_tokens=16) for i in range(12)]
+    big = cluster.submit("big", list(range(1, 61)), max_tokens=60)
+    many_small_ones_beside(cluster, big, lambda number: [number % 60, *range(1, 12)], max_turns=1000)
+    assert big.tokens == cluster.decode.expected(big)
+    cluster.settle(seconds=2.0)
+    assert all(client.finish_reason for client in before)
+    cluster.decode.check_all_exact()
+    cluster.check_idle()
+
+
+def test_a_long_prompt_that_a_peer_computes_is_not_passed_by_for_ever_by_short_ones_of_our_own() -> None:
+    cluster = Cluster(num_blocks=32, prefill={"num_blocks": 256}, local_prefill_tokens=8)
+    for i in range(12):
+        cluster.submit(f"b{i}", [i, *range(1, 5)], max_tokens=40)
+    for _ in range(10):
+        cluster.turn()
+    big = cluster.submit("big", list(range(1, 91)), max_tokens=9)
+    many_small_ones_beside(cluster, big, lambda number: [number % 60, *range(1, 5)], max_turns=1000)
+    assert big.tokens == cluster.decode.expected(big)
+    cluster.settle(seconds=2.0)
+    cluster.decode.check_all_exact()
+    cluster.check_idle()
