@@ -68,7 +68,6 @@ def admit(submit: Submit, owner: str, limits: Limits, now_s: float) -> Request:
         num_cached_tokens=submit.num_cached_tokens,
         score_from=_scored_from(submit),
         prefill_peers=list(submit.prefill_peers),
-        prefills_here=sampling.pooling is not None,
         may_move=submit.may_move,
         max_drafts=_max_drafts(submit.max_drafts, limits),
     )

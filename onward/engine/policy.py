@@ -44,7 +44,9 @@ def may_offer(tokens_ahead: int, tokens_per_step: int) -> bool:
 
 def prefills_here(request: Request, num_uncached: int, config: EngineConfig) -> bool:
     """Whether a decode instance computes this one's prompt itself, without asking a peer: little is missing, or it has
-    begun here before and was preempted."""
+    begun here before and was preempted. A vector is always made here: there is nothing to hand over."""
+    if request.sampling.pooling is not None:
+        return True
     if not config.local_prefill:
         return False
     return request.prefills_here or request.num_preemptions > 0 or num_uncached <= config.local_prefill_tokens

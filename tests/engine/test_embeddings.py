@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onward.proto.handoff import Prefill
 from onward.proto.sampling import Pooling
 from tests.engine.harness import Harness
+from tests.engine.pd_cluster import Cluster
 
 POOLINGS: list[Pooling] = ["mean", "last"]
 PROMPT = list(range(1, 40))
@@ -85,3 +87,14 @@ def test_whatever_happens_each_gets_its_vector_or_its_tokens(
             continue
         assert client.embedding == (harness.expected_vector(client) if wants_vector else None)
         assert client.tokens == ([] if wants_vector else harness.expected(client))
+
+
+@pytest.mark.parametrize("local_prefill", [True, False])
+def test_a_decode_instance_makes_vectors_itself_whatever_it_may_prefill(local_prefill: bool) -> None:
+    """A peer would compute the prompt, and have nothing to hand over."""
+    cluster = Cluster(local_prefill=local_prefill)
+    client = cluster.submit("a", PROMPT, pooling="mean")
+    cluster.settle()
+    assert client.embedding == cluster.decode.expected_vector(client)
+    assert not [message for message in cluster.seen if isinstance(message, Prefill)]
+    cluster.check_idle()
