@@ -59,28 +59,27 @@ class StepLog:
 
 
 class StepLogFile:
-    """One JSON line for each step. A disk that fails or is full ends it, and nothing else."""
+    """One JSON line for each step. A file that cannot be written ends the log, and no step."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         self._encoder = msgspec.json.Encoder()
-        self._has_ended = False
-        try:
-            self._path.open("ab").close()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as fault:
-            raise StartupError(f"cannot write steps to {path}: {fault.strerror}; choose another --step-log") from fault
-        except OSError as fault:
-            self._end(fault)
+        self._ended = False
 
     def write(self, records: list[StepRecord]) -> None:
-        if not records or self._has_ended:
+        if not records or self._ended:
             return
         try:
             with self._path.open("ab") as file:
                 file.write(self._encoder.encode_lines(records))
         except OSError as fault:
-            self._end(fault)
+            self._ended = True
+            logger.warning(log.event("step log ended", file=self._path, cause=fault.strerror))
 
-    def _end(self, fault: OSError) -> None:
-        self._has_ended = True
-        logger.warning(log.event("step log ended", file=self._path, cause=fault.strerror))
+
+def check_step_log(path: str) -> None:
+    """That it can be written, before anything is loaded."""
+    try:
+        Path(path).open("ab").close()
+    except OSError as fault:
+        raise StartupError(f"cannot write --step-log {path}: {fault.strerror}") from None
