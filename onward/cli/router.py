@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import math
 import signal
 import socket
 import sys
@@ -12,8 +11,9 @@ from rich.console import Console
 
 from onward import log
 from onward.cli.api_key import check_doors, door_warnings, key_source_of
+from onward.cli.checks import check_counts, check_log_level, check_not_negative, check_port, check_positive_seconds
 from onward.cli.flags import add_flags, from_args
-from onward.cli.serve import check_port, listen
+from onward.cli.serve import listen
 from onward.cli.welcome import welcome_router
 from onward.config import RouterConfig
 from onward.errors import StartupError
@@ -23,8 +23,6 @@ from onward.supervisor.routers import host_of, http_url, urls_in
 from onward.transport.addresses import is_loopback
 from onward.web.key_file import KeySource
 from onward.web.server import check_tls, tls_of
-
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,19 +57,12 @@ def _serve(config: RouterConfig, cluster_key: str, listening: socket.socket, key
 def check(config: RouterConfig) -> None:
     """What can be seen to be wrong before anything is opened."""
     check_port(config.port)
-    for name in ("max_queue", "max_body_bytes", "max_connections"):
-        if getattr(config, name) < 1:
-            raise StartupError(f"--{_flag(name)} must be at least 1")
+    check_counts(config, "max_queue", "max_body_bytes", "max_connections")
     if config.preempt_retry_count < 0:
         raise StartupError("--preempt-retry-count must not be negative; 0 means that no stream is carried on")
-    for name in ("retry_budget", "restart_grace_s", "detach_ttl_s"):
-        if not 0 <= getattr(config, name) < math.inf:
-            raise StartupError(f"--{_flag(name)} must be a number, and not negative")
-    for name in ("stall_timeout_s", "request_timeout_s"):
-        if (value := getattr(config, name)) is not None and not 0 < value < math.inf:
-            raise StartupError(f"--{_flag(name)} must be a positive number of seconds")
-    if config.log_level.lower() not in LOG_LEVELS:
-        raise StartupError(f"--log-level {config.log_level!r} is none of {', '.join(LOG_LEVELS)}")
+    check_not_negative(config, "retry_budget", "restart_grace_s", "detach_ttl_s", "drain_s")
+    check_positive_seconds(config, "stall_timeout_s", "request_timeout_s")
+    check_log_level(config.log_level)
     if (tls := tls_of(config)) is not None:
         check_tls(tls)
     _check_reach(config)
@@ -88,10 +79,6 @@ def _check_reach(config: RouterConfig) -> None:
             raise StartupError(f"--instances: {url} is on another machine, {secret}")
     if not is_loopback(config.host) and not config.cluster_key_file:
         raise StartupError(f"--host {config.host} lets instances of other machines register, {secret}")
-
-
-def _flag(name: str) -> str:
-    return name.replace("_", "-")
 
 
 def _leave_quietly(_number: int, _frame: object) -> None:

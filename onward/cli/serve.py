@@ -1,6 +1,7 @@
 """`onward serve`: one instance on this machine. Prepares the model, then supervises until it is told to stop."""
 
 import argparse
+import errno
 import logging
 import math
 import signal
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from onward import log
 from onward.cli.api_key import check_doors, door_warnings, key_source_of
+from onward.cli.checks import check_counts, check_log_level, check_not_negative, check_port
 from onward.cli.flags import add_flags, from_args
 from onward.cli.progress import StartProgress
 from onward.cli.welcome import welcome
@@ -20,6 +22,7 @@ from onward.clock import SystemClock
 from onward.config import ServeConfig, cache_dir
 from onward.errors import StartupError
 from onward.models import store
+from onward.obs.step_log import check_step_log
 from onward.proto.model import PreparedModel
 from onward.proto.speculation import num_drafts_of
 from onward.supervisor.cluster_key import read_key
@@ -30,6 +33,8 @@ from onward.web.key_file import KeySource
 from onward.web.server import check_tls, tls_of
 
 BACKLOG = 2048
+MAX_API_PROCESSES = 64
+"""Each takes some 100 MB and a share of a core."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,43 +113,33 @@ def prepare_model(config: ServeConfig, progress: StartProgress) -> PreparedModel
 
 def check(config: ServeConfig) -> None:
     """What can be seen to be wrong before anything is loaded."""
-    for name in (
-        "block_size",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "max_queue",
-        "max_queue_tokens",
-        "api_processes",
-        "max_connections",
-        "max_body_bytes",
-    ):
-        if getattr(config, name) < 1:
-            raise StartupError(f"--{name.replace('_', '-')} must be at least 1")
-    for name in ("num_kv_blocks", "max_model_len", "threads"):
-        if getattr(config, name) is not None and getattr(config, name) < 1:
-            raise StartupError(f"--{name.replace('_', '-')} must be at least 1")
+    check_counts(config, "block_size", "max_num_seqs", "max_num_batched_tokens", "max_queue", "max_queue_tokens")
+    check_counts(config, "max_connections", "max_body_bytes", "num_kv_blocks", "max_model_len", "threads")
+    if not 1 <= config.api_processes <= MAX_API_PROCESSES:
+        raise StartupError(f"--api-processes {config.api_processes} is not within 1 to {MAX_API_PROCESSES}")
+    check_not_negative(config, "drain_s", "log_interval_s", "detach_ttl_s", "response_ttl_s")
+    check_log_level(config.log_level)
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise StartupError(
             f"--max-num-batched-tokens ({config.max_num_batched_tokens}) must be at least --max-num-seqs "
             f"({config.max_num_seqs}): every running request needs a token per step"
         )
-    _check_times(config)
+    _check_stall_timeout(config.stall_timeout_s)
     check_device(config)
     num_drafts_of(config.speculative)  # which checks it
     check_port(config.port)
+    check_port(config.kv_port, "--kv-port")
+    _check_files(config)
     if (tls := tls_of(config)) is not None:
         check_tls(tls)
     check_routers(config)
     check_pd(config)
 
 
-def _check_times(config: ServeConfig) -> None:
-    for name in ("drain_s", "detach_ttl_s", "response_ttl_s"):
-        if not 0 <= getattr(config, name) < math.inf:
-            raise StartupError(f"--{name.replace('_', '-')} must be a number of seconds, and not negative")
-    if not SNAPSHOT_INTERVAL_S < config.stall_timeout_s < math.inf:
+def _check_stall_timeout(timeout_s: float) -> None:
+    if not SNAPSHOT_INTERVAL_S < timeout_s < math.inf:
         raise StartupError(
-            f"--stall-timeout-s {config.stall_timeout_s:g} must be above {SNAPSHOT_INTERVAL_S:g}: processes are asked once "
+            f"--stall-timeout-s {timeout_s:g} must be above {SNAPSHOT_INTERVAL_S:g}: processes are asked once "
             "a second, and killed if they have not answered for so long"
         )
 
@@ -160,9 +155,11 @@ def check_device(config: ServeConfig) -> None:
         raise StartupError(f"--speculative {config.speculative} is for --device cpu: on CUDA nobody verifies drafts")
 
 
-def check_port(port: int) -> None:
-    if not 0 <= port <= 65535:
-        raise StartupError(f"--port {port} is not within 0 to 65535")
+def _check_files(config: ServeConfig) -> None:
+    if config.step_log is not None:
+        check_step_log(config.step_log)
+    if config.record_tokens and config.record is None:
+        raise StartupError("--record-tokens is about --record FILE, which is missing")
 
 
 def _handoff_socket(config: ServeConfig) -> AbstractContextManager[socket.socket | None]:
@@ -179,10 +176,14 @@ def listen(host: str, port: int, flag: str) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as fault:
         sock.close()
-        raise StartupError(
-            f"cannot listen on {host}:{port}: {fault.strerror}; choose another {flag}, or stop what uses this one"
-        ) from fault
+        raise StartupError(f"cannot listen on {host}:{port}: {fault.strerror}; {_advice(fault, flag)}") from fault
     return sock
+
+
+def _advice(fault: OSError, flag: str) -> str:
+    if isinstance(fault, socket.gaierror) or fault.errno == errno.EADDRNOTAVAIL:
+        return "say an address of this machine with --host"
+    return f"choose another {flag}, or stop what uses this one"
 
 
 def _url_of(config: ServeConfig, listening: socket.socket) -> str:

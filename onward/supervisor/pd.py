@@ -113,7 +113,7 @@ def check_pd(config: ServeConfig) -> None:
             "nobody would compute prompts"
         )
     for peer in peers:
-        check_address(peer)
+        check_address(peer, "--prefill-peers")
         require_key(peer, key_file)
     if (port := handoff_port_to_open(config)) is not None:
         _check_handoff(config, port)

@@ -36,9 +36,13 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host, port
 
 
-def check_address(address: str) -> None:
-    if not address.startswith("ipc://") or address == "ipc://":
+def check_address(address: str, flag: str) -> None:
+    if address.startswith("ipc://") and address != "ipc://":
+        return
+    try:
         host_and_port(address)
+    except StartupError as fault:
+        raise StartupError(f"{flag}: {fault.message}") from None
 
 
 def require_key(address: str, cluster_key: str) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from onward.cli.flags import add_flags, from_args
 from onward.cli.main import run
-from onward.cli.serve import check
+from onward.cli.serve import check, listen
 from onward.config import ServeConfig
 from onward.errors import StartupError
 
@@ -49,12 +49,30 @@ def test_all_promised_flags_exist_and_the_help_shows_them(capsys: pytest.Capture
         (["--stall-timeout-s", "nan"], "--stall-timeout-s"),
         (["--drain-s", "inf"], "--drain-s"),
         (["--detach-ttl-s", "-1"], "--detach-ttl-s"),
+        (["--max-body-bytes", "-1"], "--max-body-bytes"),
+        (["--api-processes", "0"], "--api-processes 0 is not within 1 to 64"),
+        (["--api-processes", "100000"], "--api-processes 100000 is not within 1 to 64"),
+        (["--stall-timeout-s", "-1"], "--stall-timeout-s"),
+        (["--drain-s", "-5"], "--drain-s"),
+        (["--log-interval-s", "nan"], "--log-interval-s"),
+        (["--log-level", "loud"], "--log-level 'loud' is none of debug, info, warning, error"),
+        (["--kv-port", "70000"], "--kv-port 70000"),
+        (["--record-tokens"], "--record-tokens is about --record"),
+        (["--prefill-peers", "gpu7"], "--prefill-peers: 'gpu7'"),
+        (["--step-log", "/dev/null/steps"], "--step-log /dev/null/steps"),
         (["--speculative", "medusa:4"], "--speculative medusa:4: medusa is no proposer"),
     ],
 )
 def test_values_that_cannot_work_are_named(flags: list[str], named: str) -> None:
     with pytest.raises(StartupError, match=named):
         check(parse(*flags))
+
+
+def test_an_address_that_this_machine_does_not_have_is_no_fault_of_the_port() -> None:
+    with pytest.raises(
+        StartupError, match=r"cannot listen on 192\.0\.2\.7:0: .* an address of this machine with --host"
+    ):
+        listen("192.0.2.7", 0, "--port")
 
 
 def test_some_knobs_have_another_default_on_a_cuda_device() -> None:

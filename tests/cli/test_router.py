@@ -48,6 +48,7 @@ def test_a_policy_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[s
         (RouterConfig(restart_grace_s=-1), "--restart-grace-s"),
         (RouterConfig(detach_ttl_s=float("inf")), "--detach-ttl-s"),
         (RouterConfig(request_timeout_s=0), "--request-timeout-s"),
+        (RouterConfig(drain_s=-1), "--drain-s"),
         (RouterConfig(log_level="loud"), "--log-level"),
         (RouterConfig(instances="http://127.0.0.1:1,gpu7"), "--instances.*'gpu7'"),
         (RouterConfig(instances="http://192.0.2.7:1"), "--instances.*--cluster-key-file"),

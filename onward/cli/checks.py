@@ -1,0 +1,41 @@
+"""What the flags of several commands must be, said in the same words. Each check names the flag."""
+
+import math
+from typing import Any
+
+from onward.errors import StartupError
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def check_port(port: int, flag: str = "--port") -> None:
+    if not 0 <= port <= 65535:
+        raise StartupError(f"{flag} {port} is not within 0 to 65535")
+
+
+def check_log_level(level: str) -> None:
+    if level.lower() not in LOG_LEVELS:
+        raise StartupError(f"--log-level {level!r} is none of {', '.join(LOG_LEVELS)}")
+
+
+def check_counts(config: Any, *names: str) -> None:
+    """At least one of each, where anything is said."""
+    for name in names:
+        if (value := getattr(config, name)) is not None and value < 1:
+            raise StartupError(f"{flag_of(name)} must be at least 1")
+
+
+def check_not_negative(config: Any, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(config, name) < math.inf:
+            raise StartupError(f"{flag_of(name)} must be a number, and not negative")
+
+
+def check_positive_seconds(config: Any, *names: str) -> None:
+    for name in names:
+        if (value := getattr(config, name)) is not None and not 0 < value < math.inf:
+            raise StartupError(f"{flag_of(name)} must be a positive number of seconds")
