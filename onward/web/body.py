@@ -10,6 +10,9 @@ from onward.errors import InvalidRequest
 T = TypeVar("T")
 
 _WITH_PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MAX_NAME = 80
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _top_level = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -19,7 +22,7 @@ def decode_fields(body: bytes) -> dict[str, msgspec.Raw]:
     try:
         return _top_level.decode(body)
     except msgspec.ValidationError as fault:
-        raise _wrong_type(fault) from fault
+        raise wrong_type(fault) from fault
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         raise _no_json(body, fault) from fault
 
@@ -28,7 +31,7 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as fault:
-        raise _wrong_type(fault) from fault
+        raise wrong_type(fault) from fault
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         raise _no_json(body, fault) from fault
 
@@ -44,11 +47,16 @@ def short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _wrong_type(fault: msgspec.ValidationError) -> InvalidRequest:
+def wrong_type(fault: msgspec.ValidationError, inside: str = "") -> InvalidRequest:
+    """What the library says, by the path of the field that is meant; `inside` is the path of what was decoded."""
     match = _WITH_PATH.match(str(fault))
     assert match is not None
-    what = match["what"].replace("`", "").replace(" | null", "")
-    path = (match["path"] or "$").removeprefix("$").removeprefix(".")
+    what, path = match["what"], inside + (match["path"] or "$").removeprefix("$")
+    if missing := _MISSING.fullmatch(what):
+        path, what = f"{path}.{missing[1]}", "is required"
+    elif unknown := _UNKNOWN.fullmatch(what):
+        path, what = f"{path}.{unknown[1][:_MAX_NAME]}", "there is no such field"
+    path, what = path.removeprefix("."), what.replace("`", "").replace(" | null", "")
     return wrong(path, what) if path else InvalidRequest(f"the body: {what}")
 
 

@@ -11,10 +11,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from onward.errors import InvalidRequest
 from onward.text.prompt_tokens import ChatMessage
 from onward.text.tool_messages import arguments_of
-from onward.web.body import wrong
+from onward.web.body import wrong, wrong_type
 
 MAX_TOOLS = 128
 MAX_SCHEMA_BYTES = 64 << 10
@@ -217,8 +216,7 @@ def _converted(path: str, call: Any) -> SentCall:
     try:
         return msgspec.convert(call, SentCall)
     except msgspec.ValidationError as fault:
-        what, _, inner = str(fault).replace("`", "").partition(" - at $")
-        raise InvalidRequest(f"{path}{inner}: {what}", param=path + inner) from fault
+        raise wrong_type(fault, path) from fault
 
 
 def _for_template(tool: Tool) -> dict[str, Any]:

@@ -25,7 +25,7 @@ BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
         "messages[0].content[0].type",
     ),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-    ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]"),
+    ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 2.1}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
@@ -104,7 +104,8 @@ BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
         },
         "rescore_from",
     ),
-    ({"tools": [{"type": "function"}]}, "tools[0]"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"functions": [{}]}, "functions"),
     ({"response_format": {"type": "yaml"}}, "response_format.type"),
@@ -307,8 +308,9 @@ def test_a_body_that_is_no_object_is_refused(http: httpx.Client, body: bytes) ->
 
 
 def test_a_missing_field_is_named(http: httpx.Client) -> None:
-    assert "messages" in error_of(http.post(CHAT, json={"model": "small-model"}))["message"]
-    assert "model" in error_of(http.post(COMPLETION, json={"prompt": "x"}))["message"]
+    assert error_of(http.post(CHAT, json={"model": "small-model"}))["param"] == "messages"
+    error = error_of(http.post(COMPLETION, json={"prompt": "x"}))
+    assert (error["param"], error["message"]) == ("model", "model: is required")
 
 
 def test_a_number_too_large_for_a_float_is_refused(http: httpx.Client) -> None:

@@ -190,7 +190,7 @@ def test_a_budget_reaches_whoever_draws_the_tokens(thinker: Instance) -> None:
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
         ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
         ({"tools": [TOOL | {"type": "web"}]}, "tools[0].type"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0]"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0].function"),
         ({"messages": [{"role": "tool", "content": "42"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ],

@@ -22,7 +22,7 @@ def test_names_come_as_they_were_given_and_all_of_them_as_none() -> None:
         (b'{"ids": ["a", ""]}', "ids[1]", "1 to 256 characters"),
         (b'{"ids": ["%b"]}' % (b"x" * 257), "ids[0]", "1 to 256 characters"),
         (b'{"ids": "a"}', "ids", "array"),
-        (b'{"id": ["a"]}', None, "unknown field id"),
+        (b'{"id": ["a"]}', "id", "no such field"),
         (b'{"ids": [', None, "not valid JSON"),
         (b'{"ids": ["\xff"]}', None, "UTF-8"),
     ],
