@@ -11,6 +11,7 @@ from typing import TextIO
 
 from rich.console import Console
 
+from onward.cli.api_key import add_api_key_file, api_key_of
 from onward.cli.chat_sources import Asked, Messages, OfflineSource, ServerSource, Source
 from onward.cli.progress import StartProgress
 from onward.config import DEFAULT_MODEL
@@ -27,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server [%(default)s]")
     parser.add_argument("--offline", action="store_true", help="load the model into this process; no server is needed")
     parser.add_argument("--model", metavar="MODEL", help="the server's model id, or with --offline the model to load")
+    parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    add_api_key_file(parser)
     parser.add_argument("--system", metavar="TEXT", help="a system prompt")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: what fits)")
     parser.add_argument("--temperature", type=float, default=0.3, metavar="T", help="0 is greedy [0.3]")
@@ -36,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     asked = Asked(args.max_tokens, args.temperature, args.seed)
     notes = Console(stderr=True, highlight=False)
-    source = _offline(args.model, asked, notes) if args.offline else ServerSource(args.url, args.model, asked)
+    if args.offline:
+        source = _offline(args.model, asked, notes)
+    else:
+        source = ServerSource(args.url, args.model, asked, api_key_of(args))
     chat = Chat(source, sys.stdout, notes, args.system)
     if not sys.stdin.isatty():
         return chat.talk(_lines_of(sys.stdin))

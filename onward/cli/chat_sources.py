@@ -61,13 +61,16 @@ class OfflineSource:
 
 
 class ServerSource:
-    def __init__(self, url: str, model: str | None, asked: Asked) -> None:
+    def __init__(self, url: str, model: str | None, asked: Asked, api_key: str | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequest(f"--url {url!r} is no address such as http://127.0.0.1:8000", param="url")
         self._url = url.rstrip("/")
         self._parts = parts
         self._asked = asked
+        self._headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self.name = model or self._first_model()
 
     def answer(self, messages: Messages) -> Iterator[Said]:
@@ -118,7 +121,7 @@ class ServerSource:
                 method,
                 self._parts.path.rstrip("/") + path,
                 json.dumps(body) if body is not None else None,
-                {"Content-Type": "application/json"},
+                self._headers,
             )
             response = connection.getresponse()
         except (OSError, http.client.HTTPException):

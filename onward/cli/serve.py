@@ -79,7 +79,8 @@ def serve(
 
         def on_ready() -> None:
             progress.stop()
-            welcome(Console(highlight=False), config, model.name, _url_of(config, listening), pd, routers)
+            url, console = _url_of(config, listening), Console(highlight=False)
+            welcome(console, config, model.name, url, pd, routers, needs_key=key_source.has_keys)
 
         supervisor = Supervisor(
             config,

@@ -12,12 +12,23 @@ GREETING = "  Onward "
 """How the first line begins, on standard output and only once the instance is ready."""
 
 
-def welcome(console: Console, config: ServeConfig, model_name: str, url: str, pd: PdPlan, routers: RouterPlan) -> None:
-    for line in _lines(config, model_name, url, pd, routers):
+def welcome(
+    console: Console,
+    config: ServeConfig,
+    model_name: str,
+    url: str,
+    pd: PdPlan,
+    routers: RouterPlan,
+    *,
+    needs_key: bool = False,
+) -> None:
+    for line in _lines(config, model_name, url, pd, routers, needs_key):
         console.print(line, soft_wrap=True, markup=False)
 
 
-def _lines(config: ServeConfig, model_name: str, url: str, pd: PdPlan, routers: RouterPlan) -> list[str | Text]:
+def _lines(
+    config: ServeConfig, model_name: str, url: str, pd: PdPlan, routers: RouterPlan, needs_key: bool
+) -> list[str | Text]:
     if config.role == "prefill":
         return [*_prefill_lines(config, model_name, url, pd), *_router_lines(routers)]
     lines: list[str | Text] = [
@@ -27,7 +38,7 @@ def _lines(config: ServeConfig, model_name: str, url: str, pd: PdPlan, routers: 
         lines.append(f"  Prompts are computed by {', '.join(pd.peers)}\n")
     if pd.handoff_address is not None:
         lines.append(f"  It also prefills for decode instances at {pd.handoff_address}\n")
-    return [*lines, *_router_lines(routers), curl(model_name, url)]
+    return [*lines, *_router_lines(routers), curl(model_name, url, needs_key=needs_key)]
 
 
 def _router_lines(routers: RouterPlan) -> list[str | Text]:

@@ -21,6 +21,11 @@ class KeySource:
         self.plain = plain
         self.file = file
 
+    @property
+    def has_keys(self) -> bool:
+        """A file always has one, or is not read."""
+        return bool(self.plain) or self.file is not None
+
     def read(self) -> Keys:
         """Raises `StartupError`; for a file that names no key as well, since that would open every door."""
         keys = joined(plain_entries(self.plain), read_table(Path(self.file)) if self.file is not None else ())

@@ -34,9 +34,12 @@ class SseServer:
         self.answer = answer
         self.bodies: list[dict[str, Any]] = []
         self.paths: list[str] = []
+        self.keys: list[str | None] = []
+        """What was shown as a bearer token, with questions for models too."""
         self.url = ""
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
+        self.keys.append(request.headers.get("Authorization"))
         body = await request.json()
         self.bodies.append(body)
         self.paths.append(request.path)
@@ -50,6 +53,7 @@ class SseServer:
         return response
 
     async def _models(self, request: web.Request) -> web.Response:
+        self.keys.append(request.headers.get("Authorization"))
         return web.json_response({"object": "list", "data": [{"id": "tiny", "object": "model"}]})
 
     def app(self) -> web.Application:

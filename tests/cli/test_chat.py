@@ -69,6 +69,23 @@ def test_clear_forgets_and_system_stays(monkeypatch: pytest.MonkeyPatch) -> None
     assert server.bodies[0]["messages"][0]["content"] == "be brief"
 
 
+def test_an_api_key_is_shown_from_a_flag_a_file_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "key"
+    file.write_text("from-file\n")
+    file.chmod(0o600)
+    monkeypatch.setenv("ONWARD_API_KEY", "from-environment")
+    with serving(_echo) as server:
+        run_chat(monkeypatch, "hi\n", "--url", server.url, "--api-key", "from-flag")
+        run_chat(monkeypatch, "hi\n", "--url", server.url, "--api-key-file", str(file))
+        run_chat(monkeypatch, "hi\n", "--url", server.url)
+        monkeypatch.delenv("ONWARD_API_KEY")
+        run_chat(monkeypatch, "hi\n", "--url", server.url)
+    shown = ("Bearer from-flag", "Bearer from-file", "Bearer from-environment", None)
+    assert server.keys == [key for key in shown for _ in ("the model's name", "the question")]
+
+
 async def _refuse_second(body: dict[str, Any]) -> AsyncIterator[bytes]:
     if body["messages"][-1]["content"] == "bad":
         yield b'data: {"error": {"message": "this exceeds the context"}}\n\n'

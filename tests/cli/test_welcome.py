@@ -10,10 +10,11 @@ from onward.supervisor.routers import resolve_routers
 URL = "http://127.0.0.1:8000"
 
 
-def said(config: ServeConfig, handoff_port: int | None = None) -> str:
+def said(config: ServeConfig, handoff_port: int | None = None, *, needs_key: bool = False) -> str:
     out = io.StringIO()
     console = Console(file=out, highlight=False, width=20)
-    welcome(console, config, "small", URL, resolve(config, "", handoff_port), resolve_routers(config, 8000))
+    pd, routers = resolve(config, "", handoff_port), resolve_routers(config, 8000)
+    welcome(console, config, "small", URL, pd, routers, needs_key=needs_key)
     assert out.getvalue().splitlines()[1].startswith(GREETING), "`onward up` looks for it"
     return out.getvalue()
 
@@ -62,3 +63,5 @@ def test_a_router_says_how_instances_join_it() -> None:
 def test_the_request_to_try_has_a_place_for_a_key_where_one_is_needed() -> None:
     assert "Bearer" in curl("small", URL, needs_key=True)
     assert "Bearer" not in curl("small", URL)
+    assert "Bearer" in said(ServeConfig(), needs_key=True)
+    assert "Bearer" not in said(ServeConfig())
