@@ -488,7 +488,12 @@ class Supervisor:
         self._stop_role(Role.WORKER, 0.0, wakeup)
 
     def _stop_role(self, role: Role, grace_s: float, wakeup: socket.socket) -> None:
-        self._tell(role, Stop(grace_s))
+        """Who is still starting has nothing to finish, and would not hear: a worker that loads listens to nobody."""
+        for child in self._of(role):
+            if child.state is ChildState.STARTING:
+                child.process.kill()
+            else:
+                child.send(Stop(grace_s))
         self._wait_until(lambda: not self._of(role), grace_s + KILL_AFTER_S, wakeup)
 
     def _let_peers_take_their_kv(self, wakeup: socket.socket) -> None:

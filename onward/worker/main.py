@@ -131,8 +131,11 @@ def main() -> None:
         return
     try:
         process.run()
-    except (ChannelClosed, WireBroken) as gone:
-        logger.warning(log.event("leaving", because=str(gone)))
+    except ChannelClosed:
+        logger.warning("the supervisor is gone")
+    except WireBroken as gone:
+        # The engine's end is the supervisor's to judge: in a stop it is what comes before ours.
+        logger.info(log.event("leaving", because=str(gone)))
     finally:
         process.close()
 

@@ -34,6 +34,8 @@ def test_a_stopped_server_leaves_nothing_behind(number: signal.Signals) -> None:
         assert server.stop(number) == 0
         assert not [pid for pid in pids if alive(pid)]
         assert server.leftovers() == []
+        _, *stopping = server.log().partition(" stopping ")[2].splitlines()
+        assert stopping and not [line for line in stopping if " INFO " not in line], "a stop is nothing to worry about"
     assert shared_memory() <= shared_memory_before
 
 

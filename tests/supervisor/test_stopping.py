@@ -1,0 +1,28 @@
+"""How children end that a supervisor stops: those that serve are asked, those that are still starting are not."""
+
+import socket
+from contextlib import closing
+
+from onward.config import ServeConfig
+from onward.proto.control import Stop
+from onward.supervisor.children import ChildState, Role
+from tests.supervisor.stand_ins import child_of, supervisor_of
+
+
+def test_a_worker_that_is_still_loading_is_not_waited_for() -> None:
+    with supervisor_of(ServeConfig()) as supervisor, closing(socket.socket()) as wakeup:
+        worker, workers_end = child_of(supervisor, Role.WORKER, "worker-1")
+        worker.state = ChildState.STARTING
+        with closing(workers_end):
+            supervisor._stop_role(Role.WORKER, 0.0, wakeup)
+        assert not supervisor._of(Role.WORKER)
+        assert worker.cause_of_death() == "signal 9 (SIGKILL)"
+
+
+def test_who_serves_is_asked_to_stop_and_told_how_long_it_may_take() -> None:
+    with supervisor_of(ServeConfig()) as supervisor, closing(socket.socket()) as wakeup:
+        api, apis_end = child_of(supervisor, Role.API, "api-1")
+        with closing(apis_end):
+            api.process.terminate()
+            supervisor._stop_role(Role.API, 7.0, wakeup)
+            assert apis_end.receive() == Stop(7.0)
