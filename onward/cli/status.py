@@ -18,6 +18,7 @@ from onward.errors import NotFound, ServerError
 
 STATUS_PATH = "/internal/status"
 MAX_RESUMES_SHOWN = 10
+MIN_WIDTH = 400
 STYLES = {"ready": "green", "suspect": "yellow", "draining": "yellow", "restarting": "yellow", "gone": "red"}
 
 
@@ -53,7 +54,10 @@ def run(args: argparse.Namespace) -> int:
         status = msgspec.convert(document, Status)
     except msgspec.ValidationError as fault:
         raise ServerError(f"{server.url} speaks another version: {fault}") from None
-    show(Console(highlight=False), status)
+    console = Console(highlight=False)
+    # A row stays a line, in a pipe and in a narrow terminal too: an address or a pid cut in pieces is of no use.
+    console.width = max(console.width, MIN_WIDTH)
+    show(console, status)
     return 0
 
 

@@ -78,6 +78,16 @@ def test_an_instance_by_itself_has_the_same_form(capsys: pytest.CaptureFixture[s
     assert one["blocks"] == {"free": 9, "total": 10}
 
 
+def test_a_row_is_a_line_however_narrow_the_terminal_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    with answering({"GET /internal/status": ROUTERS}) as server:
+        assert run(["status", server.url]) == 0
+    [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("decode-a")]
+    assert "http://127.0.0.1:9001" in row and "api 11 12, engine 13" in row
+
+
 def test_an_instance_says_its_own_state_where_it_knows_it() -> None:
     assert document_of("u", INFO | {"state": "draining"})["instances"][0]["state"] == "draining"
     assert document_of("u", INFO | {"engine": None})["instances"][0]["state"] == "restarting"
