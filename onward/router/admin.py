@@ -13,7 +13,7 @@ from onward import log
 from onward.errors import ClientError, InvalidRequest, OnwardError, Unavailable
 from onward.obs.metrics import Registry
 from onward.proto.router import PROOF_HEADER, Registration
-from onward.router.serving import Serving
+from onward.router.serving import Serving, note_state
 from onward.transport.decoding import decode_message
 from onward.transport.proof import is_proven
 from onward.version import __version__
@@ -95,8 +95,7 @@ class Admin:
         after = self._core.replicas.get(registration.instance)
         if (before and before.state) != (after and after.state):
             self._serving.wake()
-            state = after.state.value if after else "gone"
-            _logger.info(log.event("instance", id=registration.instance, url=registration.url, state=state))
+            note_state(registration, after)
         if answer.error:
             _logger.warning(log.event("instance not taken", url=registration.url, error=answer.error))
         return answer

@@ -9,6 +9,7 @@ second; both end in the same lease. What the router sees for itself (lost connec
 Who is chosen is decided in `policy`. Takes the time and messages; knows neither sockets nor clocks.
 """
 
+import logging
 import math
 from collections import deque
 from dataclasses import dataclass, field
@@ -16,10 +17,13 @@ from enum import Enum
 
 import msgspec
 
+from onward import log
 from onward.pd import layout
 from onward.proto import SCHEMA_VERSION
 from onward.proto.router import Load, RegisterAnswer, Registration
 from onward.router.prefix_index import EVERYTHING, PrefixIndex
+
+_logger = logging.getLogger(__name__)
 
 AGAIN_AFTER_S = 1.0
 SUSPECT_AFTER_S = 3.0
@@ -233,6 +237,8 @@ class Replicas:
         self._now_s = now_s
         for instance, member in list(self._members.items()):
             if member.state(now_s) is State.GONE:
+                silent_s = now_s - member.seen_s
+                _logger.warning(log.event("instance lost", id=instance, url=member.url, silent_s=silent_s))
                 self._remove(instance)
         gone, self._gone = self._gone, []
         return gone
@@ -270,8 +276,10 @@ class Replicas:
     def _take(self, registration: Registration, now_s: float) -> None:
         at_url = self._at(registration.url)
         if at_url is not None and at_url.registration.instance != registration.instance:
-            self._replaced.append(at_url.registration.instance)
-            self._remove(at_url.registration.instance)
+            before = at_url.registration.instance
+            _logger.warning(log.event("instance replaced", id=before, url=at_url.url, by=registration.instance))
+            self._replaced.append(before)
+            self._remove(before)
         member = self._members.setdefault(registration.instance, _Member(registration, now_s))
         member.registration = registration
         member.seen_s = now_s

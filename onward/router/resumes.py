@@ -1,11 +1,15 @@
-"""Which streams were carried on, why, and how long their clients had to wait. Counts, and remembers the last ones."""
+"""Which streams were carried on, why, and how long their clients had to wait. Counts, logs, and remembers the last ones."""
 
+import logging
 from collections import deque
 from typing import Any
 
+from onward import log
 from onward.router.route import Resuming, Route
 from onward.router.router_metrics import RouterMetrics
 from onward.router.stream import Cause
+
+_logger = logging.getLogger(__name__)
 
 NUM_SHOWN = 64
 
@@ -31,18 +35,18 @@ class Resumes:
         self._metrics.resumes.inc(resuming.cause.value, outcome)
         if outcome != "failed":
             self._metrics.pause.observe(pause_s)
-        self._last.append(
-            {
-                "request_id": stream.request_id,
-                "cause": resuming.cause.value,
-                "outcome": outcome,
-                "from": resuming.left,
-                "to": stream.instance if outcome != "failed" else None,
-                "positions": [len(choice.token_ids) for choice in stream.choices],
-                "pause_s": round(pause_s, 4),
-                "at_s": now_s,
-            }
-        )
+        told = {
+            "request_id": stream.request_id,
+            "cause": resuming.cause.value,
+            "outcome": outcome,
+            "from": resuming.left,
+            "to": stream.instance if outcome != "failed" else None,
+            "positions": [len(choice.token_ids) for choice in stream.choices],
+            "pause_s": round(pause_s, 4),
+        }
+        level = logging.INFO if outcome == "exact" else logging.WARNING
+        _logger.log(level, log.event("stream resumed", **told))
+        self._last.append(told | {"at_s": now_s})
 
     def shown(self, now_s: float) -> list[dict[str, Any]]:
         """Oldest first."""

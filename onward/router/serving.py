@@ -13,12 +13,13 @@ from onward.chance import Chance
 from onward.clock import Clock
 from onward.errors import InternalError, Unavailable
 from onward.proto.request import ErrorInfo
-from onward.proto.router import ABORT_PATH, RegisterAnswer
+from onward.proto.router import ABORT_PATH, RegisterAnswer, Registration
 from onward.router.client_side import KEEP_ALIVE_S, ClientSide
 from onward.router.core import Dispatch, Finish, GiveUp, RouterCore, Wait
 from onward.router.events import BLANK_LINE, EventSplitter, MalformedEvent, read_event
 from onward.router.failures import info_from_body
 from onward.router.posting import Answer, NotReached
+from onward.router.replicas import Replica
 from onward.router.route import Route
 from onward.router.stream import Cause
 from onward.router.upstream import Upstream, error_bytes
@@ -256,7 +257,12 @@ class Serving:
         wants = replicas.index is not None
         question = RegisterAnswer(self.core.incarnation, 1.0, "", wants, replicas.next_kv_event(url))
         registration = await self.upstream.probe(url, question)
+        before = replicas.get(registration.instance) if registration is not None else None
         error = self.core.probed(url, registration, self.clock.now_s())
+        if registration is not None:
+            after = replicas.get(registration.instance)
+            if (before and before.state) != (after and after.state):
+                note_state(registration, after)
         if error:
             _logger.warning(log.event("instance not taken", url=url, error=error))
         self.wake()
@@ -265,6 +271,11 @@ class Serving:
         for aside in self._asides:
             aside.cancel()
         await self.upstream.close()
+
+
+def note_state(registration: Registration, now: Replica | None) -> None:
+    state = now.state.value if now is not None else "gone"
+    _logger.info(log.event("instance", id=registration.instance, url=registration.url, state=state))
 
 
 def refusal_cause(info: ErrorInfo) -> Cause:

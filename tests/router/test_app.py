@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -270,7 +271,9 @@ def test_a_deadline_ends_the_waiting() -> None:
     uvloop.run(scenario())
 
 
-def test_a_static_instance_is_found_by_asking_it() -> None:
+def test_a_static_instance_is_found_by_asking_it_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "onward.router.serving")
+
     async def scenario() -> None:
         a = StandInInstance("a")
         await a.start()
@@ -278,6 +281,7 @@ def test_a_static_instance_is_found_by_asking_it() -> None:
             assert_seamless((await router.post(STREAM)).stream, 7, 6)
 
     uvloop.run(scenario())
+    assert [line for line in caplog.messages if line.startswith("instance id=") and line.endswith("state=ready")]
 
 
 def test_a_dead_instance_costs_a_new_request_nothing() -> None:

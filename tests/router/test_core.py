@@ -1,8 +1,10 @@
 """The router's decisions, without sockets and under a clock of our own."""
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from onward.config import RouterConfig
@@ -35,20 +37,19 @@ class World:
 
     def register(self) -> None:
         for name, state in self.states.items():
-            answer = self.core.register(
-                Registration(
-                    schema_version=SCHEMA_VERSION,
-                    instance=name,
-                    url=f"http://{name}",
-                    role="mixed",
-                    state=state,
-                    model="m",
-                    fingerprint=self.fingerprints[name],
-                    layout=None,
-                ),
-                self.now_s,
-            )
-            assert not answer.error
+            assert not self.core.register(self.registration(name, state), self.now_s).error
+
+    def registration(self, name: str, state: str) -> Registration:
+        return Registration(
+            schema_version=SCHEMA_VERSION,
+            instance=name,
+            url=f"http://{name}",
+            role="mixed",
+            state=state,
+            model="m",
+            fingerprint=self.fingerprints[name],
+            layout=None,
+        )
 
     def open(self, **fields: Any) -> Route:
         origin = Origin(
@@ -576,6 +577,35 @@ def test_resumes_are_counted_by_cause_and_by_whether_they_can_be_exact() -> None
     assert world.core.metrics.resumes.value("lost", "inexact") == 1
     shown = world.core.status(world.now_s)["resumes"]
     assert [(one["cause"], one["from"], one["to"]) for one in shown] == [("lost", "a", "b")]
+
+
+def test_the_log_says_which_streams_were_carried_on_and_which_were_not(caplog: pytest.LogCaptureFixture) -> None:
+    world = World("a", "b", preempt_retry_count=1)
+    route, doomed = world.open(), world.open()
+    left = world.start(route, tokens=3)
+    world.start(doomed, tokens=1)
+    with caplog.at_level(logging.INFO, "onward.router.resumes"):
+        world.fail(route)
+        other = world.start(route, tokens=1)
+        world.fail(doomed)
+        world.core.close(doomed, world.now_s, keep=False)
+    resumed, failed = caplog.records
+    assert (resumed.levelname, failed.levelname) == ("INFO", "WARNING")
+    for fact in (route.stream.request_id, "cause=lost", "outcome=exact", f"from={left} to={other}", "pause_s="):
+        assert fact in resumed.message
+    assert doomed.stream.request_id in failed.message and "outcome=failed" in failed.message
+
+
+def test_the_log_says_which_instances_were_lost_or_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    world = World("a", "b")
+    world.states = {"a": "ready"}
+    world.pass_time(9.0)
+    world.core.tick(world.now_s)
+    heir = msgspec.structs.replace(world.registration("a", "ready"), instance="heir")
+    assert not world.core.register(heir, world.now_s).error
+    lost, replaced = caplog.messages
+    assert lost.startswith("instance lost id=b url=http://b silent_s=")
+    assert replaced == "instance replaced id=a url=http://a by=heir"
 
 
 def test_a_stream_that_lacks_only_its_end_needs_no_instance() -> None:
