@@ -38,10 +38,10 @@ def run(argv: list[str]) -> int:
     for name, help_text in COMMANDS.items():
         subparser = commands.add_parser(name, help=help_text)
         if name == chosen:
-            _module_of(name).add_arguments(subparser)
+            module_of(name).add_arguments(subparser)
     args = parser.parse_args(argv)
     try:
-        return _module_of(args.command).run(args)
+        return module_of(args.command).run(args)
     except OnwardError as error:
         print(f"onward {args.command}: {error.message}", file=sys.stderr)
         return 1
@@ -49,7 +49,7 @@ def run(argv: list[str]) -> int:
         return 130
 
 
-def _module_of(command: str) -> Any:
+def module_of(command: str) -> Any:
     return importlib.import_module(f"onward.cli.{command.replace('-', '_')}")
 
 

@@ -1,0 +1,174 @@
+"""What README, CONTRIBUTING and docs say can be held against the code: links, flags, defaults, commands, files, modules,
+metrics and routes. Figures and sentences cannot.
+"""
+
+import argparse
+import dataclasses
+import re
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onward.api.openapi import SUMMARIES
+from onward.cli.main import COMMANDS, module_of
+from onward.config import RouterConfig, ServeConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+OF_TODAY = [page for page in PAGES if page.name not in ("CHANGELOG.md", "decisions.md")]
+"""Without those that tell of the past too."""
+FLAGS_OF_OTHERS = {"--randomly-seed"}
+KNOB_TABLES = {"README.md": ServeConfig, "docs/router.md": RouterConfig, "docs/prefill-decode.md": ServeConfig}
+WORDS = {"on": (True,), "off": (False,), "none": (None, "", ())}
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def each(pages: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("page", pages, ids=name_of)
+
+
+def code_in(page: Path) -> list[str]:
+    """Blocks, fenced or indented, line by line, and what stands between backticks."""
+    text = page.read_text()
+    fenced = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    indented = re.findall(r"^ {4}(\S.*)$", prose, re.MULTILINE)
+    return [*(line for block in fenced for line in block.splitlines()), *indented, *re.findall(r"`([^`\n]+)`", prose)]
+
+
+@cache
+def anchors_of(page: Path) -> frozenset[str]:
+    """As GitHub makes them from headings."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return frozenset(re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles)
+
+
+@each(PAGES)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" not in target:
+            file, _, anchor = target.partition("#")
+            there = page.parent / file if file else page
+            assert there.exists(), target
+            assert not anchor or anchor in anchors_of(there), target
+
+
+@cache
+def flags_of_commands() -> frozenset[str]:
+    flags: set[str] = set()
+    parsers: list[argparse.ArgumentParser] = []
+    for command in COMMANDS:
+        parsers.append(argparse.ArgumentParser())
+        module_of(command).add_arguments(parsers[-1])
+    for parser in parsers:
+        for action in parser._actions:
+            flags.update(action.option_strings)
+            if isinstance(action, argparse._SubParsersAction):
+                parsers.extend(action.choices.values())
+    return frozenset(flags)
+
+
+@cache
+def flags_of_scripts() -> frozenset[str]:
+    files = [*ROOT.glob("scripts/*.py"), *ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("onward/bench/*.py")]
+    return frozenset(flag for file in files for flag in re.findall(r'"(--[a-z][a-z0-9-]*)"', file.read_text()))
+
+
+@each(OF_TODAY)
+def test_every_flag_that_a_page_names_is_one(page: Path) -> None:
+    known = flags_of_commands() | flags_of_scripts() | FLAGS_OF_OTHERS
+    named = re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", page.read_text())
+    assert not {*named} - known
+
+
+def test_every_flag_of_a_server_is_explained_on_some_page() -> None:
+    text = "\n".join(page.read_text() for page in OF_TODAY)
+    knobs = {field.name for config in (ServeConfig, RouterConfig) for field in dataclasses.fields(config)}
+    flags = {"--" + name.replace("_", "-") for name in knobs}
+    assert not {flag for flag in flags if not re.search(rf"{flag}(?![\w-])", text)}
+
+
+def rows_of(page: str) -> list[tuple[list[str], list[str]]]:
+    """Of a table of flags: the flags of each row, and the defaults."""
+    table = page.partition("| flag | default | meaning |\n")[2].partition("\n\n")[0].splitlines()[1:]
+    cells = [row.split(" | ") for row in table]
+    return [(re.findall(r"--[a-z-]+", names), re.split(r", (?=`|\d)", default)) for names, default, *_ in cells]
+
+
+def is_default(told: str, default: Any) -> bool:
+    """Whether a page may say this of it. What is said in words alone is left to the reader."""
+    if told in WORDS:
+        return default in WORDS[told]
+    quoted = re.fullmatch(r"`([^`-]*)`", told)
+    if quoted is None and not re.fullmatch(r"[\d.,]+", told):
+        return True
+    value = quoted[1] if quoted is not None else told.replace(",", "")
+    return value == (f"{default:g}" if isinstance(default, float) else str(default))
+
+
+@pytest.mark.parametrize("page", KNOB_TABLES)
+def test_defaults_are_what_the_tables_of_flags_say(page: str) -> None:
+    config = KNOB_TABLES[page]()
+    rows = rows_of((ROOT / page).read_text())
+    assert len(rows) > 10
+    for flags, told in rows:
+        knobs = [flag.removeprefix("--").removeprefix("no-").replace("-", "_") for flag in flags]
+        defaults = told if len(told) == len(knobs) else told * len(knobs)
+        for knob, default in zip(knobs, defaults, strict=True):
+            assert is_default(default, getattr(config, knob)), knob
+
+
+@each(OF_TODAY)
+def test_every_command_that_a_page_names_is_one(page: Path) -> None:
+    targets = re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for code in code_in(page):
+        for command in re.findall(r"^(?:\$ |\.venv/bin/)?onward ([a-z][a-z-]*)", code):
+            assert command in COMMANDS, code
+        for target in re.findall(r"^make ([a-z][a-z-]*)", code):
+            assert target in targets, code
+
+
+@each(OF_TODAY)
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    for code in code_in(page):
+        for path in re.findall(r"^((?:tests|onward|scripts|docs|benchmarks|\.ci)/[\w./-]*)(?!.*[*…])", code):
+            assert (ROOT / path).exists(), path
+
+
+def test_every_module_has_a_sentence_and_every_sentence_a_module() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named: list[str] = []
+    for row in re.findall(r"^\| (`[^|]*`) \|", page, re.MULTILINE):
+        for name in re.findall(r"`([\w.*]+)`", row):
+            named.append(named[-1].rpartition(".")[0] + name if name.startswith(".") else name)
+    folder = ROOT / "onward"
+    modules = [
+        ".".join(file.relative_to(folder).with_suffix("").parts)
+        for file in folder.rglob("*.py")
+        if file.name != "__init__.py"
+    ]
+    folders = {module.rpartition(".")[0] for module in modules if module.count(".") > 1}
+    """A folder within a package may be told of as a whole."""
+    told = {one for one in {*modules} | folders for name in named if fnmatch(one, name)}
+    assert not [module for module in modules if module not in told and module.rpartition(".")[0] not in told]
+    assert not [name for name in named if "." in name and not any(fnmatch(one, name) for one in told)]
+
+
+def test_every_metric_is_explained_and_no_other_one() -> None:
+    sources = "\n".join(file.read_text() for file in (ROOT / "onward").rglob("*.py"))
+    counted = {*re.findall(r'(?:counter|gauge|histogram|Family)\(\s*"(onward_\w+)"', sources)}
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    assert len(counted) > 40
+    assert {*re.findall(r"\bonward_\w+", page)} == counted
+
+
+def test_the_readme_names_every_route() -> None:
+    page = (ROOT / "README.md").read_text()
+    assert not [path for path in SUMMARIES if path.partition("{")[0].rstrip("/") not in page]
