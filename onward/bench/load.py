@@ -79,8 +79,9 @@ async def first_model(session: aiohttp.ClientSession, url: str) -> str:
                 raise ServerError(f"{url}/v1/models answers {response.status}: {error_message(body)}")
             models = await response.json(content_type=None)
             return models["data"][0]["id"]
-    except (aiohttp.ClientConnectionError, TimeoutError):
-        raise Unavailable(f"no server answers at {url}; start one with `make serve`") from None
+    except (aiohttp.ClientConnectionError, TimeoutError) as fault:
+        why = str(fault) or "no answer in time"
+        raise Unavailable(f"no server answers at {url}: {why}; start one with `make serve`") from None
     except (ValueError, KeyError, IndexError, TypeError):
         raise ServerError(f"{url}/v1/models names no model; give one with --model") from None
 

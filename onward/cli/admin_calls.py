@@ -15,7 +15,8 @@ import msgspec
 
 from onward.bench.openai_chunks import error_message
 from onward.cli.api_key import add_api_key_file, api_key_of
-from onward.errors import InvalidRequest, NotFound, ServerError, Unavailable
+from onward.cli.server_url import checked_url, why
+from onward.errors import NotFound, ServerError, Unavailable
 from onward.proto.router import PROOF_HEADER
 from onward.supervisor.cluster_key import read_key
 from onward.transport.proof import prove
@@ -74,14 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
 
 def server_of(args: argparse.Namespace) -> Server:
     url = args.url if "://" in args.url else f"http://{args.url}"
-    try:
-        parts = urlsplit(url)
-        well_formed = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        well_formed = False
-    if not well_formed:
-        raise InvalidRequest(f"URL: {args.url!r} is no address such as http://127.0.0.1:8000", param="url")
-    return Server(url.rstrip("/"), api_key_of(args), read_key(args.cluster_key_file))
+    return Server(checked_url(url, "URL:"), api_key_of(args), read_key(args.cluster_key_file))
 
 
 def _connect(parts: SplitResult) -> http.client.HTTPConnection:
@@ -93,4 +87,4 @@ def _connect(parts: SplitResult) -> http.client.HTTPConnection:
 def _why(fault: Exception) -> str:
     if isinstance(fault, TimeoutError):
         return f"no answer within {TIMEOUT_S:.0f} s"
-    return getattr(fault, "strerror", None) or str(fault) or type(fault).__name__
+    return why(fault)

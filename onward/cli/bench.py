@@ -16,6 +16,7 @@ from onward.bench.prompts import words
 from onward.bench.report import Summary, summarize, table_of
 from onward.cli import bench_offline
 from onward.cli.api_key import add_api_key_file, api_key_of
+from onward.cli.server_url import checked_url
 from onward.errors import InvalidRequest
 
 SCHEMA = 1
@@ -56,15 +57,24 @@ def run(args: argparse.Namespace) -> int:
     for name in _AT_LEAST_ONE:
         if getattr(args, name) < 1:
             raise InvalidRequest(f"--{name.replace('_', '-')} must be at least 1", param=name)
-    target = Target(args.url.rstrip("/"), args.model or "", args.endpoint, api_key_of(args), args.timeout)
+    if args.json is not None:
+        make_folder_of(args.json)
+    target = Target(checked_url(args.url, "--url"), args.model or "", args.endpoint, api_key_of(args), args.timeout)
     console = Console()
     target, records = asyncio.run(_measure(target, args, console))
     summary = summarize(records)
     console.print(table_of(summary, f"{target.model} at {target.url}, {args.streams} streams"))
     if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(_document(target, args, summary, records))))
     return 1 if summary.num_failed else 0
+
+
+def make_folder_of(file: Path) -> None:
+    """Before anything is measured, so that the figures have somewhere to go."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise InvalidRequest(f"cannot write --json {file}: {fault.strerror}", param="json") from None
 
 
 async def _measure(target: Target, args: argparse.Namespace, console: Console) -> tuple[Target, list[Record]]:

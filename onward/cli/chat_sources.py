@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 from onward.bench.openai_chunks import decode_chunk, error_message
 from onward.bench.sse_reader import DONE, SseReader
-from onward.errors import InvalidRequest, ServerError, Unavailable
+from onward.cli.server_url import checked_url, why
+from onward.errors import ServerError, Unavailable
 from onward.llm import LLM
 from onward.offline.sampling_options import SamplingOptions
 
@@ -62,11 +63,8 @@ class OfflineSource:
 
 class ServerSource:
     def __init__(self, url: str, model: str | None, asked: Asked, api_key: str | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidRequest(f"--url {url!r} is no address such as http://127.0.0.1:8000", param="url")
-        self._url = url.rstrip("/")
-        self._parts = parts
+        self._url = checked_url(url, "--url")
+        self._parts = urlsplit(self._url)
         self._asked = asked
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
@@ -124,9 +122,10 @@ class ServerSource:
                 self._headers,
             )
             response = connection.getresponse()
-        except (OSError, http.client.HTTPException):
+        except (OSError, http.client.HTTPException) as fault:
             raise Unavailable(
-                f"no server answers at {self._url}; start one with `make serve`, or talk without one: --offline"
+                f"no server answers at {self._url}: {why(fault)}; start one with `make serve`, "
+                "or talk without one: --offline"
             ) from None
         if response.status != 200:
             raise ServerError(f"{self._url} answers {response.status}: {error_message(response.read(1 << 16))}")

@@ -17,6 +17,7 @@ from onward.cli.batch_files import BatchAnswer, Output, check, requests_in
 from onward.cli.batch_runner import Server, run_all
 from onward.cli.flags import add_flags, flags_of
 from onward.cli.own_server import own_server
+from onward.cli.server_url import checked_url
 from onward.config import ServeConfig
 from onward.errors import InvalidRequest
 
@@ -88,7 +89,7 @@ def _answer(
 @contextlib.contextmanager
 def _server(args: argparse.Namespace) -> Iterator[Server]:
     if args.url is not None:
-        yield Server(args.url.rstrip("/"), api_key_of(args), args.timeout, args.retries)
+        yield Server(args.url, api_key_of(args), args.timeout, args.retries)
         return
     names = tuple(knob.name for knob in fields(ServeConfig) if knob.name not in OF_OTHERS)
     flags = flags_of(args, names)
@@ -109,8 +110,8 @@ def _check_numbers(args: argparse.Namespace) -> None:
         raise InvalidRequest(f"--concurrency must be between 1 and {MAX_AT_ONCE}", param="concurrency")
     if args.retries < 0 or args.timeout <= 0:
         raise InvalidRequest("--retries must not be negative, and --timeout must be above 0", param="retries")
-    if args.url is not None and not args.url.startswith(("http://", "https://")):
-        raise InvalidRequest(f"--url {args.url!r} is no address such as http://127.0.0.1:8000", param="url")
+    if args.url is not None:
+        args.url = checked_url(args.url, "--url")
     if args.input.resolve() == args.output.resolve():
         raise InvalidRequest("IN and OUT must be two files", param="output")
     if args.url is None and (args.api_key or args.api_key_file):

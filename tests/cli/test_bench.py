@@ -125,3 +125,16 @@ def test_without_a_server_one_line_says_what_to_do(unused_port: int) -> None:
 def test_a_number_below_one_is_refused(flag: str) -> None:
     with pytest.raises(OnwardError, match=f"{flag} must be at least 1"):
         run_bench("http://127.0.0.1:1", flag, "0")
+
+
+@pytest.mark.parametrize("url", ["foo", "ftp://x", "http://127.0.0.1:99999"])
+def test_an_address_that_is_none_is_named(url: str) -> None:
+    with pytest.raises(OnwardError, match=f"--url '{url}' is no address"):
+        run_bench(url, "--model", "tiny")
+
+
+def test_a_file_for_figures_that_cannot_be_is_named_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with serving(_answer) as server, pytest.raises(OnwardError, match="cannot write --json"):
+        run_bench(server.url, "--json", str(tmp_path / "file" / "below" / "figures"))
+    assert server.bodies == []

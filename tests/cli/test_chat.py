@@ -129,11 +129,11 @@ def test_a_models_text_cannot_command_the_terminal(
 
 
 def test_without_a_server_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch, unused_port: int) -> None:
-    with pytest.raises(OnwardError, match="start one with `make serve`"):
+    with pytest.raises(OnwardError, match="Connection refused; start one with `make serve`"):
         run_chat(monkeypatch, "hi\n", "--url", f"http://127.0.0.1:{unused_port}")
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", ""])
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "", "http://127.0.0.1:99999"])
 def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     with pytest.raises(OnwardError, match="--url"):
         run_chat(monkeypatch, "hi\n", "--url", url)
