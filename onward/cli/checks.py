@@ -1,6 +1,7 @@
 """What the flags of several commands must be, said in the same words. Each check names the flag."""
 
 import math
+import re
 from typing import Any
 
 from onward.errors import StartupError
@@ -20,6 +21,15 @@ def check_port(port: int, flag: str = "--port") -> None:
 def check_log_level(level: str) -> None:
     if level.lower() not in LOG_LEVELS:
         raise StartupError(f"--log-level {level!r} is none of {', '.join(LOG_LEVELS)}")
+
+
+def check_origins(origins: tuple[str, ...]) -> None:
+    """Browsers send an origin without a path, and it is compared letter by letter: one with a slash is nobody's."""
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
+            raise StartupError(
+                f"--cors-origin {origin!r} is no origin; it looks like https://example.com, without a path"
+            )
 
 
 def check_counts(config: Any, *names: str) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from onward import log
 from onward.cli.api_key import check_doors, door_warnings, key_source_of
-from onward.cli.checks import check_counts, check_log_level, check_not_negative, check_port
+from onward.cli.checks import check_counts, check_log_level, check_not_negative, check_origins, check_port
 from onward.cli.flags import add_flags, from_args
 from onward.cli.progress import StartProgress
 from onward.cli.welcome import welcome
@@ -120,6 +120,7 @@ def check(config: ServeConfig) -> None:
         raise StartupError(f"--api-processes {config.api_processes} is not within 1 to {MAX_API_PROCESSES}")
     check_not_negative(config, "drain_s", "log_interval_s", "detach_ttl_s", "response_ttl_s")
     check_log_level(config.log_level)
+    check_origins(config.cors_origin)
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise StartupError(
             f"--max-num-batched-tokens ({config.max_num_batched_tokens}) must be at least --max-num-seqs "

@@ -28,6 +28,10 @@ class KeySource:
 
     def read(self) -> Keys:
         """Raises `StartupError`; for a file that names no key as well, since that would open every door."""
+        if self.file is not None and not Path(self.file).exists():
+            raise StartupError(
+                f"--api-keys {self.file} does not exist; make it with `onward keys add {self.file} NAME`"
+            )
         keys = joined(plain_entries(self.plain), read_table(Path(self.file)) if self.file is not None else ())
         if self.file is not None and not len(keys):
             raise StartupError(f"{self.file} has no key; make one with `onward keys add {self.file} NAME`")

@@ -57,6 +57,8 @@ def test_all_promised_flags_exist_and_the_help_shows_them(capsys: pytest.Capture
         (["--log-interval-s", "nan"], "--log-interval-s"),
         (["--log-level", "loud"], "--log-level 'loud' is none of debug, info, warning, error"),
         (["--kv-port", "70000"], "--kv-port 70000"),
+        (["--cors-origin", "localhost:3000"], "--cors-origin 'localhost:3000' is no origin"),
+        (["--cors-origin", "http://localhost:3000/"], "--cors-origin 'http://localhost:3000/' is no origin"),
         (["--record-tokens"], "--record-tokens is about --record"),
         (["--prefill-peers", "gpu7"], "--prefill-peers: 'gpu7'"),
         (["--step-log", "/dev/null/steps"], "--step-log /dev/null/steps"),
@@ -66,6 +68,11 @@ def test_all_promised_flags_exist_and_the_help_shows_them(capsys: pytest.Capture
 def test_values_that_cannot_work_are_named(flags: list[str], named: str) -> None:
     with pytest.raises(StartupError, match=named):
         check(parse(*flags))
+
+
+@pytest.mark.parametrize("origin", ["*", "http://localhost:3000", "https://example.com", "chrome-extension://abc"])
+def test_origins_are_taken_as_browsers_send_them(origin: str) -> None:
+    check(parse("--cors-origin", origin))
 
 
 def test_an_address_that_this_machine_does_not_have_is_no_fault_of_the_port() -> None:
