@@ -169,6 +169,12 @@ def test_every_metric_is_explained_and_no_other_one() -> None:
     assert {*re.findall(r"\bonward_\w+", page)} == counted
 
 
+def test_nobody_is_told_to_install_this_from_an_index() -> None:
+    """It is in none, and whoever has the name there may be somebody else."""
+    files = [*OF_TODAY, *(ROOT / "onward").rglob("*.py")]
+    assert not [file for file in files if re.search(r"pip install [^\n`]*\bonward\b", file.read_text())]
+
+
 def test_the_readme_names_every_route() -> None:
     page = (ROOT / "README.md").read_text()
     assert not [path for path in SUMMARIES if path.partition("{")[0].rstrip("/") not in page]

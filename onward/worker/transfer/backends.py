@@ -17,7 +17,7 @@ EXPELLING = frozenset({"nixl"})
 """Those that can shut a writer out without its help. `shm` cannot: what is mapped stays mapped."""
 _NOBODY = 0
 """Writers are numbered from 1."""
-_NEEDS_NIXL = "--kv-backend nixl needs the nixl package: pip install 'onward[nixl]'"
+_NEEDS_NIXL = "--kv-backend nixl needs the nixl package: pip install 'nixl>=1.0'"
 
 
 def open_receiver(backend: str, memory: np.ndarray, memory_fd: int | None, host: str) -> Receiver:

@@ -261,7 +261,7 @@ def _bindings() -> Any:
     try:
         return importlib.import_module("nixl._bindings")
     except ImportError as error:
-        raise StartupError(f"kv_backend nixl needs the nixl package (pip install 'onward[nixl]'): {error}") from error
+        raise StartupError(f"kv_backend nixl needs the nixl package (pip install 'nixl>=1.0'): {error}") from error
 
 
 def _reaches_past_receiver(transports: str) -> bool:
