@@ -18,6 +18,7 @@ FIRST_PAUSE_S = 0.5
 CONNECT_TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 256 << 20
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
+_TOO_LARGE = "too_large"
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 
 
@@ -52,7 +53,7 @@ async def _asked(session: aiohttp.ClientSession, server: Server, request: BatchR
     pause_s = FIRST_PAUSE_S
     outcome, wait_s = await _once(session, server, request)
     for _ in range(server.num_retries):
-        if isinstance(outcome, Answered) and outcome.status_code not in _PASSING:
+        if not _may_pass(outcome):
             break
         await asyncio.sleep(min(MAX_PAUSE_S, max(pause_s, wait_s)))
         pause_s *= 2
@@ -60,6 +61,10 @@ async def _asked(session: aiohttp.ClientSession, server: Server, request: BatchR
     if isinstance(outcome, Answered):
         return BatchAnswer(f"batch_req_{outcome.request_id}", request.custom_id, outcome, None)
     return BatchAnswer(f"batch_req_{request.custom_id}", request.custom_id, None, outcome)
+
+
+def _may_pass(outcome: Answered | BatchError) -> bool:
+    return outcome.status_code in _PASSING if isinstance(outcome, Answered) else outcome.code != _TOO_LARGE
 
 
 async def _once(
@@ -74,7 +79,9 @@ async def _once(
         async with session.post(
             server.url + request.url, data=body, headers=headers, allow_redirects=False
         ) as response:
-            answer = await response.content.read(MAX_ANSWER_BYTES)
+            answer = await _read_whole(response.content)
+            if answer is None:
+                return BatchError(_TOO_LARGE, f"the answer is larger than {MAX_ANSWER_BYTES} bytes"), 0.0
             request_id = response.headers.get("x-request-id", "")
             return Answered(response.status, request_id, _body_of(answer)), _wait_of(response)
     except _BROKEN as fault:
@@ -82,13 +89,25 @@ async def _once(
         return BatchError("unreachable", f"{server.url}{request.url}: {problem}"[:1000]), 0.0
 
 
+async def _read_whole(content: aiohttp.StreamReader) -> bytes | None:
+    """None: it is longer than it may be."""
+    parts: list[bytes] = []
+    num_bytes = 0
+    async for part in content.iter_any():
+        parts.append(part)
+        num_bytes += len(part)
+        if num_bytes > MAX_ANSWER_BYTES:
+            return None
+    return b"".join(parts)
+
+
 def _body_of(answer: bytes) -> Any:
-    """JSON goes on as it came."""
+    """JSON goes on as it came, but in one line, whatever it was written in."""
     try:
         msgspec.json.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return answer.decode(errors="replace")
-    return msgspec.Raw(answer)
+    return msgspec.Raw(msgspec.json.format(answer, indent=-1))
 
 
 def _wait_of(response: aiohttp.ClientResponse) -> float:

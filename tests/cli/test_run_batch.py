@@ -24,6 +24,7 @@ class Server:
         self.asked: list[dict[str, Any]] = []
         self.keys: set[str | None] = set()
         self.behave: Callable[[dict[str, Any]], int] = lambda body: 200
+        self.written: Callable[[dict[str, Any]], str] = json.dumps
         self.num_open = self.most_open = 0
         self.lock = threading.Lock()
         self.url = ""
@@ -50,7 +51,7 @@ def server() -> Iterator[Server]:
             status, answer = made.answer(self.path, body)
             with made.lock:
                 made.num_open -= 1
-            data = json.dumps(answer).encode()
+            data = made.written(answer).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(data)))
             self.send_header("x-request-id", "abc")
@@ -194,3 +195,27 @@ def test_a_file_that_is_no_output_is_left_alone(server: Server, tmp_path: Path) 
 def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
     with Output(tmp_path / "out"), pytest.raises(StartupError, match="another run"):
         Output(tmp_path / "out")
+
+
+def test_a_long_answer_is_written_whole(server: Server, tmp_path: Path) -> None:
+    said = "x" * (4 << 20)
+    server.written = lambda answer: json.dumps(answer | {"said": said})
+    code, [answer] = run_batch(server, batch(tmp_path, 1))
+    assert code == 0
+    assert answer["response"]["body"]["said"] == said
+
+
+def test_an_answer_without_end_is_an_error(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_runner, "MAX_ANSWER_BYTES", 1 << 20)
+    server.written = lambda answer: json.dumps(answer | {"said": "x" * (2 << 20)})
+    code, [answer] = run_batch(server, batch(tmp_path, 1), "--retries", "1")
+    assert code == 1
+    assert answer["response"] is None and answer["error"]["code"] == "too_large"
+    assert len(server.asked) == 1, "it would be as long again"
+
+
+def test_an_answer_of_many_lines_is_one_line_and_says_the_same(server: Server, tmp_path: Path) -> None:
+    server.written = lambda answer: json.dumps(answer, indent=2) + "\n"
+    code, answers = run_batch(server, batch(tmp_path, 2))
+    assert code == 0
+    assert sorted(answer["response"]["body"]["echo"]["number"] for answer in answers) == [0, 1]
