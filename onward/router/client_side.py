@@ -46,7 +46,7 @@ class ClientSide:
             await http.respond(self._send, 200, self._stream.answer, headers)
             return
         comment = b": resumes %d\n\n" % self._stream.num_resumes if self._tells_resumes else b""
-        if comment or self.done:
+        if comment or self.done or not self._has_started:  # who has had all but the end gets a stream of nothing
             await self.write(comment + self.done)
         await self._send(http.part(b"", more=False))
 

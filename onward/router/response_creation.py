@@ -112,7 +112,8 @@ class ResponseClientSide(ClientSide):
         self._last = b""
 
     async def write(self, events: bytes) -> None:
-        self._last = events
+        if not events.startswith(b":"):  # a sign of life has no number
+            self._last = events
         await super().write(events)
 
     async def failure(self, info: ErrorInfo) -> bytes:

@@ -10,6 +10,7 @@ import pytest
 import uvloop
 
 from onward.proto.model import PreparedModel
+from onward.proto.request import ErrorInfo
 from tests.api.instance import Instance, running
 from tests.api.responses.reading import (
     KINDS,
@@ -48,9 +49,9 @@ def two(shared_two: list[Instance]) -> Iterator[list[Instance]]:
 
 
 @asynccontextmanager
-async def router_of(instances: list[Instance], policy: str) -> AsyncIterator[Router]:
+async def router_of(instances: list[Instance], policy: str, **more: Any) -> AsyncIterator[Router]:
     urls = ",".join(instance.url for instance in instances)
-    async with running_router(instances=urls, settle_s=0.5, stall_timeout_s=5.0, policy=policy) as router:
+    async with running_router(instances=urls, settle_s=0.5, stall_timeout_s=5.0, policy=policy, **more) as router:
         serving = router.process.serving
         while len(serving.core.takers(serving.clock.now_s())) < len(instances):
             await serving.wait_for_change(1.0)
@@ -58,10 +59,13 @@ async def router_of(instances: list[Instance], policy: str) -> AsyncIterator[Rou
 
 
 def run(
-    instances: list[Instance], scenario: Callable[[Router], Coroutine[Any, Any, None]], policy: str = "round_robin"
+    instances: list[Instance],
+    scenario: Callable[[Router], Coroutine[Any, Any, None]],
+    policy: str = "round_robin",
+    **more: Any,
 ) -> None:
     async def work() -> None:
-        async with router_of(instances, policy) as router:
+        async with router_of(instances, policy, **more) as router:
             await scenario(router)
 
     uvloop.run(work())
@@ -285,3 +289,38 @@ def test_a_wrong_request_is_refused_in_the_instances_words(two: list[Instance]) 
         assert msgspec.json.decode(await broken.read())["error"]["code"] == "invalid_json"
 
     run(two, scenario)
+
+
+def test_who_has_the_last_event_and_comes_back_reads_an_empty_stream(two: list[Instance]) -> None:
+    async def scenario(router: Router) -> None:
+        for instance in two:
+            speak(instance, TEXT)
+        streamed = events_in(await router.post(body_of("words", stream=True), path=PATH))
+        [last] = [line.removeprefix("id: ") for line in streamed[-1].split("\n") if line.startswith("id: ")]
+        for method in ("GET", "POST"):
+            body = {} if method == "GET" else {"json": body_of("words", stream=True)}
+            again = await ask(router, method, headers={"Last-Event-ID": last}, **body)
+            assert (again.status, again.body) == (200, b"")
+
+    run(two, scenario)
+
+
+def test_signs_of_life_do_not_make_a_failure_repeat_what_was_told(thinker: PreparedModel) -> None:
+    with running(thinker, name="a") as one, running(thinker, name="b") as other:
+
+        async def scenario(router: Router) -> None:
+            speak_until(one, 6, TEXT)
+            # The other one can tell what there is of it, and never takes it.
+            other.engine.refusal = ErrorInfo("overloaded", "full", 429, True, retry_after_s=1.0)
+            body = body_of("words", stream=True, deadline_ms=6000)
+            asking = asyncio.create_task(router.post(body, path=PATH))
+            await until(lambda: _is(one.engine.paused))
+            await asyncio.to_thread(one.kill_api, one.children[0])
+            answer = await asking
+            assert b": waiting" in answer.body, "it was silent for a while"
+            events = told(events_in(answer))
+            assert [event["sequence_number"] for event in events] == list(range(len(events)))
+            assert events[-1]["type"] == "response.failed"
+            one.engine.paused = False
+
+        run([one, other], scenario, keep_alive_s=0.2)
