@@ -1,10 +1,11 @@
 """What the router fixes about a request before its first attempt, and the few fields of a body that it acts on.
 
-It checks no field by itself: the instance does, and a body that cannot be read here is for the instance to refuse.
+It checks no field by itself: the instance does, and a body that cannot be read here is for the instance to refuse. So is a
+number that is out of all bounds: here it counts as not given.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -15,6 +16,8 @@ from onward.proto.router import Attempt
 from onward.router.stream import Choice, Origin, Stream
 
 MAX_SESSION_LENGTH = 256
+_SEEDS = range(-(1 << 63), 1 << 63)
+_DEADLINES_MS = range(1, 1 << 53)
 
 
 class _StreamOptions(msgspec.Struct, frozen=True):
@@ -38,7 +41,7 @@ class _Sketch(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(_Sketch)
-_token_ids = msgspec.json.Decoder(list[int])
+_token_ids = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +101,11 @@ def _seed(sketch: _Sketch, arrival: Arrival, place: Cursor | None) -> int:
         if sketch.seed not in (None, place.seed):
             raise InvalidRequest(f"seed: the stream that is gone on with has the seed {place.seed}", param="seed")
         return place.seed
-    return arrival.random_seed if sketch.seed is None else sketch.seed
+    return arrival.random_seed if sketch.seed is None or sketch.seed not in _SEEDS else sketch.seed
 
 
 def _deadline(sketch: _Sketch, arrival: Arrival) -> float | None:
-    if sketch.deadline_ms is not None:
+    if sketch.deadline_ms is not None and sketch.deadline_ms in _DEADLINES_MS:
         return arrival.now_s + sketch.deadline_ms / 1000
     return None if arrival.timeout_s is None else arrival.now_s + arrival.timeout_s
 

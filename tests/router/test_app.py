@@ -211,6 +211,31 @@ def test_a_body_that_is_no_json_is_for_the_instance_to_refuse() -> None:
     uvloop.run(scenario())
 
 
+@pytest.mark.parametrize("policy", ["round_robin", "prefix"])
+def test_numbers_out_of_all_bounds_are_for_the_instance_to_refuse(policy: str) -> None:
+    too_much: list[dict[str, Any]] = [
+        {"seed": 1 << 70},
+        {"seed": -(1 << 64)},
+        {"deadline_ms": 10**400},
+        {"deadline_ms": -5},
+        {"max_tokens": 1 << 70},
+        {"prompt_token_ids": [1 << 70] * 20},
+        {"prompt_token_ids": [1 << 40] * 20},
+        {"generated_token_ids": [1 << 70]},
+    ]
+    refusal = {"code": "invalid_request", "message": "too much"}
+
+    async def scenario() -> None:
+        instance = StandInInstance("a")
+        instance.behave = lambda attempt, _: Behaviour(status=400, error=refusal)
+        async with running_router(instance, policy=policy) as router:
+            for fields in too_much:
+                answer = await router.post(BODY | fields)
+                assert (answer.status, answer.json) == (400, {"error": refusal}), fields
+
+    uvloop.run(scenario())
+
+
 def test_a_body_over_the_limit_is_refused() -> None:
     async def scenario() -> None:
         async with running_router(StandInInstance("a"), max_body_bytes=100) as router:

@@ -299,7 +299,7 @@ def test_who_has_the_last_event_and_comes_back_reads_an_empty_stream(two: list[I
         [last] = [line.removeprefix("id: ") for line in streamed[-1].split("\n") if line.startswith("id: ")]
         for method in ("GET", "POST"):
             body = {} if method == "GET" else {"json": body_of("words", stream=True)}
-            again = await ask(router, method, headers={"Last-Event-ID": last}, **body)
+            again = await ask(router, method, "", headers={"Last-Event-ID": last}, **body)
             assert (again.status, again.body) == (200, b"")
 
     run(two, scenario)
