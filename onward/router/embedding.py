@@ -6,9 +6,12 @@ A vector is a function of its text alone, so there is nothing to be carried on, 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from onward.errors import Unavailable
+from onward.errors import DeadlineExceeded, Unavailable
 from onward.proto import SCHEMA_VERSION
 from onward.proto.router import EMBED_PATH, Attempt
+from onward.router.failures import info_from_body
+from onward.router.origin import deadline_of
+from onward.router.policy import RouteFacts, may_take
 from onward.router.replicas import Replica, State
 from onward.router.serving import Serving
 from onward.web import http
@@ -20,6 +23,8 @@ PATH = "/v1/embeddings"
 MAX_TRIES = 3
 TIMEOUT_S = 600.0
 """Of one try: as many and as long texts as a request may have, on a slow machine."""
+LAST_WORDS_S = 1.0
+"""An instance ends what is over its deadline by itself, and says so."""
 _MAY_BE_TRIED_ELSEWHERE = (429, 500, 502, 503)
 
 
@@ -34,7 +39,9 @@ class Embedding:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await http.read_body(receive, self._max_body_bytes)
-        await http.while_connected(receive, self._answer(self._attempt(scope, body), send))
+        serving = self._serving
+        deadline_at_s = deadline_of(body, serving.clock.now_s(), serving.core.config.request_timeout_s)
+        await http.while_connected(receive, self._answer(self._attempt(scope, body), deadline_at_s, send))
 
     def _attempt(self, scope: Scope, body: bytes) -> Attempt:
         caller, serving = caller_of(scope), self._serving
@@ -48,27 +55,42 @@ class Embedding:
             created_s=int(serving.clock.wall_s()),
             arrival_s=serving.clock.wall_s(),
             label=label_of(scope),
-            deadline_s=serving.core.config.request_timeout_s,
             caller=caller.name,
             caller_limits=caller.limits,
             caller_priority=caller.priority,
         )
 
-    async def _answer(self, attempt: Attempt, send: Send) -> None:
-        message = msgspec.msgpack.encode(attempt)
+    async def _answer(self, attempt: Attempt, deadline_at_s: float | None, send: Send) -> None:
         told: tuple[int, bytes] | None = None
         for replica in self._asked():
-            answer = await self._serving.upstream.pass_on(replica.url, EMBED_PATH, message, TIMEOUT_S)
+            left_s = self._left_s(deadline_at_s)
+            timeout_s = TIMEOUT_S if left_s is None else min(TIMEOUT_S, left_s + LAST_WORDS_S)
+            message = msgspec.msgpack.encode(msgspec.structs.replace(attempt, deadline_s=left_s))
+            answer = await self._serving.upstream.pass_on(replica.url, EMBED_PATH, message, timeout_s)
             told = answer or told
             if answer is not None and answer[0] not in _MAY_BE_TRIED_ELSEWHERE:
                 break
         if told is None:
+            self._left_s(deadline_at_s)
             raise Unavailable("there is no instance that could answer", retry_after_s=1.0)
-        await http.respond(send, *told)
+        status, body = told
+        if status == 200:
+            await http.respond(send, status, body)
+        else:
+            await http.respond_error(send, info_from_body(body, status), body)
+
+    def _left_s(self, deadline_at_s: float | None) -> float | None:
+        """Raises if that is nothing."""
+        left_s = None if deadline_at_s is None else deadline_at_s - self._serving.clock.now_s()
+        if left_s is not None and left_s <= 0:
+            raise DeadlineExceeded("the request's deadline has passed")
+        return left_s
 
     def _asked(self) -> list[Replica]:
-        """From a random one on, so that each has its share."""
+        """From a random one on, so that each has its share. One that restarts a process takes requests, and holds them."""
         serving = self._serving
-        ready = [one for one in serving.core.takers(serving.clock.now_s()) if one.state is State.READY]
+        takers = [one for one in serving.core.takers(serving.clock.now_s()) if may_take(one, RouteFacts())]
+        ready = [one for one in takers if one.state is State.READY]
+        others = [one for one in takers if one.state is not State.READY]
         first = serving.chance.below(len(ready)) if ready else 0
-        return (ready[first:] + ready[:first])[:MAX_TRIES]
+        return (ready[first:] + ready[:first] + others)[:MAX_TRIES]

@@ -78,7 +78,7 @@ def origin_of(path: str, body: bytes, arrival: Arrival, place: Cursor | None = N
         caller=arrival.caller,
         caller_limits=arrival.caller_limits,
         caller_priority=arrival.caller_priority,
-        deadline_at_s=_deadline(sketch, arrival),
+        deadline_at_s=_deadline(sketch, arrival.now_s, arrival.timeout_s),
         given=_given(sketch),
         skip_to=() if place is None else tuple(place.choices),
         usage_told=place is not None and place.usage_told,
@@ -104,10 +104,15 @@ def _seed(sketch: _Sketch, arrival: Arrival, place: Cursor | None) -> int:
     return arrival.random_seed if sketch.seed is None or sketch.seed not in _SEEDS else sketch.seed
 
 
-def _deadline(sketch: _Sketch, arrival: Arrival) -> float | None:
+def deadline_of(body: bytes, now_s: float, timeout_s: float | None) -> float | None:
+    """Of a request that has come now. `timeout_s`: for those that bring none."""
+    return _deadline(_sketch(body), now_s, timeout_s)
+
+
+def _deadline(sketch: _Sketch, now_s: float, timeout_s: float | None) -> float | None:
     if sketch.deadline_ms is not None and sketch.deadline_ms in _DEADLINES_MS:
-        return arrival.now_s + sketch.deadline_ms / 1000
-    return None if arrival.timeout_s is None else arrival.now_s + arrival.timeout_s
+        return now_s + sketch.deadline_ms / 1000
+    return None if timeout_s is None else now_s + timeout_s
 
 
 def _given(sketch: _Sketch) -> tuple[list[int], ...]:

@@ -4,7 +4,9 @@ import asyncio
 import base64
 import math
 from array import array
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -15,10 +17,11 @@ import uvloop
 from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
 from onward.proto.request import ErrorInfo
+from onward.router.replicas import State
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.api.stand_in_engine import made_up_vector
-from tests.router.harness import running_router
+from tests.router.harness import Router, running_router
 
 
 def ask(url: str, **fields: Any) -> httpx.Response:
@@ -111,16 +114,22 @@ def test_a_client_that_goes_leaves_nothing_behind(instance: Instance) -> None:
     instance.wait_until(lambda: not instance.engine.running)
 
 
+@asynccontextmanager
+async def router_of(key: str, *instances: Instance) -> AsyncIterator[Router]:
+    urls = ",".join(one.url for one in instances)
+    async with running_router(instances=urls, cluster_key=key, settle_s=4.0) as router:
+        serving = router.process.serving
+        async with asyncio.timeout(20.0):
+            while len(serving.core.takers(serving.clock.now_s())) < len(instances):
+                await serving.wait_for_change(5.0)
+        yield router
+
+
 def test_a_router_asks_the_next_instance_if_one_is_lost(model: PreparedModel) -> None:
     key = "ab" * 32
 
     async def scenario(first: Instance, second: Instance) -> None:
-        urls = f"{first.url},{second.url}"
-        async with running_router(instances=urls, cluster_key=key, settle_s=4.0) as router:
-            serving = router.process.serving
-            async with asyncio.timeout(20.0):
-                while len(serving.core.takers(serving.clock.now_s())) < 2:
-                    await serving.wait_for_change(5.0)
+        async with router_of(key, first, second) as router:
             first.engine.refusal = ErrorInfo("overloaded", "full", 429, True, retry_after_s=1.0)
             for _ in range(4):
                 answer = await router.post({"model": "small-model", "input": "abc"}, path="/v1/embeddings")
@@ -132,3 +141,41 @@ def test_a_router_asks_the_next_instance_if_one_is_lost(model: PreparedModel) ->
     config = ApiConfig(cluster_key=key)
     with running(model, config, name="first") as first, running(model, config, name="second") as second:
         uvloop.run(scenario(first, second))
+
+
+def test_a_router_keeps_to_the_deadline_and_says_when_to_come_back(model: PreparedModel) -> None:
+    key, path = "ab" * 32, "/v1/embeddings"
+
+    async def scenario(instance: Instance) -> None:
+        async with router_of(key, instance) as router:
+            instance.engine.paused = True
+            late = await router.post({"model": "small-model", "input": "abc", "deadline_ms": 300}, path=path)
+            assert (late.status, late.json["error"]["code"]) == (504, "deadline_exceeded")
+            assert instance.engine.submits[-1].deadline_s is not None
+            instance.engine.paused = False
+            instance.engine.refusal = ErrorInfo("overloaded", "full", 429, True, retry_after_s=7.0)
+            full = await router.post({"model": "small-model", "input": "abc"}, path=path)
+            assert (full.status, full.headers["retry-after"]) == (429, "7")
+
+    with running(model, ApiConfig(cluster_key=key)) as instance:
+        uvloop.run(scenario(instance))
+
+
+def test_a_router_asks_an_instance_that_restarts_its_engine(model: PreparedModel) -> None:
+    key = "ab" * 32
+
+    async def scenario(instance: Instance) -> None:
+        async with router_of(key, instance) as router:
+            instance.kill_engine()
+            serving = router.process.serving
+            async with asyncio.timeout(20.0):
+                while serving.core.takers(serving.clock.now_s())[0].state is State.READY:
+                    await serving.wait_for_change(5.0)
+            body = {"model": "small-model", "input": "abc"}
+            asking = asyncio.create_task(router.post(body, path="/v1/embeddings"))
+            await asyncio.wait((asking,), timeout=0.5)
+            instance.start_engine()
+            assert (await asking).status == 200
+
+    with running(model, ApiConfig(cluster_key=key)) as instance:
+        uvloop.run(scenario(instance))
