@@ -1,7 +1,7 @@
 """An api process's way to the shelf of its instance: puts without waiting, asks with a deadline, answers what it is asked.
 
 A shelf that is away, silent or behind costs records and never holds a request up: what it does not say in time counts as
-unknown. Knows nothing of what is in a record.
+unknown, unless somebody asks for nothing else. Knows nothing of what is in a record.
 """
 
 import asyncio
@@ -124,9 +124,16 @@ class ShelfLink:
     def forget(self, record_id: str, epoch: int, caller: str) -> None:
         self._send(Forget(record_id, epoch, caller))
 
-    async def find(self, record_id: str, epoch: int, caller: str | None) -> ShelfRecord | None:
+    async def find(
+        self, record_id: str, epoch: int, caller: str | None, *, must_answer: bool = False
+    ) -> ShelfRecord | None:
+        """`must_answer`: silence is no "unknown", but `Unavailable`."""
         answer = await self._ask(Find(next(self._ask_ids), record_id, epoch, caller))
-        return answer.record if isinstance(answer, Found) else None
+        if isinstance(answer, Found):
+            return answer.record
+        if must_answer:
+            raise Unavailable("it cannot be said at this moment what is kept here; ask again", retry_after_s=1.0)
+        return None
 
     async def claim(self, record_id: str, epoch: int, caller: str, *, settles: bool = False) -> int | None:
         """Before a later attempt: ends those that run in other processes. Returns the epoch of one that is not earlier;

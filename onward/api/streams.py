@@ -122,13 +122,15 @@ class Streams:
         kept = await self._shelf.find(request_id, 0, caller)
         return _ended_under(record if kept is None else self._decoder.decode(kept.data), epoch)
 
-    async def find(self, request_id: str, epoch: int = 0, caller: str | None = None) -> Record | None:
+    async def find(
+        self, request_id: str, epoch: int = 0, caller: str | None = None, *, must_answer: bool = False
+    ) -> Record | None:
         """Whichever process runs it, or has left it; of this caller, None: of anybody. Whoever asks has seen this epoch; 0:
-        it does not know."""
+        it does not know. `must_answer`: raises `Unavailable` where the others cannot be asked."""
         live = self._live.get(request_id)
         if live is not None:
             return self._record_of(live, is_live=True) if caller in (None, live.attempt.caller) else None
-        kept = await self._shelf.find(request_id, epoch, caller)
+        kept = await self._shelf.find(request_id, epoch, caller, must_answer=must_answer)
         return None if kept is None else self._decoder.decode(kept.data)
 
     async def drop(self, names: Collection[str], everything: bool = False, caller: str | None = None) -> set[str]:

@@ -4,13 +4,17 @@ import asyncio
 
 from starlette.types import Send
 
-from onward.errors import OnwardError
+from onward.errors import NotFound, OnwardError
 from onward.router.responses import FoundResponses, last_number
 from onward.web import http, sse
-from onward.web.failures import RequestFailed
+from onward.web.failures import RequestFailed, info_of
 from onward.web.keys import Caller
 
 ASK_EVERY_S = 0.2
+MISSING_S = 5.0
+"""How long a response may be unknown to everybody, while an instance that has kept it restarts a process."""
+UNTOLD_S = 60.0
+"""How long it may take until there is an instance that can tell what it says."""
 KEEP_ALIVE_S = 15.0
 _KEEP_ALIVE = b": waiting\n\n"
 
@@ -20,7 +24,7 @@ async def follow(found: FoundResponses, caller: Caller, response_id: str, after:
     record = await found.find(caller, response_id)
     events = await found.asked("events", record, after=after)
     await send(http.start_message(200, sse.HEADERS))
-    silent_s = 0.0
+    silent_s = missed_s = 0.0
     while True:
         if events:
             await send(http.part(events))
@@ -29,7 +33,7 @@ async def follow(found: FoundResponses, caller: Caller, response_id: str, after:
         elif silent_s >= KEEP_ALIVE_S:
             await send(http.part(_KEEP_ALIVE))
             silent_s = 0.0
-        if record.is_over:
+        if record.is_over and not missed_s:
             break
         await asyncio.sleep(ASK_EVERY_S)
         silent_s += ASK_EVERY_S
@@ -38,6 +42,16 @@ async def follow(found: FoundResponses, caller: Caller, response_id: str, after:
                 await found.asked("take_up", record)
             record = await found.find(caller, response_id)
             events = await found.asked("events", record, after=after)
-        except (OnwardError, RequestFailed):
-            break  # deleted, or nobody is left to ask
+            missed_s = 0.0
+        except (OnwardError, RequestFailed) as fault:
+            missed_s, events = missed_s + ASK_EVERY_S, b""
+            if missed_s >= _patience_s(fault):
+                break  # deleted, or nobody is left to ask
     await send(http.part(b"", more=False))
+
+
+def _patience_s(fault: OnwardError | RequestFailed) -> float:
+    if isinstance(fault, NotFound):
+        return MISSING_S
+    info = fault.info if isinstance(fault, RequestFailed) else info_of(fault)
+    return UNTOLD_S if info.retryable else 0.0

@@ -18,6 +18,8 @@ from onward.web.response_ids import PREFIX
 ASK_EVERY_S = 0.05
 ASK_LATER_S = 0.5
 """What nobody runs is taken up again no more often than this."""
+PATIENCE_S = 5.0
+"""For whoever has it to be found again: the process that knows where to look may be restarting."""
 KEEP_ALIVE_S = 15.0
 _KEEP_ALIVE = b": waiting\n\n"
 
@@ -31,14 +33,14 @@ class Following:
         view = await self._stored.view(record)
         events = [event for event in view.events if event.number > after]
         await send(http.start_message(200, sse.HEADERS))
-        silent_s = 0.0
+        silent_s = missed_s = 0.0
         while True:
             if events:
                 await send(http.part(b"".join(map(event_bytes, events))))
                 silent_s = 0.0
             if view.is_over:
                 break
-            pause_s = ASK_EVERY_S if record.is_live else ASK_LATER_S
+            pause_s = ASK_EVERY_S if record.is_live and not missed_s else ASK_LATER_S
             await asyncio.sleep(pause_s)
             silent_s += pause_s
             if silent_s >= KEEP_ALIVE_S:
@@ -47,7 +49,11 @@ class Following:
             try:
                 record = await self._stored.find(caller, PREFIX + record.attempt.request_id)
                 await self._stored.take_up(record, even_if_left=True)
+                missed_s = 0.0
             except OnwardError:
-                break  # deleted, forgotten with the process that had it, or nobody can take it up now
+                missed_s, events = missed_s + pause_s, []
+                if missed_s >= PATIENCE_S:
+                    break  # deleted, forgotten with the process that had it, or nobody can take it up now
+                continue
             events = [event for event in view.take(record) if event.number > after]
         await send(http.part(b"", more=False))

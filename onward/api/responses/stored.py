@@ -34,7 +34,7 @@ class StoredResponses:
     async def find(self, caller: Caller, response_id: str, param: str = "response_id") -> Record:
         """The caller's own, if it is there to be asked for."""
         request_id = own_request_id(caller, response_id, param)
-        record = await self._streams.find(request_id, caller=caller.scope)
+        record = await self._streams.find(request_id, caller=caller.scope, must_answer=True)
         if record is None or record.attempt.path != PATH:
             raise unknown(response_id, param)
         return record

@@ -11,6 +11,7 @@ import uvloop
 
 from onward.proto.model import PreparedModel
 from onward.proto.request import ErrorInfo
+from onward.router.response_following import ASK_EVERY_S
 from tests.api.instance import Instance, running
 from tests.api.responses.reading import (
     KINDS,
@@ -324,3 +325,29 @@ def test_signs_of_life_do_not_make_a_failure_repeat_what_was_told(thinker: Prepa
             one.engine.paused = False
 
         run([one, other], scenario, keep_alive_s=0.2)
+
+
+def test_who_follows_waits_with_the_response_until_there_is_an_instance_again(thinker: PreparedModel) -> None:
+    with running(thinker, name="a") as one, running(thinker, name="b") as other:
+
+        async def scenario(router: Router) -> None:
+            speak_until(one, 6, TEXT)
+            speak(other, TEXT)
+            begun = (await router.post(body_of("words", background=True), path=PATH)).json
+            await until(lambda: _is(one.engine.paused))
+            url = f"{router.url}{PATH}/{begun['id']}?stream=true"
+            async with router.session.get(url) as response:
+                read = await response.content.readany()
+                await asyncio.to_thread(one.kill_api, one.children[0])
+                shown = await ask(router, "GET", f"/{begun['id']}")
+                assert (shown.status, shown.json["error"]["code"]) == (503, "unavailable")
+                reading = asyncio.create_task(response.content.read())
+                await asyncio.wait((reading,), timeout=3 * ASK_EVERY_S)  # it asks, and nobody answers
+                router.process.serving.core.replicas.add_static(other.url)
+                read += await reading
+            events = told(events_in(Answer(200, {}, read)))
+            assert [event["sequence_number"] for event in events] == list(range(len(events)))
+            assert events[-1]["type"] == "response.completed"
+            one.engine.paused = False
+
+        run([one], scenario)

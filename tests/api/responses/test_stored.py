@@ -85,6 +85,31 @@ def test_a_background_response_is_followed_in_another_process(pair: tuple[Instan
     assert told(events) == told(again)
 
 
+def test_who_follows_in_another_process_does_not_notice_that_the_shelf_is_restarted(
+    pair: tuple[Instance, list[httpx.Client]],
+) -> None:
+    instance, (here, there) = pair
+    speak_until(instance, 5, TEXT)
+    begun = ask(here, "POST", json=body_of("words", **BACKGROUND)).json()
+    instance.wait_until(lambda: instance.engine.paused)
+    with there.stream("GET", f"{PATH}/{begun['id']}", params={"stream": "true"}) as response:
+        chunks = response.iter_text()
+        read = next(chunks)
+        instance.kill_shelf()
+        with httpx.Client(base_url=there.base_url, timeout=30, verify=NO_CERTIFICATES) as poller:
+            for _ in range(20):
+                polled = ask(poller, "GET", f"/{begun['id']}")
+                assert (polled.status_code, polled.json()["error"]["code"]) == (503, "unavailable")
+                assert polled.headers["retry-after"] == "1"
+            instance.shelf = instance.start_shelf()
+            until(lambda: ask(poller, "GET", f"/{begun['id']}").status_code == 200)
+        instance.engine.paused = False
+        read += "".join(chunks)
+    events = told(read.split("\n\n")[:-1])
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["type"] == "response.completed"
+
+
 def test_a_stream_in_the_background_outlives_its_reader(pair: tuple[Instance, list[httpx.Client]]) -> None:
     instance, (here, there) = pair
     speak_until(instance, 5, TEXT)
