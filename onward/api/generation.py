@@ -188,14 +188,23 @@ class GenerationEndpoint:
         jobs = self.generator.jobs
         if cursor is not None:
             attempt = await self._next_attempt(identity, cursor)
-            if attempt is not None and attempt.body == body:
+            if attempt is not None and self.repeats(attempt.body, body):
                 await self._go_on(identity, attempt, send)
                 return
             # Nobody has it, or not so much of it as the client: where that gives the same tokens, it is made again.
             if not is_exact(self._backend.model):
                 raise STREAM_UNKNOWN
-        prepared = await self.generator.prepared(lambda: jobs.of_client(identity, body, cursor))
+        whole = await self.completed(identity, body)
+        prepared = await self.generator.prepared(lambda: jobs.of_client(identity, whole, cursor))
         await self.generator.run(prepared, send)
+
+    def repeats(self, known: bytes, body: bytes) -> bool:
+        """Whether a client has sent the request again that these are known by."""
+        return known == body
+
+    async def completed(self, identity: Identity, body: bytes) -> bytes:
+        """With whatever must be known before the first attempt."""
+        return body
 
     async def _continue(self, identity: Identity, cursor: Cursor | None, send: Send) -> None:
         if cursor is None:

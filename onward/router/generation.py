@@ -52,7 +52,7 @@ class GenerationEndpoint:
             if route is None:
                 raise unknown_stream(place.request_id)
         else:
-            body = await self.completed(caller_of(scope), await http.read_body(receive, self._config.max_body_bytes))
+            body = await http.read_body(receive, self._config.max_body_bytes)
             route = await self._posted(scope, body, place)
         show_id(scope, route.stream.origin.label or route.stream.request_id)
         await self.carry(route, caller_of(scope), receive, send)
@@ -69,6 +69,7 @@ class GenerationEndpoint:
         caller, serving = caller_of(scope), self._serving
         if place is not None and (route := await self._taken_up(scope["path"], place, caller)) is not None:
             return route
+        body = await self.completed(caller, body)
         arrival = Arrival(
             request_id=owned_id(serving.chance.token(), caller.name),
             random_seed=serving.chance.bits(SEED_BITS),

@@ -5,7 +5,7 @@ So every attempt sees the same ones, also when the earlier response is gone. For
 
 import msgspec
 
-from onward.web.body import plain, short, wrong
+from onward.web.body import decode_fields, plain, short, wrong
 
 CONTEXT_FIELD = "onward_context"
 """Ours: nobody else may write it."""
@@ -22,11 +22,23 @@ def previous_of(fields: dict[str, msgspec.Raw], body: bytes) -> str | None:
 
 def with_context(body: bytes, items: bytes, max_body_bytes: int) -> bytes:
     """`items`: a JSON list."""
-    whole = b'{"%b":%b,' % (CONTEXT_FIELD.encode(), items) + body.lstrip()[1:]
+    whole = _joined(body, items)
     if len(whole) > max_body_bytes:
         problem = f"with the items of earlier responses the body has {len(whole)} bytes"
         raise wrong(PREVIOUS, f"{problem}, and at most {max_body_bytes} are allowed")
     return whole
+
+
+def repeats(known: bytes, body: bytes) -> bool:
+    """Whether a client's body is the one that a known one was made from. What it goes on from may be gone by now."""
+    if known == body:
+        return True
+    items = decode_fields(known).get(CONTEXT_FIELD)
+    return items is not None and known == _joined(body, bytes(items))
+
+
+def _joined(body: bytes, items: bytes) -> bytes:
+    return b'{"%b":%b,' % (CONTEXT_FIELD.encode(), items) + body.lstrip()[1:]
 
 
 def not_over(response_id: str) -> Exception:

@@ -21,7 +21,7 @@ from onward.web import http
 from onward.web.body import decode_fields
 from onward.web.error_answers import answer_errors
 from onward.web.keys import Caller
-from onward.web.response_context import PREVIOUS, not_over, previous_of, with_context
+from onward.web.response_context import PREVIOUS, not_over, previous_of, repeats, with_context
 from onward.web.response_ids import CANCEL, INPUT_ITEMS, is_stream, starting_after
 
 MAX_IGNORED_BYTES = 1 << 16
@@ -40,12 +40,11 @@ class CreateEndpoint(GenerationEndpoint):
         self._max_body_bytes = backend.config.max_body_bytes
 
     async def generate(self, identity: Identity, body: bytes, cursor: Cursor | None, send: Send) -> None:
-        body = await self._with_context(identity.caller, body)
         if cursor is not None:
             await super().generate(identity, body, cursor, send)
             return
-        jobs = self.generator.jobs
-        prepared = await self.generator.prepared(lambda: jobs.of_client(identity, body))
+        jobs, whole = self.generator.jobs, await self.completed(identity, body)
+        prepared = await self.generator.prepared(lambda: jobs.of_client(identity, whole))
         if not prepared.request.is_background:
             await self.generator.run(prepared, send)
             return
@@ -57,12 +56,15 @@ class CreateEndpoint(GenerationEndpoint):
             view = await self._stored.view(record)
             await http.respond(send, 200, msgspec.json.encode(view.response(record)))
 
-    async def _with_context(self, caller: Caller, body: bytes) -> bytes:
+    def repeats(self, known: bytes, body: bytes) -> bool:
+        return repeats(known, body)
+
+    async def completed(self, identity: Identity, body: bytes) -> bytes:
         """With the items of the response that this one goes on from: all attempts at it see the same ones."""
         previous = previous_of(decode_fields(body), body)
         if previous is None:
             return body
-        view = await self._stored.view(await self._stored.find(caller, previous, PREVIOUS))
+        view = await self._stored.view(await self._stored.find(identity.caller, previous, PREVIOUS))
         if not view.is_over:
             raise not_over(previous)
         return with_context(body, msgspec.json.encode(view.context()), self._max_body_bytes)

@@ -196,6 +196,27 @@ def test_a_client_that_was_cut_off_comes_back_by_the_number_of_its_last_event(
     assert status_of(http, response_id) == "completed"
 
 
+def test_a_cut_stream_goes_on_although_what_it_goes_on_from_is_deleted(keeper: Instance, http: httpx.Client) -> None:
+    speak(keeper, TEXT)
+    earlier = ask(http, "POST", json=body_of("words")).json()
+    speak_until(keeper, 5, TEXT)
+    body = body_of("words", stream=True, previous_response_id=earlier["id"])
+    with http.stream("POST", PATH, json=body) as response:
+        lines, line = response.iter_lines(), ""
+        while not (line.startswith("id: ") and line.rpartition(";")[0].endswith(";4")):
+            line = next(lines)
+        keeper.wait_until(lambda: keeper.engine.paused)
+    cursor = line.removeprefix("id: ")
+    assert ask(http, "DELETE", f"/{earlier['id']}").json()["deleted"]
+    keeper.engine.paused = False
+    again = ask(http, "POST", json=body, headers={"Last-Event-ID": cursor})
+    assert again.status_code == 200, again.text
+    events = told(events_of(again))
+    assert events[-1]["type"] == "response.completed"
+    other = ask(http, "POST", json=body | {"input": "else"}, headers={"Last-Event-ID": cursor})
+    assert other.status_code == 404, "another request is no part of that stream"
+
+
 def test_a_background_response_whose_process_dies_is_taken_up_by_the_next_that_is_asked(
     thinker: PreparedModel,
 ) -> None:
