@@ -21,6 +21,7 @@ from onward.web.connections import Connections
 from onward.web.failures import error_body, error_headers
 
 ALIVE_URL = b"/live"
+_OF_UPGRADES = frozenset({b"upgrade", b"http2-settings"})
 
 NO_HTTP = ErrorInfo("invalid_http", "this is no request of HTTP/1.1", 400)
 TOO_SLOW = ErrorInfo("head_timeout", "headers: did not arrive in time", 408, True)
@@ -94,11 +95,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if self._reading is _Reading.NOTHING and self._reading_timer is None:
             self._set_timer(self._bounds.head_s, self._head_is_late)
-        assert self.parser is not None, "nothing comes after the end"
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # served as if nothing else had been proposed
+            self._feed(data)
         except httptools.HttpParserError:
             if self._reading is _Reading.AHEAD:
                 self._stop_reading()
@@ -107,6 +105,27 @@ class BoundedConnection(HttpToolsProtocol):
             return
         if self._num_bytes > self._bounds.max_head_bytes:
             self._refuse("head_too_large", self._too_large())
+
+    def _feed(self, data: bytes) -> None:
+        assert self.parser is not None, "nothing comes after the end"
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as proposed:
+            # The parser leaves what follows such a head to others, also a body. Many clients propose HTTP/2 with every
+            # first request; it is served as if they had not.
+            head = self._head_without_upgrade()
+            self._reading, self.parser = _Reading.NOTHING, httptools.HttpRequestParser(self)
+            self.parser.feed_data(head + data[proposed.args[0] :])
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b",".join(one for one in value.split(b",") if one.strip().lower() not in _OF_UPGRADES)
+            if name not in _OF_UPGRADES:
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         if self._reading is _Reading.AHEAD:
@@ -134,6 +153,10 @@ class BoundedConnection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                self._stop_parser("invalid_http", NO_HTTP)
+            return  # the same head comes again without that
         self._set_timer(None)
         self._num_bytes = 0
         if not self._all.has_room and self.url.partition(b"?")[0] != ALIVE_URL:
@@ -147,6 +170,8 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
         self._num_bytes = 0
         if not self.cycle.response_complete:

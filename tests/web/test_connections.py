@@ -408,6 +408,39 @@ def test_whoever_proposes_another_protocol_is_served_in_this_one() -> None:
     over_sockets(PATIENT, scenario)
 
 
+H2C_HEAD = (
+    b"POST /body HTTP/1.1\r\nhost: x\r\nconnection: %b\r\nupgrade: h2c\r\n"
+    b"http2-settings: AAMAAABkAAQAAP__\r\ncontent-length: 4\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("size", [1, 40, 1000])
+def test_a_body_counts_although_its_head_proposes_another_protocol(size: int) -> None:
+    async def scenario(server: Server) -> None:
+        client = await server.connect()
+        asked = H2C_HEAD % b"Upgrade, HTTP2-Settings" + b"what"
+        for _ in range(2):
+            for start in range(0, len(asked), size):
+                client.send(asked[start : start + size])
+                await asyncio.sleep(0)
+            assert (await client.answer())[2] == b"4"
+        await server.holds(busy=0, idle=1)
+        client.send(H2C_HEAD % b"Upgrade, HTTP2-Settings, close" + b"what")
+        assert (await client.answer())[2] == b"4"
+        assert await client.is_ended()
+
+    over_sockets(PATIENT, scenario)
+
+
+def test_nobody_is_connected_to_somebody_else() -> None:
+    async def scenario(server: Server) -> None:
+        client = await server.ask(b"CONNECT other:80 HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await client.answer())[0] == 400
+        assert server.app.asked == []
+
+    over_sockets(PATIENT, scenario)
+
+
 def test_an_idle_connection_is_closed_after_a_while() -> None:
     async def scenario(server: Server) -> None:
         client = await server.ask(get("/"))
