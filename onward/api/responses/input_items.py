@@ -49,9 +49,10 @@ def _limit(given: str | None) -> int:
 
 
 def _listed(item: Item, request_id: str, index: int) -> Item:
-    """With the id and the status that clients may leave out, and words as a list of parts."""
+    """With the id and the status that clients may leave out, or say to be null, and words as a list of parts."""
     kind = item.get("type", "message")
-    listed = {"id": f"in_{request_id}_{index}", "status": "completed"} | item | {"type": kind}
+    said = {name: value for name, value in item.items() if value is not None}
+    listed = {"id": f"in_{request_id}_{index}", "status": "completed"} | said | {"type": kind}
     if kind == "message" and isinstance(item.get("content"), str):
         is_own = item.get("role") == "assistant"
         part = {"type": "output_text" if is_own else "input_text", "text": item["content"]}

@@ -49,6 +49,19 @@ def test_a_response_is_found_by_every_process(pair: tuple[Instance, list[httpx.C
     assert goes_on.json()["previous_response_id"] == made["id"]
 
 
+def test_an_item_whose_id_was_left_open_is_listed_with_one(keeper: Instance, http: httpx.Client) -> None:
+    speak(keeper, TEXT)
+    given = [
+        {"type": "message", "role": "user", "content": "hi", "id": None, "status": None},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "id": None, "status": None},
+        {"type": "function_call_output", "call_id": "c", "output": "1", "id": None, "status": None},
+    ]
+    made = ask(http, "POST", json=body_of("words", input=given)).json()
+    items = check_items(ask(http, "GET", f"/{made['id']}/input_items?order=asc").json())
+    assert [item.type for item in items.data] == [item["type"] for item in given]
+    assert len({item.id for item in items.data}) == len(given)
+
+
 def test_a_background_response_is_seen_while_it_runs_and_when_it_is_over(
     pair: tuple[Instance, list[httpx.Client]],
 ) -> None:
