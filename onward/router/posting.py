@@ -91,10 +91,24 @@ class Poster:
 
     def _keep(self, where: tuple[str, int, bool], connection: "Connection") -> None:
         if self._num_idle >= MAX_IDLE:
+            self._close_stale()
+        if self._num_idle >= MAX_IDLE:
             connection.close()
             return
         self._num_idle += 1
         self._idle.setdefault(where, deque()).append((self._clock.now_s() + KEEP_ALIVE_S, connection))
+
+    def _close_stale(self) -> None:
+        """Those of hosts that are gone, and those that a busier hour has left: nobody takes them up any more."""
+        now_s, idle = self._clock.now_s(), self._idle
+        self._idle, self._num_idle = {}, 0
+        for where, waiting in idle.items():
+            for until_s, connection in waiting:
+                if connection.is_open and until_s > now_s:
+                    self._num_idle += 1
+                    self._idle.setdefault(where, deque()).append((until_s, connection))
+                else:
+                    connection.close()
 
 
 class Connection(asyncio.Protocol):

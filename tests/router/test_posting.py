@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from onward.clock import SystemClock
+from onward.router import posting
 from onward.router.posting import MAX_HELD_BYTES, Connection, NotReached, Poster
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -109,6 +110,48 @@ def test_whoever_leaves_before_the_end_closes_the_connection() -> None:
         (await asking).close()
 
     asyncio.run(served(handler, client))
+
+
+def test_connections_of_an_instance_that_is_gone_do_not_keep_others_from_being_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(posting, "MAX_IDLE", 2)
+    heard: list[bytes] = []
+    leave = asyncio.Event()
+
+    async def gone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(HEAD + b"0\r\n\r\n")
+        await leave.wait()
+
+    async def stays(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(b"connected")
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                await request(reader)
+                writer.write(HEAD + b"0\r\n\r\n")
+
+    async def ask(url: str, poster: Poster) -> Connection:
+        answer = await poster.post(url + "/", b"", {})
+        await read_all(answer)
+        return answer
+
+    async def client(url: str, poster: Poster) -> None:
+        async def with_another(other: str, unused: Poster) -> None:
+            lost = [await ask(url, poster) for _ in range(2)]
+            for answer in lost:
+                answer.release()
+            leave.set()
+            while any(answer.is_open for answer in lost):
+                await asyncio.sleep(0)
+            for _ in range(3):
+                (await ask(other, poster)).release()
+            poster.close()
+
+        await served(stays, with_another)
+
+    asyncio.run(served(gone, client))
+    assert heard == [b"connected"]
 
 
 def test_nobody_there_is_told_from_somebody_who_breaks_off() -> None:
