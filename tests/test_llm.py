@@ -7,6 +7,7 @@ import pytest
 from onward.config import EngineConfig
 from onward.errors import InvalidRequest, OnwardError, Unavailable
 from onward.llm import LLM, Completion, SamplingOptions
+from onward.offline.output import Output
 from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.request import TokenDelta
 from onward.proto.sampling import Sampling
@@ -181,6 +182,33 @@ def test_an_interrupted_batch_is_given_up_and_open_streams_go_on_exactly(model: 
     assert [piece.num_tokens for piece in pieces] == list(range(1, 21))
     assert "".join(piece.text for piece in pieces) == again.text
     assert again.token_ids == expected([1, 2, 3], GREEDY)
+
+
+def test_ctrl_c_while_tokens_are_handed_out_costs_no_other_stream_a_token(
+    model: PreparedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted: list[str] = []
+    take = Output.take
+
+    def take_or_be_interrupted(output: Output, delta: TokenDelta) -> None:
+        if output.prompt_token_ids == [1, 2, 3] and not interrupted:
+            interrupted.append(output.request_id)
+            raise KeyboardInterrupt
+        take(output, delta)
+
+    with LLM.over(model, HashWorker(256, 16, vocab_size=VOCAB, max_model_len=256)) as llm:
+        early, late = llm.stream([1, 2, 3], GREEDY), llm.stream([7, 8], GREEDY)
+        begun = [next(early).text], [next(late).text]
+        monkeypatch.setattr(Output, "take", take_or_be_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([4, 5], GREEDY)
+        texts = [
+            "".join([*first, *(piece.text for piece in rest)]) for first, rest in zip(begun, (early, late), strict=True)
+        ]
+        whole = llm.generate([[1, 2, 3], [7, 8]], GREEDY)
+        check_idle(llm)
+    assert interrupted
+    assert texts == [one.text for one in whole]
 
 
 class PickyWorker(HashWorker):

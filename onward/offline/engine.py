@@ -89,10 +89,10 @@ class OfflineEngine:
             result = self._wire.receive()
             if result is not None:
                 self._core.commit(result, time.monotonic())
+            self._deliver()
         except BaseException:
             self._start_anew()
             raise
-        self._deliver()
         # Otherwise whoever waits for a token would turn for ever.
         assert result is not None or not self._live, "there is work, and nobody plans it"
 
