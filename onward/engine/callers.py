@@ -78,8 +78,8 @@ class Callers:
         return _too_much(limits.tokens_per_minute, bucket) if bucket.is_empty else None
 
     def charge_prompt(self, request: Request, in_flight: Collection[Request], now_s: float) -> None:
-        """At the door. The choices of a request have one prompt."""
-        if not _has_begun(request, in_flight):
+        """At the door. The choices of a prompt are charged for it once; a request that lists prompts, for each of them."""
+        if not any(_share_prompt(request, other) for other in in_flight):
             self.charge(request.caller, request.caller_limits, len(request.token_ids), now_s)
 
     def charge(self, caller: str, limits: CallerLimits | None, num_tokens: int, now_s: float) -> None:
@@ -106,6 +106,11 @@ class Callers:
 def _has_begun(request: Request, in_flight: Collection[Request]) -> bool:
     """Another choice of it was let in: a request is within the limit as a whole, or not at all."""
     return any(other.name == request.name for other in in_flight)
+
+
+def _share_prompt(request: Request, other: Request) -> bool:
+    same_request = other.name == request.name and other.num_prompt == request.num_prompt
+    return same_request and other.token_ids[: other.num_prompt] == request.token_ids[: request.num_prompt]
 
 
 def _too_many(num_in_flight: int, limit: int) -> Refusal:

@@ -9,12 +9,14 @@ from onward.proto.request import CallerLimits
 from onward.proto.sampling import Sampling
 
 
-def request(request_id: str, num_prompt: int, caller: str = "ann", tokens_per_minute: int = 600) -> Request:
+def request(
+    request_id: str, num_prompt: int, caller: str = "ann", tokens_per_minute: int = 600, token_id: int = 1
+) -> Request:
     return Request(
         request_id,
         "api",
         1,
-        [1] * num_prompt,
+        [token_id] * num_prompt,
         num_prompt,
         Sampling(seed=0),
         10,
@@ -57,6 +59,16 @@ def test_the_choices_of_a_request_are_let_in_or_refused_together_and_have_one_pr
     assert callers.refusal(second, [first], 0.0) is None
     callers.charge_prompt(second, [first], 0.0)
     assert callers.refusal(request("b-0", 1), [first, second], 11.0) is None, "100 were owed, not 800"
+
+
+def test_each_prompt_of_a_list_is_charged() -> None:
+    callers = Callers()
+    listed = [request(f"a-{index}", 300, token_id=index // 2) for index in range(4)]
+    for index, one in enumerate(listed):
+        assert callers.refusal(one, listed[:index], 0.0) is None, "a request is let in as a whole"
+        callers.charge_prompt(one, listed[:index], 0.0)
+    assert callers.refusal(request("b-0", 1), [], 0.0) is not None, "two choices of two prompts: 600 tokens are used up"
+    assert callers.refusal(request("b-0", 1), [], 0.2) is None, "and no more"
 
 
 def test_a_changed_limit_holds_from_the_next_request_on() -> None:
