@@ -10,7 +10,8 @@ from onward.api.requests import Bounds
 from onward.proto.sampling import Pooling
 from onward.web.body import decode, wrong
 
-MAX_INPUTS = 256
+MAX_INPUTS = 2048
+"""As many as OpenAI takes."""
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):

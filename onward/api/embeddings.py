@@ -9,7 +9,7 @@ import asyncio
 import base64
 import math
 from array import array
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,10 @@ from onward.web.error_answers import answer_errors
 from onward.web.failures import RequestFailed
 
 PATH = "/v1/embeddings"
+MAX_AT_ONCE = 256
+MAX_TOKENS_AT_ONCE = 1 << 16
+"""Texts of one request that the engine has at a time: a long list must not fill the queue by itself, or be turned away
+for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,14 @@ class Embeddings:
         limits = await client.limits(wanted.deadline_at_s)
         for index, prompt in enumerate(wanted.prompts):
             check_fits(len(prompt), limits, wanted.request.input_path(index))
-        orders = [self._order(wanted, index) for index in range(len(wanted.prompts))]
+        at_once, own = MAX_AT_ONCE, wanted.attempt.caller_limits
+        if own is not None and own.max_in_flight is not None:
+            at_once = min(at_once, own.max_in_flight)
+        groups = groups_of([len(prompt) for prompt in wanted.prompts], at_once, MAX_TOKENS_AT_ONCE)
+        return [vector for group in groups for vector in await self._of_group(wanted, group)]
+
+    async def _of_group(self, wanted: Wanted, group: range) -> list[bytes]:
+        client, orders = self._backend.client, [self._order(wanted, index) for index in group]
         mailbox = client.open(orders, is_new=not wanted.is_routed, with_nudges=False)
         vectors: dict[str, bytes] = {}
         try:
@@ -136,6 +147,17 @@ class Embeddings:
             caller_limits=attempt.caller_limits,
             attempt=attempt.epoch,
         )
+
+
+def groups_of(lengths: Sequence[int], max_texts: int, max_tokens: int) -> Iterator[range]:
+    """Neighbours that are within both bounds together. One that is too long by itself is a group of its own."""
+    first = num_tokens = 0
+    for index, length in enumerate(lengths):
+        if index > first and (index - first == max_texts or num_tokens + length > max_tokens):
+            yield range(first, index)
+            first, num_tokens = index, 0
+        num_tokens += length
+    yield range(first, len(lengths))
 
 
 class OfClients:

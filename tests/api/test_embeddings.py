@@ -13,7 +13,11 @@ import httpx
 import openai
 import pytest
 import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
 
+from onward.api.embedding_request import MAX_INPUTS
+from onward.api.embeddings import groups_of
 from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
 from onward.proto.request import ErrorInfo
@@ -75,7 +79,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": ["a", ""]}, "input[1]"),
     ({"input": ["a", [1]]}, "input[1]"),
     ({"input": [[1], [100_000]]}, "input[1][0]"),
-    ({"input": ["a"] * 257}, "input"),
+    ({"input": ["a"] * (MAX_INPUTS + 1)}, "input"),
     ({"input": "a" * 300}, "input"),
     ({"input": "a", "dimensions": 0}, "dimensions"),
     ({"input": "a", "dimensions": 10**6}, "dimensions"),
@@ -91,6 +95,28 @@ def test_what_is_wrong_is_named(instance: Instance, fields: dict[str, Any], para
     assert answer.status_code in (400, 404)
     assert answer.json()["error"]["param"] == param
     assert not instance.engine.running
+
+
+def test_a_list_as_long_as_openai_takes_goes_to_the_engine_piece_by_piece(instance: Instance) -> None:
+    num_before = len(instance.engine.submits)
+    texts = [f"text {number}" for number in range(MAX_INPUTS)]
+    answer = ask(instance.url, input=texts).json()
+    assert [one["index"] for one in answer["data"]] == list(range(MAX_INPUTS))
+    for text, one in list(zip(texts, answer["data"], strict=True))[::97]:
+        assert one["embedding"] == pytest.approx(unit(made_up_vector(text.encode(), "mean")))
+    assert len(instance.engine.submits) - num_before == MAX_INPUTS
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, texts))
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 6), st.integers(1, 60))
+def test_groups_have_all_texts_in_order_within_their_bounds(
+    lengths: list[int], max_texts: int, max_tokens: int
+) -> None:
+    groups = list(groups_of(lengths, max_texts, max_tokens))
+    assert [index for group in groups for index in group] == list(range(len(lengths)))
+    for group in groups:
+        assert 1 <= len(group) <= max_texts
+        assert len(group) == 1 or sum(lengths[index] for index in group) <= max_tokens
 
 
 def test_an_engine_that_dies_meanwhile_costs_nothing_but_time(instance: Instance) -> None:
