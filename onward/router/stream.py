@@ -73,6 +73,8 @@ class Origin:
     caller_priority: int | None = None
     deadline_at_s: float | None = None
     """This process's clock."""
+    has_own_deadline: bool = False
+    """It is the client's, and holds however often it comes back. Any other is for one connection."""
     given: tuple[list[int], ...] = ()
     """Tokens that the client brought along from an earlier answer, of each choice. Their ends are told again."""
     skip_to: tuple[ChoiceCursor, ...] = ()
@@ -409,9 +411,12 @@ def reaches(stream: Stream, place: Cursor) -> bool:
 
 
 def continued(stream: Stream, place: Cursor, retry_limit: int, deadline_at_s: float | None) -> Stream | None:
-    """The same stream from a place that its client names: tokens beyond it are made again. None: it was never there."""
+    """The same stream from a place that its client names: tokens beyond it are made again. None: it was never there.
+    `deadline_at_s`: unless the client has its own."""
     if not reaches(stream, place):
         return None
+    if stream.origin.has_own_deadline:
+        deadline_at_s = stream.origin.deadline_at_s
     choices = [
         Choice(known.token_ids[: told.position], told.finish_reason)
         for known, told in zip(stream.choices, place.choices, strict=True)

@@ -349,6 +349,27 @@ def test_a_client_that_lost_only_the_end_gets_the_end() -> None:
     uvloop.run(scenario())
 
 
+@pytest.mark.parametrize("remembers", [True, False])
+def test_the_clients_deadline_holds_although_it_comes_back(remembers: bool) -> None:
+    async def scenario() -> None:
+        instance = StandInInstance("a")
+        instance.behave = lambda attempt, number: Behaviour(silent_after=2, gate=asyncio.Event())
+        async with running_router(instance, stall_timeout_s=60.0, request_timeout_s=1000.0) as router:
+            first = await read_until(router, STREAM | {"deadline_ms": 60_000}, 2)
+            await until_detached(router)
+            if not remembers:  # as a router that was restarted
+                told = instance.attempts[-1]
+                made = msgspec.structs.replace(told, choices=[GivenChoice([token(7, 0, 0), token(7, 0, 1)])])
+                instance.records[told.request_id] = Record(attempt=made)
+                router.process.serving.core.records.drop(told.request_id)
+            async with router.session.get(router.url + CHAT, headers={"Last-Event-ID": first.last_id}) as response:
+                assert response.status == 200
+            left_s = instance.attempts[-1].deadline_s
+            assert instance.attempts[-1].epoch == 2 and left_s is not None and left_s <= 60.0
+
+    uvloop.run(scenario())
+
+
 def test_a_client_may_come_back_before_its_going_was_noticed() -> None:
     async def scenario() -> None:
         a = StandInInstance("a")
