@@ -41,7 +41,7 @@ class Admin:
     async def told_by_an_instance(self, request: Request) -> Response:
         """All of them serve the same."""
         for replica in self._core.replicas.all(self._serving.clock.now_s()):
-            answer = await self._serving.upstream.get(replica.url + request.url.path)
+            answer = await self._serving.upstream.get(replica.url, request.scope["path"])
             if answer is not None and answer[0] < 500:
                 return Response(answer[1], answer[0], media_type="application/json")
         raise Unavailable("there is no instance that could say it", retry_after_s=1.0)
@@ -103,7 +103,7 @@ class Admin:
     def _check_proof(self, request: Request, body: bytes) -> None:
         proof = request.headers.get(PROOF_HEADER)
         wall_s = self._serving.clock.wall_s()
-        if not (self._cluster_key and is_proven(self._cluster_key, proof, request.url.path, body, wall_s)):
+        if not (self._cluster_key and is_proven(self._cluster_key, proof, request.scope["path"], body, wall_s)):
             raise NotProven(f"{PROOF_HEADER}: a proof of the cluster's key is required")
 
 

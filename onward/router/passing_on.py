@@ -30,7 +30,7 @@ class PassingOn:
             raise InvalidRequest("whoever asked has gone") from None
         serving = self._serving
         for replica in serving.core.takers(serving.clock.now_s())[:MAX_ASKED]:
-            answer = await serving.upstream.pass_on(replica.url, PATHS[request.url.path], body)
+            answer = await serving.upstream.pass_on(replica.url, PATHS[request.scope["path"]], body)
             if answer is not None and answer[0] < 500:
                 return Response(answer[1], answer[0], media_type="application/json")
         raise Unavailable("there is no instance that could answer", retry_after_s=1.0)

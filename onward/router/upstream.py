@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -107,11 +108,12 @@ class Upstream:
         except (TimeoutError, OSError, aiohttp.ClientError, ValueError):
             return None
 
-    async def get(self, url: str) -> tuple[int, bytes] | None:
-        """None: no answer."""
+    async def get(self, url: str, path: str) -> tuple[int, bytes] | None:
+        """What an instance says at this path, and at no other: a client may have written it, and we are proven to be more
+        than a client. None: no answer."""
         try:
-            target = URL(url)
-            headers = self._proof(target.path, b"")
+            target = URL(url + quote(path), encoded=True)
+            headers = self._proof(path, b"")
             async with (
                 asyncio.timeout(ASK_TIMEOUT_S),
                 self._session.get(target, headers=headers, allow_redirects=False) as response,

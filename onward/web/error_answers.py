@@ -44,10 +44,11 @@ async def _on_failed_request(_: Request, failure: RequestFailed) -> Response:
 
 async def _on_http_exception(request: Request, error: HTTPException) -> Response:
     """Starlette's own refusals: no such route, or not this method."""
+    path = request.scope["path"][:200]
     if error.status_code == 405:
-        message, code = f"{request.method} is not allowed on {request.url.path[:200]}", "method_not_allowed"
+        message, code = f"{request.method} is not allowed on {path}", "method_not_allowed"
     else:
-        message, code = f"there is nothing at {request.url.path[:200]}", "not_found"
+        message, code = f"there is nothing at {path}", "not_found"
     response = _response(ErrorInfo(code, message, error.status_code))
     response.headers.update(error.headers or {})
     return response

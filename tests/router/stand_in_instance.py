@@ -76,6 +76,8 @@ class StandInInstance:
         self.attempts: list[Attempt] = []
         self.cancelled: list[str] = []
         """Ids of attempts whose connection the router closed."""
+        self.paths: list[str] = []
+        """As they were asked for."""
         self.aborted: list[list[str]] = []
         self.aborted_for: list[str | None] = []
         """Whose the router said it means."""
@@ -168,6 +170,7 @@ class StandInInstance:
             writer.transport.abort()
 
     async def _answer(self, path: str, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.paths.append(path)
         if path == ATTEMPT_PATH:
             await self._attempt(msgspec.msgpack.decode(body, type=Attempt), reader, writer)
         elif path == PROBE_PATH:

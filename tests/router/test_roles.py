@@ -104,6 +104,28 @@ def test_every_route_and_method_is_closed_as_the_table_says(key_file: Path) -> N
     uvloop.run(scenario())
 
 
+ELSEWHERE = ["../../info", "..%2f..%2fmetrics", "%2e%2e/%2e%2e/info", "x/../../../info", "x%3f/../../info", "x%2523"]
+
+
+@pytest.mark.parametrize("host", ["x", "x/info?", "["], ids=["plain", "path", "broken"])
+def test_a_model_s_name_leads_nowhere_else_at_an_instance(key_file: Path, host: str) -> None:
+    async def scenario() -> None:
+        a = StandInInstance("a")
+        async with keyed_router(key_file, a) as router:
+            asked = len(a.paths)
+            for name in ELSEWHERE:
+                reader, writer = await asyncio.open_connection(*router.url.removeprefix("http://").split(":"))
+                head = [f"GET /v1/models/{name} HTTP/1.1", f"host: {host}", "connection: close"]
+                head += [f"{key}: {value}" for key, value in doors.header("user").items()]
+                writer.write("\r\n".join([*head, "", ""]).encode())
+                assert (await reader.read()).startswith(b"HTTP/1.1 404"), name
+                writer.close()
+            paths = [path for path in a.paths[asked:] if not path.startswith("/internal/")]
+            assert len(paths) == len(ELSEWHERE) and all(path.startswith("/v1/models/") for path in paths), paths
+
+    uvloop.run(scenario())
+
+
 def test_metrics_can_be_opened(key_file: Path) -> None:
     async def scenario() -> None:
         async with keyed_router(key_file, open_metrics=True) as router:
