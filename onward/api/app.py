@@ -43,7 +43,7 @@ from onward.proto.router import (
 )
 from onward.web import docs_page, response_ids
 from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring
-from onward.web.envelope import Envelope
+from onward.web.envelope import Envelope, refuse
 from onward.web.error_answers import EXCEPTION_HANDLERS
 
 
@@ -110,22 +110,21 @@ def build_app(
         middleware=[
             Middleware(BoundedConnections),
             Middleware(Identified, clock=backend.clock, chance=backend.chance),
-            *_cors(config.cors_origin),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
     )
-    return Envelope(app, requests, paths, callers.refusal)
+    origins = config.cors_origin
+    # A browser is shown refusals too, or its page learns nothing but that something has failed.
+    return Envelope(_for_browsers(app, origins), requests, paths, callers.refusal, _for_browsers(refuse, origins))
 
 
-def _cors(origins: tuple[str, ...]) -> list[Middleware]:
+def _for_browsers(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
     if not origins:
-        return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=list(origins),
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
-        )
-    ]
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
+    )

@@ -13,6 +13,7 @@ MAX_LABEL_LENGTH = 256
 
 _SHOWN_ID = "onward.shown_id"
 _STRAIGHT = "onward.straight_send"
+_REFUSAL = "onward.refusal"
 _WRONG_LABEL = ErrorInfo(
     "invalid_request",
     f"X-Request-Id: must be 1 to {MAX_LABEL_LENGTH} printable ASCII characters",
@@ -46,8 +47,14 @@ def _nobody_is_refused(_: Scope) -> None:
     return None
 
 
+async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    """An ASGI application for those who may not come in."""
+    await http.respond_error(send, scope[_REFUSAL])
+
+
 class Envelope:
-    """ASGI middleware around the whole application. `refusal`: why somebody may not come in, if so."""
+    """ASGI middleware around the whole application. `refusal`: why somebody may not come in, if so. `refusing`: tells it,
+    as `refuse` does, with perhaps something around it."""
 
     def __init__(
         self,
@@ -55,12 +62,14 @@ class Envelope:
         requests: Counter,
         paths: Collection[str],
         refusal: Callable[[Scope], ErrorInfo | None] = _nobody_is_refused,
+        refusing: ASGIApp = refuse,
     ) -> None:
         self.app = app
         """What is inside."""
         self._requests = requests
         self._paths = frozenset(paths)
         self._refusal = refusal
+        self._refusing = refusing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -82,7 +91,8 @@ class Envelope:
 
         refusal = self._refusal(scope) or (_WRONG_LABEL if is_wrong else None)
         if refusal is not None:
-            await http.respond_error(send_in_envelope, refusal)
+            scope[_REFUSAL] = refusal
+            await self._refusing(scope, receive, send_in_envelope)
         else:
             await self.app(scope, receive, send_in_envelope)
 

@@ -130,6 +130,16 @@ async def app_of(model: PreparedModel, threads: ThreadPoolExecutor) -> Starlette
         await api.close()
 
 
+def test_a_browser_is_shown_why_it_is_refused(model: PreparedModel) -> None:
+    origin = "https://example.org"
+    with keyed(model, cors_origin=(origin,)) as instance:
+        for path in ("/v1/models", "/info", "/nowhere"):
+            for name in (None, "user"):
+                answer = get(instance, path, name, origin=origin)
+                assert answer.headers["access-control-allow-origin"] == origin, (path, name, answer.status_code)
+                assert answer.status_code == (401 if name is None else {"/v1/models": 200, "/info": 403}.get(path, 404))
+
+
 def test_every_route_and_method_is_closed_as_the_table_says(model: PreparedModel) -> None:
     with ThreadPoolExecutor(1) as threads:
         routes = guarded(asyncio.run(app_of(model, threads)).routes)
