@@ -27,6 +27,7 @@ NO_HTTP = ErrorInfo("invalid_http", "this is no request of HTTP/1.1", 400)
 TOO_SLOW = ErrorInfo("head_timeout", "headers: did not arrive in time", 408, True)
 NO_ROOM = ErrorInfo("too_many_connections", "this server has no room for more connections; try again later", 503, True,
                     retry_after_s=1.0)  # fmt: skip
+STOPPING = ErrorInfo("unavailable", "the server is stopping", 503, True)
 
 
 class _Reading(Enum):
@@ -78,6 +79,11 @@ class BoundedConnection(HttpToolsProtocol):
 
     def evict(self) -> None:
         self.transport.abort()
+
+    def leave(self) -> None:
+        """The server goes. A request that has not wholly come by now is refused; what is being answered is not."""
+        if self._reading is _Reading.BODY and not self.cycle.response_started:
+            self._say_last(STOPPING, self._bounds.last_words_s)
 
     def _set_timer(self, seconds: float | None, then: Any = None) -> None:
         if self._reading_timer is not None:
@@ -222,8 +228,11 @@ class BoundedConnection(HttpToolsProtocol):
         self.cycle.keep_alive = False
 
     def _refuse(self, why: str, info: ErrorInfo) -> None:
-        """The last word on this connection. Whoever works for it hears that the client has gone."""
         self._all.note_end(why)
+        self._say_last(info, self._bounds.discard_s)
+
+    def _say_last(self, info: ErrorInfo, seconds: float) -> None:
+        """The last word on this connection. Whoever works for it hears that the client has gone."""
         self._reading, self._num_bytes = _Reading.DISCARDING, 0
         if self.cycle is not None and not self.cycle.response_complete:
             if self.cycle.response_started:
@@ -231,7 +240,7 @@ class BoundedConnection(HttpToolsProtocol):
                 return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self._set_timer(self._bounds.discard_s, self.transport.close)
+        self._set_timer(seconds, self.transport.close)
         self.transport.write(_last_answer(info))
         self._all.set_idle(self)
 

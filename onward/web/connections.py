@@ -44,6 +44,8 @@ class Bounds:
     idle_s: float = 75.0
     discard_s: float = 2.0
     """For a client to read its refusal, and to stop sending."""
+    last_words_s: float = 0.5
+    """The same, when the server stops."""
     max_discarded_bytes: int = 64 << 20
     unread_s: float = 30.0
     """For a client that does not read: within each such time it takes all there is, or `min_read_bytes`."""
@@ -60,6 +62,7 @@ class Bounds:
 
 class Connection(Protocol):
     def evict(self) -> None: ...
+    def leave(self) -> None: ...
 
 
 class Connections:
@@ -102,6 +105,11 @@ class Connections:
     def remove(self, connection: Connection) -> None:
         self._busy.discard(connection)
         self._idle.pop(connection, None)
+
+    def leave(self) -> None:
+        """The server stops, and its grace is over."""
+        for connection in list(self._busy):
+            connection.leave()
 
     def note_end(self, why: str) -> None:
         self._ended.inc(why)

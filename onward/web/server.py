@@ -132,4 +132,8 @@ class HttpServer(uvicorn.Server):
         _logger.info(log.event("stopping", grace_s=grace_s))
         self.config.timeout_graceful_shutdown = int(grace_s + LAST_WORDS_S + 1)
         self.should_exit = True
-        asyncio.get_running_loop().call_later(grace_s, at_its_end)
+        asyncio.get_running_loop().call_later(grace_s, self._end_grace, at_its_end)
+
+    def _end_grace(self, at_its_end: Callable[[], object]) -> None:
+        at_its_end()
+        self._connections.leave()

@@ -1,14 +1,17 @@
 """A real server on a real socket, in the event loop of the test."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
+import pytest
 from starlette.types import Receive, Scope, Send
 
 from onward.web import http
+from onward.web.error_answers import answer_errors
 from onward.web.server import HttpServer
 
 
@@ -79,3 +82,35 @@ def test_what_does_not_end_then_is_cut() -> None:
             assert await asking != b"whole"
 
     asyncio.run(scenario())
+
+
+async def _read_and_answer(scope: Scope, receive: Receive, send: Send) -> None:
+    async def work() -> None:
+        await http.read_body(receive, 1000)
+        await http.respond(send, 200, b"whole")
+
+    await answer_errors(send, work())
+
+
+def test_a_body_that_has_not_come_when_the_grace_is_over_is_refused_and_is_no_fault(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> bytes:
+        started = asyncio.Event()
+        server = HttpServer(_read_and_answer, started.set)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            serving = asyncio.create_task(server.serve([listening]))
+            await started.wait()
+            reader, writer = await asyncio.open_connection(*listening.getsockname())
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n{")
+            assert await reader.readline() == b"HTTP/1.1 100 Continue\r\n", "somebody waits for the body"
+            server.stop(0.0, lambda: None)
+            async with asyncio.timeout(30):
+                answer = await reader.read()
+                await serving
+            writer.close()
+            return answer
+
+    answer = asyncio.run(scenario())
+    assert b"HTTP/1.1 503 Service Unavailable" in answer and b"the server is stopping" in answer
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
