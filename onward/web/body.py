@@ -6,12 +6,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from onward.errors import InvalidRequest
+from onward.web.allowed_values import allowed_at
 
 T = TypeVar("T")
 
 _WITH_PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_NO_MEMBER = re.compile(r"Invalid enum value (.*)", re.DOTALL)
 _MAX_NAME = 80
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _top_level = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -31,7 +33,7 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as fault:
-        raise wrong_type(fault) from fault
+        raise wrong_type(fault, decoder.type) from fault
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         raise _no_json(body, fault) from fault
 
@@ -43,12 +45,16 @@ def wrong(param: str, problem: str) -> InvalidRequest:
 
 def short(value: object) -> str:
     """A client's value, for an error message: never the whole of a long one."""
-    text = repr(value)
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def wrong_type(fault: msgspec.ValidationError, inside: str = "") -> InvalidRequest:
-    """What the library says, by the path of the field that is meant; `inside` is the path of what was decoded."""
+def wrong_type(fault: msgspec.ValidationError, kind: Any = None, inside: str = "") -> InvalidRequest:
+    """What the library says, by the path of the field that is meant; `kind` and `inside` are the type and the path of what
+    was decoded."""
     match = _WITH_PATH.match(str(fault))
     assert match is not None
     what, path = match["what"], inside + (match["path"] or "$").removeprefix("$")
@@ -56,6 +62,8 @@ def wrong_type(fault: msgspec.ValidationError, inside: str = "") -> InvalidReque
         path, what = f"{path}.{missing[1]}", "is required"
     elif unknown := _UNKNOWN.fullmatch(what):
         path, what = f"{path}.{unknown[1][:_MAX_NAME]}", "there is no such field"
+    elif (value := _NO_MEMBER.fullmatch(what)) and (allowed := allowed_at(kind, match["path"] or "$")):
+        what = f"must be one of {', '.join(allowed)}, got {_cut(value[1])}"
     path, what = path.removeprefix("."), what.replace("`", "").replace(" | null", "")
     return wrong(path, what) if path else InvalidRequest(f"the body: {what}")
 

@@ -216,7 +216,7 @@ def _converted(path: str, call: Any) -> SentCall:
     try:
         return msgspec.convert(call, SentCall)
     except msgspec.ValidationError as fault:
-        raise wrong_type(fault, path) from fault
+        raise wrong_type(fault, SentCall, path) from fault
 
 
 def _for_template(tool: Tool) -> dict[str, Any]:
