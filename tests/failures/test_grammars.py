@@ -6,7 +6,7 @@ import pytest
 
 from onward.sim.structures import STRUCTURES
 from tests.worker import spoken
-from tests.worker.spoken import Inline, resumed, sampling, text_of
+from tests.worker.spoken import AtOnce, resumed, sampling, text_of
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
@@ -14,8 +14,8 @@ from tests.worker.spoken import Inline, resumed, sampling, text_of
 def test_f42_an_output_that_is_cut_anywhere_goes_on_as_if_it_had_not_been(name: str, seed: int) -> None:
     """Another engine began the grammar anew: JSON within JSON, with status 200."""
     structure = STRUCTURES[name]
-    whole = resumed(spoken.driver(Inline()), sampling(structure.grammar, seed=seed))
-    driver = spoken.driver(Inline())
+    whole = resumed(spoken.driver(AtOnce()), sampling(structure.grammar, seed=seed))
+    driver = spoken.driver(AtOnce())
     for cut in range(len(whole[0])):
         assert resumed(driver, sampling(structure.grammar, seed=seed), whole[0][:cut]) == whole
     if name == "object" and whole[1]:
