@@ -185,7 +185,7 @@ class Instance:
         self._start_worker(life, engine)
 
     def _start_worker(self, life: Life, engine: EngineNode) -> None:
-        if life.supervisor.is_dead or engine.process.is_dead or life.is_leaving:
+        if life.supervisor.is_dead or engine.process.is_dead or life.is_leaving or life.worker is not None:
             return
         process = self._process("worker", next(self._numbers))
         incarnation = f"worker-{process.name}"
@@ -269,8 +269,11 @@ class Instance:
                 self._engine_ready(life, engine, worker)
             case Snapshot():
                 before = life.stats.step if life.stats is not None else 0
-                life.progress += message.engine is not None and message.engine.step > before
+                has_moved = message.engine is not None and message.engine.step > before
+                life.progress += has_moved
                 life.stats, life.engine_heard_s = message.engine, life.supervisor.now_s()
+                if has_moved and life.engine is engine:
+                    self._start_worker(life, engine)  # if one has died since: there were steps before that
             case RenewWorker() if life.worker is not None and message.incarnation == life.worker_incarnation:
                 self._ground.trace.note(f"{life.worker.process} is renewed: {message.cause}")
                 life.worker.process.kill()

@@ -286,7 +286,7 @@ class Supervisor:
             case RenewWorker():
                 self._renew_worker(message)
             case Snapshot():
-                self._hub.take(child, message, self._clock.now_s())
+                self._take_snapshot(child, message, self._clock.now_s())
             case AskInstance():
                 self._open_question(child, message)
             case AskDrain():
@@ -443,6 +443,16 @@ class Supervisor:
         if late:
             self._start_took_s = 2 * allowed_s / START_FACTOR
         return late
+
+    def _take_snapshot(self, child: Child, snapshot: Snapshot, now_s: float) -> None:
+        """An engine tells of its steps once a second. If there were some before a death, that death was bad luck, and
+        nobody has to wait for it."""
+        before = self._hub.progress
+        self._hub.take(child, snapshot, now_s)
+        if self._hub.progress > before:
+            for role, index in self._restart_at_s:
+                if role is not Role.SHELF:
+                    self._restart_at_s[role, index] = min(now_s, self._restart_at_s[role, index])
 
     def _open_question(self, asker: Child, message: AskInstance) -> None:
         asked = set(self._speaking())
