@@ -272,13 +272,20 @@ class Scheduler:
         held_up: set[str] = set()
         """Peers that must first answer for an earlier prompt. They hold up nobody else's."""
         while draft.budget and not draft.short_of_blocks and not draft.preempts:
-            request = next((r for r in self.waiting if r not in self.suspects and decode_of(r) not in held_up), None)
+            request = next((r for r in self.waiting if self._may_come_in(r, draft, held_up)), None)
             if request is None or (before is not None and request.priority >= before.priority):
                 return
             if request.handover is not None and not self.offers.may_offer(request.handover):
                 held_up.add(request.handover.decode)
             elif not self._admit(draft, request, now_s):
                 return
+
+    def _may_come_in(self, request: Request, draft: PlanDraft, held_up: set[str]) -> bool:
+        """Not who runs alone, whose peer is waited for, or who needs rows with logits, of which this step has no more. They
+        hold up nobody else."""
+        if request in self.suspects or decode_of(request) in held_up:
+            return False
+        return draft.prompt_logprob_rows > 0 or request.first_reported_row is None
 
     def _admit(self, draft: PlanDraft, request: Request, now_s: float) -> bool:
         room = self.seating.find_room(request)

@@ -470,3 +470,18 @@ def test_fenced_blocks_are_waited_for_instead_of_preempting_the_next_one() -> No
     harness.run_until_idle()
     assert 0 < harness.metric("preemptions") < 12
     harness.check_all_exact()
+
+
+def test_who_waits_for_rows_with_logits_holds_up_nobody_who_needs_none() -> None:
+    """A step has few of them, so long prompts whose logprobs are asked for are computed one after the other."""
+    harness = Harness(max_num_batched_tokens=256, num_blocks=256)
+    for i in range(3):
+        harness.submit(f"scored{i}", [i, *range(1, 200)], max_tokens=2, prompt_logprobs=1)
+    plain = harness.submit("plain", [1, 2, 3], max_tokens=2)
+    plan = harness.plan()
+    assert plan is not None and [assign.request_id for assign in plan.assign] == ["scored0", "plain"]
+    harness.run_until_idle()
+    harness.check_all_exact()
+    order = [assign.request_id for plan in harness.all_plans for assign in plan.assign]
+    assert order == ["scored0", "plain", "scored1", "scored2"]
+    assert len(plain.tokens) == 2
