@@ -86,7 +86,7 @@ class Finding:
 
     async def find(self, request: Request) -> Response:
         question = await proven_message(request, self._proven, self._decoder)
-        record = await self._streams.find(question.request_id)
+        record = await self._streams.find(question.request_id, must_answer=True)
         if record is None:
             raise STREAM_UNKNOWN
         return Response(msgspec.msgpack.encode(record), media_type=MSGPACK)

@@ -47,16 +47,22 @@ class FoundResponses:
 
     async def find(self, caller: Caller, response_id: str, param: str = "response_id") -> Record:
         """The furthest record that anybody has of it. A router that has just started waits for the instances to register
-        before it says that nobody has it."""
+        before it says that nobody has it; and it does not say so while one of them cannot be asked."""
         request_id, serving = own_request_id(caller, response_id, param), self._serving
-        while (record := await self._furthest(caller, request_id)) is None:
+        while True:
+            kept, all_answered = await self._kept(request_id)
+            record = self._furthest(caller, request_id, kept)
+            if record is not None:
+                return record
             if serving.clock.now_s() >= serving.settled_s:
-                raise unknown(response_id, param)
+                break
             await serving.wait_for_change(ASK_AGAIN_S)
-        return record
+        if all_answered:
+            raise unknown(response_id, param)
+        raise Unavailable(f"{param}: an instance that may have it does not answer; ask again", retry_after_s=1.0)
 
-    async def _furthest(self, caller: Caller, request_id: str) -> Record | None:
-        records = [*self._own(request_id), *await self._kept(request_id)]
+    def _furthest(self, caller: Caller, request_id: str, kept: list[Record]) -> Record | None:
+        records = [*self._own(request_id), *kept]
         mine = [one for one in records if one.attempt.path == PATH and may_see(caller, one.attempt.caller)]
         if not mine:
             return None
@@ -120,11 +126,13 @@ class FoundResponses:
         kept = core.records.find(request_id, self._serving.clock.now_s())
         return [] if kept is None else [self.record_of(kept, is_live=False)]
 
-    async def _kept(self, request_id: str) -> list[Record]:
+    async def _kept(self, request_id: str) -> tuple[list[Record], bool]:
+        """What instances have, and whether all of them have answered."""
         serving = self._serving
         urls = [replica.url for replica in serving.core.takers(serving.clock.now_s())]
-        found = await asyncio.gather(*(serving.upstream.find(url, request_id) for url in urls))
-        return [one for one in found if one is not None and one.attempt.request_id == request_id]
+        answers = await asyncio.gather(*(serving.upstream.has_record(url, request_id) for url in urls))
+        found = [one for one, _ in answers if one is not None and one.attempt.request_id == request_id]
+        return found, all(has_answered for _, has_answered in answers)
 
 
 def _is_troubled(replica: Replica) -> bool:

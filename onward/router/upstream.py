@@ -79,6 +79,14 @@ class Upstream:
         answer = await self._ask(url, FIND_PATH, msgspec.msgpack.encode(Find(request_id)))
         return None if answer is None else _decoded(answer, Record)
 
+    async def has_record(self, url: str, request_id: str) -> tuple[Record | None, bool]:
+        """As `find`, and whether the instance has answered: only then is it sure that it has none."""
+        question = msgspec.msgpack.encode(Find(request_id))
+        answer = await self.pass_on(url, FIND_PATH, question, ASK_TIMEOUT_S)
+        if answer is None or answer[0] >= 500:
+            return None, False
+        return (_decoded(answer[1], Record) if answer[0] == 200 else None), True
+
     async def probe(self, url: str, question: RegisterAnswer) -> Registration | None:
         answer = await self._ask(url, PROBE_PATH, msgspec.msgpack.encode(question))
         return None if answer is None else _decoded(answer, Registration)

@@ -351,3 +351,20 @@ def test_who_follows_waits_with_the_response_until_there_is_an_instance_again(th
             one.engine.paused = False
 
         run([one], scenario)
+
+
+def test_what_an_instance_may_have_is_not_unknown_while_it_does_not_answer(thinker: PreparedModel) -> None:
+    with running(thinker, name="a") as one, running(thinker, name="b") as other:
+        pair = [one, other]
+
+        async def scenario(router: Router) -> None:
+            for instance in pair:
+                speak(instance, TEXT)
+            made = (await router.post(body_of("words"), path=PATH)).json
+            assert (await ask(router, "GET", f"/resp_{'0' * 32}")).status == 404, "all of them say so"
+            [finisher] = [one for one in pair if one.engine.submits]
+            await asyncio.to_thread(finisher.kill_api, finisher.children[0])
+            asked = await ask(router, "GET", f"/{made['id']}")
+            assert (asked.status, asked.json["error"]["code"]) == (503, "unavailable")
+
+        run(pair, scenario)
