@@ -10,8 +10,10 @@ from starlette.responses import Response
 
 from onward.errors import InvalidRequest, Unavailable
 from onward.proto.router import DETOKENIZE_PATH, TOKENIZE_PATH
+from onward.router.failures import info_from_body
 from onward.router.serving import Serving
 from onward.web import http
+from onward.web.failures import error_headers
 
 MAX_ASKED = 3
 PATHS: Mapping[str, str] = {"/tokenize": TOKENIZE_PATH, "/detokenize": DETOKENIZE_PATH}
@@ -32,5 +34,7 @@ class PassingOn:
         for replica in serving.core.takers(serving.clock.now_s())[:MAX_ASKED]:
             answer = await serving.upstream.pass_on(replica.url, PATHS[request.scope["path"]], body)
             if answer is not None and answer[0] < 500:
-                return Response(answer[1], answer[0], media_type="application/json")
+                status, told = answer
+                headers = error_headers(info_from_body(told, status)) if status >= 400 else {}
+                return Response(told, status, headers=headers, media_type="application/json")
         raise Unavailable("there is no instance that could answer", retry_after_s=1.0)

@@ -76,6 +76,8 @@ class StandInInstance:
         self.attempts: list[Attempt] = []
         self.cancelled: list[str] = []
         """Ids of attempts whose connection the router closed."""
+        self.answers: dict[str, tuple[int, bytes]] = {}
+        """To what is passed on, by its path."""
         self.paths: list[str] = []
         """As they were asked for."""
         self.aborted: list[list[str]] = []
@@ -171,7 +173,9 @@ class StandInInstance:
 
     async def _answer(self, path: str, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.paths.append(path)
-        if path == ATTEMPT_PATH:
+        if path in self.answers:
+            respond(writer, *self.answers[path])
+        elif path == ATTEMPT_PATH:
             await self._attempt(msgspec.msgpack.decode(body, type=Attempt), reader, writer)
         elif path == PROBE_PATH:
             respond(writer, 200, msgspec.msgpack.encode(self.registration()))

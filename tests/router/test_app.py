@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from onward.proto.cursor import parse_cursor
-from onward.proto.router import PROOF_HEADER, REGISTER_PATH, GivenChoice, Record
+from onward.proto.router import PROOF_HEADER, REGISTER_PATH, TOKENIZE_PATH, GivenChoice, Record
 from onward.transport.proof import prove
 from tests.router.harness import CHAT, Answer, Received, Router, assert_seamless, expected_text, running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance, events_of, text_of, token
@@ -254,6 +254,19 @@ def test_overload_passes_on_when_to_come_back() -> None:
             answers = [await router.post(body) for body in (STREAM, BODY, STREAM)]
             assert [(one.status, one.headers["retry-after"]) for one in answers] == [(429, "7")] * 3
             assert [len(instance.attempts) for instance in (a, b)] == [3, 3], "each was asked, once"
+
+    uvloop.run(scenario())
+
+
+def test_a_question_that_is_passed_on_is_refused_with_the_time_to_come_back() -> None:
+    error = {"code": "overloaded", "message": "too many texts", "retryable": True, "retry_after_s": 1.5}
+
+    async def scenario() -> None:
+        instance = StandInInstance("a")
+        instance.answers[TOKENIZE_PATH] = 429, msgspec.json.encode({"error": error})
+        async with running_router(instance) as router:
+            refused = await router.post({"prompt": "x"}, path="/tokenize")
+            assert (refused.status, refused.json["error"], refused.headers["retry-after"]) == (429, error, "2")
 
     uvloop.run(scenario())
 
