@@ -157,6 +157,7 @@ class RouterConfig:
     tls_key: str | None = knob(None, "private key of --tls-cert, as PEM")
     cluster_key_file: str | None = knob(None, "the cluster's secret, made by `onward keygen`; needed beyond one host")
     tell_resumes: bool = knob(False, "end each stream with a comment that says how often it was carried on")
+    cors_origin: tuple[str, ...] = knob((), "origin that browsers may call from (may be given several times)")
     max_body_bytes: int = knob(8 << 20, "largest request body")
     max_connections: int = knob(4096, "connections with a request under way that one process has; more get a 503")
     log_level: str = knob("info", "debug, info, warning or error")

@@ -2,7 +2,6 @@
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from onward.api import openapi
@@ -42,6 +41,7 @@ from onward.proto.router import (
     TOKENIZE_PATH,
 )
 from onward.web import docs_page, response_ids
+from onward.web.browsers import for_browsers
 from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring
 from onward.web.envelope import Envelope, refuse
 from onward.web.error_answers import EXCEPTION_HANDLERS
@@ -115,16 +115,4 @@ def build_app(
     )
     origins = config.cors_origin
     # A browser is shown refusals too, or its page learns nothing but that something has failed.
-    return Envelope(_for_browsers(app, origins), requests, paths, callers.refusal, _for_browsers(refuse, origins))
-
-
-def _for_browsers(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
-    if not origins:
-        return app
-    return CORSMiddleware(
-        app,
-        allow_origins=list(origins),
-        allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["*"],
-        expose_headers=["x-request-id", "retry-after"],
-    )
+    return Envelope(for_browsers(app, origins), requests, paths, callers.refusal, for_browsers(refuse, origins))

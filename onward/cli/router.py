@@ -11,7 +11,14 @@ from rich.console import Console
 
 from onward import log
 from onward.cli.api_key import check_doors, door_warnings, key_source_of
-from onward.cli.checks import check_counts, check_log_level, check_not_negative, check_port, check_positive_seconds
+from onward.cli.checks import (
+    check_counts,
+    check_log_level,
+    check_not_negative,
+    check_origins,
+    check_port,
+    check_positive_seconds,
+)
 from onward.cli.flags import add_flags, from_args
 from onward.cli.serve import listen
 from onward.cli.welcome import welcome_router
@@ -63,6 +70,7 @@ def check(config: RouterConfig) -> None:
     check_not_negative(config, "retry_budget", "restart_grace_s", "detach_ttl_s", "drain_s")
     check_positive_seconds(config, "stall_timeout_s", "request_timeout_s")
     check_log_level(config.log_level)
+    check_origins(config.cors_origin)
     if (tls := tls_of(config)) is not None:
         check_tls(tls)
     _check_reach(config)

@@ -22,8 +22,9 @@ from onward.router.responses import FoundResponses
 from onward.router.serving import Serving
 from onward.router.tokenizing import Tokenizing
 from onward.web import docs_page, response_ids
+from onward.web.browsers import for_browsers
 from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring
-from onward.web.envelope import Envelope
+from onward.web.envelope import Envelope, refuse
 from onward.web.error_answers import EXCEPTION_HANDLERS
 
 GENERATING_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/generate", response_ids.PATH)
@@ -42,11 +43,13 @@ def build_app(serving: Serving, registry: Registry, cluster_key: str, keyring: K
         response_ids.PATH: ResponseCreation(serving, tokenizing, found)
     }
     routes = routes_of(serving, Admin(serving, registry, cluster_key), generating, tokenizing, found)
-    callers = Callers(keyring, routes, cluster_key, serving.clock)
+    origins = serving.core.config.cors_origin
+    callers = Callers(keyring, routes, cluster_key, serving.clock, answers_preflights=bool(origins))
     others = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
     app = _Streams(generating, others)
     paths = [route.path for route in routes]
-    return Envelope(BoundedConnections(app), serving.core.metrics.requests, paths, callers.refusal)
+    inside = for_browsers(BoundedConnections(app), origins)
+    return Envelope(inside, serving.core.metrics.requests, paths, callers.refusal, for_browsers(refuse, origins))
 
 
 def routes_of(

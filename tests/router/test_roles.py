@@ -134,6 +134,28 @@ def test_metrics_can_be_opened(key_file: Path) -> None:
     uvloop.run(scenario())
 
 
+def test_a_page_of_an_origin_that_was_named_may_stream_and_is_shown_why_it_is_refused(key_file: Path) -> None:
+    origin = "https://example.org"
+
+    async def scenario() -> None:
+        async with (
+            keyed_router(key_file, StandInInstance("a"), cors_origin=(origin,)) as router,
+            aiohttp.ClientSession(router.url) as page,
+        ):
+            asked = {"origin": origin, "access-control-request-method": "POST"}
+            async with page.options("/v1/chat/completions", headers=asked) as answer:
+                assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, origin)
+            for name, status in ((None, 401), ("user", 200)):
+                headers = doors.header(name) | {"origin": origin}
+                async with page.post("/v1/chat/completions", json=STREAM, headers=headers) as answer:
+                    assert (answer.status, answer.headers["access-control-allow-origin"]) == (status, origin)
+                    assert (b"[DONE]" in await answer.read()) == (status == 200)
+            async with page.get("/version", headers={"origin": "https://elsewhere.org"}) as answer:
+                assert "access-control-allow-origin" not in answer.headers
+
+    uvloop.run(scenario())
+
+
 @contextlib.contextmanager
 def audited(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
     lines: list[str] = []

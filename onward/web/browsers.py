@@ -1,0 +1,19 @@
+"""Pages of other origins: what a browser has to be told before it lets them read an answer."""
+
+from collections.abc import Sequence
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+
+def for_browsers(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """The application, which pages of these origins may call."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
+    )
