@@ -192,8 +192,9 @@ class Jobs:
     def _output_limits(self, prepared: Prepared, limits: WorkerHello) -> list[int]:
         """How long each choice may become. Refuses prompts that do not fit."""
         request = prepared.request
+        asked, field_name, least = request.output_limit, request.output_limit_field, request.min_tokens or 0
         return [
-            output_limit(len(prompt), request.output_limit, request.min_tokens or 0, limits, path)
+            output_limit(len(prompt), asked, least, limits, path, field_name)
             for index, prompt in enumerate(prepared.prompts)
             for path in [self.dialect.prompt_path(request, index)] * request.num_candidates
         ]

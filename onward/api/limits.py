@@ -7,8 +7,16 @@ from onward.proto.sampling import Sampling
 from onward.proto.step import WorkerHello
 
 
-def output_limit(num_prompt: int, asked: int | None, min_tokens: int, worker: WorkerHello, prompt_param: str) -> int:
-    """How many tokens the output may have. Refuses what can never fit, before any work is done."""
+def output_limit(
+    num_prompt: int,
+    asked: int | None,
+    min_tokens: int,
+    worker: WorkerHello,
+    prompt_param: str,
+    asked_param: str = "max_tokens",
+) -> int:
+    """How many tokens the output may have. Refuses what can never fit, before any work is done, by the names of the fields
+    that prompt and limit were given in."""
     pool = worker.num_blocks * worker.block_size
     room = min(worker.max_model_len, pool)
     name = "the context" if worker.max_model_len <= pool else "the KV pool"
@@ -20,8 +28,8 @@ def output_limit(num_prompt: int, asked: int | None, min_tokens: int, worker: Wo
         )
     if asked is not None and num_prompt + asked > room:
         raise _too_long(
-            "max_tokens",
-            f"{num_prompt} prompt tokens and max_tokens {asked} exceed {name} of {room} tokens "
+            asked_param,
+            f"{num_prompt} prompt tokens and {asked} of output exceed {name} of {room} tokens "
             f"by {num_prompt + asked - room}",
         )
     if num_prompt + min_tokens > room:

@@ -147,7 +147,8 @@ def _check_shared(request: GenerationRequest, bounds: Bounds) -> None:
     _check_at_least("min_tokens", request.min_tokens, 0)
     limit = request.output_limit
     if limit is not None and request.min_tokens is not None and request.min_tokens > limit:
-        raise wrong("min_tokens", f"must not exceed max_tokens ({limit}), got {request.min_tokens}")
+        field = request.output_limit_field
+        raise wrong("min_tokens", f"must not exceed {field} ({limit}), got {request.min_tokens}")
     _check_stream_options(request)
     if request.cache_salt is not None and len(request.cache_salt) > MAX_CACHE_SALT_LENGTH:
         raise wrong("cache_salt", f"at most {MAX_CACHE_SALT_LENGTH} characters")

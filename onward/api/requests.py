@@ -89,6 +89,11 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
         return self.max_tokens
 
     @property
+    def output_limit_field(self) -> str:
+        """Where that was said."""
+        return "max_tokens"
+
+    @property
     def num_logprobs(self) -> int | None:
         """How many of the likeliest tokens to report beside each one; None: no logprobs."""
         return None
@@ -182,6 +187,10 @@ class ChatRequest(TextRequest, frozen=True, kw_only=True):
     @property
     def output_limit(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def output_limit_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def num_logprobs(self) -> int | None:

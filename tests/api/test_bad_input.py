@@ -43,6 +43,8 @@ BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": -5}, "max_tokens"),
     ({"max_tokens": 10**400}, "max_tokens"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_completion_tokens": 100_000}, "max_completion_tokens"),
+    ({"max_tokens": 100_000}, "max_tokens"),
     ({"min_tokens": -1}, "min_tokens"),
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     ({"min_tokens": 1000}, "min_tokens"),

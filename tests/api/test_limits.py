@@ -21,6 +21,8 @@ def test_what_just_fits_is_accepted_and_one_more_is_not() -> None:
     assert output_limit(40, 60, 0, worker(), "prompt") == 60
     with pytest.raises(InvalidRequest, match=r"by 1\Z"):
         output_limit(40, 61, 0, worker(), "prompt")
+    with pytest.raises(InvalidRequest, match=r"\Amax_completion_tokens: 40 prompt tokens and 61 of output exceed"):
+        output_limit(40, 61, 0, worker(), "prompt", "max_completion_tokens")
     assert output_limit(99, None, 0, worker(), "prompt") == 1
     with pytest.raises(InvalidRequest, match="1 too long"):
         output_limit(100, None, 0, worker(), "prompt")
