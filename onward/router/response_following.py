@@ -11,6 +11,10 @@ from onward.web.failures import RequestFailed, info_of
 from onward.web.keys import Caller
 
 ASK_EVERY_S = 0.2
+MAX_ASK_EVERY_S = 2.0
+REST_SHARE = 10
+"""How much longer the pause is than the question took: an instance tells a response from its first token on each time, and
+whoever follows a long one must not keep it from its other work."""
 MISSING_S = 5.0
 """How long a response may be unknown to everybody, while an instance that has kept it restarts a process."""
 UNTOLD_S = 60.0
@@ -24,7 +28,7 @@ async def follow(found: FoundResponses, caller: Caller, response_id: str, after:
     record = await found.find(caller, response_id)
     events = await found.asked("events", record, after=after)
     await send(http.start_message(200, sse.HEADERS))
-    silent_s = missed_s = 0.0
+    silent_s, missed_s, pause_s = 0.0, 0.0, ASK_EVERY_S
     while True:
         if events:
             await send(http.part(events))
@@ -35,19 +39,24 @@ async def follow(found: FoundResponses, caller: Caller, response_id: str, after:
             silent_s = 0.0
         if record.is_over and not missed_s:
             break
-        await asyncio.sleep(ASK_EVERY_S)
-        silent_s += ASK_EVERY_S
+        await asyncio.sleep(pause_s)
+        silent_s += pause_s
+        asked_s = found.now_s()
         try:
             if not record.is_live:
                 await found.asked("take_up", record)
             record = await found.find(caller, response_id)
             events = await found.asked("events", record, after=after)
-            missed_s = 0.0
+            missed_s, pause_s = 0.0, pause_after(found.now_s() - asked_s)
         except (OnwardError, RequestFailed) as fault:
-            missed_s, events = missed_s + ASK_EVERY_S, b""
+            missed_s, events, pause_s = missed_s + found.now_s() - asked_s + pause_s, b"", ASK_EVERY_S
             if missed_s >= _patience_s(fault):
                 break  # deleted, or nobody is left to ask
     await send(http.part(b"", more=False))
+
+
+def pause_after(took_s: float) -> float:
+    return min(MAX_ASK_EVERY_S, max(ASK_EVERY_S, REST_SHARE * took_s))
 
 
 def _patience_s(fault: OnwardError | RequestFailed) -> float:

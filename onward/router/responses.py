@@ -45,6 +45,9 @@ class FoundResponses:
         self._ending: dict[str, Record] = {}
         """What somebody cancels just now: the instances have dropped it, and not been told yet what to keep."""
 
+    def now_s(self) -> float:
+        return self._serving.clock.now_s()
+
     async def find(self, caller: Caller, response_id: str, param: str = "response_id") -> Record:
         """The furthest record that anybody has of it. A router that has just started waits for the instances to register
         before it says that nobody has it; and it does not say so while one of them cannot be asked."""

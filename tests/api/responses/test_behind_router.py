@@ -11,7 +11,7 @@ import uvloop
 
 from onward.proto.model import PreparedModel
 from onward.proto.request import ErrorInfo
-from onward.router.response_following import ASK_EVERY_S
+from onward.router.response_following import ASK_EVERY_S, MAX_ASK_EVERY_S, pause_after
 from tests.api.instance import Instance, running
 from tests.api.responses.reading import (
     KINDS,
@@ -200,6 +200,13 @@ def test_what_runs_in_the_background_is_followed_and_found(two: list[Instance]) 
         assert (await ask(router, "GET", f"/{begun['id']}")).status == 404
 
     run(two, scenario)
+
+
+def test_who_follows_a_long_response_leaves_its_instance_most_of_its_time() -> None:
+    assert pause_after(0.001) == ASK_EVERY_S, "of a short one events come soon"
+    for took_s in (0.02, 0.05, 0.15):
+        assert took_s / (took_s + pause_after(took_s)) < 0.1
+    assert pause_after(100.0) == MAX_ASK_EVERY_S, "and in any case they come"
 
 
 def test_a_cancel_ends_the_work_and_is_remembered(two: list[Instance]) -> None:
