@@ -1,7 +1,7 @@
 """Requests that want a vector of their prompt, among others: never of a part of it, and whatever happens meanwhile."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.proto.handoff import Prefill
@@ -60,6 +60,7 @@ def test_a_prompt_may_fill_the_whole_context() -> None:
     assert longer.error_code == "context_length_exceeded"
 
 
+@settings(deadline=None)
 @given(
     prompts=st.lists(st.tuples(st.integers(1, 30), st.sampled_from(["mean", "last", None])), min_size=1, max_size=8),
     crashes=st.lists(st.sampled_from(["answer", "answer", "worker", "engine"]), max_size=12),
