@@ -24,6 +24,8 @@ DRAINING = ErrorInfo("draining", "this instance is being drained; try another on
 MAX_RIVALS = 3
 """Attempts that may start, one after the other, while one is taken away."""
 REPLACED = ErrorInfo("stale_attempt", "a later attempt at this request has taken its place", 409)
+OF_OTHERS = (REPLACED.code, ABORTED.code)
+"""Whoever ends it so says what became of it: it goes on elsewhere, was cancelled, or is forgotten."""
 
 
 @dataclass(slots=True, eq=False)
@@ -225,7 +227,7 @@ def _final_error(stream: Stream) -> ErrorInfo | None:
         return None
     if stream.job.answer.rescheduled:
         return GIVEN_UP
-    if prepared.is_routed or failure is None or failure is REPLACED:
+    if prepared.is_routed or failure is None or failure.code in OF_OTHERS:
         return None
     return failure if prepared.request.is_background or not failure.retryable else None
 

@@ -13,6 +13,7 @@ from onward.api.generation import GenerationEndpoint
 from onward.api.ledger import RESCHEDULE, Delivery, Ledger, Promise
 from onward.api.pieces import Piece
 from onward.api.requests import GenerationRequest
+from onward.api.responses import stored, view
 from onward.api.starts import STREAM_UNKNOWN
 from onward.proto.cursor import Cursor
 from onward.proto.request import Submit
@@ -101,3 +102,11 @@ def scores_that_were_never_told_are_not_asked_for(patch: Patches) -> None:
         return told
 
     patch.around(continuing, "of_answer", of_answer)
+
+
+def a_response_that_is_cancelled_is_taken_up_and_has_failed(patch: Patches) -> None:
+    patch.put(stored, "OF_OTHERS", ())
+
+
+def a_response_that_was_given_up_cannot_be_told(patch: Patches) -> None:
+    patch.put(view, "GIVEN_UP", None)

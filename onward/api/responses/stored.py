@@ -14,7 +14,7 @@ from onward.api.ledger import MAX_ATTEMPT
 from onward.api.prepared import Prepared
 from onward.api.responses.background import Background
 from onward.api.responses.view import View
-from onward.api.streams import Streams
+from onward.api.streams import OF_OTHERS, Streams
 from onward.errors import Conflict, OnwardError
 from onward.proto.router import Record
 from onward.web.body import wrong
@@ -66,7 +66,7 @@ class StoredResponses:
             return  # another process was faster
         except (OnwardError, RequestFailed) as fault:
             error = fault.info if isinstance(fault, RequestFailed) else info_of(fault)
-            if not error.retryable:
+            if not error.retryable and error.code not in OF_OTHERS:
                 failed = msgspec.structs.replace(record, attempt=prepared.attempt, error=error)
                 self._streams.keep_response(failed)
 

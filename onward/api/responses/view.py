@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from onward.api.answer import Usage
 from onward.api.choice import Choice
 from onward.api.jobs import Jobs
-from onward.api.ledger import Delivery
+from onward.api.ledger import GIVEN_UP, RESCHEDULE, Delivery
 from onward.api.prepared import Prepared
 from onward.api.responses.request import ResponseRequest
 from onward.api.responses.teller import NumberedEvent, Teller
@@ -67,7 +67,9 @@ class View:
         """Scores may be behind: whoever takes it up makes them again."""
         given = record.attempt.choices[0] if record.attempt.choices else GivenChoice()
         scores = record.scores[self._num_scored : len(given.token_ids)]
-        news = Delivery("", given.token_ids[self._choice.position :], None, given.finish_reason, None, None)
+        # Where it was given up, a record of a router does not say why.
+        error = GIVEN_UP if given.finish_reason == RESCHEDULE else None
+        news = Delivery("", given.token_ids[self._choice.position :], None, given.finish_reason, error)
         if not news.token_ids and not scores and news.finish_reason is None:
             return
         self._num_scored += len(scores)

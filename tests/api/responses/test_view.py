@@ -10,7 +10,7 @@ import pytest
 from onward.api.engine_client import EngineClient
 from onward.api.fullness import Fullness
 from onward.api.jobs import Backend
-from onward.api.ledger import Ledger
+from onward.api.ledger import RESCHEDULE, Ledger
 from onward.api.prompts import Prompts
 from onward.api.responses.dialect import ResponseJobs, Responses
 from onward.api.responses.view import View
@@ -103,3 +103,15 @@ def test_scores_that_were_lost_leave_the_words(jobs: ResponseJobs) -> None:
     assert view.is_over
     part = view.response(record)["output"][0]["content"][0]
     assert (part["text"], part["logprobs"]) == ("né\n\nwö", [])
+
+
+def test_one_that_was_given_up_has_failed_although_its_record_does_not_say_why(jobs: ResponseJobs) -> None:
+    record = record_of("words", 3)
+    attempt = msgspec.structs.replace(
+        record.attempt, choices=[GivenChoice(record.attempt.choices[0].token_ids, RESCHEDULE)]
+    )
+    record = Record(attempt=attempt, is_live=False)
+    view = View(jobs, record)
+    told = view.response(record)
+    assert (view.is_over, view.events[-1].name, told["status"]) == (True, "response.failed", "failed")
+    assert told["error"]["code"] == "server_error" and told["output"][0]["content"][0]["text"] == "né"
