@@ -35,11 +35,13 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in argv if word in COMMANDS), None)
-    for name, help_text in COMMANDS.items():
-        subparser = commands.add_parser(name, help=help_text)
-        if name == chosen:
-            module_of(name).add_arguments(subparser)
-    args = parser.parse_args(argv)
+    subparsers = {name: commands.add_parser(name, help=help_text) for name, help_text in COMMANDS.items()}
+    if chosen is not None:
+        module_of(chosen).add_arguments(subparsers[chosen])
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        # By the command, whose usage shows what there is; argparse itself would have the outermost one say it.
+        subparsers[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return module_of(args.command).run(args)
     except OnwardError as error:

@@ -1,21 +1,28 @@
 """`onward warm`: does once what the first start would do: fetches and converts the model, compiles the kernels."""
 
 import argparse
+import dataclasses
 
 from rich.console import Console
 
 from onward.cli.flags import add_flags, from_args
 from onward.cli.progress import StartProgress
-from onward.cli.serve import prepare_model
+from onward.cli.serve import check, prepare_model
 from onward.config import ServeConfig, WorkerConfig, select
+from onward.offline.inputs import OFFLINE_KNOBS
+
+KNOBS = ("model", *OFFLINE_KNOBS)
+"""Those that decide what is fetched, converted and compiled, and what has to fit into memory for it. A start's other knobs
+change nothing of that, so they are no flags here."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, ServeConfig)
+    add_flags(parser, ServeConfig, skip=tuple(f.name for f in dataclasses.fields(ServeConfig) if f.name not in KNOBS))
 
 
 def run(args: argparse.Namespace) -> int:
     config: ServeConfig = from_args(args, ServeConfig)
+    check(config)
     console = Console(stderr=True)
     with StartProgress(console) as progress:
         model = prepare_model(config, progress)
