@@ -24,8 +24,14 @@ _AT_LEAST_ONE = ("streams", "requests", "prompt_tokens", "output_tokens")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    without_server = parser.add_subparsers(dest="bench", metavar="offline").add_parser(
-        "offline", help="measure a model in this process, without a server"
+    parser.usage = "%(prog)s [options]\n       %(prog)s offline MODEL [options]"
+    parser.description = (
+        "Alone, it loads the server at --url with streams, by the options below. With the word offline it measures "
+        "a model in this process instead, without a server: see `%(prog)s offline --help`."
+    )
+    modes = parser.add_subparsers(dest="bench", metavar="offline", title="without a server", prog=parser.prog)
+    without_server = modes.add_parser(
+        "offline", help="measure a model, or a shape with random weights, in this process"
     )
     bench_offline.add_arguments(without_server)
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server [%(default)s]")

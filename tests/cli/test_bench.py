@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from onward.cli import bench
+from onward.cli import bench, main
 from onward.errors import OnwardError
 from tests.bench.sse_server import DONE, chunk, serving, usage
 
@@ -138,3 +138,13 @@ def test_a_file_for_figures_that_cannot_be_is_named_before_anything_is_measured(
     with serving(_answer) as server, pytest.raises(OnwardError, match="cannot write --json"):
         run_bench(server.url, "--json", str(tmp_path / "file" / "below" / "figures"))
     assert server.bodies == []
+
+
+def test_the_usage_shows_two_ways_of_which_one_needs_no_further_word(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.run(["bench", "--help"])
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert (first, second.strip()) == ("usage: onward bench [options]", "onward bench offline MODEL [options]")
+    with pytest.raises(SystemExit):
+        main.run(["bench", "offline", "--help"])
+    assert capsys.readouterr().out.startswith("usage: onward bench offline [-h]")
