@@ -18,6 +18,8 @@ from onward.config import DEFAULT_MODEL
 from onward.errors import OnwardError
 
 HELP = "/clear forgets the conversation, /system TEXT sets the system prompt, /quit leaves; Ctrl-C stops an answer"
+MIN_TOKENS_FOR_A_RATE = 8
+"""Of fewer, some come in one piece and one ends the answer unseen: what is left is no speed."""
 # What a model writes must not move the cursor or recolour the terminal.
 _HARMLESS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
@@ -141,8 +143,9 @@ class Answer:
         """None where nobody has counted the tokens."""
         if self._num_tokens is None or self._first_s is None:
             return None
-        first = f"{self._num_tokens} tokens, the first after {self._first_s - self._asked_s:.2f} s"
-        if self._num_tokens < 2 or self._last_s <= self._first_s:
+        plural = "" if self._num_tokens == 1 else "s"
+        first = f"{self._num_tokens} token{plural}, the first after {self._first_s - self._asked_s:.2f} s"
+        if self._num_tokens < MIN_TOKENS_FOR_A_RATE or self._last_s <= self._first_s:
             return first
         return f"{first}, then {(self._num_tokens - 1) / (self._last_s - self._first_s):.1f} tokens/s"
 

@@ -60,6 +60,20 @@ def test_each_line_is_a_question_and_the_history_goes_along(
     assert re.search(r"2 tokens, the first after [\d.]+ s", said.err)
 
 
+@pytest.mark.parametrize(("num_words", "counted"), [(1, "1 token"), (2, "2 tokens"), (7, "7 tokens"), (8, "8 tokens")])
+def test_a_speed_is_shown_only_where_there_are_tokens_enough_to_have_one(num_words: int, counted: str) -> None:
+    class Words:
+        name = "words"
+
+        def answer(self, messages: Messages) -> Iterator[Said]:
+            yield from (Said("word ") for _ in range(num_words))
+            yield Said("", num_words)
+
+    _, notes = talk(Words(), ["hi"])
+    assert f"{counted}, the first after" in notes
+    assert ("tokens/s" in notes) == (num_words >= 8)
+
+
 def test_clear_forgets_and_system_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "/system be brief\none\n/clear\ntwo\n/system\nthree\n/nothing\n/quit\nfour\n"
     with serving(_echo) as server:
@@ -234,7 +248,7 @@ def test_in_a_terminal_a_real_ctrl_c_stops_a_real_stream() -> None:
             process.send_signal(signal.SIGINT)
             _read_until(ours, b"> ")
             os.write(ours, b"second question\n")
-            _read_until(ours, b"tokens/s")
+            _read_until(ours, b"2 tokens")
             os.write(ours, b"/quit\n")
             assert process.wait(20) == 0
         finally:
