@@ -13,6 +13,7 @@ import msgspec
 
 from onward.config import hub_endpoint
 from onward.errors import StartupError
+from onward.models.cache_faults import is_of_cache
 from onward.models.file_facts import Progress, write_atomically
 
 _DESCRIPTION = ["*.json", "*.jinja"]
@@ -78,7 +79,9 @@ def _download(model_id: str, hub_dir: Path, patterns: list[str], progress: Progr
             tqdm_class=_reporting_bar(f"downloading {model_id}", progress),
         )
     except Exception as fault:
-        # Whatever the library and the HTTP client beneath it raise, of which there are many kinds, means this.
+        if isinstance(fault, OSError) and is_of_cache(fault, hub_dir):
+            raise
+        # Whatever else the library and the HTTP client beneath it raise, of which there are many kinds, means this.
         said = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
         raise StartupError(
             f"cannot fetch {model_id} from the Hugging Face hub: {said}; try again to go on where it stopped, "

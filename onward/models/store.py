@@ -22,6 +22,7 @@ import msgspec
 from onward import config as settings
 from onward.errors import StartupError
 from onward.models import default_model, sealed_folder, texts
+from onward.models.cache_faults import advice_on, is_of_cache
 from onward.models.file_facts import Progress, sha256_of
 from onward.models.fingerprint import numerics_fingerprint
 from onward.models.sources import FolderSource, GgufSource, Opened, Source
@@ -92,7 +93,8 @@ def prepare(
         # Read at each start, as it costs nothing: a converted folder says nothing about them.
         defaults = SamplingDefaults() if generation_config == "none" else source.sampling_defaults()
     except OSError as fault:
-        raise StartupError(f"cannot prepare the model {model}: {fault}") from None
+        why = advice_on(fault, cache_dir) if is_of_cache(fault, cache_dir) else fault
+        raise StartupError(f"cannot prepare the model {model}: {why}") from None
     return msgspec.structs.replace(
         prepared,
         name=served_model_name or source.name,

@@ -104,3 +104,11 @@ def test_an_unknown_id_is_reported_in_one_line(hub: Hub, tmp_path: Path) -> None
     with pytest.raises(StartupError, match="cannot fetch nobody/nothing") as refused:
         prepare("nobody/nothing", cache_dir=tmp_path / "cache")
     assert "\n" not in str(refused.value)
+
+
+def test_a_cache_that_cannot_be_written_is_no_fault_of_the_hub(hub: Hub, tmp_path: Path) -> None:
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where the cache folder should be")
+    with pytest.raises(StartupError, match="set ONWARD_CACHE to another one") as refused:
+        prepare(MODEL_ID, cache_dir=blocked)
+    assert "Hugging Face hub" not in str(refused.value)

@@ -269,11 +269,23 @@ def test_a_folder_without_config_is_refused(tmp_path: Path, cache: Path) -> None
         prepare(str(tmp_path), cache_dir=cache)
 
 
-def test_a_cache_that_cannot_be_written_is_reported(gguf_path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("below", ["", "onward", "deeper/onward"])
+def test_a_cache_that_cannot_be_written_is_reported_with_the_variable_that_names_another(
+    gguf_path: Path, tmp_path: Path, below: str
+) -> None:
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where the cache folder should be")
-    with pytest.raises(StartupError, match="blocked"):
-        prepare(str(gguf_path), cache_dir=blocked)
+    with pytest.raises(StartupError, match=r"the cache folder .*/blocked.* cannot be written.*; set ONWARD_CACHE to another"):
+        prepare(str(gguf_path), cache_dir=blocked / below)
+
+
+def test_a_model_that_cannot_be_read_is_no_fault_of_the_cache(tmp_path: Path, cache: Path) -> None:
+    folder = write_folder(tmp_path / "model", CONFIG, TENSORS)
+    (folder / "config.json").unlink()
+    (folder / "config.json").mkdir()
+    with pytest.raises(StartupError, match=r"config\.json") as raised:
+        prepare(str(folder), cache_dir=cache)
+    assert "ONWARD_CACHE" not in raised.value.message
 
 
 def test_the_manifest_describes_the_model_to_people(gguf_path: Path, cache: Path) -> None:
