@@ -6,7 +6,6 @@ engine's cache has learnt goes along as `kv_events`, to each router whose last a
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable
 
 import aiohttp
@@ -14,11 +13,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onward import log
 from onward.api.admin import ROLES, Instance, state_of
 from onward.api.attempts import MSGPACK, proven_message
 from onward.api.engine_client import EngineClient
 from onward.api.proven import Proven
+from onward.api.router_standing import RouterStanding
 from onward.api.streams import Streams
 from onward.clock import Clock
 from onward.config import ApiConfig
@@ -41,8 +40,8 @@ MAX_VIEW_AGE_S = 0.3
 """So that several routers share one look at the instance."""
 FREE_BLOCKS = ("free", "cached")
 RUNNING = ("running", "preempting")
-
-_logger = logging.getLogger(__name__)
+FAULTS = (aiohttp.ClientError, TimeoutError, OSError, Unavailable, msgspec.MsgspecError)
+"""Of telling a router: it is tried again."""
 
 
 class Description:
@@ -151,19 +150,17 @@ class Registering:
                 await asyncio.gather(*posts, return_exceptions=True)
 
     async def _tell_for_ever(self, router_url: str) -> None:
-        pause_s, problem = FIRST_PAUSE_S, ""
+        pause_s, standing = FIRST_PAUSE_S, RouterStanding(router_url, self._clock)
         answer: RegisterAnswer | None = None
         async with self._new_session() as session:
             while True:
                 try:
                     answer = await self._post(session, router_url, await self._description.now(answer))
-                    now_problem, wait_s = answer.error, min(max(answer.again_after_s, MIN_AGAIN_S), MAX_AGAIN_S)
-                    pause_s = FIRST_PAUSE_S
-                except (aiohttp.ClientError, TimeoutError, OSError, Unavailable, msgspec.MsgspecError) as fault:
-                    now_problem, wait_s = str(fault) or type(fault).__name__, pause_s
-                    pause_s = min(2 * pause_s, MAX_PAUSE_S)
-                _log_change(router_url, problem, now_problem)
-                problem = now_problem
+                    wait_s, pause_s = min(max(answer.again_after_s, MIN_AGAIN_S), MAX_AGAIN_S), FIRST_PAUSE_S
+                    _note_answer(standing, answer)
+                except FAULTS as fault:
+                    wait_s, pause_s = pause_s, min(2 * pause_s, MAX_PAUSE_S)
+                    _note_fault(standing, fault)
                 await asyncio.sleep(wait_s)
 
     async def _post(self, session: aiohttp.ClientSession, router_url: str, message: Registration) -> RegisterAnswer:
@@ -191,12 +188,19 @@ class Probing:
         return Response(msgspec.msgpack.encode(await self._description.now(asked)), media_type=MSGPACK)
 
 
-def _log_change(router_url: str, before: str, problem: str) -> None:
-    """One line when it begins to fail, one when it works again."""
-    if problem and not before:
-        _logger.warning(log.event("router does not take us", url=router_url, cause=problem))
-    elif before and not problem:
-        _logger.info(log.event("registered", url=router_url))
+def _note_answer(standing: RouterStanding, answer: RegisterAnswer) -> None:
+    if answer.error:
+        standing.refused(answer.error)
+    else:
+        standing.taken()
+
+
+def _note_fault(standing: RouterStanding, fault: Exception) -> None:
+    cause = str(fault) or type(fault).__name__
+    if isinstance(fault, aiohttp.ClientResponseError) and fault.status < 500:
+        standing.refused(cause)
+    else:
+        standing.unheard(cause)
 
 
 def _max_tokens(worker: WorkerHello) -> int:

@@ -119,5 +119,7 @@ def test_one_command_starts_a_cluster_that_answers_recovers_and_leaves_nothing_b
     assert answer() == first
     pids = cluster.pids()
     assert len(pids) >= 8
+    before_the_end = len(cluster.log())
     assert cluster.stop() == 0
     assert not [pid for pid in pids if alive(pid)]
+    assert " WARNING " not in cluster.log()[before_the_end:], cluster.log()[before_the_end:]
