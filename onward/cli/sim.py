@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from onward.cli import sim_batch
-from onward.cli.sim_batch import FAILED, QUIET, VIOLATED
+from onward.cli.sim_batch import FAILED, NOTHING_BUT_QUIET, QUIET, VIOLATED
 from onward.errors import InvalidRequest
 from onward.sim import batch, report
 from onward.sim.faults import KINDS, kinds_of
@@ -161,6 +161,7 @@ def _calm(console: Console, outcome: Outcome, *, is_narrowed: bool) -> int:
     quiet = batch.quiet_kinds(outcome)
     if is_narrowed and quiet:
         console.print(Text(f"never struck: {', '.join(quiet)}", "bold red"))
+        console.print(Text(NOTHING_BUT_QUIET, "bold"))
         return QUIET
     console.print(Text("no invariant is violated", "bold green"))
     return 0

@@ -23,6 +23,7 @@ from onward.sim.shrink import MAX_RUNS, shrink
 from onward.sim.world import run as run_scenario
 
 VIOLATED, QUIET, FAILED, INTERRUPTED = 1, 3, 4, 130
+NOTHING_BUT_QUIET = f"no invariant is violated, but not all that was asked for was tested: exit status {QUIET}"
 SAVE_EVERY_S = 5.0
 TELL_EVERY_S = 30.0
 MAX_LINES_SHOWN = 400
@@ -170,6 +171,7 @@ class _Course:
         for kind in never:
             self._console.print(Text(f"{kind} was drawn {total.drawn[kind]:,} times, and never struck", "bold red"))
         if total.quiet or never:
+            self._console.print(Text(NOTHING_BUT_QUIET, "bold"))
             return QUIET
         self._console.print(Text("no invariant is violated", "bold green"))
         return 0

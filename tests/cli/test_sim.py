@@ -1,6 +1,7 @@
 """`onward sim`, as a person calls it."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -160,6 +161,14 @@ def test_a_kind_that_never_struck_fails_its_run(capsys: Shown) -> None:
     shown = capsys.readouterr().out
     assert set(exits.values()) == {0, 3}
     assert "never struck: deadline" in shown
+    assert "no invariant is violated, but not all that was asked for was tested: exit status 3" in shown
+
+
+def test_a_kind_that_struck_in_some_runs_only_fails_the_batch_which_says_what_that_means(capsys: Shown) -> None:
+    assert run(["sim", "--runs", "6", "--shape", "engine", "--only", "deadline", "--jobs", "1"]) == 3
+    shown = capsys.readouterr().out
+    assert re.search(r"deadline never struck in \d+ runs, as seed \d", shown)
+    assert "no invariant is violated, but not all that was asked for was tested: exit status 3" in shown
 
 
 def test_only_narrows_the_faults_of_a_run(capsys: Shown) -> None:
