@@ -13,6 +13,7 @@ from onward.api.tasks import Tasks
 from onward.proto.router import Record
 from onward.proto.shelf import RecordKind, ShelfRecord
 from onward.router import core as router_core
+from onward.router.kept import kept_at_instances
 from onward.router.responses import FoundResponses
 from onward.router.route import Route
 from onward.shelf.core import ShelfCore
@@ -60,9 +61,9 @@ def _find_anybody_s(patch: Patches) -> None:
         return response_id.removeprefix(PREFIX)
 
     async def find(
-        original: Callable, self: Streams, request_id: str, epoch: int = 0, caller: str | None = None
+        original: Callable, self: Streams, request_id: str, epoch: int = 0, caller: str | None = None, **more: bool
     ) -> Any:
-        return await original(self, request_id, epoch)
+        return await original(self, request_id, epoch, **more)
 
     patch.around(stored, "own_request_id", own)
     patch.around(Streams, "find", find)
@@ -102,7 +103,8 @@ def _say_unknown_too_soon(patch: Patches) -> None:
     async def find(
         original: Callable, self: FoundResponses, caller: Caller, response_id: str, param: str = "response_id"
     ) -> Record:
-        record = await self._furthest(caller, response_id.removeprefix(PREFIX))
+        request_id = response_id.removeprefix(PREFIX)
+        record = self._furthest(caller, request_id, (await kept_at_instances(self._serving, request_id)).records)
         if record is None:
             raise unknown(response_id, param)
         return record

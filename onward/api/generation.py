@@ -187,12 +187,13 @@ class GenerationEndpoint:
     async def generate(self, identity: Identity, body: bytes, cursor: Cursor | None, send: Send) -> None:
         jobs = self.generator.jobs
         if cursor is not None:
-            attempt = await self._next_attempt(identity, cursor)
+            can_be_made_again = is_exact(self._backend.model)
+            attempt = await self._next_attempt(identity, cursor, must_answer=not can_be_made_again)
             if attempt is not None and self.repeats(attempt.body, body):
                 await self._go_on(identity, attempt, send)
                 return
             # Nobody has it, or not so much of it as the client: where that gives the same tokens, it is made again.
-            if not is_exact(self._backend.model):
+            if not can_be_made_again:
                 raise STREAM_UNKNOWN
         whole = await self.completed(identity, body)
         prepared = await self.generator.prepared(lambda: jobs.of_client(identity, whole, cursor))
@@ -209,14 +210,16 @@ class GenerationEndpoint:
     async def _continue(self, identity: Identity, cursor: Cursor | None, send: Send) -> None:
         if cursor is None:
             raise RequestFailed(ONLY_WITH_CURSOR)
-        attempt = await self._next_attempt(identity, cursor)
+        attempt = await self._next_attempt(identity, cursor, must_answer=True)
         if attempt is None:
             raise STREAM_UNKNOWN
         await self._go_on(identity, attempt, send)
 
-    async def _next_attempt(self, identity: Identity, cursor: Cursor) -> Attempt | None:
-        """From the client's place on, if what we have of the stream reaches so far, and the client may see it."""
-        record = await self._streams.find(cursor.request_id, cursor.epoch, identity.caller.scope)
+    async def _next_attempt(self, identity: Identity, cursor: Cursor, *, must_answer: bool) -> Attempt | None:
+        """From the client's place on, if what we have of the stream reaches so far, and the client may see it.
+        `must_answer`: nobody can do without, so a shelf that is silent is no "unknown"."""
+        caller = identity.caller.scope
+        record = await self._streams.find(cursor.request_id, cursor.epoch, caller, must_answer=must_answer)
         is_ours = record is not None and record.attempt.path == self.generator.jobs.path
         return continued(record.attempt, cursor) if record is not None and is_ours else None
 

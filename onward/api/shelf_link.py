@@ -1,7 +1,7 @@
 """An api process's way to the shelf of its instance: puts without waiting, asks with a deadline, answers what it is asked.
 
 A shelf that is away, silent or behind costs records and never holds a request up: what it does not say in time counts as
-unknown, unless somebody asks for nothing else. Knows nothing of what is in a record.
+unknown, unless somebody has nothing to go on with but that. Knows nothing of what is in a record.
 """
 
 import asyncio

@@ -41,6 +41,7 @@ MAX_UNREAD_S = 120.0
 """A client that takes nothing for so long counts as gone."""
 
 ABORTED = ErrorInfo("aborted", "the request was aborted", 409)
+STREAM_UNKNOWN = "stream_unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class RouterCore:
 
     def check_alive(self, request_id: str, now_s: float) -> None:
         if self._tombstones.has(request_id, now_s):
-            raise NotFound(f"Last-Event-ID: the stream {request_id} was aborted", code="stream_unknown")
+            raise NotFound(f"Last-Event-ID: the stream {request_id} was aborted", code=STREAM_UNKNOWN)
 
     def routes(self) -> list[Route]:
         return list(self._routes.values())
@@ -440,5 +441,10 @@ def block_hashes(token_ids: list[int], block_size: int, cache_salt: str) -> list
 
 def unknown_stream(request_id: str) -> NotFound:
     return NotFound(
-        f"Last-Event-ID: nobody has the stream {request_id} any more; send the request again", code="stream_unknown"
+        f"Last-Event-ID: nobody has the stream {request_id} any more; send the request again", code=STREAM_UNKNOWN
     )
+
+
+def out_of_reach(param: str) -> Unavailable:
+    """Clients believe a 404, and do not ask again."""
+    return Unavailable(f"{param}: an instance that may have it does not answer; ask again", retry_after_s=1.0)

@@ -4,15 +4,15 @@ A POST begins one, or with `Last-Event-ID` takes one up again; a GET with `Last-
 looked for here, then at the instances; only a POST can do without, since it brings the request and the cursor the seed.
 """
 
-import asyncio
-
 from starlette.types import Receive, Scope, Send
 
 from onward.chance import SEED_BITS
-from onward.errors import InvalidRequest
+from onward.errors import InvalidRequest, NotFound, OnwardError, Unavailable
 from onward.proto.cursor import Cursor
+from onward.proto.router import Attempt
 from onward.router.client_side import ClientSide
-from onward.router.core import unknown_stream
+from onward.router.core import out_of_reach, unknown_stream
+from onward.router.kept import kept_at_instances
 from onward.router.origin import Arrival, origin_of, stream_of_record
 from onward.router.route import Route
 from onward.router.serving import Serving
@@ -49,8 +49,8 @@ class GenerationEndpoint:
             if place is None or scope["method"] == "HEAD":
                 raise InvalidRequest("Last-Event-ID: is required, with GET", param="Last-Event-ID")
             route = await self._taken_up(scope["path"], place, caller_of(scope))
-            if route is None:
-                raise unknown_stream(place.request_id)
+            if isinstance(route, OnwardError):
+                raise route
         else:
             body = await http.read_body(receive, self._config.max_body_bytes)
             route = await self._posted(scope, body, place)
@@ -67,8 +67,9 @@ class GenerationEndpoint:
 
     async def _posted(self, scope: Scope, body: bytes, place: Cursor | None) -> Route:
         caller, serving = caller_of(scope), self._serving
-        if place is not None and (route := await self._taken_up(scope["path"], place, caller)) is not None:
-            return route
+        why_anew = None if place is None else await self._taken_up(scope["path"], place, caller)
+        if isinstance(why_anew, Route):
+            return why_anew
         body = await self.completed(caller, body)
         arrival = Arrival(
             request_id=owned_id(serving.chance.token(), caller.name),
@@ -87,45 +88,44 @@ class GenerationEndpoint:
             raise InvalidRequest("Last-Event-ID: only for a request that streams", param="Last-Event-ID")
         if self._tokenizing is not None:
             origin = await self._tokenizing.with_ids(origin)
-        return serving.core.open(origin, serving.clock.now_s(), epoch=0 if place is None else place.epoch)
+        route = serving.core.open(origin, serving.clock.now_s(), epoch=0 if place is None else place.epoch)
+        route.may_be_kept = isinstance(why_anew, Unavailable)
+        return route
 
-    async def _taken_up(self, path: str, place: Cursor, caller: Caller) -> Route | None:
-        """Somebody else's is unknown, and is neither cut off nor made again."""
+    async def _taken_up(self, path: str, place: Cursor, caller: Caller) -> Route | NotFound | Unavailable:
+        """Or why it is not. Somebody else's is unknown, and is neither cut off nor made again."""
         core, clock = self._serving.core, self._serving.clock
         core.check_alive(place.request_id, clock.now_s())
         live = core.live(place.request_id)
         if live is not None and not may_see(caller, live.stream.origin.caller):
             raise unknown_stream(place.request_id)
         await self._serving.detach(place.request_id, TAKE_OVER_S)
-        known = core.records.find(place.request_id, clock.now_s())
+        known, is_all = core.records.find(place.request_id, clock.now_s()), True
         if known is None or not reaches(known, place):
             # It may have been elsewhere since it was here.
-            known = await self._looked_for(place.request_id)
+            known, is_all = await self._looked_for(place.request_id)
         if known is not None and not may_see(caller, known.origin.caller):
             raise unknown_stream(place.request_id)
+        why_not = unknown_stream(place.request_id) if is_all else out_of_reach("Last-Event-ID")
         # Somebody else may have come back for it while we asked around.
         if known is None or known.origin.path != path or core.live(place.request_id) is not None:
-            return None
-        return core.continue_stream(known, place, clock.now_s())
+            return why_not
+        return core.continue_stream(known, place, clock.now_s()) or why_not
 
-    async def _looked_for(self, request_id: str) -> Stream | None:
-        """A router that has just started waits for the instances to register before it says that nobody has it."""
+    async def _looked_for(self, request_id: str) -> tuple[Stream | None, bool]:
+        """The furthest that instances have, and whether all could be asked. A router that has just started waits for them
+        to register before it says that nobody has it."""
         serving = self._serving
         while True:
-            known = await self._asked_for(request_id)
-            if known is not None or serving.clock.now_s() >= serving.settled_s:
-                return known
+            kept = await kept_at_instances(serving, request_id)
+            now_s = serving.clock.now_s()
+            if kept.records:
+                best = max((record.attempt for record in kept.records), key=_num_tokens)
+                return stream_of_record(best, now_s), kept.is_all
+            if now_s >= serving.settled_s:
+                return None, kept.is_all
             await serving.wait_for_change(ASK_AGAIN_S)
 
-    async def _asked_for(self, request_id: str) -> Stream | None:
-        """The furthest record that an instance has."""
-        serving = self._serving
-        urls = [replica.url for replica in serving.core.takers(serving.clock.now_s())]
-        found = await asyncio.gather(*(serving.upstream.find(url, request_id) for url in urls))
-        attempts = [
-            record.attempt for record in found if record is not None and record.attempt.request_id == request_id
-        ]
-        if not attempts:
-            return None
-        best = max(attempts, key=lambda attempt: sum(len(choice.token_ids) for choice in attempt.choices))
-        return stream_of_record(best, serving.clock.now_s())
+
+def _num_tokens(attempt: Attempt) -> int:
+    return sum(len(choice.token_ids) for choice in attempt.choices)

@@ -14,7 +14,9 @@ import msgspec
 from onward.errors import Unavailable
 from onward.proto.request import ErrorInfo
 from onward.proto.router import RESPONSE_PATH, AskResponse, Record
+from onward.router.core import out_of_reach
 from onward.router.failures import info_from_body
+from onward.router.kept import kept_at_instances
 from onward.router.replicas import Replica, State
 from onward.router.serving import Serving
 from onward.router.stream import Stream
@@ -53,16 +55,14 @@ class FoundResponses:
         before it says that nobody has it; and it does not say so while one of them cannot be asked."""
         request_id, serving = own_request_id(caller, response_id, param), self._serving
         while True:
-            kept, all_answered = await self._kept(request_id)
-            record = self._furthest(caller, request_id, kept)
+            kept = await kept_at_instances(serving, request_id)
+            record = self._furthest(caller, request_id, kept.records)
             if record is not None:
                 return record
             if serving.clock.now_s() >= serving.settled_s:
                 break
             await serving.wait_for_change(ASK_AGAIN_S)
-        if all_answered:
-            raise unknown(response_id, param)
-        raise Unavailable(f"{param}: an instance that may have it does not answer; ask again", retry_after_s=1.0)
+        raise unknown(response_id, param) if kept.is_all else out_of_reach(param)
 
     def _furthest(self, caller: Caller, request_id: str, kept: list[Record]) -> Record | None:
         records = [*self._own(request_id), *kept]
@@ -128,14 +128,6 @@ class FoundResponses:
             return [self.record_of(live.stream, is_live=True)]
         kept = core.records.find(request_id, self._serving.clock.now_s())
         return [] if kept is None else [self.record_of(kept, is_live=False)]
-
-    async def _kept(self, request_id: str) -> tuple[list[Record], bool]:
-        """What instances have, and whether all of them have answered."""
-        serving = self._serving
-        urls = [replica.url for replica in serving.core.takers(serving.clock.now_s())]
-        answers = await asyncio.gather(*(serving.upstream.has_record(url, request_id) for url in urls))
-        found = [one for one, _ in answers if one is not None and one.attempt.request_id == request_id]
-        return found, all(has_answered for _, has_answered in answers)
 
 
 def _is_troubled(replica: Replica) -> bool:

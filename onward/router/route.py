@@ -49,6 +49,8 @@ class Route:
     booking: Booking | None = None
     prefill_bookings: list[Booking] = field(default_factory=list)
     resuming: Resuming | None = None
+    may_be_kept: bool = False
+    """An instance that may have it could not be asked. Where it cannot be made again it is not unknown."""
     is_asked_for_later: bool = False
     """Whoever wants it does not wait for it: what became of it is kept, streamed or not."""
 

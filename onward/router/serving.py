@@ -15,7 +15,7 @@ from onward.errors import InternalError, Unavailable
 from onward.proto.request import ErrorInfo
 from onward.proto.router import ABORT_PATH, RegisterAnswer, Registration
 from onward.router.client_side import KEEP_ALIVE_S, ClientSide
-from onward.router.core import Dispatch, Finish, GiveUp, RouterCore, Wait
+from onward.router.core import STREAM_UNKNOWN, Dispatch, Finish, GiveUp, RouterCore, Wait, out_of_reach
 from onward.router.events import BLANK_LINE, EventSplitter, MalformedEvent, read_event
 from onward.router.failures import info_from_body
 from onward.router.posting import Answer, NotReached
@@ -155,7 +155,10 @@ class Serving:
             info = ErrorInfo(
                 info.code, info.message, info.status, info.retryable, info.param, float(response.headers["retry-after"])
             )
-        route.stream.fail(refusal_cause(info), info, body or None)
+        cause = refusal_cause(info)
+        if route.may_be_kept and info.code == STREAM_UNKNOWN:
+            info, body = info_of(out_of_reach("Last-Event-ID")), b""
+        route.stream.fail(cause, info, body or None)
 
     async def _pump(self, route: Route, response: Answer, client: ClientSide) -> None:
         # Runs for every token of every stream: no JSON, no timers, one write for all that has come together.

@@ -75,12 +75,8 @@ class Upstream:
             else:
                 answer.close()
 
-    async def find(self, url: str, request_id: str) -> Record | None:
-        answer = await self._ask(url, FIND_PATH, msgspec.msgpack.encode(Find(request_id)))
-        return None if answer is None else _decoded(answer, Record)
-
-    async def has_record(self, url: str, request_id: str) -> tuple[Record | None, bool]:
-        """As `find`, and whether the instance has answered: only then is it sure that it has none."""
+    async def find(self, url: str, request_id: str) -> tuple[Record | None, bool]:
+        """And whether the instance has answered: only then is it sure that it has none."""
         question = msgspec.msgpack.encode(Find(request_id))
         answer = await self.pass_on(url, FIND_PATH, question, ASK_TIMEOUT_S)
         if answer is None or answer[0] >= 500:

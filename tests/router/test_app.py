@@ -436,6 +436,51 @@ def test_a_router_that_has_just_started_waits_for_the_instances_before_it_knows_
     uvloop.run(scenario())
 
 
+UNKNOWN = {"code": "stream_unknown", "type": "invalid_request_error", "message": "not held here"}
+
+
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_a_stream_is_not_unknown_while_its_instance_cannot_be_asked(is_registered: bool) -> None:
+    async def scenario() -> None:
+        a = StandInInstance("a")
+        first_fails(Behaviour(silent_after=4, gate=asyncio.Event()), a)
+        async with running_router(a) as router:
+            first = await read_until(router, STREAM, 3)
+            await until_detached(router)
+            kept = msgspec.structs.replace(a.attempts[0], choices=[GivenChoice([token(7, 0, i) for i in range(4)])])
+            a.records[kept.request_id] = Record(attempt=kept)
+            async with running_router(a, registers=is_registered) as other:
+                await a.stop()
+                asked = await other.get(CHAT, {"Last-Event-ID": first.last_id})
+                assert (asked.status, asked.json["error"]["code"]) == (503, "unavailable")
+                assert asked.headers["retry-after"] == "1"
+                await a.start()
+                await a.register_once(other.session, other.url)
+                again = await other.get(CHAT, {"Last-Event-ID": first.last_id})
+                assert_seamless(joined(first, again.stream), 7, 6)
+
+    uvloop.run(scenario())
+
+
+def test_a_repeated_post_that_nobody_can_make_again_is_not_unknown_while_an_instance_cannot_be_asked() -> None:
+    async def scenario() -> None:
+        async with running_router(StandInInstance("gone")) as router:
+            first = await read_until(router, STREAM, 2)
+        a, b = two_instances()
+        for one in (a, b):
+            one.behave = lambda *_: Behaviour(status=404, error=UNKNOWN)
+        async with running_router(a, b) as router:
+            back = {"Last-Event-ID": first.last_id}
+            told = await router.post(STREAM, headers=back)
+            assert (told.status, told.json["error"]["code"]) == (404, "stream_unknown"), "all of them say so"
+            await b.stop()
+            told = await router.post(STREAM, headers=back)
+            assert (told.status, told.json["error"]["code"]) == (503, "unavailable")
+            assert told.headers["retry-after"] == "1"
+
+    uvloop.run(scenario())
+
+
 def test_a_head_begins_nothing_and_takes_nothing_up() -> None:
     async def scenario() -> None:
         a = StandInInstance("a")
