@@ -20,15 +20,15 @@ from onward.api.ledger import RESCHEDULE, Delivery
 from onward.api.pieces import Piece
 from onward.api.prepared import Prepared
 from onward.api.starts import STREAM_UNKNOWN, continued
-from onward.api.streams import Stream, Streams
-from onward.errors import InternalError, Overloaded, Unavailable
+from onward.api.streams import BROKEN, Stream, Streams
+from onward.errors import Overloaded, Unavailable
 from onward.proto.cursor import Cursor
 from onward.proto.request import ErrorInfo
 from onward.proto.router import Attempt
 from onward.web import http, sse
 from onward.web.envelope import with_straight_body
 from onward.web.error_answers import answer_errors
-from onward.web.failures import RequestFailed, info_of
+from onward.web.failures import RequestFailed
 from onward.web.last_event import last_event
 from onward.web.owned_ids import may_ask_for
 
@@ -73,6 +73,9 @@ class Generator:
         except RequestFailed as failure:
             stream.failure = failure.info
             raise
+        except Exception:
+            stream.failure = stream.failure or BROKEN
+            raise
         finally:
             self._streams.leave(stream)
 
@@ -102,8 +105,8 @@ class Generator:
             await send(http.part(b"".join(form.failed(failure.info))))
         except Exception:
             _logger.exception("a stream failed by a fault of ours")
-            stream.failure = info_of(InternalError("internal error"))
-            await send(http.part(b"".join(form.failed(stream.failure))))
+            stream.failure = BROKEN
+            await send(http.part(b"".join(form.failed(BROKEN))))
         await send(http.part(form.done, more=False))
 
     async def _stream_events(

@@ -14,11 +14,11 @@ from onward.api.jobs import Job
 from onward.api.ledger import ABORTED, GIVEN_UP, MAX_ATTEMPT
 from onward.api.shelf_link import ShelfLink
 from onward.clock import Clock
-from onward.errors import Conflict
+from onward.errors import Conflict, InternalError
 from onward.proto.request import ErrorInfo
 from onward.proto.router import Attempt, Record
 from onward.proto.shelf import RecordKind, ShelfRecord
-from onward.web.failures import RequestFailed
+from onward.web.failures import RequestFailed, info_of
 
 DRAINING = ErrorInfo("draining", "this instance is being drained; try another one", 503, True, retry_after_s=1.0)
 MAX_RIVALS = 3
@@ -26,6 +26,8 @@ MAX_RIVALS = 3
 REPLACED = ErrorInfo("stale_attempt", "a later attempt at this request has taken its place", 409)
 OF_OTHERS = (REPLACED.code, ABORTED.code)
 """Whoever ends it so says what became of it: it goes on elsewhere, was cancelled, or is forgotten."""
+BROKEN = info_of(InternalError("internal error"))
+"""By a fault of ours, which the next attempt would meet again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +93,7 @@ class Streams:
             return
         del self._live[attempt.request_id]
         self._release(stream)
-        if job.mailbox is not None:
+        if job.mailbox is not None and stream.failure is not BROKEN:
             rest = job.answer.take(job.mailbox.left_over())
             job.note_scores(rest.pieces)
             stream.failure = stream.failure or rest.error

@@ -73,6 +73,8 @@ class StandInEngine:
     """Whether these tokens complete the request's grammar."""
     give_up: GiveUp = never
     """Asked before each token: an error ends that request with `pd_reschedule`."""
+    claimed_drafts: int = 0
+    """With each token. More than there is memory to count them is a fault for whoever believes it."""
     paused: bool = False
     steps_at_once: int = 1
     """Taken before anybody else gets a turn: with many, tokens come in bursts and a long answer takes no time."""
@@ -183,6 +185,7 @@ class StandInEngine:
             len(one.submit.prompt_token_ids),
             num_cached_tokens=3,
             finish_reason=reason,
+            num_drafted=self.claimed_drafts,
             logprobs=None if sampling.logprobs is None else [made_up_logprobs(token, position, sampling.logprobs)],
             prompt_logprobs=_of_prompt(one.submit) if _is_prompt_due(one.submit, position) else None,
             rescored=_rescored(one.submit) if position == len(one.submit.generated_token_ids) else None,

@@ -1,15 +1,18 @@
 """Responses that are made although nobody waits for them."""
 
 import asyncio
+import logging
 
 from starlette.types import Message
 
 from onward.api.generation import Generator
 from onward.api.prepared import Prepared
-from onward.api.streams import Stream, Streams
+from onward.api.streams import BROKEN, Stream, Streams
 from onward.api.tasks import Tasks
 from onward.errors import OnwardError
 from onward.web.failures import RequestFailed
+
+_logger = logging.getLogger(__name__)
 
 
 class Background:
@@ -39,6 +42,10 @@ class Background:
             # Later ones are a part of its record.
             if not taken.done():
                 taken.set_exception(refused)
+        except Exception:
+            _logger.exception("a background response failed by a fault of ours")
+            if not taken.done():
+                taken.set_exception(RequestFailed(BROKEN))
         finally:
             taken.cancel()
 
