@@ -321,13 +321,15 @@ def running(
     num_api: int = 1,
     *,
     has_own_ports: bool = False,
+    has_engine: bool = True,
     name: str = "instance-1",
 ) -> Iterator[Instance]:
     """`has_own_ports`: each api process has its own, so that a test can choose one. `name`: for a router, which takes two
     of the same name for one that has moved."""
     instance = Instance(model, config or ApiConfig(), num_api, has_own_ports=has_own_ports, name=name)
     try:
-        instance.start_engine()
+        if has_engine:
+            instance.start_engine()
         yield instance
     finally:
         instance.close()

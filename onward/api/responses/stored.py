@@ -55,6 +55,8 @@ class StoredResponses:
         prepared = await self._generator.prepared(lambda: self._jobs.of_attempt(attempt, started_at_s, is_routed=False))
         request = prepared.request
         if request.is_stored and (request.is_background or even_if_left):
+            # What a router or a client has left is kept for a short time only, and an engine may take longer to come.
+            self._streams.keep_response(record)
             # Whoever has asked for it does not wait for an engine.
             beginning = self._backend.tasks.start(self._begin_again(prepared, record))
             await asyncio.wait((beginning,), timeout=TAKE_UP_S)

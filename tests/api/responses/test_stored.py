@@ -4,15 +4,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
 from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
+from onward.proto.router import RESPONSE_PATH, AskResponse, Record
+from onward.web.response_ids import PREFIX
 from tests.api.cut_streams import events_of
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.api.responses.reading import PATH, ask, body_of, check_items, check_response, speak_until, told
+from tests.api.routed import attempt_of, find
 from tests.api.test_roles import keyed, until
 from tests.api.thinking_model import speak, tokens_of
 from tests.web import doors
@@ -244,6 +248,21 @@ def test_a_background_response_whose_process_dies_is_taken_up_by_the_next_that_i
             until(lambda: status_of(http, begun["id"]) == "completed")
             whole = ask(http, "GET", f"/{begun['id']}").json()
     assert whole["output"][0]["content"][0]["text"] == "one two three"
+
+
+def test_what_is_taken_up_again_is_kept_as_long_as_any_response_until_an_engine_comes(thinker: PreparedModel) -> None:
+    # Nothing is kept here of a stream that is only left.
+    with running(thinker, ApiConfig(detach_ttl_s=0.0), has_engine=False) as instance:
+        attempt = attempt_of(PATH, body_of("words", max_output_tokens=5, **BACKGROUND))
+        left = AskResponse(what="take_up", record=Record(attempt=attempt))
+        asked = httpx.post(
+            instance.url + RESPONSE_PATH, content=msgspec.msgpack.encode(left), timeout=30, verify=NO_CERTIFICATES
+        )
+        assert asked.status_code == 200, asked.text
+        assert find(instance.url, attempt.request_id) == left.record
+        instance.start_engine()
+        with httpx.Client(base_url=instance.url, timeout=30, verify=NO_CERTIFICATES) as http:
+            until(lambda: status_of(http, PREFIX + attempt.request_id) == "incomplete")
 
 
 def test_a_response_is_kept_for_a_while_only(thinker: PreparedModel) -> None:
