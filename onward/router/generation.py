@@ -13,7 +13,7 @@ from onward.proto.router import Attempt
 from onward.router.client_side import ClientSide
 from onward.router.core import out_of_reach, unknown_stream
 from onward.router.kept import kept_at_instances
-from onward.router.origin import Arrival, origin_of, stream_of_record
+from onward.router.origin import Arrival, check_body, origin_of, stream_of_record
 from onward.router.route import Route
 from onward.router.serving import Serving
 from onward.router.stream import Stream, reaches
@@ -70,6 +70,7 @@ class GenerationEndpoint:
         why_anew = None if place is None else await self._taken_up(scope["path"], place, caller)
         if isinstance(why_anew, Route):
             return why_anew
+        check_body(body)
         body = await self.completed(caller, body)
         arrival = Arrival(
             request_id=owned_id(serving.chance.token(), caller.name),

@@ -1,7 +1,7 @@
 """What the router fixes about a request before its first attempt, and the few fields of a body that it acts on.
 
-It checks no field by itself: the instance does, and a body that cannot be read here is for the instance to refuse. So is a
-number that is out of all bounds: here it counts as not given.
+It checks no field but the one that every request has: the instance does, and what cannot be read here is for the instance to
+refuse. So is a number that is out of all bounds: here it counts as not given.
 """
 
 from dataclasses import dataclass, replace
@@ -14,6 +14,7 @@ from onward.proto.cursor import Cursor
 from onward.proto.request import CallerLimits
 from onward.proto.router import Attempt
 from onward.router.stream import Choice, Origin, Stream
+from onward.web.body import decode
 
 MAX_SESSION_LENGTH = 256
 _SEEDS = range(-(1 << 63), 1 << 63)
@@ -40,7 +41,14 @@ class _Sketch(msgspec.Struct, frozen=True):
     prompt_cache_key: Any = None
 
 
+class _Least(msgspec.Struct, frozen=True):
+    """What no instance takes a request without."""
+
+    model: str
+
+
 _decoder = msgspec.json.Decoder(_Sketch)
+_least = msgspec.json.Decoder(_Least)
 _token_ids = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]])
 
 
@@ -60,6 +68,11 @@ class Arrival:
     caller_priority: int | None = None
     timeout_s: float | None = None
     """For requests that bring no deadline."""
+
+
+def check_body(body: bytes) -> None:
+    """Refuses what every instance would refuse, in the same words: nobody has to wait for one to be told so."""
+    decode(body, _least)
 
 
 def origin_of(path: str, body: bytes, arrival: Arrival, place: Cursor | None = None) -> Origin:

@@ -55,11 +55,7 @@ class ResponseCreation(GenerationEndpoint):
         self._background: set[asyncio.Task[None]] = set()
 
     async def completed(self, caller: Caller, body: bytes) -> bytes:
-        try:
-            fields = decode_fields(body)
-        except OnwardError:
-            return body  # for the instance to refuse
-        previous = previous_of(fields, body)
+        previous = previous_of(decode_fields(body), body)
         if previous is None:
             return body
         record = await self._found.find(caller, previous, PREVIOUS)

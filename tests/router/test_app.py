@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import msgspec
@@ -12,12 +12,16 @@ import openai
 import pytest
 import uvloop
 
+from onward.api.openai import decode_chat
+from onward.errors import InvalidRequest
 from onward.proto.cursor import parse_cursor
 from onward.proto.router import PROOF_HEADER, REGISTER_PATH, TOKENIZE_PATH, GivenChoice, Record
 from onward.transport.proof import prove
 from tests.router.harness import CHAT, Answer, Received, Router, assert_seamless, expected_text, running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance, events_of, text_of, token
 
+PATIENCE_S = 30.0
+"""Less than a request may wait for an instance."""
 BODY: dict[str, Any] = {
     "model": "hash",
     "messages": [{"role": "user", "content": "hi"}],
@@ -200,13 +204,22 @@ def test_bad_requests_get_the_instances_own_words() -> None:
     uvloop.run(scenario())
 
 
-def test_a_body_that_is_no_json_is_for_the_instance_to_refuse() -> None:
+@pytest.mark.parametrize("body", [b"", b"{", b'{"model": "hash"} x', b"[]", b"{}", b'{"model": 7, "messages": []}'])
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+def test_what_every_instance_refuses_is_refused_without_one_and_in_the_same_words(path: str, body: bytes) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        decode_chat(body, cast(Any, "not looked at any more"))
+
     async def scenario() -> None:
-        a = StandInInstance("a")
-        a.behave = lambda *_: Behaviour(status=400, error={"message": "no JSON", "code": "invalid_json"})
-        async with running_router(a) as router, router.session.post(router.url + CHAT, data=b"{") as response:
+        async with (
+            running_router() as router,
+            asyncio.timeout(PATIENCE_S),
+            router.session.post(router.url + path, data=body) as response,
+        ):
+            told = (await response.json())["error"]
             assert response.status == 400
-            assert a.attempts[0].body == b"{"
+            own = refusal.value
+            assert (told["message"], told["code"], told["param"]) == (own.message, own.code, own.param)
 
     uvloop.run(scenario())
 
