@@ -61,6 +61,10 @@ class GenerationEndpoint:
         """With whatever must be known before the first attempt."""
         return body
 
+    async def behind_all(self, place: Cursor) -> Cursor:
+        """With the highest epoch that anybody may have used: what goes on from here comes after that."""
+        return place
+
     async def carry(self, route: Route, caller: Caller, receive: Receive, send: Send) -> None:
         client = ClientSide(send, route.stream, tells_resumes=self._config.tell_resumes)
         await http.while_connected(receive, self._serving.serve(route, client))
@@ -101,6 +105,7 @@ class GenerationEndpoint:
         if live is not None and not may_see(caller, live.stream.origin.caller):
             raise unknown_stream(place.request_id)
         await self._serving.detach(place.request_id, TAKE_OVER_S)
+        place = await self.behind_all(place)
         known, is_all = core.records.find(place.request_id, clock.now_s()), True
         if known is None or not reaches(known, place):
             # It may have been elsewhere since it was here.

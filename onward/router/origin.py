@@ -1,7 +1,7 @@
 """What the router fixes about a request before its first attempt, and the few fields of a body that it acts on.
 
-It checks no field but the one that every request has: the instance does, and what cannot be read here is for the instance to
-refuse. So is a number that is out of all bounds: here it counts as not given.
+It checks no field but the one that every request has: the instance does, and what cannot be read here is for the instance
+to refuse. So is a number that is out of all bounds: here it counts as not given.
 """
 
 from dataclasses import dataclass, replace

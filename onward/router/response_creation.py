@@ -7,9 +7,11 @@ import msgspec
 from starlette.types import Receive, Send
 
 from onward.errors import OnwardError, Overloaded
+from onward.proto.cursor import Cursor
 from onward.proto.request import ErrorInfo
 from onward.router.client_side import ClientSide
 from onward.router.generation import GenerationEndpoint
+from onward.router.kept import kept_at_instances
 from onward.router.response_following import follow
 from onward.router.responses import FoundResponses, last_number
 from onward.router.route import Route
@@ -61,6 +63,12 @@ class ResponseCreation(GenerationEndpoint):
         record = await self._found.find(caller, previous, PREVIOUS)
         items = await self._found.asked("context", record)
         return with_context(body, items, self._serving.core.config.max_body_bytes)
+
+    async def behind_all(self, place: Cursor) -> Cursor:
+        """Whoever has followed it by its id has had it taken up by an instance, without us."""
+        kept = await kept_at_instances(self._serving, place.request_id)
+        epoch = max((record.attempt.epoch for record in kept.records), default=0)
+        return msgspec.structs.replace(place, epoch=max(place.epoch, epoch))
 
     async def carry(self, route: Route, caller: Caller, receive: Receive, send: Send) -> None:
         is_taken_up = route.stream.has_progress  # by a client that wants to read on from its place

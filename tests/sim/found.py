@@ -19,6 +19,7 @@ from onward.proto.cursor import Cursor
 from onward.proto.request import Submit
 from onward.proto.router import GivenChoice
 from onward.router import generation
+from onward.router.response_creation import ResponseCreation
 from tests.sabotage_kinds import Patches
 
 
@@ -110,3 +111,7 @@ def a_response_that_is_cancelled_is_taken_up_and_has_failed(patch: Patches) -> N
 
 def a_response_that_was_given_up_cannot_be_told(patch: Patches) -> None:
     patch.put(view, "GIVEN_UP", None)
+
+
+def who_comes_back_by_a_place_is_behind_who_followed_by_the_id(patch: Patches) -> None:
+    patch.put(ResponseCreation, "behind_all", generation.GenerationEndpoint.behind_all)
