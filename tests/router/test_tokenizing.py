@@ -168,7 +168,7 @@ def test_when_all_instances_have_a_new_tokenizer_it_is_the_one_that_counts() -> 
     [
         (CHAT, CHAT_BODY | {"messages": "hi"}),
         (CHAT, CHAT_BODY | {"messages": [{"role": "nobody", "content": "hi"}]}),
-        (CHAT, {"stream": True}),
+        (CHAT, {"model": "hash", "stream": True}),
         (COMPLETIONS, TEXT_BODY | {"prompt": ""}),
         (COMPLETIONS, TEXT_BODY | {"prompt": 7}),
     ],
@@ -190,7 +190,11 @@ def test_what_has_no_ids_is_passed_on_for_the_instance_to_refuse(path: str, body
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [(CHAT, CHAT_BODY), (COMPLETIONS, TEXT_BODY), (GENERATE, {"prompt_token_ids": [1] * 20, "stream": True})],
+    [
+        (CHAT, CHAT_BODY),
+        (COMPLETIONS, TEXT_BODY),
+        (GENERATE, {"model": "hash", "prompt_token_ids": [1] * 20, "stream": True}),
+    ],
 )
 @pytest.mark.parametrize("policy", ["prefix", "least_loaded"])
 def test_a_prompt_that_nobody_can_hold_is_for_an_instance_to_refuse(
