@@ -9,7 +9,7 @@ import torch
 from benchmarks.gpu import checks
 from benchmarks.gpu.paged_case import QWEN3_0_6B, QWEN3_8B, Heads
 from onward.kernels.triton.decode_attention import DecodePlan
-from onward.kernels.triton.linear import LinearPlan
+from onward.kernels.triton.linear_plan import LinearPlan
 from onward.kernels.triton.prefill_attention import PrefillPlan
 
 SHAPES = [QWEN3_0_6B, QWEN3_8B, Heads(9, 3, 64), Heads(14, 2, 64), Heads(8, 8, 128), Heads(64, 8, 128)]

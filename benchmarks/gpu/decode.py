@@ -11,7 +11,8 @@ from onward.kernels.triton import reference
 from onward.kernels.triton.activation import silu_gate
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch
 from onward.kernels.triton.fused_decode import fused_decode
-from onward.kernels.triton.linear import LinearPlan, linear
+from onward.kernels.triton.linear import linear
+from onward.kernels.triton.linear_plan import LinearPlan
 from onward.kernels.triton.norm import add_rms_norm, rms_norm
 from onward.kernels.triton.one_row_linear import OneRowPlan, one_row_linear
 from onward.kernels.triton.sampling import SampleInputs, SampleScratch, sample

@@ -21,7 +21,8 @@ from onward.kernels.triton.activation import silu_gate
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
 from onward.kernels.triton.fused_decode import fused_decode
 from onward.kernels.triton.kv_write import kv_write
-from onward.kernels.triton.linear import LinearPlan, linear
+from onward.kernels.triton.linear import linear
+from onward.kernels.triton.linear_plan import LinearPlan
 from onward.kernels.triton.norm import add_rms_norm
 from onward.kernels.triton.one_row_linear import OneRowPlan, one_row_linear
 from onward.kernels.triton.prefill_attention import PrefillPlan, prefill_attention

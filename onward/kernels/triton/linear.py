@@ -9,71 +9,16 @@ on the way, and with `overlap` a launch begins while the kernel before it ends.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 # pyright: reportPossiblyUnboundVariable=false, reportOperatorIssue=false
 
-from dataclasses import dataclass, replace
-
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from onward.kernels.triton.launching import launch
+from onward.kernels.triton.linear_plan import LinearPlan
 
 _TILES_TOGETHER = 16
 """Of rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinearPlan:
-    """How the work is cut up. None of it changes a bit of the result: inputs are added up in their order."""
-
-    rows: int
-    outputs: int
-    inputs: int = 64
-    num_warps: int = 4
-    num_stages: int = 4
-
-    @classmethod
-    def choose(cls, num_rows: int, num_outputs: int, *, gates: bool = False) -> "LinearPlan":
-        """Measured on an H200."""
-        plan = cls._measured(num_rows, num_outputs, gates)
-        outputs = plan.outputs
-        while gates and num_outputs % outputs:
-            outputs //= 2
-        return replace(plan, outputs=outputs)
-
-    @classmethod
-    def _measured(cls, num_rows: int, num_outputs: int, gates: bool) -> "LinearPlan":
-        if num_rows <= 16:
-            if gates or num_outputs < 6144:
-                return cls(16, 32, 128, num_stages=5) if gates else cls(16, 32, 256)
-            return cls(16, 64, 128, num_stages=5)
-        if num_rows >= 512:
-            return cls(128, 128, num_warps=8)
-        if gates:
-            return cls._of_gates(num_rows, num_outputs)
-        if num_outputs >= 65_536:
-            return cls._of_a_head(num_rows)
-        if num_rows <= 64:
-            return cls(64, 64, 128) if num_outputs >= 4096 else cls(64, 16, 256)
-        if num_rows <= 128:
-            if num_outputs >= 6144:
-                return cls(64, 128, num_stages=5)
-            return cls(64, 64, 128) if num_outputs >= 4096 else cls(64, 16, 256)
-        if num_outputs >= 6144:
-            return cls(128, 128, num_warps=8)
-        return cls(64, 128, num_stages=5) if num_outputs >= 4096 else cls(64, 32, 256, num_stages=3)
-
-    @classmethod
-    def _of_gates(cls, num_rows: int, num_outputs: int) -> "LinearPlan":
-        if num_outputs < 8192:
-            return cls(64, 32, 128) if num_rows <= 64 else cls(64, 64)
-        return cls(128, 128, num_warps=8, num_stages=3) if 64 < num_rows <= 128 else cls(64, 128)
-
-    @classmethod
-    def _of_a_head(cls, num_rows: int) -> "LinearPlan":
-        if num_rows <= 64:
-            return cls(64, 128, num_stages=5)
-        return cls(128, 128, 128, 8, 3) if num_rows <= 128 else cls(256, 128, num_warps=8, num_stages=3)
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # else some numbers of rows would have kernels of their own

@@ -13,7 +13,8 @@ from onward.kernels.triton.add_rows import add_rows
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch
 from onward.kernels.triton.forbid import forbid
 from onward.kernels.triton.fused_decode import fused_decode
-from onward.kernels.triton.linear import LinearPlan, linear
+from onward.kernels.triton.linear import linear
+from onward.kernels.triton.linear_plan import LinearPlan
 from onward.kernels.triton.norm import add_rms_norm, rms_norm
 from onward.kernels.triton.one_row_linear import OneRowPlan, one_row_linear
 from onward.kernels.triton.prefill_attention import (

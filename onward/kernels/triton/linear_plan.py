@@ -1,0 +1,67 @@
+"""How products whose order of sums is fixed are cut up: tables of what was fastest on an H200. Knows no Triton."""
+
+from dataclasses import dataclass, replace
+
+_MANY = 512
+"""From so many rows on, whatever the matrix."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPlan:
+    """How the work is cut up. None of it changes a bit of the result: inputs are added up in their order."""
+
+    rows: int
+    outputs: int
+    inputs: int = 64
+    num_warps: int = 4
+    num_stages: int = 4
+
+    @classmethod
+    def choose(cls, num_rows: int, num_outputs: int, *, gates: bool = False) -> "LinearPlan":
+        plan = _measured(_GATES if gates else _PLAIN, num_rows, num_outputs)
+        outputs = plan.outputs
+        while gates and num_outputs % outputs:
+            outputs //= 2
+        return replace(plan, outputs=outputs)
+
+
+_Table = dict[int, tuple[tuple[int, LinearPlan], ...]]
+"""Up to so many rows: for matrices of at least so many outputs, largest first."""
+
+_FOR_MANY = LinearPlan(128, 128, num_warps=8)
+_PLAIN: _Table = {
+    16: (
+        (6144, LinearPlan(16, 64, 128, num_stages=5)),
+        (0, LinearPlan(16, 32, 256)),
+    ),
+    64: (
+        (65_536, LinearPlan(64, 128, num_stages=5)),
+        (4096, LinearPlan(64, 64, 128)),
+        (0, LinearPlan(64, 16, 256)),
+    ),
+    128: (
+        (65_536, LinearPlan(128, 128, 128, num_warps=8, num_stages=3)),
+        (6144, LinearPlan(64, 128, num_stages=5)),
+        (4096, LinearPlan(64, 64, 128)),
+        (0, LinearPlan(64, 16, 256)),
+    ),
+    _MANY - 1: (
+        (65_536, LinearPlan(256, 128, num_warps=8, num_stages=3)),
+        (6144, LinearPlan(128, 128, num_warps=8)),
+        (4096, LinearPlan(64, 128, num_stages=5)),
+        (0, LinearPlan(64, 32, 256, num_stages=3)),
+    ),
+}
+_GATES: _Table = {
+    16: ((0, LinearPlan(16, 32, 128, num_stages=5)),),
+    64: ((8192, LinearPlan(64, 128)), (0, LinearPlan(64, 32, 128))),
+    128: ((8192, LinearPlan(128, 128, num_warps=8, num_stages=3)), (0, LinearPlan(64, 64))),
+    _MANY - 1: ((8192, LinearPlan(64, 128)), (0, LinearPlan(64, 64))),
+}
+
+
+def _measured(table: _Table, num_rows: int, num_outputs: int) -> LinearPlan:
+    for most_rows, plans in table.items():
+        if num_rows <= most_rows:
+            return next(plan for least_outputs, plan in plans if num_outputs >= least_outputs)
+    return _FOR_MANY
