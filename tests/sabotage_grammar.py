@@ -12,12 +12,14 @@ from onward.grammar.matcher import Mask
 from onward.pd.prefill_side import PrefillSide
 from onward.proto.sampling import Grammar
 from onward.transport import shm_rows
+from onward.worker.mask_making import MaskMaker, NextMask, made_at_once
 from onward.worker.slot_grammar import SlotGrammar
 from tests.sabotage_kinds import Patches, Sabotage
 
 FAILURES = "tests/failures/test_grammars.py::"
 WORKER = "tests/worker/test_grammars.py::"
 EVENTS = "tests/conformance/test_events.py::"
+MASKS = "tests/worker/test_mask_making.py::"
 
 
 def _start_over(patch: Patches) -> None:
@@ -69,6 +71,21 @@ def _lose_the_end_in_the_rows(patch: Patches) -> None:
     patch.around(shm_rows, "_tokens", tokens)
 
 
+def _make_every_mask_at_once(patch: Patches) -> None:
+    def make(original: Callable, self: MaskMaker, work: Callable[[], Mask], likely_s: float) -> NextMask:
+        return made_at_once(work)
+
+    patch.around(MaskMaker, "make", make)
+
+
+def _forget_slow_masks(patch: Patches) -> None:
+    def make(original: Callable, self: MaskMaker, work: Callable[[], Mask], likely_s: float) -> NextMask:
+        self._left_s = 1.0
+        return original(self, work, likely_s)
+
+    patch.around(MaskMaker, "make", make)
+
+
 TABLE = [
     Sabotage(
         "grammar-starts-over",
@@ -111,5 +128,17 @@ TABLE = [
         "an answer ends before it is complete",
         _let_end_tokens_be_drawn_anywhere,
         [WORKER + "test_an_end_token_is_drawn_only_where_the_output_is_complete"],
+    ),
+    Sabotage(
+        "every-mask-at-once",
+        "one slow grammar holds up everybody's tokens",
+        _make_every_mask_at_once,
+        [MASKS + "test_a_mask_that_may_take_long_is_made_by_another_thread_and_its_asker_goes_on"],
+    ),
+    Sabotage(
+        "slow-masks-forgotten",
+        "grammars that are slow after all hold up everybody again and again",
+        _forget_slow_masks,
+        [MASKS + "test_masks_that_are_slow_after_all_do_not_hold_up_everybody_for_long"],
     ),
 ]
