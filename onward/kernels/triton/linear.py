@@ -74,8 +74,8 @@ def linear(
 
 
 def _in_whole_tiles(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """With as many of the rows that lie behind it as a whole tile needs: they are computed too, and not stored. A tile that
-    reaches over the end of its tensor is copied so slowly that 160 rows took longer than 256."""
+    """With as many of the rows that lie behind it as a whole tile needs: they are computed too, and not stored. Without
+    them 160 rows took longer than 256: a tile that reaches over the end of its tensor seems to be copied slowly."""
     wanted = triton.cdiv(len(x), rows) * rows
     there = (x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()) // x.stride(0)
     return x.as_strided((max(len(x), min(wanted, there)), x.shape[1]), x.stride())
