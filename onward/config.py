@@ -7,7 +7,9 @@ import dataclasses
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
+
+from onward.errors import StartupError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["auto", "int8", "fp8", "none"]
@@ -24,9 +26,12 @@ ToolCallParser = Literal[
     "auto", "none", "hermes", "llama3_json", "pythonic", "mistral", "deepseek_v3", "deepseek_v31", "json"
 ]
 ReasoningParser = Literal["auto", "none", "think", "qwen3", "deepseek_r1", "mistral"]
+SimdLevel = Literal["native", "avx2", "plain"]
+"""Vector instructions that the CPU kernels are compiled for; see `kernels.cpu.target`."""
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 API_KEY_VARIABLE = "ONWARD_API_KEY"
+SIMD_VARIABLE = "ONWARD_SIMD"
 
 
 def knob(default: Any, help: str, *, flag: str | None = None, on_cuda: Any = None) -> Any:
@@ -257,6 +262,14 @@ def cache_dir() -> Path:
     if path := os.environ.get("ONWARD_CACHE"):
         return Path(path)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onward"
+
+
+def simd_level() -> SimdLevel:
+    """The level that `ONWARD_SIMD` names; `native` where it is not set. Raises `StartupError` for any other word."""
+    level = os.environ.get(SIMD_VARIABLE) or "native"
+    if level not in get_args(SimdLevel):
+        raise StartupError(f"{SIMD_VARIABLE} is {level!r}; it may be {', '.join(get_args(SimdLevel))}, or not set")
+    return cast(SimdLevel, level)
 
 
 def api_key_in_environment() -> str | None:

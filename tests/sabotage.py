@@ -22,6 +22,7 @@ from onward.sim.worker import HashWorker
 from onward.transport import shm, shm_rows
 from tests import (
     sabotage_doors,
+    sabotage_exactness,
     sabotage_grammar,
     sabotage_messages,
     sabotage_pd,
@@ -646,4 +647,5 @@ TABLE = [
     *sabotage_doors.TABLE,
     *sabotage_speculation.TABLE,
     *sabotage_responses.TABLE,
+    *sabotage_exactness.TABLE,
 ]

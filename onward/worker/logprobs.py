@@ -1,17 +1,46 @@
-"""How likely a token was, by the model's own logits, before anything was done to them. Fixed order, so fixed bits."""
+"""How likely a token was, by the model's own logits, before anything was done to them. The order of all sums is fixed, and
+every function is of our own or rounded alike on every CPU (numpy's and C's `exp` and `log` are not), so the bits are too.
+"""
+
+import math
 
 import numpy as np
 
+from onward.kernels.cpu.exp_sum import exp_sum
 from onward.proto.step import TokenLogprobs
+
+_LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+_LOG = (1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01, 2.222219843214978396e-01,
+        2.857142874366239149e-01, 3.999999999940941908e-01, 6.666666666666735130e-01)  # fmt: skip
+"""Of fdlibm: log((1 + s) / (1 - s)) = 2 s + s * (these times powers of s * s, highest first)."""
 
 
 def token_logprobs(logits: np.ndarray, token: int, num_top: int) -> TokenLogprobs:
     """Of one row. Ties among the likeliest are ordered by token id."""
-    high = logits.max()
-    log_total = high + np.log(np.exp(logits - high, dtype=np.float32).sum(dtype=np.float64))
+    log_total = _log_sum_exp(logits)
     rank = int((logits > logits[token]).sum()) + 1
-    top = [(int(t), float(logits[t] - log_total)) for t in _likeliest(logits, num_top)]
-    return TokenLogprobs(float(logits[token] - log_total), rank, top)
+    top = [(int(t), float(logits[t]) - log_total) for t in _likeliest(logits, num_top)]
+    return TokenLogprobs(float(logits[token]) - log_total, rank, top)
+
+
+def _log_sum_exp(logits: np.ndarray) -> float:
+    peak = logits.max()
+    if not math.isfinite(peak):
+        return math.nan  # one logit is no number, or all are forbidden
+    return float(peak) + _log(exp_sum(logits, peak))
+
+
+def _log(x: float) -> float:
+    """The natural logarithm of a positive number, by operations that IEEE 754 rounds."""
+    mantissa, exponent = math.frexp(x)
+    if mantissa < math.sqrt(0.5):
+        mantissa, exponent = 2.0 * mantissa, exponent - 1
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    square = s * s
+    series = 0.0
+    for coefficient in _LOG:
+        series = (series + coefficient) * square
+    return exponent * _LN2_HIGH + (exponent * _LN2_LOW + s * (2.0 + series))
 
 
 def _likeliest(logits: np.ndarray, count: int) -> np.ndarray:

@@ -167,7 +167,8 @@ class Runner:
     def warm_up(self, progress: Callable[[str], None]) -> None:
         """Compiles (or loads) every kernel and touches every weight, through the same door as real requests."""
         progress("warming up")
-        greedy, sampled = Sampling(seed=0, temperature=0.0), Sampling(seed=0, top_k=5, top_p=0.9, min_p=0.01)
+        greedy = Sampling(seed=0, temperature=0.0)
+        sampled = Sampling(seed=0, top_k=5, top_p=0.9, min_p=0.01, logprobs=0)
         length = min(8, self.max_model_len - 1, self._max_rows)
         for sampling in (greedy, sampled):
             assign = Assign(0, 0, "warm-up", [0] * length, length, 0, [0], sampling)

@@ -4,8 +4,8 @@
     avx2    16-bit multiply-adds, which cannot saturate on these operands
     plain   shifts and 32-bit multiplies, for every CPU
 
-All are exact, so they give the same bits. Which one is used is decided by what the CPU says it has, and then by a known
-answer: an instruction that saturates or is emulated wrongly is not used, whatever its name.
+All are exact, so they give the same bits. Which one is used is decided by what the target has (see `target`), and then by
+a known answer: an instruction that saturates or is emulated wrongly is not used, whatever its name.
 """
 
 import ctypes
@@ -17,6 +17,7 @@ import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 
+from onward.kernels.cpu.target import kernel_target
 from onward.kernels.cpu.vectors import I16, I32, I32X16, Builder, Value, call_llvm, load_value, store_value
 from onward.log import event
 
@@ -77,14 +78,14 @@ def _i32s(value: int) -> ir.Constant:
 
 
 def claimed_levels() -> list[str]:
-    """Those whose instructions this CPU says it has, fastest first."""
-    features = llvm.get_host_cpu_features()
-    return [level for level in LEVELS if all(features.get(name) for name in _NEEDS[level])]
+    """Those whose instructions the target has, fastest first."""
+    instructions = kernel_target().instructions
+    return [level for level in LEVELS if instructions.issuperset(_NEEDS[level])]
 
 
 @functools.cache
 def best_level() -> str:
-    """The fastest level that this CPU has and that gives the known answer."""
+    """The fastest level that the target has and that gives the known answer."""
     for level in claimed_levels():
         if gives_known_answer(functools.partial(emit_dot, level)):
             return level
@@ -116,9 +117,8 @@ def _compile(emit: Emit) -> Callable[..., None]:
     values = [load_value(builder, argument, I32X16, align=1) for argument in function.args]
     store_value(builder, function.args[0], emit(builder, *values), align=1)
     builder.ret_void()
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten()
-    )
+    target = kernel_target()
+    machine = llvm.Target.from_default_triple().create_target_machine(cpu=target.cpu, features=target.features)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(str(module)), machine)
     engine.finalize_object()
     address = engine.get_function_address("dot")

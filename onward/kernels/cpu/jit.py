@@ -3,11 +3,12 @@
 A kernel is a C function (thread, context): every thread of `threads.ThreadPool` may call it, and `context` is a structure
 of sizes and addresses. numba's own parallel loops would compile each kernel seven times over.
 
-The cache folder is named after the kernels' sources and the level of `dot`, since numba itself only looks at the file of
-the outermost function; inside, numba keys by CPU. Fast-math stays off everywhere: the order of float operations is part
-of the result.
+The cache folder is named after these kernels' sources and the level of `dot`, since numba itself only looks at the file of
+the outermost function; inside, numba keys by the CPU that it compiles for, so levels of `ONWARD_SIMD` share nothing.
+Fast-math stays off everywhere: the order of float operations is part of the result.
 """
 
+import ctypes
 import functools
 import hashlib
 from collections.abc import Callable
@@ -21,17 +22,21 @@ from numba.core import config
 
 from onward.config import cache_dir
 from onward.kernels.cpu.dot import best_level
+from onward.kernels.cpu.target import kernel_target
 from onward.kernels.cpu.vectors import Builder, intrinsic
 
 
 def _cache_folder() -> Path:
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
+    here = Path(__file__).parent
+    for path in sorted([*here.glob("*.py"), *here.parent.glob("*.py")]):
         digest.update(path.name.encode() + path.read_bytes())
     return cache_dir() / "kernels" / f"{digest.hexdigest()}-{best_level()}"
 
 
 config.CACHE_DIR = str(_cache_folder())  # pyright: ignore[reportAttributeAccessIssue]
+config.CPU_NAME = kernel_target().cpu  # pyright: ignore[reportAttributeAccessIssue]
+config.CPU_FEATURES = kernel_target().features  # pyright: ignore[reportAttributeAccessIssue]
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 _INNER: dict[str, Any] = _OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -61,6 +66,15 @@ class Kernel:
     @property
     def address(self) -> int:
         return self._compiled.address
+
+    def run_alone(self, context: np.ndarray) -> None:
+        """On the caller's thread, for kernels that share nothing out. The caller keeps what `context` points to."""
+        assert context.dtype == self.context
+        self._call(0, context.ctypes.data)
+
+    @functools.cached_property
+    def _call(self) -> Callable[[int, int], None]:
+        return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)(self.address)
 
 
 @intrinsic

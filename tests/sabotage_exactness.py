@@ -1,0 +1,398 @@
+"""Deliberate bugs in the order of operations, and the tests that notice each: what a row gives would depend on the step
+that computes it, on the batch, on the plan of a GPU kernel, or on the SIMD level of the machine.
+
+A kernel is broken before it is compiled: numba looks names up in their module when it compiles what uses them. It is then
+compiled in every run and never written to the cache, where a healthy run would find it. Rows about SIMD levels break this
+process only; the child of another level that it is compared with is whole. Rows about GPU kernels need no device: the
+compiled code is read. Triton also looks names up when it compiles.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.sabotage_kinds import Patches, Sabotage
+
+LOGITS = "tests/worker/test_exact_int8.py::test_no_element_of_the_logits_differs_"
+ANY_PATH = LOGITS + "on_any_path_for_any_shape_of_head"
+WHOLE_CONTEXT = LOGITS + "up_to_the_end_of_the_context"
+LEVELS = "tests/kernels/test_cpu_exactness.py::test_no_element_that_any_kernel_gives_differs_on_a_forced_level[plain]"
+SAMPLING = "tests/worker/test_exact_sampling.py::"
+BATCH = SAMPLING + "test_a_batch_of_every_kind_of_sampling_gives_each_request_what_it_gets_alone"
+RESUMED = SAMPLING + "test_requests_that_are_resumed_in_a_batch_go_on_with_the_same_tokens_and_logprobs"
+COMPILED = "tests/kernels/test_compiled_order.py::test_"
+SCORED = SAMPLING + "test_an_output_that_is_scored_again_has_the_logprobs_that_were_told_with_its_tokens"
+
+
+def _compile_anew(patch: Patches) -> None:
+    import numba
+
+    def cfunc(original: Callable, *args: Any, **options: Any) -> Any:
+        return original(*args, **(options | {"cache": False}))
+
+    patch.around(numba, "cfunc", cfunc)
+
+
+def _softmax_over_the_keys_of_the_tile(patch: Patches) -> None:
+    from onward.kernels.cpu import int8_attention, simd
+    from onward.kernels.cpu.jit import inlined
+
+    weigh_group = int8_attention._weigh_group
+
+    def softmax(scores, at, num_valid, num_groups, value_scales, scales, scales_at):
+        lowest, zero = np.float32(-np.inf), np.float32(0.0)
+        filled, groups = (num_valid + 15) // 16, (num_valid + 63) // 64
+        tail = at + (filled - 1) * 16
+        high = simd.splat(lowest)
+        for block in range(filled):  # before the keys behind the row's own are left out
+            high = simd.maximum(high, simd.load(scores, at + block * 16))
+        simd.store(scores, tail, simd.keep_first(simd.load(scores, tail), num_valid - (filled - 1) * 16, lowest))
+        for block in range(filled, groups * 4):
+            simd.store(scores, at + block * 16, simd.splat(lowest))
+        top, total, weights = simd.splat(simd.max_lanes(high)), simd.splat(zero), simd.as_bytes(scores, at)
+        for group in range(groups):
+            scale, total = weigh_group(scores, at + group * 64, top, value_scales, group * 64,
+                                       weights, group * 64, total)  # fmt: skip
+            scales[scales_at + group] = scale
+        for group in range(groups, num_groups):
+            scales[scales_at + group] = zero
+            for i in range(64):
+                weights[group * 64 + i] = 0
+        return np.float32(1.0) / simd.sum_lanes(total)
+
+    _compile_anew(patch)
+    patch.put(int8_attention, "_softmax", inlined(softmax))
+
+
+def _blocks_of_a_decoding_row_in_another_order(patch: Patches) -> None:
+    from onward.kernels.cpu import int8_attention
+    from onward.kernels.cpu.jit import inlined
+
+    add_values = int8_attention._add_values
+
+    def swapped(pairs, records, first, count, values_at, head_dim, weights, weights_at, step, scales, scales_at,
+                scales_step, sums):  # fmt: skip
+        """The second group of 64 positions, then the first; both are full where there is a third."""
+        shift = 0
+        if pairs < 8 and scales_step > 2 and scales_at < 2:
+            shift = 1 - 2 * scales_at
+        add_values(pairs, records, first + 4 * shift, count, values_at, head_dim, weights, weights_at + 64 * shift, step,
+                   scales, scales_at + shift, scales_step, sums)  # fmt: skip
+
+    _compile_anew(patch)
+    patch.put(int8_attention, "_add_values", inlined(swapped))
+
+
+def _a_lone_row_s_product_in_two_parts(patch: Patches) -> None:
+    from onward.kernels.cpu import int8_step, simd
+    from onward.kernels.cpu.int8_tile import int8_tile
+    from onward.kernels.cpu.jit import device
+    from onward.kernels.packing import BYTES_RECORD, GROUP
+
+    multiply, level = int8_step._multiply, int8_step._LEVEL
+
+    def split(product, pair, row, num_rows, out, out_at):
+        if num_rows > 1 or product.is_nibbles:
+            multiply(product, pair, row, num_rows, out, out_at)
+            return
+        groups = product.num_groups
+        half, stride = groups // 2, groups * BYTES_RECORD
+        weights, at = simd.uint8s(product.address), 2 * pair * stride
+        x, s, t, c = product.source
+        int8_tile(
+            level, False, 1, weights, at, stride, half, x, row * groups * GROUP, s, t, c, row * groups, out, out_at
+        )
+        int8_tile(level, False, 1, weights, at + half * BYTES_RECORD, stride, groups - half, x,
+                  (row * groups + half) * GROUP, s, t, c, row * groups + half, out, out_at + 32)  # fmt: skip
+        for i in range(0, 32, 16):
+            simd.store(out, out_at + i, simd.load(out, out_at + i) + simd.load(out, out_at + 32 + i))
+
+    _compile_anew(patch)
+    patch.put(int8_step, "_multiply", device(split))
+
+
+def _the_first_row_s_norm_in_another_order(patch: Patches) -> None:
+    from onward.kernels.cpu import int8_step, simd
+    from onward.kernels.cpu.jit import inlined
+    from onward.kernels.cpu.quantized import quantize_group
+    from onward.kernels.cpu.rope import mean_square
+
+    def normalize_row(hidden, at, width, weight, eps, target, target_row):
+        square = mean_square(hidden, at, width)
+        if target_row == 0:
+            total = simd.splat(np.float32(0.0))
+            for i in range(width - 16, -1, -16):
+                v = simd.load(hidden, at + i)
+                total = simd.fma(v, v, total)
+            square = simd.sum_lanes(total) / np.float32(width)
+        inverse = simd.splat(np.float32(1.0) / np.sqrt(square + eps))
+        for group in range(width // 32):
+            i = group * 32
+            low = simd.load(hidden, at + i) * inverse * simd.load(weight, i)
+            high = simd.load(hidden, at + i + 16) * inverse * simd.load(weight, i + 16)
+            quantize_group(low, high, target, target_row * (width // 32) + group)
+
+    _compile_anew(patch)
+    patch.put(int8_step, "_normalize_row", inlined(normalize_row))
+
+
+def _multiply_and_add_in_two_roundings(patch: Patches) -> None:
+    from onward.kernels.cpu import int8_dots, outer, simd
+
+    _compile_anew(patch)
+    for module in (simd, outer, int8_dots):
+        patch.put(module, "fma_value", lambda builder, a, b, c: builder.fadd(builder.fmul(a, b), c))
+
+
+def _fold_neighbouring_lanes_first(patch: Patches) -> None:
+    from llvmlite import ir
+
+    from onward.kernels.cpu import simd
+    from onward.kernels.cpu.vectors import I32, I32X16, LANES
+
+    def fold(builder: Any, vector: Any, combine: Any) -> Any:
+        for width in (1, 2, 4, 8):
+            order = ir.Constant(I32X16, [(lane + width) % LANES for lane in range(LANES)])
+            vector = combine(vector, builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), order))
+        return builder.extract_element(vector, ir.Constant(I32, 0))
+
+    _compile_anew(patch)
+    patch.put(simd, "_fold", fold)
+
+
+def _top_p_before_top_k(patch: Patches) -> None:
+    from onward.kernels.cpu import sampling
+    from onward.kernels.cpu.jit import device
+
+    cut, drop_below = sampling._cut, sampling._drop_below
+    mass_from, token_at = sampling._mass_from, sampling._token_at
+
+    def draw_from(weights, size, top_k, top_p, min_p, number):
+        zero = np.float32(0.0)
+        if top_p < 1.0:
+            drop_below(weights, size, cut(weights, size, 0, top_p * mass_from(weights, size, zero)))
+        if top_k > 0:
+            drop_below(weights, size, cut(weights, size, top_k, 0.0))
+        if min_p > zero:
+            drop_below(weights, size, min_p)
+        return token_at(weights, size, number * mass_from(weights, size, zero))
+
+    _compile_anew(patch)
+    patch.put(sampling, "_draw_from", device(draw_from))
+
+
+def _noise_of_the_row_in_the_batch(patch: Patches) -> None:
+    from onward.worker.sampler import Draw, Sampler
+
+    def take(original: Callable, self: Sampler, row: int, draw: Draw) -> None:
+        original(self, row, draw)
+        self._choices[row] += row
+
+    patch.around(Sampler, "_take", take)
+
+
+def _rules_before_logprobs(patch: Patches) -> None:
+    from onward.worker.drawing import Drawing
+    from onward.worker.penalties import LogitRules
+
+    apply = LogitRules.apply
+
+    def draw_rows(original: Callable, self: Drawing, logits: np.ndarray, draws: Any) -> None:
+        for row, (chain, _) in enumerate(draws):
+            if chain.slot.rules is not None:
+                apply(chain.slot.rules, logits[row, : self._vocab_size])
+        original(self, logits, draws)
+
+    patch.put(LogitRules, "apply", lambda self, logits: None)
+    patch.around(Drawing, "_draw_rows", draw_rows)
+
+
+def _sums_of_scored_rows_from_the_last_token(patch: Patches) -> None:
+    from onward.worker import drawing, logprobs
+
+    def token_logprobs(original: Callable, logits: np.ndarray, token: int, num_top: int) -> Any:
+        told = original(logits, token, num_top)
+        backwards = logprobs._log_sum_exp(logits[::-1].copy())
+        return type(told)(float(logits[token]) - backwards, told.rank, told.top)
+
+    patch.around(drawing, "token_logprobs", token_logprobs)
+
+
+def _numpy_s_logarithm_and_exponential(patch: Patches) -> None:
+    from onward.worker import logprobs
+
+    def log_sum_exp(logits: np.ndarray) -> float:
+        peak = logits.max()
+        return float(peak + np.log(np.exp(logits - peak).sum(dtype=np.float64)))
+
+    patch.put(logprobs, "_log_sum_exp", log_sum_exp)
+
+
+def _numpy_s_powers_and_cosines(patch: Patches) -> None:
+    from onward.layers import rotary
+
+    def cos_and_sin(angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.cos(angles.astype(np.float32)), np.sin(angles.astype(np.float32))
+
+    patch.put(rotary, "_powers", lambda base, exponents: base**exponents)
+    patch.put(rotary, "_cos_and_sin", cos_and_sin)
+
+
+def _one_reduction_over_a_whole_axis(patch: Patches) -> None:
+    import triton
+    import triton.language as tl
+
+    from onward.kernels.triton import head_rotation, split_softmax
+
+    @triton.jit
+    def whole_sum(x, AXIS: tl.constexpr):
+        return tl.sum(x, AXIS)
+
+    patch.put(split_softmax, "halving_sum", whole_sum)
+    patch.put(head_rotation, "halving_sum", whole_sum)
+
+
+def _a_mass_of_floating_point_weights(patch: Patches) -> None:
+    import triton
+    import triton.language as tl
+
+    from onward.kernels.triton import sampling
+
+    @triton.jit
+    def mass_of(weights, lowest):
+        mass = tl.sum(tl.sum(tl.where(weights >= lowest, weights, 0.0), 1), 0)
+        return (mass * 1073741824.0).to(tl.int64)
+
+    patch.put(sampling, "_mass_of", mass_of)
+
+
+def _contraction_in_decode(patch: Patches) -> None:
+    from onward.kernels.triton import decode_attention
+
+    def launch(original: Callable, *args: Any, **options: Any) -> None:
+        original(*args, **(options | {"enable_fp_fusion": True}))
+
+    patch.around(decode_attention, "launch", launch)
+
+
+def _a_norm_with_more_warps_for_few_rows(patch: Patches) -> None:
+    from onward.kernels.triton import norm
+
+    def launch(original: Callable, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+        original(kernel, grid, *args, **(options | ({"num_warps": 16} if grid[0] < 64 else {})))
+
+    patch.around(norm, "launch", launch)
+
+
+ON_GPU = [
+    Sabotage(
+        "gpu-sum-by-layout",
+        "attention adds up positions and dimensions in the order in which threads hold them",
+        _one_reduction_over_a_whole_axis,
+        [
+            COMPILED + f"sums_in_attention_have_two_operands_in_every_plan[{heads}]"
+            for heads in ("128-2-16", "256-8-16")
+        ],
+    ),
+    Sabotage(
+        "gpu-sampling-floats",
+        "a mass of weights is added up in floating point when tokens are cut",
+        _a_mass_of_floating_point_weights,
+        [COMPILED + "sampling_adds_up_integers_only"],
+    ),
+    Sabotage(
+        "gpu-contraction",
+        "the compiler fuses multiplications and additions of decode attention as it likes",
+        _contraction_in_decode,
+        [
+            COMPILED + "attention_is_compiled_without_contraction[128-2-16]",
+            COMPILED + "every_kernel_of_a_fixed_order_step_is_compiled_without_contraction_or_says_why_it_may",
+        ],
+    ),
+    Sabotage(
+        "gpu-norm-by-rows",
+        "a norm's warps depend on the number of rows",
+        _a_norm_with_more_warps_for_few_rows,
+        [COMPILED + f"one_kernel_serves_every_number_of_rows[{norm}]" for norm in ("_norm", "_residual_norm")],
+    ),
+]
+TABLE = [
+    *(ON_GPU if importlib.util.find_spec("triton") else ()),
+    Sabotage(
+        "softmax-peak-of-the-tile",
+        "attention scales a row's weights by a score that only the rows behind it may see",
+        _softmax_over_the_keys_of_the_tile,
+        [ANY_PATH + "[64-3]", ANY_PATH + "[256-8]", WHOLE_CONTEXT + "[64-3]"],
+    ),
+    Sabotage(
+        "attention-block-order",
+        "attention of a single row adds up its blocks in another order than that of a chunk",
+        _blocks_of_a_decoding_row_in_another_order,
+        [ANY_PATH + f"[{shape}]" for shape in ("32-1", "64-3", "128-7")] + [WHOLE_CONTEXT + "[64-3]"],
+    ),
+    Sabotage(
+        "product-in-two-parts",
+        "the product of a single row is added up in two parts, that of several rows in one",
+        _a_lone_row_s_product_in_two_parts,
+        [ANY_PATH + "[64-3]", ANY_PATH + "[96-2]", WHOLE_CONTEXT + "[64-3]"],
+    ),
+    Sabotage(
+        "norm-order-by-row",
+        "the squares of a batch's first row are added up in another order than those of the others",
+        _the_first_row_s_norm_in_another_order,
+        [ANY_PATH + "[64-3]", ANY_PATH + "[32-8]"],
+    ),
+    Sabotage(
+        "fma-in-two-roundings",
+        "a fused multiply-add is rounded twice on one SIMD level",
+        _multiply_and_add_in_two_roundings,
+        [LEVELS],
+    ),
+    Sabotage(
+        "lanes-fold-by-neighbours",
+        "the lanes of a vector are added up in the order of narrower registers",
+        _fold_neighbouring_lanes_first,
+        [LEVELS, "tests/kernels/test_simd.py::test_lanes_fold_in_a_fixed_order"],
+    ),
+    Sabotage(
+        "rotary-by-numpy",
+        "frequencies and cosines of positions are those of the CPU's vector instructions",
+        _numpy_s_powers_and_cosines,
+        [LEVELS],
+    ),
+    Sabotage(
+        "logprobs-by-numpy",
+        "logprobs are those of the CPU's vector instructions",
+        _numpy_s_logarithm_and_exponential,
+        [LEVELS],
+    ),
+    Sabotage(
+        "top-p-before-top-k",
+        "the share that top-p keeps is taken of all tokens, and top-k cuts afterwards",
+        _top_p_before_top_k,
+        [
+            "tests/worker/test_sampler.py::test_tokens_are_drawn_as_often_as_they_are_likely"
+            "[{'top_k': 30, 'top_p': 0.8, 'min_p': 0.05, 'temperature': 1.5}]"
+        ],
+    ),
+    Sabotage(
+        "noise-of-the-row",
+        "a request's noise depends on its row in the batch",
+        _noise_of_the_row_in_the_batch,
+        [BATCH, RESUMED],
+    ),
+    Sabotage(
+        "rules-before-logprobs",
+        "logprobs are told after penalties and biases have changed the logits",
+        _rules_before_logprobs,
+        [SCORED + f"[{kind}]" for kind in ("penalties", "biases")],
+    ),
+    Sabotage(
+        "scored-sums-backwards",
+        "logprobs of an output that is scored again are added up in another order than when it was sampled",
+        _sums_of_scored_rows_from_the_last_token,
+        [SCORED],
+    ),
+]
