@@ -1,4 +1,4 @@
-"""Every kernel against its float64 twin: fresh random inputs, poisoned outputs. Each function returns the error."""
+"""Every kernel against its float64 reference: fresh random inputs, poisoned outputs. Each function returns the error."""
 
 import random as chance
 from collections.abc import Sequence
@@ -20,70 +20,65 @@ from onward.kernels.torch_ops import TorchOps
 from onward.kernels.triton import reference
 from onward.kernels.triton.activation import silu_gate
 from onward.kernels.triton.add_rows import add_rows
+from onward.kernels.triton.chunk_attention import ChunkPlan, chunk_attention
+from onward.kernels.triton.chunk_tiles import chunk_tiles
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
 from onward.kernels.triton.forbid import forbid
-from onward.kernels.triton.fused_decode import fused_decode
 from onward.kernels.triton.kv_write import kv_write
 from onward.kernels.triton.linear import linear
 from onward.kernels.triton.linear_plan import LinearPlan
+from onward.kernels.triton.log_totals import log_totals
 from onward.kernels.triton.norm import add_rms_norm, rms_norm
 from onward.kernels.triton.one_row_linear import OneRowPlan, one_row_linear
-from onward.kernels.triton.prefill_attention import PrefillPlan, prefill_attention
-from onward.kernels.triton.prefill_tiles import prefill_tiles
 from onward.kernels.triton.rotary import rotate_and_store
 from onward.kernels.triton.sampling import Cuts, SampleInputs, SampleScratch, sample
+from onward.kernels.triton.split_softmax import FIXED_SPLITS, WHOLE
 
 TOLERANCE = 1e-2
 EPS = 1e-6
+DECODE_PLANS = [
+    DecodePlan(splits, parts, num_warps)
+    for splits, parts in ((WHOLE, 1), (FIXED_SPLITS, 1), (FIXED_SPLITS, 8))
+    for num_warps in (1, 4)
+]
 
 
-def decode_error(heads: Heads, block_size: int, lengths: Sequence[int], plan: DecodePlan | None = None) -> float:
+def decode_error(
+    heads: Heads, block_size: int, lengths: Sequence[int], plan: DecodePlan, *, normed: bool, overlap: bool = False
+) -> float:
+    """Of outputs and of what is written to the pages. `lengths` count the new token, whose place is still poisoned; rows of
+    length 0 are padding."""
     tables, num_blocks = block_tables(lengths, block_size)
-    kv = filled_pages(lengths, tables, num_blocks, heads, block_size)
-    q, out = random(len(lengths), heads.num_heads, heads.dim), poisoned(len(lengths), heads.num_heads, heads.dim)
-    plan = plan or DecodePlan.choose(len(lengths), heads.num_kv_heads, max(lengths))
-    scratch = _poisoned_scratch(len(lengths), heads, plan)
-    decode_attention(q, kv, tables, _int32(lengths), out, plan, scratch)
+    kv = filled_pages([max(0, n - 1) for n in lengths], tables, num_blocks, heads, block_size)
+    num_finite = int(torch.isfinite(kv).sum())
+    qkv, out = random(len(lengths), heads.qkv_width), poisoned(len(lengths), heads.num_heads, heads.dim)
+    norms = (random(heads.dim), random(heads.dim)) if normed else None
+    rotary = rotary_tables(max(lengths), heads.dim)
+    scratch = _poisoned_scratch(len(lengths), heads, plan.splits.count(max(lengths)))
+    q, k, v = _turned(qkv, heads, norms, rotary, (_int32(lengths) - 1).clamp(min=0))
+    decode_attention(qkv, kv, tables, _int32(lengths), out, norms, EPS, rotary, plan, scratch, overlap=overlap)
     assert not scratch.tickets.any(), "tickets are put back"
-    expected = [
-        reference.attention(q[row : row + 1], *reference.history(kv, tables[row], length), length - 1)
-        for row, length in enumerate(lengths)
-    ]
-    return error(out, torch.cat(expected))
+    worst, rows, expected = 0.0, [row for row, length in enumerate(lengths) if length], []
+    for row in rows:
+        keys, values = reference.history(kv, tables[row], lengths[row])
+        worst = max(worst, error(keys[-1], k[row]), error(values[-1], v[row]))
+        expected.append(reference.attention(q[row : row + 1], keys, values, lengths[row] - 1))
+    assert int(torch.isfinite(kv).sum()) <= num_finite + k[rows].numel() + v[rows].numel(), (
+        "only new places are written"
+    )
+    assert int(torch.isfinite(out).sum()) <= out[rows].numel(), "padding is left alone"
+    return max(worst, error(out[rows], torch.cat(expected)))
 
 
-def _poisoned_scratch(batch: int, heads: Heads, plan: DecodePlan) -> DecodeScratch:
-    scratch = DecodeScratch.allocate(batch, heads.num_heads, heads.num_kv_heads, heads.dim, plan.num_splits, DEVICE)
-    for tensor in (scratch.partials, scratch.peaks, scratch.sums):
+def _poisoned_scratch(batch: int, heads: Heads, num_splits: int) -> DecodeScratch:
+    scratch = DecodeScratch.allocate(batch, heads.num_heads, heads.num_kv_heads, heads.dim, num_splits, DEVICE)
+    for tensor in (scratch.partials, scratch.peaks, scratch.totals):
         tensor.fill_(float("nan"))
     return scratch
 
 
 def _int32(values: Sequence[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device=DEVICE)
-
-
-def fused_decode_error(
-    heads: Heads, block_size: int, lengths: Sequence[int], *, normed: bool, overlap: bool = False
-) -> float:
-    """`lengths` count the new token, whose place in the pages is still poisoned."""
-    tables, num_blocks = block_tables(lengths, block_size)
-    kv = filled_pages([n - 1 for n in lengths], tables, num_blocks, heads, block_size)
-    qkv, out = random(len(lengths), heads.qkv_width), poisoned(len(lengths), heads.num_heads, heads.dim)
-    norms = (random(heads.dim), random(heads.dim)) if normed else None
-    rotary = rotary_tables(max(lengths), heads.dim)
-    plan = DecodePlan.choose(len(lengths), heads.num_kv_heads, max(lengths), fused=True)
-    scratch = _poisoned_scratch(len(lengths), heads, plan)
-    positions = _int32(lengths).long() - 1
-    q, k, v = _turned(qkv, heads, norms, rotary, positions)
-    fused_decode(qkv, kv, tables, _int32(lengths), out, norms, EPS, rotary, plan, scratch, overlap=overlap)
-    errors = []
-    expected = []
-    for row, length in enumerate(lengths):
-        keys, values = reference.history(kv, tables[row], length)
-        errors += [error(keys[-1], k[row]), error(values[-1], v[row])]
-        expected.append(reference.attention(q[row : row + 1], keys, values, length - 1))
-    return max([error(out, torch.cat(expected)), *errors])
 
 
 def _turned(qkv, heads: Heads, norms, rotary, positions) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -95,9 +90,7 @@ def _turned(qkv, heads: Heads, norms, rotary, positions) -> tuple[torch.Tensor, 
     return reference.rotate(q, cos, sin), reference.rotate(k, cos, sin), v
 
 
-def prefill_error(
-    heads: Heads, block_size: int, chunks: Sequence[tuple[int, int]], plan: PrefillPlan | None = None
-) -> float:
+def chunk_error(heads: Heads, block_size: int, chunks: Sequence[tuple[int, int]], plan: ChunkPlan) -> float:
     """`chunks` are (tokens computed before, tokens of the chunk); requests are those of the tables, shuffled."""
     order = list(range(len(chunks)))
     chance.shuffle(order)
@@ -108,9 +101,8 @@ def prefill_error(
     kv = filled_pages(lengths, tables, num_blocks, heads, block_size)
     rows = sum(count for _, count in chunks)
     q, out = random(rows, heads.num_heads, heads.dim), poisoned(rows, heads.num_heads, heads.dim)
-    plan = plan or PrefillPlan()
     spans = [(request, start, count) for request, (start, count) in zip(order, chunks, strict=True)]
-    prefill_attention(q, kv, tables, on_device(prefill_tiles(spans, heads.group, plan.rows)), out, plan)
+    chunk_attention(q, kv, tables, on_device(chunk_tiles(spans, heads.group, plan.rows)), out, plan)
     worst, row, largest = 0.0, 0, 0.0
     for request, start, count in spans:
         keys, values = reference.history(kv, tables[request], start + count)
@@ -215,10 +207,12 @@ def one_row_error(
     return error(out, expected)
 
 
-def linear_error(rows: int, num_inputs: int, num_outputs: int, plan: LinearPlan, *, gates: bool) -> float:
+def linear_error(
+    rows: int, num_inputs: int, num_outputs: int, plan: LinearPlan, *, gates: bool, overlap: bool = False
+) -> float:
     x, weight = random(rows, num_inputs), random(num_outputs * (2 if gates else 1), num_inputs)
     out = poisoned(rows, num_outputs)
-    linear(x, weight, out, plan, gates=gates)
+    linear(x, weight, out, plan, gates=gates, overlap=overlap)
     expected = x.double() @ weight.double().T
     return error(out, reference.silu_gate(expected) if gates else expected)
 
@@ -235,6 +229,13 @@ def linear_differences(num_inputs: int, num_outputs: int, plans: Sequence[Linear
             linear(x[first : first + count], weight, part, plan, gates=gates)
             different += int((part != whole[first : first + count]).sum())
     return different
+
+
+def log_totals_error(rows: int, size: int) -> float:
+    """A quarter of the tokens is forbidden."""
+    logits = 5 * random(rows, size, dtype=torch.float32)
+    logits[torch.rand(rows, size, device=DEVICE) < 0.25] = -torch.inf
+    return error(log_totals(logits), logits.double().logsumexp(-1))
 
 
 def sampling_mistakes(rows: int, size: int, *, cut: bool, dtype: torch.dtype = torch.float32) -> int:

@@ -8,11 +8,15 @@ import torch
 
 from benchmarks.gpu import checks
 from benchmarks.gpu.paged_case import QWEN3_0_6B, QWEN3_8B, Heads
+from onward.kernels.triton.chunk_attention import ChunkPlan
 from onward.kernels.triton.decode_attention import DecodePlan
 from onward.kernels.triton.linear_plan import LinearPlan
-from onward.kernels.triton.prefill_attention import PrefillPlan
 
-SHAPES = [QWEN3_0_6B, QWEN3_8B, Heads(9, 3, 64), Heads(14, 2, 64), Heads(8, 8, 128), Heads(64, 8, 128)]
+SHAPES = [
+    QWEN3_0_6B, QWEN3_8B, Heads(8, 8, 128), Heads(64, 8, 128), Heads(9, 3, 64), Heads(14, 2, 64), Heads(20, 1, 64),
+    Heads(10, 2, 96), Heads(12, 2, 256),
+]  # fmt: skip
+PAGED_SHAPES = [(heads, 16) for heads in SHAPES] + [(QWEN3_8B, size) for size in (32, 64, 128)]
 Check = tuple[str, Callable[[], float]]
 
 
@@ -21,34 +25,37 @@ def _lengths(count: int, longest: int) -> list[int]:
 
 
 def decode_checks() -> Iterator[Check]:
-    lengths = [1, 2, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1000, *_lengths(4, 3000)]
-    for heads, block_size in [(heads, 16) for heads in SHAPES] + [(QWEN3_8B, size) for size in (32, 64, 128)]:
-        yield f"decode {heads} page {block_size}", lambda h=heads, b=block_size: checks.decode_error(h, b, lengths)
-        for normed in (True, False):
+    lengths = [0, 1, 2, 15, 16, 17, 63, 64, 65, 128, 129, 256, 257, 1000, 2048, 2049, 2561, *_lengths(4, 3000)]
+    for heads, block_size in PAGED_SHAPES:
+        normed = block_size == 16
+        for plan in checks.DECODE_PLANS:
             yield (
-                f"fused decode {heads} page {block_size} norm {normed}",
-                lambda h=heads, b=block_size, w=normed: checks.fused_decode_error(h, b, lengths, normed=w),
+                f"decode {heads} page {block_size} {plan} norm {normed}",
+                lambda h=heads, b=block_size, p=plan, w=normed: checks.decode_error(
+                    h, b, lengths, p, normed=w, overlap=True
+                ),
             )
-    for lengths in ([1], [4096], [32768], [32768, 1, 5000], [1] * 256, _lengths(256, 1024), _lengths(64, 4000)):
-        name = f"batch {len(lengths)} longest {max(lengths)}"
-        yield f"decode 8B {name}", lambda n=lengths: checks.decode_error(QWEN3_8B, 16, n)
-        for overlap in (False, True):
+    for few in ([1], [4096], [32768], [32768, 1, 5000], [1] * 256, _lengths(256, 1024), _lengths(64, 4000)):
+        for fixed_order in (False, True):
+            plan = DecodePlan.choose(len(few), 8, 128, max(few), fixed_order=fixed_order)
             yield (
-                f"fused 0.6B {name} overlap {overlap}",
-                lambda n=lengths, o=overlap: checks.fused_decode_error(QWEN3_0_6B, 16, n, normed=True, overlap=o),
+                f"decode batch {len(few)} longest {max(few)} {plan}",
+                lambda n=few, p=plan: checks.decode_error(QWEN3_0_6B, 16, n, p, normed=True),
             )
-    for plan in (DecodePlan(1), DecodePlan(7, 64), DecodePlan(128, 64, 32), DecodePlan(33, 128, 128, 8, 2)):
-        yield f"decode {plan}", lambda p=plan: checks.decode_error(QWEN3_8B, 16, [1, 77, 4095, 9000], p)
 
 
-def prefill_checks() -> Iterator[Check]:
-    mixed = [(0, 1), (0, 17), (100, 1), (513, 129), (0, 300), (1000, 1), (31, 1), (2000, 64)]
-    for heads, block_size in [(heads, 16) for heads in SHAPES] + [(QWEN3_8B, size) for size in (32, 64, 128)]:
-        yield f"prefill {heads} page {block_size}", lambda h=heads, b=block_size: checks.prefill_error(h, b, mixed)
-    for plan in (PrefillPlan(64, 64, 4), PrefillPlan(128, 128, 8, 2), PrefillPlan(64, 32, 4, 2)):
-        yield f"prefill {plan}", lambda p=plan: checks.prefill_error(QWEN3_8B, 16, mixed, p)
-    yield "prefill one of 4096", lambda: checks.prefill_error(QWEN3_0_6B, 16, [(0, 4096)])
-    yield "prefill 512 after 30000", lambda: checks.prefill_error(QWEN3_0_6B, 16, [(30000, 512), (0, 5)])
+def chunk_checks() -> Iterator[Check]:
+    mixed = [(0, 1), (0, 17), (100, 1), (513, 129), (0, 300), (1000, 1), (31, 1), (2000, 64), (2047, 2)]
+    for fixed_order in (False, True):
+        for heads, block_size in PAGED_SHAPES:
+            plan = ChunkPlan.choose(heads.dim, fixed_order=fixed_order)
+            yield (
+                f"chunks {heads} page {block_size} {plan}",
+                lambda h=heads, b=block_size, p=plan: checks.chunk_error(h, b, mixed, p),
+            )
+        plan = ChunkPlan.choose(128, fixed_order=fixed_order)
+        for chunks in ([(0, 4096)], [(30000, 512), (0, 5)]):
+            yield f"chunks {chunks} {plan}", lambda c=chunks, p=plan: checks.chunk_error(QWEN3_0_6B, 16, c, p)
 
 
 def small_checks() -> Iterator[Check]:
@@ -85,12 +92,12 @@ def small_checks() -> Iterator[Check]:
 
 
 def linear_checks() -> Iterator[Check]:
-    for plan in (LinearPlan(128, 64), LinearPlan(64, 32, 128), LinearPlan(64, 128, 64, 8)):
+    for plan in (LinearPlan(128, 64), LinearPlan(64, 32, 128, ahead=1024), LinearPlan(64, 128, 64, 8)):
         for gates in (False, True):
             for rows in (1, 63, 256, 300):
                 yield (
                     f"linear {rows} rows {plan} gates {gates}",
-                    lambda r=rows, p=plan, g=gates: checks.linear_error(r, 1024, 3072, p, gates=g),
+                    lambda r=rows, p=plan, g=gates: checks.linear_error(r, 1024, 3072, p, gates=g, overlap=True),
                 )
     plans = [LinearPlan(128, 64), LinearPlan(64, 32, 128), LinearPlan(64, 64, 64, 4, 5), LinearPlan(128, 128, 64, 8)]
     for gates in (False, True):
@@ -105,11 +112,13 @@ def sampling_checks() -> Iterator[Check]:
                     f"sampling {rows}x{size} cut {cut} {dtype}",
                     lambda r=rows, s=size, c=cut, d=dtype: float(checks.sampling_mistakes(r, s, cut=c, dtype=d)),
                 )
+    for rows, size in ((1, 151936), (300, 4097)):
+        yield f"log totals {rows}x{size}", lambda r=rows, s=size: 1e10 * checks.log_totals_error(r, s)
 
 
 def run(groups: list[str]) -> tuple[int, int]:
     """(checks, failures). A crash of the device ends everything; a kernel that does not compile ends only itself."""
-    families = {"decode": decode_checks, "prefill": prefill_checks, "small": small_checks, "sampling": sampling_checks}
+    families = {"decode": decode_checks, "chunk": chunk_checks, "small": small_checks, "sampling": sampling_checks}
     families["linear"] = linear_checks
     total = failures = 0
     for group in groups:

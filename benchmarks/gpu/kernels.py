@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.kernels [--check GROUP …] [--time GROUP …]
 
-Groups are decode, prefill, small, linear and sampling, all of them if not said; --time also knows tune-decode,
-tune-prefill, tune-one-row and tune-linear, which compare ways to cut the work up.
+Groups are decode, chunk, small, linear and sampling, all of them if not said; --time also knows fp8, and tune-decode,
+tune-ragged, tune-chunk, tune-one-row and tune-linear, which compare ways to cut the work up.
 
 Needs torch with CUDA and Triton beside this repository; nothing is installed or downloaded.
 """
@@ -17,7 +17,7 @@ import triton
 
 from benchmarks.gpu import correctness, timings
 
-GROUPS = ["decode", "prefill", "small", "linear", "sampling"]
+GROUPS = ["decode", "chunk", "small", "linear", "sampling"]
 
 
 def main() -> int:

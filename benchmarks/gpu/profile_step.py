@@ -19,10 +19,10 @@ from onward.bench.shapes import SHAPES, write_config
 from onward.llm import LLM, SamplingOptions
 
 GROUPS = {
-    "attention": ("_fused_decode", "_decode", "_prefill"),
+    "attention": ("_decode_attention", "_chunk_attention", "_rotate_and_store"),
     "norms": ("_add_norm",),
     "silu": ("_silu",),
-    "sampling": ("_survey", "_pick_out", "_cut", "_resurvey", "_draw"),
+    "sampling": ("_survey", "_pick_out", "_cut", "_resurvey", "_draw", "_log_totals"),
     "rows": ("_begin_rows", "_finish_rows", "index", "Index", "Memcpy"),
     "products": ("gemm", "nvjet", "cutlass", "_linear", "_one_row", "cublas"),
 }

@@ -18,17 +18,17 @@ from benchmarks.gpu.paged_case import (
 )
 from benchmarks.gpu.timing import time_ms
 from onward.kernels.triton.activation import silu_gate
+from onward.kernels.triton.chunk_attention import ChunkPlan, chunk_attention
+from onward.kernels.triton.chunk_tiles import chunk_tiles
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
-from onward.kernels.triton.fused_decode import fused_decode
 from onward.kernels.triton.kv_write import kv_write
 from onward.kernels.triton.linear import linear
 from onward.kernels.triton.linear_plan import LinearPlan
 from onward.kernels.triton.norm import add_rms_norm
 from onward.kernels.triton.one_row_linear import OneRowPlan, one_row_linear
-from onward.kernels.triton.prefill_attention import PrefillPlan, prefill_attention
-from onward.kernels.triton.prefill_tiles import prefill_tiles
 from onward.kernels.triton.rotary import rotate_and_store
 from onward.kernels.triton.sampling import Cuts, SampleInputs, SampleScratch, sample
+from onward.kernels.triton.split_softmax import FIXED_SPLITS, WHOLE
 
 CACHE_BYTES = 60e6
 DECODE_CASES = [
@@ -36,7 +36,7 @@ DECODE_CASES = [
     (QWEN3_8B, 1, 32768), (QWEN3_0_6B, 256, 560), (QWEN3_0_6B, 256, 1024), (QWEN3_0_6B, 64, 1024), (QWEN3_0_6B, 8, 4096),
     (QWEN3_0_6B, 1, 1024),
 ]  # fmt: skip
-PREFILL_CASES = [(QWEN3_0_6B, 16, 1024), (QWEN3_0_6B, 1, 8192), (QWEN3_8B, 8, 1024), (QWEN3_8B, 1, 8192)]
+CHUNK_CASES = [(QWEN3_0_6B, 16, 1024), (QWEN3_0_6B, 1, 8192), (QWEN3_8B, 8, 1024), (QWEN3_8B, 1, 8192)]
 
 
 def _line(name: str, ms: float, rate: str) -> None:
@@ -47,72 +47,60 @@ def _kv_bytes(heads: Heads, batch: int, length: int) -> int:
     return 2 * 2 * batch * length * heads.num_kv_heads * heads.dim
 
 
-def _decode_calls(heads: Heads, batch: int, length: int, block_size: int, plan: DecodePlan, *, fused: bool):
-    """One call per copy of the history; as many copies as it takes to be three times the cache."""
+def _decode_calls(
+    heads: Heads, lengths: torch.Tensor, longest: int, block_size: int, plan: DecodePlan, copies: int
+) -> list[Callable[[], None]]:
+    """One call per copy of the history."""
+    batch = len(lengths)
+    qkv, norms = random(batch, heads.qkv_width), (random(heads.dim), random(heads.dim))
+    rotary, out = rotary_tables(longest, heads.dim), random(batch, heads.num_heads, heads.dim)
+    num_splits = plan.splits.count(longest)
+    scratch = DecodeScratch.allocate(batch, heads.num_heads, heads.num_kv_heads, heads.dim, num_splits, DEVICE)
+    sets = [plain_pages(batch, longest, heads, block_size) for _ in range(copies)]
+    return [
+        partial(decode_attention, qkv, kv, tables, lengths, out, norms, 1e-6, rotary, plan, scratch)
+        for kv, tables in sets
+    ]
+
+
+def _cut(plan: DecodePlan | ChunkPlan) -> str:
+    shared = f"parts {plan.parts}" if isinstance(plan, DecodePlan) else f"rows {plan.rows}"
+    return f"{'whole' if plan.splits.is_whole else 'fixed'} {shared} w{plan.num_warps} s{plan.num_stages}"
+
+
+def _time_decode(heads: Heads, batch: int, length: int, block_size: int, plan: DecodePlan) -> None:
+    """The copies are three times the cache."""
     copies = max(1, min(64, int(3 * CACHE_BYTES / _kv_bytes(heads, batch, length)) + 1))
     lengths = torch.full((batch,), length, dtype=torch.int32, device=DEVICE)
-    out = random(batch, heads.num_heads, heads.dim)
-    scratch = DecodeScratch.allocate(batch, heads.num_heads, heads.num_kv_heads, heads.dim, plan.num_splits, DEVICE)
-    qkv, norms = random(batch, heads.qkv_width), (random(heads.dim), random(heads.dim))
-    q = qkv[:, : heads.num_heads * heads.dim].view(batch, heads.num_heads, heads.dim)
-    rotary = rotary_tables(length, heads.dim)
-    calls: list[Callable[[], None]] = []
-    for _ in range(copies):
-        kv, tables = plain_pages(batch, length, heads, block_size)
-        if fused:
-            calls.append(partial(fused_decode, qkv, kv, tables, lengths, out, norms, 1e-6, rotary, plan, scratch))
-        else:
-            calls.append(partial(decode_attention, q, kv, tables, lengths, out, plan, scratch))
-    return calls
-
-
-def _time_decode(heads: Heads, batch: int, length: int, block_size: int, plan: DecodePlan, *, fused: bool) -> None:
-    calls = _decode_calls(heads, batch, length, block_size, plan, fused=fused)
-    ms = time_ms(calls, rounds=max(1, 16 // len(calls)))
-    name = (
-        f"{'fused ' if fused else ''}decode {heads.num_heads}/{heads.num_kv_heads} {batch} x {length} page {block_size}"
-    )
-    shape = f"splits {plan.num_splits}/{plan.min_span} tile {plan.tile} w{plan.num_warps} s{plan.num_stages}"
-    _line(name, ms, f"{_kv_bytes(heads, batch, length) / ms / 1e9:6.2f} TB/s  {shape}")
+    ms = time_ms(_decode_calls(heads, lengths, length, block_size, plan, copies), rounds=max(1, 16 // copies))
+    name = f"decode {heads.num_heads}/{heads.num_kv_heads} {batch} x {length} page {block_size}"
+    _line(name, ms, f"{_kv_bytes(heads, batch, length) / ms / 1e9:6.2f} TB/s  {_cut(plan)}")
 
 
 def time_decode() -> None:
     for heads, batch, length in DECODE_CASES:
-        for fused in (False, True):
-            plan = DecodePlan.choose(batch, heads.num_kv_heads, length, fused=fused)
-            _time_decode(heads, batch, length, 16, plan, fused=fused)
+        plans = [
+            DecodePlan.choose(batch, heads.num_kv_heads, heads.dim, length, fixed_order=fixed_order)
+            for fixed_order in (False, True)
+        ]
+        for plan in dict.fromkeys(plans):
+            _time_decode(heads, batch, length, 16, plan)
     for block_size in (32, 64, 128):
-        _time_decode(QWEN3_8B, 256, 1024, block_size, DecodePlan.choose(256, 8, 1024), fused=False)
+        plan = DecodePlan.choose(256, QWEN3_8B.num_kv_heads, QWEN3_8B.dim, 1024, fixed_order=False)
+        _time_decode(QWEN3_8B, 256, 1024, block_size, plan)
+
+
+TUNED_PLANS = [
+    DecodePlan(splits, parts, num_warps, num_stages)
+    for splits, parts in ((WHOLE, 1), (FIXED_SPLITS, 1), (FIXED_SPLITS, 2), (FIXED_SPLITS, 8), (FIXED_SPLITS, 32))
+    for num_warps, num_stages in ((1, 3), (1, 4), (2, 4), (4, 3), (4, 4))
+]
 
 
 def tune_decode() -> None:
-    shapes = [
-        (32, 4, 3),
-        (32, 4, 5),
-        (64, 4, 2),
-        (64, 4, 3),
-        (64, 4, 4),
-        (64, 2, 3),
-        (64, 8, 3),
-        (128, 4, 2),
-        (128, 8, 2),
-    ]
-    shapes += [(128, 4, 3), (32, 2, 4), (32, 1, 3), (16, 1, 4)]
-    for heads, batch, length, splits in ((QWEN3_8B, 256, 1024, (1, 2)), (QWEN3_0_6B, 256, 560, (1, 2))):
-        for num_splits in splits:
-            for tile, warps, stages in shapes:
-                plan = DecodePlan(num_splits, 256, tile, warps, stages)
-                _time_decode(heads, batch, length, 16, plan, fused=False)
-    for num_splits in (8, 16, 32, 64):
-        for tile, warps, stages in ((32, 4, 3), (64, 4, 3), (32, 2, 3), (64, 2, 3)):
-            _time_decode(QWEN3_8B, 1, 4096, 16, DecodePlan(num_splits, 32, tile, warps, stages), fused=False)
-
-
-RAGGED_PLANS = [
-    DecodePlan(1, 64, 32, 1, 4), DecodePlan(1, 64, 64, 2, 3), DecodePlan(2, 256, 64, 2, 3), DecodePlan(4, 256, 64, 2, 3),
-    DecodePlan(4, 512, 64, 2, 3), DecodePlan(8, 256, 64, 2, 3), DecodePlan(4, 512, 32, 1, 4), DecodePlan(4, 256, 64, 4, 3),
-    DecodePlan(2, 768, 64, 2, 3), DecodePlan(8, 256, 32, 1, 4),
-]  # fmt: skip
+    for heads, batch, length in DECODE_CASES:
+        for plan in TUNED_PLANS:
+            _time_decode(heads, batch, length, 16, plan)
 
 
 def tune_ragged() -> None:
@@ -122,42 +110,32 @@ def tune_ragged() -> None:
         done = 1024 - 4 * batch
         longest = sorted((100 + 924 * (37 * row % batch) // batch + done for row in range(batch)), reverse=True)
         lengths = torch.tensor(longest, dtype=torch.int32, device=DEVICE)
-        sets = [plain_pages(batch, 2048, heads, 16) for _ in range(4 if batch < 64 else 2)]
-        qkv, norms = random(batch, heads.qkv_width), (random(heads.dim), random(heads.dim))
-        rotary, out = rotary_tables(2048, heads.dim), random(batch, heads.num_heads, heads.dim)
-        for plan in RAGGED_PLANS:
-            shape = (batch, heads.num_heads, heads.num_kv_heads, heads.dim, plan.num_splits, DEVICE)
-            scratch = DecodeScratch.allocate(*shape)
-            calls = [
-                partial(fused_decode, qkv, kv, tables, lengths, out, norms, 1e-6, rotary, plan, scratch)
-                for kv, tables in sets
-            ]
-            ms = time_ms(calls, rounds=4)
-            cut = f"splits {plan.num_splits}/{plan.min_span} tile {plan.tile} w{plan.num_warps} s{plan.num_stages}"
+        for plan in TUNED_PLANS:
+            ms = time_ms(_decode_calls(heads, lengths, 2048, 16, plan, 4 if batch < 64 else 2), rounds=4)
             rate = f"{_kv_bytes(heads, 1, sum(longest)) / ms / 1e9:6.2f} TB/s"
-            _line(f"ragged {batch} streams of {longest[-1]} to {longest[0]}", ms, f"{rate}  {cut}")
+            _line(f"ragged {batch} streams of {longest[-1]} to {longest[0]}", ms, f"{rate}  {_cut(plan)}")
 
 
-def _time_prefill(heads: Heads, batch: int, length: int, block_size: int, plan: PrefillPlan) -> None:
+def _time_chunk(heads: Heads, batch: int, length: int, block_size: int, plan: ChunkPlan) -> None:
     kv, tables = plain_pages(batch, length, heads, block_size)
     q, out = random(batch * length, heads.num_heads, heads.dim), random(batch * length, heads.num_heads, heads.dim)
-    tiles = on_device(prefill_tiles([(row, 0, length) for row in range(batch)], heads.group, plan.rows))
+    tiles = on_device(chunk_tiles([(row, 0, length) for row in range(batch)], heads.group, plan.rows))
     try:
-        ms = time_ms([lambda: prefill_attention(q, kv, tables, tiles, out, plan)], rounds=4)
+        ms = time_ms([lambda: chunk_attention(q, kv, tables, tiles, out, plan)], rounds=4)
     except Exception as problem:
-        print(f"prefill {plan}: {type(problem).__name__} {str(problem)[:100]}")
+        print(f"chunk {plan}: {type(problem).__name__} {str(problem)[:100]}")
         return
-    name = f"prefill {heads.num_heads}/{heads.num_kv_heads} {batch} x {length} page {block_size}"
-    shape = f"rows {plan.rows} tile {plan.tile} w{plan.num_warps} s{plan.num_stages}"
-    _line(name, ms, f"{_prefill_flops(heads, batch, length) / ms / 1e9:6.0f} TFLOP/s  {shape}")
+    name = f"chunk {heads.num_heads}/{heads.num_kv_heads} {batch} x {length} page {block_size}"
+    rate = f"{_chunk_flops(heads, batch, length) / ms / 1e9:6.0f} TFLOP/s"
+    _line(name, ms, f"{rate}  {_cut(plan)} r{plan.max_registers}")
 
 
-def _prefill_flops(heads: Heads, batch: int, length: int) -> float:
+def _chunk_flops(heads: Heads, batch: int, length: int) -> float:
     """Two products over the half below the diagonal."""
     return 2.0 * batch * heads.num_heads * heads.dim * length * length
 
 
-def _time_dense_prefill(heads: Heads, batch: int, length: int) -> None:
+def _time_dense_chunk(heads: Heads, batch: int, length: int) -> None:
     """torch's own attention over contiguous keys and values: the same sums without pages."""
     q = random(batch, heads.num_heads, length, heads.dim)
     k, v = (random(batch, heads.num_heads, length, heads.dim) for _ in range(2))
@@ -168,24 +146,25 @@ def _time_dense_prefill(heads: Heads, batch: int, length: int) -> None:
                 torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
         ms = time_ms([attend], rounds=4)
-        rate = f"{_prefill_flops(heads, batch, length) / ms / 1e9:6.0f} TFLOP/s"
+        rate = f"{_chunk_flops(heads, batch, length) / ms / 1e9:6.0f} TFLOP/s"
         _line(f"torch {backend.name} {heads.num_heads} heads {batch} x {length}", ms, rate)
 
 
-def time_prefill() -> None:
-    for heads, batch, length in PREFILL_CASES:
-        for block_size in (16, 64):
-            _time_prefill(heads, batch, length, block_size, PrefillPlan())
-        _time_dense_prefill(heads, batch, length)
+def time_chunk() -> None:
+    for heads, batch, length in CHUNK_CASES:
+        for fixed_order in (False, True):
+            for block_size in (16, 64):
+                plan = ChunkPlan.choose(heads.dim, fixed_order=fixed_order)
+                _time_chunk(heads, batch, length, block_size, plan)
+        _time_dense_chunk(heads, batch, length)
 
 
-def tune_prefill() -> None:
-    shapes = [(128, 32, 8, 2), (128, 32, 8, 3), (128, 32, 8, 4), (128, 32, 4, 3), (128, 64, 4, 3), (128, 64, 4, 4)]
-    shapes += [(128, 16, 8, 4), (128, 64, 8, 3), (128, 128, 8, 3), (64, 64, 4, 3), (256, 32, 8, 3), (64, 32, 4, 3)]
-    for heads, batch, length in PREFILL_CASES[:2]:
-        for block_size in (16, 64):
-            for rows, tile, warps, stages in shapes:
-                _time_prefill(heads, batch, length, block_size, PrefillPlan(rows, tile, warps, stages))
+def tune_chunk() -> None:
+    for heads, batch, length in CHUNK_CASES[:2]:
+        for splits in (WHOLE, FIXED_SPLITS):
+            for rows, warps, stages in ((128, 8, 2), (128, 8, 3), (128, 8, 4), (128, 4, 3), (64, 4, 3), (256, 8, 3)):
+                for max_registers in (128, None):
+                    _time_chunk(heads, batch, length, 16, ChunkPlan(splits, rows, warps, stages, max_registers))
 
 
 def time_small() -> None:
@@ -307,7 +286,7 @@ def _time_linear(rows: int, inputs: int, outputs: int, gates: bool, plans: list[
 def time_linear() -> None:
     for rows in (64, 256):
         for inputs, outputs, gates in LINEAR_CASES:
-            _time_linear(rows, inputs, outputs, gates, [LinearPlan(64, 64, 64, 4, 5)])
+            _time_linear(rows, inputs, outputs, gates, [LinearPlan.choose(rows, outputs, gates=gates)])
 
 
 def tune_linear() -> None:
@@ -363,14 +342,14 @@ def time_sampling() -> None:
 
 FAMILIES: dict[str, Callable[[], None]] = {
     "decode": time_decode,
-    "prefill": time_prefill,
+    "chunk": time_chunk,
     "small": time_small,
     "linear": time_linear,
     "sampling": time_sampling,
     "fp8": time_fp8,
     "tune-decode": tune_decode,
     "tune-ragged": tune_ragged,
-    "tune-prefill": tune_prefill,
+    "tune-chunk": tune_chunk,
     "tune-one-row": tune_one_row,
     "tune-linear": tune_linear,
 }

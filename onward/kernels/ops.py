@@ -148,10 +148,10 @@ class Ops(Protocol):
 
     def chunk_attention(
         self, qkv: torch.Tensor, kv: torch.Tensor, tables: torch.Tensor, tiles: torch.Tensor, num_heads: int,
-        out: torch.Tensor, *, one_each: bool,
+        out: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Of the queries in `qkv`, whose keys are in their pages. `tiles` as `prefill_tiles` makes them, or `one_each`: of
-        one token. Where operations have a fixed order, a row's bits do not depend on its tile."""
+        """Of the queries in `qkv`, whose keys are in their pages. `tiles` as `chunk_tiles` makes them. In a fixed order a
+        row has the bits that `decode` gives it."""
         ...
 
     def product(
@@ -161,9 +161,13 @@ class Ops(Protocol):
         """x times the weight [outputs, inputs]; float8 weights have a scale for each output."""
         ...
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, gates: bool = False) -> None:
-        """The same, with bits that do not depend on the other rows. If it gates, the weight holds gates, then ups, and
-        what is written is silu(gate) * up."""
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        """The same without bias and scales, with bits that do not depend on the other rows. Rows that lie behind `out` in
+        its buffer may be overwritten."""
+        ...
+
+    def gated_linear(self, x: torch.Tensor, weight: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor) -> None:
+        """`linear` and `silu_gate`: the weight holds gates, then ups. `gate_up` may be overwritten."""
         ...
 
     def one_row(
@@ -179,6 +183,11 @@ class Ops(Protocol):
 
     def forbid(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
         """In these rows (int64) of float32 logits, tokens whose bit is not set (uint8, lowest first) get minus infinity."""
+        ...
+
+    def log_totals(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logarithm of the sum of exponentials of each row of float32 logits, in float64 [rows]. A row's bits do not
+        depend on the other rows."""
         ...
 
     def add_rows(self, x: torch.Tensor, total: torch.Tensor) -> None:

@@ -68,7 +68,7 @@ class TorchOps:
 
     def chunk_attention(
         self, qkv: torch.Tensor, kv: torch.Tensor, tables: torch.Tensor, tiles: torch.Tensor, num_heads: int,
-        out: torch.Tensor, *, one_each: bool,
+        out: torch.Tensor,
     ) -> None:  # fmt: skip
         dim = kv.shape[4]
         queries = qkv[:, : num_heads * dim].unflatten(1, (num_heads, dim))
@@ -90,9 +90,12 @@ class TorchOps:
         product = F.linear(narrow, weight.float()) * row_scales * scales
         out.copy_(product if bias is None else product + bias)
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, gates: bool = False) -> None:
-        rows = torch.cat([F.linear(row[None], weight) for row in x])  # one by one, so that each has its own bits
-        out.copy_(reference.silu_gate(rows) if gates else rows)
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(torch.cat([F.linear(row[None], weight) for row in x]))  # one by one, so that each has its own bits
+
+    def gated_linear(self, x: torch.Tensor, weight: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor) -> None:
+        self.linear(x, weight, gate_up)
+        self.silu_gate(gate_up, out)
 
     def one_row(
         self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scales: torch.Tensor | None, *,
@@ -112,6 +115,9 @@ class TorchOps:
         powers = torch.arange(8, dtype=torch.uint8, device=bits.device)
         allowed = (bits[:, :, None] >> powers & 1).bool().flatten(1)[:, : logits.shape[1]]
         logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
+
+    def log_totals(self, logits: torch.Tensor) -> torch.Tensor:
+        return torch.stack([row.double().logsumexp(0) for row in logits])
 
     def add_rows(self, x: torch.Tensor, total: torch.Tensor) -> None:
         for row in x:

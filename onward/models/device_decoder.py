@@ -29,7 +29,7 @@ class Chunks:
     positions: torch.Tensor
     """int32."""
     tiles: torch.Tensor
-    """int32 [tiles, 4], of `prefill_tiles`; requests are slots, and rows count from the first of these."""
+    """int32 [tiles, 4], of `chunk_tiles`; requests are slots, and rows count from the first of these."""
 
 
 def rotary_on(config: ModelConfig, max_model_len: int, device: str) -> Rotary:
@@ -72,7 +72,7 @@ class DeviceDecoder:
         buffers = self._buffers.first(count)
         torch.index_select(self._weights.embedding, 0, rows.token_ids, out=buffers.residual)
         if self._deterministic:
-            run_invariant(self._weights, buffers, self._eps, self._ops, self._attend_in_fixed_order(rows))
+            run_invariant(self._weights, buffers, self._eps, self._ops, self._decoding(rows))
             return self._head(buffers.normed)
         if count == 1:
             run_one_row(self._weights, buffers, self._eps, self._ops, self._decoding(rows))
@@ -94,11 +94,7 @@ class DeviceDecoder:
         token_ids = torch.cat([rows.token_ids[:num_decoding], slots.tokens.view(-1)[chunks.token_at]])
         torch.index_select(self._weights.embedding, 0, token_ids, out=buffers.residual)
         attend_chunks = self._attending(slots, chunks)
-        decoding = rows.first(num_decoding)
-        if self._deterministic:
-            attend_decoding = self._attend_in_fixed_order(decoding)
-        else:
-            attend_decoding = self._decoding(decoding)
+        attend_decoding = self._decoding(rows.first(num_decoding))
 
         def attend(index: int, qkv: torch.Tensor, out: torch.Tensor) -> None:
             if num_decoding:
@@ -107,7 +103,11 @@ class DeviceDecoder:
 
         run = run_invariant if self._deterministic else run_plain
         run(self._weights, buffers, self._eps, self._ops, attend)
-        return self._head(buffers.normed[wanted]) if len(wanted) else self.logits[:0]
+        if not len(wanted):
+            return self.logits[:0]
+        # Into a buffer that nothing needs any more, and that has rows behind these.
+        hidden = torch.index_select(buffers.normed, 0, wanted, out=self._buffers.product[: len(wanted)])
+        return self._head(hidden)
 
     @property
     def _eps(self) -> float:
@@ -130,24 +130,11 @@ class DeviceDecoder:
 
     def _attending(self, slots: SlotTensors, chunks: Chunks):
         pages = slots.tables.view(-1)[chunks.page_at]
-        return self._attend_tiles(chunks.positions, pages, slots.tables, chunks.tiles, one_each=False)
-
-    def _attend_in_fixed_order(self, rows: RowTensors):
-        """Each row is a chunk of one token: what a prompt's chunk would have computed for it, to the bit."""
-        positions = (rows.lengths - 1).clamp(min=0)
-        pages = rows.tables.gather(1, (positions.long() // self._kv[0].shape[3])[:, None])[:, 0]
-        numbers = torch.arange(len(positions), dtype=torch.int32, device=positions.device)
-        tiles = torch.stack([numbers, (rows.lengths > 0).int(), numbers, positions], dim=1)
-        return self._attend_tiles(positions, pages, rows.tables, tiles, one_each=True)
-
-    def _attend_tiles(
-        self, positions: torch.Tensor, pages: torch.Tensor, tables: torch.Tensor, tiles: torch.Tensor, *, one_each: bool
-    ):
         heads = self._config.num_heads
 
         def attend(index: int, qkv: torch.Tensor, out: torch.Tensor) -> None:
             kv, norms = self._kv[index], self._weights.layers[index].head_norms
-            self._ops.rotate_and_store(qkv, kv, positions, pages, norms, self._eps, self._rotary)
-            self._ops.chunk_attention(qkv, kv, tables, tiles, heads, out, one_each=one_each)
+            self._ops.rotate_and_store(qkv, kv, chunks.positions, pages, norms, self._eps, self._rotary)
+            self._ops.chunk_attention(qkv, kv, slots.tables, chunks.tiles, heads, out)
 
         return attend

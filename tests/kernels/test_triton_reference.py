@@ -7,7 +7,7 @@ import torch
 from onward.kernels import reference as cpu_reference
 from onward.kernels.cpu.threads import ThreadPool
 from onward.kernels.triton import reference
-from onward.kernels.triton.prefill_tiles import prefill_tiles
+from onward.kernels.triton.chunk_tiles import chunk_tiles
 from onward.proto.sampling import Sampling
 from onward.worker.sampler import Draw, Sampler
 
@@ -55,9 +55,9 @@ def test_the_cpus_sampler_draws_what_the_reference_says(top_k: int, top_p: float
         assert token == int(torch.searchsorted(ends, reference.uniform(seed, 2, position), right=True))
 
 
-def test_prefill_tiles_cover_every_row_once_and_begin_with_the_longest_history() -> None:
+def test_chunk_tiles_cover_every_row_once_and_begin_with_the_longest_history() -> None:
     chunks = [(4, 0, 70), (1, 500, 1), (0, 33, 64), (2, 0, 1)]
-    tiles = prefill_tiles(chunks, group=4, rows=128)
+    tiles = chunk_tiles(chunks, group=4, rows=128)
     covered = np.concatenate([np.arange(first, first + count) for first, count, _, _ in tiles])
     assert sorted(covered.tolist()) == list(range(70 + 1 + 64 + 1))
     assert tiles[:, 1].max() == 128 // 4

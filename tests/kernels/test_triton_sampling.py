@@ -47,3 +47,8 @@ def test_a_draw_does_not_depend_on_the_batch(checks) -> None:
     together, _ = checks.draw(logits, [0.9] * 40, list(range(40)), [5] * 40)
     alone = [checks.draw(logits[row : row + 1], [0.9], [row], [5])[0][0] for row in range(0, 40, 3)]
     assert alone == together[::3]
+
+
+@pytest.mark.parametrize("size", [151_936, 4097, 5])
+def test_the_logarithm_of_a_rows_total(checks, size) -> None:
+    assert checks.log_totals_error(7, size) <= 1e-12

@@ -2,7 +2,8 @@
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
-# pyright: reportPossiblyUnboundVariable=false, reportOperatorIssue=false
+# pyright: reportPossiblyUnboundVariable=false, reportOperatorIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 
 import torch
 import triton
@@ -11,6 +12,11 @@ import triton.language as tl
 from onward.kernels.triton.launching import launch
 
 _BLOCK = 1024
+
+
+@triton.jit
+def gated(gate, up):
+    return up * gate / (1.0 + tl.exp(-gate))
 
 
 @triton.jit
@@ -23,8 +29,7 @@ def _silu_gate(gate_up, out, size, in_stride, out_stride, BLOCK: tl.constexpr, P
         tl.extra.cuda.gdc_launch_dependents()
     gate = tl.load(gate_up + row * in_stride + columns, mask=is_in).to(tl.float32)
     up = tl.load(gate_up + row * in_stride + size + columns, mask=is_in).to(tl.float32)
-    result = up * gate / (1.0 + tl.exp(-gate))
-    tl.store(out + row * out_stride + columns, result.to(out.dtype.element_ty), mask=is_in)
+    tl.store(out + row * out_stride + columns, gated(gate, up).to(out.dtype.element_ty), mask=is_in)
 
 
 def silu_gate(gate_up: torch.Tensor, out: torch.Tensor, *, overlap: bool = False) -> None:
@@ -42,4 +47,5 @@ def silu_gate(gate_up: torch.Tensor, out: torch.Tensor, *, overlap: bool = False
         PDL=overlap,
         num_warps=4,
         launch_pdl=overlap,
+        enable_fp_fusion=False,
     )

@@ -1,18 +1,21 @@
-"""Attention of one new token per request over its paged history: what a decode step does.
+"""Everything between the QKV product and the output product of a decode step, in one launch.
 
-A program serves one (request, KV head, split): all query heads of that KV head read each key once, and a long history is
-cut into splits, so that few requests still fill the device. The program that finishes last of a (request, KV head) adds
-the splits up, in their order: no second launch, and the same bits whoever comes last.
+Norm of each query and key head (Qwen3; optional), rotary embedding, KV write, and attention of one new token per request
+over its paged history. The new key and value are put into the last tile from registers, so that no program waits for
+another one's write: the program of the last split writes them for later steps.
 
-    history    |-- split 0 --|-- split 1 --|-- split 2 -|
-               0           span         2 span        length         span = max(min_span, length / num_splits), in tiles
+    qkv     [batch, (heads + 2 kv heads) * head_dim]: queries, keys, values of one token each
+    history positions 0 .. length - 2 are in the pages; position length - 1 is the new token
 
-The grid depends on the batch and `num_splits` alone, so a captured graph serves every length.
+A batch that fills the device has one program for each (row, KV head), which merges its splits as they come. A smaller one
+has several: each computes every n-th split, and the last one to finish merges them in order. The grid depends on the batch
+alone, so that a captured graph serves every length.
 """
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
-# pyright: reportPossiblyUnboundVariable=false, reportOperatorIssue=false
+# pyright: reportPossiblyUnboundVariable=false, reportOperatorIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 
 from dataclasses import dataclass
 
@@ -20,56 +23,69 @@ import torch
 import triton
 import triton.language as tl
 
+from onward.kernels.triton.head_rotation import load_angles, load_norm, rotated
 from onward.kernels.triton.launching import launch
 from onward.kernels.triton.pages import check_pages
+from onward.kernels.triton.split_softmax import (
+    FIXED_SPLITS,
+    LOG2_E,
+    WHOLE,
+    Splits,
+    add_tile,
+    empty_softmax,
+    ends_split,
+    load_tile,
+    merge_split,
+    normalised,
+    split_of,
+    split_start,
+)
 
-LOG2_E = 1.4426950408889634
-MIN_DOT_ROWS = 16
+MIN_DOT_COLUMNS = 8
+_MERGED_AT_ONCE = 8
+_FEW, _MANY, _ENOUGH = 32, 384, 1024
+"""Pairs of row and KV head: up to few, each program gets four warps; from many on, each pair has one program. Below that
+they share the work of enough programs."""
+_SHORT_SPLITS = Splits(fine=64, num_fine=32, coarse=256)
+"""For few pairs, where no other batch has to give the same bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """How the work of a batch is cut up. All of it but `num_stages` decides in which order sums are made: who wants the
-    same bits in every batch takes one plan for all."""
+    """How the work of a batch is shared out. Only `splits` decides the order of sums."""
 
-    num_splits: int
-    min_span: int = 64
-    tile: int = 64
-    num_warps: int = 4
-    num_stages: int = 3
+    splits: Splits
+    parts: int = 1
+    """Programs of one (row, KV head)."""
+    num_warps: int = 1
+    num_stages: int = 4
+
+    @property
+    def loads_early(self) -> bool:
+        """Whether the last tile is loaded before the launch waits for the kernel before it: four warps have registers for
+        that."""
+        return self.num_warps >= 4
 
     @classmethod
     def choose(
-        cls, batch: int, num_kv_heads: int, max_length: int, *, fused: bool = False, num_processors: int = 132
+        cls, batch: int, num_kv_heads: int, head_dim: int, max_length: int, *, fixed_order: bool
     ) -> "DecodePlan":
-        """Measured on an H200. Splits only where there are not two programs for each processor without them, because the
-        one that adds them up keeps its processor waiting."""
+        """Measured on an H200."""
         programs = batch * num_kv_heads
-        if fused and programs >= 128:
-            return cls._for_fused(programs, max_length)
-        if programs >= 2 * num_processors:
-            return cls(1, num_warps=2)
-        num_splits = max(1, min(-(-512 // programs), -(-max_length // 64), 32 if max_length > 8192 else 16))
-        return cls(num_splits, num_warps=2 if programs >= 64 else 4)
-
-    @classmethod
-    def _for_fused(cls, programs: int, max_length: int) -> "DecodePlan":
-        """A fused program begins with more work of its own: many small ones hide each other's beginnings."""
-        if programs >= 1280:
-            return cls(1, tile=32, num_warps=1, num_stages=4)
-        if programs >= 512:
-            return cls(1, num_warps=2)
-        num_splits = max(1, min(-(-1024 // programs), -(-max_length // 256)))
-        return cls(num_splits, 256, tile=32, num_warps=1, num_stages=4)
+        num_warps = 4 if programs <= _FEW or head_dim > 128 else 1
+        if programs >= _MANY:
+            return cls(FIXED_SPLITS if fixed_order else WHOLE, num_warps=num_warps)
+        splits = FIXED_SPLITS if fixed_order or programs > _FEW else _SHORT_SPLITS
+        return cls(splits, min(splits.count(max_length), -(-_ENOUGH // programs)), num_warps, 3 if num_warps > 1 else 4)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeScratch:
-    """Where splits leave their results. Tickets are zero between launches; each launch puts them back."""
+    """Where programs leave their splits. Tickets are zero between launches; each launch puts them back."""
 
     partials: torch.Tensor
     peaks: torch.Tensor
-    sums: torch.Tensor
+    totals: torch.Tensor
     tickets: torch.Tensor
 
     @classmethod
@@ -77,193 +93,197 @@ class DecodeScratch:
         cls, batch: int, num_heads: int, num_kv_heads: int, head_dim: int, num_splits: int, device: str
     ) -> "DecodeScratch":
         def floats(*shape: int) -> torch.Tensor:
-            return torch.empty(shape, dtype=torch.float32, device=device)
+            size = (batch, num_kv_heads, num_splits, num_heads // num_kv_heads, *shape)
+            return torch.empty(size, dtype=torch.float32, device=device)
 
-        group = num_heads // num_kv_heads
-        return cls(
-            floats(batch, num_kv_heads, num_splits, group, head_dim),
-            floats(batch, num_kv_heads, num_splits, group),
-            floats(batch, num_kv_heads, num_splits, group),
-            torch.zeros((batch, num_kv_heads), dtype=torch.int32, device=device),
-        )
+        tickets = torch.zeros((batch, num_kv_heads), dtype=torch.int32, device=device)
+        return cls(floats(head_dim), floats(), floats(), tickets)
+
+    @classmethod
+    def for_batches(
+        cls, num_heads: int, num_kv_heads: int, head_dim: int, max_length: int, device: str
+    ) -> "DecodeScratch":
+        """Room for every batch whose programs share rows, of any length."""
+        rows = -(-_MANY // num_kv_heads)
+        num_splits = max(FIXED_SPLITS.count(max_length), _SHORT_SPLITS.count(max_length))
+        return cls.allocate(rows, num_heads, num_kv_heads, head_dim, num_splits, device)
 
 
 @triton.jit
-def load_tile(
-    kv, table, kv_head, at, end, page_stride, value_offset,
-    PAGE: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, MASK: tl.constexpr,
+def _add_last_tile(q, keys, values, key, value, at, position, scale, peak, total, acc, TILE: tl.constexpr):
+    """The tile that the new token is in, which is not in its page yet."""
+    positions = at + tl.arange(0, TILE)[:, None]
+    keys, values = tl.where(positions == position, key, keys), tl.where(positions == position, value, values)
+    return add_tile(q, keys, values, positions <= position, scale, peak, total, acc, 0, True)
+
+
+@triton.jit
+def _merge_all(
+    partials, peaks, totals, out, first, num_splits,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of the positions [at, at + TILE), and which of them count; with MASK only those before `end`."""
-    positions = at + tl.arange(0, TILE)
-    dims = tl.arange(0, DIM)
-    is_in = positions < end
-    if MASK:
-        pages = tl.load(table + positions // PAGE, mask=is_in, other=0).to(tl.int64)
-    else:
-        pages = tl.load(table + positions // PAGE).to(tl.int64)
-    rows = pages * page_stride + (kv_head * PAGE + positions % PAGE) * DIM
-    offsets = rows[:, None] + dims[None, :]
-    if MASK:
-        keys = tl.load(kv + offsets, mask=is_in[:, None], other=0.0)
-        values = tl.load(kv + value_offset + offsets, mask=is_in[:, None], other=0.0)
-    else:
-        keys = tl.load(kv + offsets)
-        values = tl.load(kv + value_offset + offsets)
-    return keys, values, is_in
+    heads, dims = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    is_head = heads < GROUP
+    is_in = is_head[:, None] & (dims < DIM)[None, :]
+    peak, total, acc = empty_softmax(ROWS, WIDTH, 1)
+    for start in range(0, num_splits, AT_ONCE):
+        # Written out, so that all of their loads are under way together. Behind the last split nothing is merged.
+        for step in tl.static_range(AT_ONCE):
+            split = start + step
+            is_split = is_head & (split < num_splits)
+            at = (first + split) * GROUP + heads
+            split_peak = tl.load(peaks + at, mask=is_split, other=-float("inf"))
+            split_total = tl.load(totals + at, mask=is_split, other=0.0)
+            split_acc = tl.load(
+                partials + at[:, None] * DIM + dims[None, :], mask=is_in & (split < num_splits), other=0.0
+            )  # fmt: skip
+            peak, total, acc = merge_split(peak, total, acc, split_peak, split_total, split_acc, 1)
+    result = normalised(total, acc, 1).to(out.dtype.element_ty)
+    tl.store(out + heads[:, None] * DIM + dims[None, :], result, mask=is_in)
 
 
 @triton.jit
-def add_tile(q, keys, values, is_in, scale, peak, total, acc, MASK: tl.constexpr):
-    """Adds a tile to a running softmax; scores are in units of log 2."""
-    scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
-    if MASK:
-        scores = tl.where(is_in[None, :], scores, -float("inf"))
-    new_peak = tl.maximum(peak, tl.max(scores, 1))
-    weights = tl.exp2(scores - new_peak[:, None])
-    shrink = tl.exp2(peak - new_peak)
-    total = total * shrink + tl.sum(weights, 1)
-    acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
-    return new_peak, total, acc
-
-
-@triton.jit
-def attend_tiles(
-    q, kv, table, kv_head, start, end, scale, peak, total, acc,
-    page_stride, value_offset, PAGE: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Adds the positions [start, end). Whole tiles need no masks; the last one, if it is not whole, comes apart."""
-    whole = start + (end - start) // TILE * TILE
-    for at in range(start, whole, TILE):
-        keys, values, is_in = load_tile(kv, table, kv_head, at, end, page_stride, value_offset, PAGE, DIM, TILE, False)
-        peak, total, acc = add_tile(q, keys, values, is_in, scale, peak, total, acc, False)
-    if whole < end:
-        keys, values, is_in = load_tile(
-            kv, table, kv_head, whole, end, page_stride, value_offset, PAGE, DIM, TILE, True
-        )
-        peak, total, acc = add_tile(q, keys, values, is_in, scale, peak, total, acc, True)
-    return peak, total, acc
-
-
-@triton.jit
-def finish_split(
-    peak, total, acc, partials, peaks, sums, tickets, out, row, kv_head, split, splits_used, num_splits, out_stride,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, DIM: tl.constexpr, M: tl.constexpr,
+def _decode_attention(
+    qkv, kv, tables, lengths, out, q_norm, k_norm, cos_table, sin_table, partials, peaks, totals, tickets,
+    scale, eps, qkv_stride, table_stride, page_stride, value_offset, out_stride, max_splits,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, MERGE_ROWS: tl.constexpr, PAGE: tl.constexpr,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, FINE: tl.constexpr, NUM_FINE: tl.constexpr,
+    COARSE: tl.constexpr, PARTS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Writes the result, if this split is the only one; else leaves it, and the last to leave one adds them up."""
-    heads = tl.arange(0, M)
-    dims = tl.arange(0, DIM)
-    is_head = heads < GROUP
-    out += row * out_stride + kv_head * GROUP * DIM
-    if splits_used == 1:
-        result = acc / total[:, None]
-        tl.store(out + heads[:, None] * DIM + dims[None, :], result.to(out.dtype.element_ty), mask=is_head[:, None])
+    # Queries are columns here: a group of heads is narrow, and matrix instructions have 8 columns but 16 rows.
+    kv_head, row, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(lengths + row)
+    position = tl.maximum(length - 1, 0)
+    last_tile = position // TILE * TILE
+    num_splits = 1
+    if FINE > 0:
+        num_splits = split_of(position, FINE, NUM_FINE, COARSE) + 1
+    has_last = part == (num_splits - 1) % PARTS
+    table = tables + row.to(tl.int64) * table_stride
+    cos, signed_sin = load_angles(cos_table, sin_table, position, DIM, WIDTH)
+    q_weights, q_partner_weights = load_norm(q_norm, DIM, WIDTH)
+    k_weights, k_partner_weights = load_norm(k_norm, DIM, WIDTH)
+    if EARLY:
+        # The history is older than the kernel before this one.
+        last_keys, last_values = load_tile(
+            kv, table, kv_head, last_tile, tl.where(has_last, position, 0), page_stride, value_offset,
+            PAGE, DIM, WIDTH, TILE, True,
+        )  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if (length == 0) | (part >= num_splits):
+        return
+    heads, dims = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    is_dim = (dims < DIM)[None, :]
+    qkv += row.to(tl.int64) * qkv_stride
+    q_at = qkv + (kv_head * GROUP + heads)[:, None] * DIM
+    q = rotated(
+        q_at, (heads < GROUP)[:, None], q_weights, q_partner_weights, cos, signed_sin, eps, DIM, WIDTH, NORM
+    )  # fmt: skip
+    q = tl.trans(q.to(kv.dtype.element_ty))
+    k_at = qkv + (KV_HEADS * GROUP + kv_head) * DIM + tl.zeros([1, 1], tl.int32)
+    one = tl.full([1, 1], 1, tl.int1)
+    key = rotated(k_at, one, k_weights, k_partner_weights, cos, signed_sin, eps, DIM, WIDTH, NORM)
+    key = key.to(kv.dtype.element_ty)
+    value = tl.load(k_at + KV_HEADS * DIM + dims[None, :], mask=is_dim, other=0.0)
+    if has_last:
+        page = tl.load(table + position // PAGE).to(tl.int64)
+        place = kv + page * page_stride + (kv_head * PAGE + position % PAGE) * DIM + dims[None, :]
+        tl.store(place, key, mask=is_dim)
+        tl.store(place + value_offset, value, mask=is_dim)
+    is_out = (dims < DIM)[:, None] & (heads < GROUP)[None, :]
+    at_out = heads[None, :] * DIM + dims[:, None]
+    out += row.to(tl.int64) * out_stride + kv_head * GROUP * DIM
+    if PARTS == 1:
+        peak, total, acc = empty_softmax(ROWS, WIDTH, 0)
+        all_peak, all_total, all_acc = peak, total, acc
+        for at in range(0, last_tile, TILE):
+            keys, values = load_tile(
+                kv, table, kv_head, at, position, page_stride, value_offset, PAGE, DIM, WIDTH, TILE, False
+            )  # fmt: skip
+            peak, total, acc = add_tile(q, keys, values, None, scale, peak, total, acc, 0, False)
+            if FINE > 0:  # noqa: SIM102 (known when compiled)
+                if ends_split(at + TILE, FINE, NUM_FINE, COARSE):
+                    all_peak, all_total, all_acc = merge_split(all_peak, all_total, all_acc, peak, total, acc, 0)
+                    peak, total, acc = empty_softmax(ROWS, WIDTH, 0)
+        if not EARLY:
+            last_keys, last_values = load_tile(
+                kv, table, kv_head, last_tile, position, page_stride, value_offset, PAGE, DIM, WIDTH, TILE, True
+            )  # fmt: skip
+        peak, total, acc = _add_last_tile(
+            q, last_keys, last_values, key, value, last_tile, position, scale, peak, total, acc, TILE
+        )  # fmt: skip
+        if FINE > 0:
+            peak, total, acc = merge_split(all_peak, all_total, all_acc, peak, total, acc, 0)
+        tl.store(out + at_out, normalised(total, acc, 0).to(out.dtype.element_ty), mask=is_out)
     else:
         owner = row * KV_HEADS + kv_head
-        first = owner.to(tl.int64) * num_splits
-        mine = (first + split) * GROUP + heads
-        tl.store(partials + mine[:, None] * DIM + dims[None, :], acc, mask=is_head[:, None])
-        tl.store(peaks + mine, peak, mask=is_head)
-        tl.store(sums + mine, total, mask=is_head)
+        first = owner.to(tl.int64) * max_splits
+        for split in range(part, num_splits, PARTS):
+            peak, total, acc = empty_softmax(ROWS, WIDTH, 0)
+            end = tl.minimum(split_start(split + 1, FINE, NUM_FINE, COARSE), last_tile)
+            for at in range(split_start(split, FINE, NUM_FINE, COARSE), end, TILE):
+                keys, values = load_tile(
+                    kv, table, kv_head, at, position, page_stride, value_offset, PAGE, DIM, WIDTH, TILE, False
+                )  # fmt: skip
+                peak, total, acc = add_tile(q, keys, values, None, scale, peak, total, acc, 0, False)
+            if split == num_splits - 1:
+                if not EARLY:
+                    last_keys, last_values = load_tile(
+                        kv, table, kv_head, last_tile, position, page_stride, value_offset, PAGE, DIM, WIDTH, TILE, True
+                    )  # fmt: skip
+                peak, total, acc = _add_last_tile(
+                    q, last_keys, last_values, key, value, last_tile, position, scale, peak, total, acc, TILE
+                )  # fmt: skip
+            at_split = (first + split) * GROUP
+            tl.store(partials + at_split * DIM + at_out, acc, mask=is_out)
+            tl.store(peaks + at_split + heads, peak, mask=heads < GROUP)
+            tl.store(totals + at_split + heads, total, mask=heads < GROUP)
         tl.debug_barrier()
         ticket = tl.atomic_add(tickets + owner, 1, sem="acq_rel")
-        if ticket == splits_used - 1:
+        if ticket == tl.minimum(num_splits, PARTS) - 1:
             tl.store(tickets + owner, 0)
-            _combine(partials, peaks, sums, out, first, splits_used, GROUP, GROUP_ROWS, DIM, AT_ONCE)
-
-
-@triton.jit
-def _combine(
-    partials, peaks, sums, out, first, splits_used,
-    GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, DIM: tl.constexpr, AT_ONCE: tl.constexpr,
-):  # fmt: skip
-    heads = tl.arange(0, GROUP_ROWS)
-    dims = tl.arange(0, DIM)
-    is_head = heads < GROUP
-    peak = tl.full([GROUP_ROWS], -1e30, tl.float32)
-    total = tl.zeros([GROUP_ROWS], tl.float32)
-    acc = tl.zeros([GROUP_ROWS, DIM], tl.float32)
-    for at in range(0, splits_used, AT_ONCE):
-        splits = at + tl.arange(0, AT_ONCE)
-        is_in = (splits < splits_used)[:, None] & is_head[None, :]
-        owners = (first + splits)[:, None] * GROUP + heads[None, :]
-        peaks_in = tl.load(peaks + owners, mask=is_in, other=-float("inf"))
-        sums_in = tl.load(sums + owners, mask=is_in, other=0.0)
-        parts = tl.load(partials + owners[:, :, None] * DIM + dims[None, None, :], mask=is_in[:, :, None], other=0.0)
-        new_peak = tl.maximum(peak, tl.max(peaks_in, 0))
-        weights = tl.exp2(peaks_in - new_peak[None, :])
-        shrink = tl.exp2(peak - new_peak)
-        total = total * shrink + tl.sum(sums_in * weights, 0)
-        acc = acc * shrink[:, None] + tl.sum(parts * weights[:, :, None], 0)
-        peak = new_peak
-    result = (acc / total[:, None]).to(out.dtype.element_ty)
-    tl.store(out + heads[:, None] * DIM + dims[None, :], result, mask=is_head[:, None])
-
-
-@triton.jit
-def split_range(length, split, num_splits, min_span, TILE: tl.constexpr):
-    """(start, end, how many splits have any positions) of a history of this length."""
-    span = tl.maximum(tl.cdiv(tl.cdiv(length, num_splits), TILE) * TILE, min_span)
-    return split * span, tl.minimum(split * span + span, length), tl.cdiv(length, span)
-
-
-@triton.jit
-def _decode(
-    q, kv, tables, lengths, out, partials, peaks, sums, tickets,
-    scale, q_stride, table_stride, page_stride, value_offset, out_stride, num_splits, min_span,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr,
-    TILE: tl.constexpr, M: tl.constexpr, AT_ONCE: tl.constexpr,
-):  # fmt: skip
-    kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = tl.load(lengths + row)
-    start, end, splits_used = split_range(length, split, num_splits, min_span, TILE)
-    if start >= length:
-        return
-    heads = tl.arange(0, M)
-    dims = tl.arange(0, DIM)
-    q += row * q_stride + kv_head * GROUP * DIM
-    queries = tl.load(q + heads[:, None] * DIM + dims[None, :], mask=(heads < GROUP)[:, None], other=0.0)
-    peak = tl.full([M], -float("inf"), tl.float32)
-    total = tl.zeros([M], tl.float32)
-    acc = tl.zeros([M, DIM], tl.float32)
-    peak, total, acc = attend_tiles(
-        queries, kv, tables + row * table_stride, kv_head, start, end, scale, peak, total, acc,
-        page_stride, value_offset, PAGE, DIM, TILE,
-    )  # fmt: skip
-    finish_split(
-        peak, total, acc, partials, peaks, sums, tickets, out, row, kv_head, split, splits_used, num_splits, out_stride,
-        KV_HEADS, GROUP, GROUP_ROWS, DIM, M, AT_ONCE,
-    )  # fmt: skip
-
-
-def combined_at_once(plan: DecodePlan) -> int:
-    """All of them, up to sixteen, for their loads to be under way together; one warp has no registers for that."""
-    return min(16, triton.next_power_of_2(plan.num_splits)) if plan.num_warps > 1 else 2
+            _merge_all(partials, peaks, totals, out, first, num_splits, GROUP, MERGE_ROWS, DIM, WIDTH, AT_ONCE)
 
 
 def decode_attention(
-    q: torch.Tensor,
+    qkv: torch.Tensor,
     kv: torch.Tensor,
     tables: torch.Tensor,
     lengths: torch.Tensor,
     out: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    eps: float,
+    rotary: tuple[torch.Tensor, torch.Tensor],
     plan: DecodePlan,
     scratch: DecodeScratch,
+    *,
+    overlap: bool = False,
 ) -> None:
-    """q and out [batch, heads, head_dim] (rows may be strided), tables [batch, blocks], lengths [batch], both int32.
+    """`tables` [batch, blocks] and `lengths` [batch] are int32; lengths count the new token. `norms` are the weights for
+    heads of q and k, `rotary` cosines and sines, float32 [positions, head_dim / 2]. out [batch, heads, head_dim]. A row of
+    length 0 is padding: nothing is read or written for it.
 
-    A row of length 0 is padding: nothing is read or written for it.
+    With `overlap` the launch begins while the kernel before it ends. Then only `qkv` may be that kernel's work: lengths,
+    tables and the history are read at once.
     """
     check_pages(kv)
-    batch, num_heads, dim = q.shape
+    batch, num_heads, dim = out.shape
     _, _, num_kv_heads, page, _ = kv.shape
-    group = num_heads // num_kv_heads
+    splits, group = plan.splits, num_heads // num_kv_heads
+    assert plan.parts == 1 or (not splits.is_whole and batch <= len(scratch.tickets)), "programs that share a row"
+    q_norm, k_norm = norms if norms is not None else (rotary[0], rotary[0])
     launch(
-        _decode, (num_kv_heads, batch, plan.num_splits),
-        q, kv, tables, lengths, out, scratch.partials, scratch.peaks, scratch.sums, scratch.tickets,
-        LOG2_E / dim**0.5, q.stride(0), tables.stride(0), kv.stride(0), kv.stride(1), out.stride(0),
-        plan.num_splits, plan.min_span,
-        KV_HEADS=num_kv_heads, GROUP=group, GROUP_ROWS=triton.next_power_of_2(group), PAGE=page, DIM=dim,
-        TILE=plan.tile, M=max(MIN_DOT_ROWS, triton.next_power_of_2(group)), AT_ONCE=combined_at_once(plan),
-        num_warps=plan.num_warps, num_stages=plan.num_stages,
+        _decode_attention, (num_kv_heads, batch, plan.parts),
+        qkv, kv, tables, lengths, out, q_norm, k_norm, rotary[0], rotary[1],
+        scratch.partials, scratch.peaks, scratch.totals, scratch.tickets,
+        LOG2_E / dim**0.5, eps, qkv.stride(0), tables.stride(0), kv.stride(0), kv.stride(1), out.stride(0),
+        scratch.peaks.shape[2],
+        KV_HEADS=num_kv_heads, GROUP=group, ROWS=max(MIN_DOT_COLUMNS, triton.next_power_of_2(group)),
+        MERGE_ROWS=triton.next_power_of_2(group), PAGE=page, DIM=dim, WIDTH=triton.next_power_of_2(dim),
+        TILE=splits.tile, FINE=splits.fine, NUM_FINE=splits.num_fine, COARSE=splits.coarse, PARTS=plan.parts,
+        NORM=norms is not None, PDL=overlap, EARLY=plan.loads_early, AT_ONCE=_MERGED_AT_ONCE,
+        num_warps=plan.num_warps, num_stages=plan.num_stages, launch_pdl=overlap, enable_fp_fusion=False,
     )  # fmt: skip

@@ -54,6 +54,11 @@ def _constant(value: Any) -> Hashable:
     return value if isinstance(value, Hashable) else repr(value)
 
 
+def is_launching() -> bool:
+    """Whether kernels run when they are launched, or are only noted or compiled."""
+    return _share.get() is None
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     share = _share.get()
     if share is None:

@@ -15,6 +15,9 @@ class LinearPlan:
     inputs: int = 64
     num_warps: int = 4
     num_stages: int = 4
+    ahead: int = 0
+    """Inputs whose weights are asked for before the launch waits for its input. Few rows only: the others compute longer
+    than they wait."""
 
     @classmethod
     def choose(cls, num_rows: int, num_outputs: int, *, gates: bool = False) -> "LinearPlan":
@@ -28,11 +31,12 @@ class LinearPlan:
 _Table = dict[int, tuple[tuple[int, LinearPlan], ...]]
 """Up to so many rows: for matrices of at least so many outputs, largest first."""
 
+_AHEAD = 256
 _FOR_MANY = LinearPlan(128, 128, num_warps=8)
 _PLAIN: _Table = {
     16: (
-        (6144, LinearPlan(16, 64, 128, num_stages=5)),
-        (0, LinearPlan(16, 32, 256)),
+        (6144, LinearPlan(16, 64, 128, num_stages=5, ahead=_AHEAD)),
+        (0, LinearPlan(16, 32, 256, ahead=_AHEAD)),
     ),
     64: (
         (65_536, LinearPlan(64, 128, num_stages=5)),
@@ -53,7 +57,7 @@ _PLAIN: _Table = {
     ),
 }
 _GATES: _Table = {
-    16: ((0, LinearPlan(16, 32, 128, num_stages=5)),),
+    16: ((0, LinearPlan(16, 32, 128, num_stages=3, ahead=_AHEAD)),),
     64: ((8192, LinearPlan(64, 128)), (0, LinearPlan(64, 32, 128))),
     128: ((8192, LinearPlan(128, 128, num_warps=8, num_stages=3)), (0, LinearPlan(64, 64))),
     _MANY - 1: ((8192, LinearPlan(64, 128)), (0, LinearPlan(64, 64))),
@@ -65,3 +69,21 @@ def _measured(table: _Table, num_rows: int, num_outputs: int) -> LinearPlan:
         if num_rows <= most_rows:
             return next(plan for least_outputs, plan in plans if num_outputs >= least_outputs)
     return _FOR_MANY
+
+
+_LIBRARY_ROWS = 512
+"""From so many rows on the library's products are faster than ours for all matrices."""
+_LARGE_MATRIX = 8_000_000
+_LARGE_MATRIX_ROWS = 17
+"""For matrices of that many weights already from so many rows on."""
+_FEW_GRANULE, _MANY_GRANULE = 32, 256
+
+
+def library_rows(num_rows: int, num_outputs: int, num_inputs: int) -> int | None:
+    """With how many rows the library's product is called, None if ours is faster. Measured on an H200. Rounded up,
+    so that there are few sizes: each is tried before it is used."""
+    if num_rows >= _LIBRARY_ROWS:
+        return -(-num_rows // _MANY_GRANULE) * _MANY_GRANULE
+    if num_rows >= _LARGE_MATRIX_ROWS and num_outputs * num_inputs >= _LARGE_MATRIX:
+        return -(-num_rows // _FEW_GRANULE) * _FEW_GRANULE
+    return None

@@ -2,7 +2,8 @@
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
-# pyright: reportPossiblyUnboundVariable=false, reportOperatorIssue=false
+# pyright: reportPossiblyUnboundVariable=false, reportOperatorIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 
 import torch
 import triton
@@ -41,7 +42,7 @@ def _launch(
     launch(
         _add_norm, (rows,),
         x, residual, weight, out, eps, x.stride(0), residual.stride(0), out.stride(0), size,
-        BLOCK=block, num_warps=max(1, min(16, block // 512)), **flags,
+        BLOCK=block, num_warps=max(1, min(16, block // 512)), enable_fp_fusion=False, **flags,
     )  # fmt: skip
 
 

@@ -10,19 +10,16 @@ from onward.kernels.ops import Norms, Rotary, RowTensors, SlotTensors
 from onward.kernels.triton import rows as row_kernels
 from onward.kernels.triton.activation import silu_gate
 from onward.kernels.triton.add_rows import add_rows
-from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch
+from onward.kernels.triton.chunk_attention import TILE_ROWS, ChunkPlan, chunk_attention
+from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
 from onward.kernels.triton.forbid import forbid
-from onward.kernels.triton.fused_decode import fused_decode
-from onward.kernels.triton.linear import linear
-from onward.kernels.triton.linear_plan import LinearPlan
+from onward.kernels.triton.launching import is_launching
+from onward.kernels.triton.library_products import LibraryProducts
+from onward.kernels.triton.linear import linear, with_rows_behind
+from onward.kernels.triton.linear_plan import LinearPlan, library_rows
+from onward.kernels.triton.log_totals import log_totals
 from onward.kernels.triton.norm import add_rms_norm, rms_norm
 from onward.kernels.triton.one_row_linear import OneRowPlan, one_row_linear
-from onward.kernels.triton.prefill_attention import (
-    FIXED_CHUNK_PLAN,
-    FIXED_ROW_PLAN,
-    PrefillPlan,
-    prefill_attention,
-)
 from onward.kernels.triton.quantize_rows import quantize_rows
 from onward.kernels.triton.rotary import rotate_and_store
 from onward.kernels.triton.sampling import Cuts, SampleInputs, SampleScratch, sample
@@ -31,12 +28,13 @@ _FP8 = torch.float8_e4m3fn
 
 
 class TritonOps:
+    tile_rows = TILE_ROWS
+
     def __init__(self, *, max_model_len: int, fixed_order: bool = False, overlap: bool = True) -> None:
-        """In a fixed order attention has the same bits in tiles of one token and of many."""
+        """In a fixed order a row's bits do not depend on its batch or on how its tokens are cut into chunks."""
         self._max_model_len, self._fixed_order, self._overlap = max_model_len, fixed_order, overlap
-        self._chunk_plan = FIXED_CHUNK_PLAN if fixed_order else PrefillPlan()
-        self.tile_rows = self._chunk_plan.rows
-        self._decode_scratch: dict[tuple[int, int, int], tuple[DecodePlan, DecodeScratch]] = {}
+        self._library = LibraryProducts(self._own_linear)
+        self._decode_scratch: dict[tuple[int, int, int], DecodeScratch] = {}
         self._sample_scratch: dict[tuple[int, int], SampleScratch] = {}
 
     def begin_rows(self, slots: SlotTensors, rows: RowTensors, block_size: int) -> None:
@@ -61,8 +59,13 @@ class TritonOps:
         out: torch.Tensor,
     ) -> None:  # fmt: skip
         heads = out.view(len(out), -1, kv.shape[4])
-        plan, scratch = self._decode_plan(len(out), heads.shape[1], kv)
-        fused_decode(
+        num_kv_heads, dim = kv.shape[2], kv.shape[4]
+        # The next larger batch's plan: its kernel is there. One of its own would be compiled while requests wait.
+        plan = DecodePlan.choose(
+            padded(len(out)), num_kv_heads, dim, self._max_model_len, fixed_order=self._fixed_order
+        )  # fmt: skip
+        scratch = self._scratch_of_heads(heads.shape[1], num_kv_heads, dim, str(kv.device))
+        decode_attention(
             qkv, kv, rows.tables, rows.lengths, heads, norms, eps, rotary, plan, scratch, overlap=self._overlap
         )
 
@@ -74,14 +77,12 @@ class TritonOps:
 
     def chunk_attention(
         self, qkv: torch.Tensor, kv: torch.Tensor, tables: torch.Tensor, tiles: torch.Tensor, num_heads: int,
-        out: torch.Tensor, *, one_each: bool,
+        out: torch.Tensor,
     ) -> None:  # fmt: skip
         dim = kv.shape[4]
         queries = qkv[:, : num_heads * dim].unflatten(1, (num_heads, dim))
-        heads = out.view(len(out), num_heads, dim)
-        is_narrow = one_each and num_heads // kv.shape[2] <= FIXED_ROW_PLAN.rows
-        plan = FIXED_ROW_PLAN if self._fixed_order and is_narrow else self._chunk_plan
-        prefill_attention(queries, kv, tables, tiles, heads, plan, fixed_order=self._fixed_order)
+        plan = ChunkPlan.choose(dim, fixed_order=self._fixed_order)
+        chunk_attention(queries, kv, tables, tiles, out.view(len(out), num_heads, dim), plan)
 
     def product(
         self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None,
@@ -106,8 +107,37 @@ class TritonOps:
         else:
             torch.mm(x, weight.T, out=out)
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, gates: bool = False) -> None:
-        linear(x, weight, out, LinearPlan.choose(len(x), out.shape[1], gates=gates), gates=gates, overlap=self._overlap)
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        if not self._library_product(x, weight, out):
+            self._own_linear(x, weight, out)
+
+    def gated_linear(self, x: torch.Tensor, weight: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor) -> None:
+        is_library = self._library_product(x, weight, gate_up)
+        if is_library or not is_launching():  # else whichever way is taken later would be compiled then
+            self.silu_gate(gate_up, out)
+        if not is_library:
+            plan = LinearPlan.choose(len(x), out.shape[1], gates=True)
+            linear(x, weight, out, plan, gates=True, overlap=self._overlap)
+
+    def _own_linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        linear(x, weight, out, LinearPlan.choose(len(x), out.shape[1]), overlap=self._overlap)
+
+    def _library_product(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> bool:
+        """Whether the library has computed it, with the bits of `_own_linear`. The rows behind a large batch are computed
+        too, so that there are few sizes."""
+        rows = library_rows(len(x), *weight.shape)
+        if rows is None or x.dtype not in (torch.bfloat16, torch.float16):
+            return False
+        x, out = with_rows_behind(x, rows), with_rows_behind(out, rows)
+        rows = min(len(x), len(out))
+        x, out = x[:rows], out[:rows]
+        if not is_launching():
+            self._library.run_reference(x, weight, out)
+            return False
+        product = self._library.equal_to_reference(x, weight, out)
+        if product is not None:
+            product(x, weight, out)
+        return product is not None
 
     def one_row(
         self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scales: torch.Tensor | None, *,
@@ -124,6 +154,9 @@ class TritonOps:
     def forbid(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
         forbid(logits, rows, bits)
 
+    def log_totals(self, logits: torch.Tensor) -> torch.Tensor:
+        return log_totals(logits)
+
     def add_rows(self, x: torch.Tensor, total: torch.Tensor) -> None:
         add_rows(x, total)
 
@@ -134,12 +167,9 @@ class TritonOps:
             self._sample_scratch[key] = SampleScratch.allocate(*key, str(logits.device))
         return self._sample_scratch[key]
 
-    def _decode_plan(self, batch: int, num_heads: int, kv: torch.Tensor) -> tuple[DecodePlan, DecodeScratch]:
-        num_kv_heads, dim = kv.shape[2], kv.shape[4]
-        key = batch, num_heads, num_kv_heads
+    def _scratch_of_heads(self, num_heads: int, num_kv_heads: int, head_dim: int, device: str) -> DecodeScratch:
+        """One for all batches: graphs know where it lies."""
+        key = num_heads, num_kv_heads, head_dim
         if key not in self._decode_scratch:
-            # The next larger batch's plan: its kernel is there. One of its own would be compiled while requests wait.
-            plan = DecodePlan.choose(padded(batch), num_kv_heads, self._max_model_len, fused=True)
-            scratch = DecodeScratch.allocate(batch, num_heads, num_kv_heads, dim, plan.num_splits, str(kv.device))
-            self._decode_scratch[key] = plan, scratch
+            self._decode_scratch[key] = DecodeScratch.for_batches(*key, self._max_model_len, device)
         return self._decode_scratch[key]

@@ -2,7 +2,8 @@
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
-# pyright: reportPossiblyUnboundVariable=false, reportOperatorIssue=false
+# pyright: reportPossiblyUnboundVariable=false, reportOperatorIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl

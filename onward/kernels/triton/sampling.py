@@ -1,9 +1,11 @@
 """Choosing the next token on the device, by the rule of `kernels.cpu.sampling`: greedy, or one draw from the cumulative
 distribution over token ids, with one number in [0, 1) per (seed, choice, position).
 
-Sums are made in an order that the row alone decides. Among equals the lowest id wins, and a cut (top-k, top-p) keeps all
-tokens that are as likely as the last one it keeps. Exponentials and sums round otherwise than the CPU's, so that a draw may
-differ where its number falls on a border between two tokens.
+A row's token depends on that row alone. Weights are added up as integers (`_fixed`), so that a sum is the same in any order
+and in any layout; whether other rows have cuts, or logits are float32 because another row needs them so, changes no bit. A
+row without cuts skips their kernels. Among equals the lowest id wins, and a cut (top-k, top-p) keeps all tokens that are as
+likely as the last one it keeps. Exponentials round otherwise than the CPU's, so that a draw may differ where its number
+falls on a border between two tokens.
 
     chunks   |-- 4096 logits --|-- … --|      1. each chunk's peak, its first place, and its mass
     cuts     (where asked for)                2. candidates; among them the least weight that is kept; masses again
@@ -12,7 +14,8 @@ differ where its number falls on a border between two tokens.
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
-# pyright: reportPossiblyUnboundVariable=false, reportOperatorIssue=false
+# pyright: reportPossiblyUnboundVariable=false, reportOperatorIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 
 from dataclasses import dataclass
 
@@ -65,11 +68,17 @@ class SampleScratch:
         return cls(
             torch.empty(shape, dtype=torch.float32, device=device),
             torch.empty(shape, dtype=torch.int32, device=device),
-            torch.empty(shape, dtype=torch.float32, device=device),
+            torch.empty(shape, dtype=torch.int64, device=device),
             torch.empty(rows, dtype=torch.float32, device=device),
             torch.empty((*shape, _CANDIDATES), dtype=torch.float32, device=device),
             torch.empty(shape, dtype=torch.int32, device=device),
         )
+
+
+@triton.jit
+def _fixed(weights):
+    """Weights in [0, 1] as integers, in units of 2 ** -30: their sums are exact."""
+    return (weights * 1073741824.0).to(tl.int32).to(tl.int64)
 
 
 @triton.jit
@@ -79,19 +88,31 @@ def _inverse(temperature):
 
 
 @triton.jit
-def _survey(logits, temperatures, peaks, firsts, masses, stride, size, num_chunks, CHUNK: tl.constexpr):
+def _survey(logits, temperatures, peaks, firsts, masses, lowest, stride, size, num_chunks, CHUNK: tl.constexpr):
     chunk, row = tl.program_id(0), tl.program_id(1)
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + row.to(tl.int64) * stride + ids, mask=ids < size, other=-float("inf")).to(tl.float32)
     num_bad = tl.sum(tl.where(x < float("inf"), 0, 1), 0)
     peak = tl.max(x, 0)
     base = tl.where(peak == -float("inf"), 0.0, peak)
-    mass = tl.sum(tl.exp((x - base) * _inverse(tl.load(temperatures + row))), 0)
+    mass = tl.sum(_fixed(tl.exp((x - base) * _inverse(tl.load(temperatures + row)))), 0)
     first = tl.min(tl.where(x == peak, ids, 0x7FFFFFFF), 0)
     at = row * num_chunks + chunk
     tl.store(peaks + at, tl.where(num_bad > 0, float("nan"), peak))
     tl.store(firsts + at, first)
     tl.store(masses + at, mass)
+    if chunk == 0:
+        tl.store(lowest + row, 0.0)
+
+
+@triton.jit
+def _shares(peaks, masses, row, num_chunks, peak, inverse, CHUNKS: tl.constexpr):
+    """The chunks' masses relative to the row's peak, as integers in units of 2 ** -40."""
+    chunks = tl.arange(0, CHUNKS)
+    at = row * num_chunks + chunks
+    own = tl.load(peaks + at, mask=chunks < num_chunks, other=-float("inf"))
+    mass = tl.load(masses + at, mask=chunks < num_chunks, other=0)
+    return (mass.to(tl.float64) * 1024.0 * tl.exp((own - peak) * inverse).to(tl.float64)).to(tl.int64)
 
 
 @triton.jit
@@ -104,24 +125,26 @@ def _row_peak(peaks, row, num_chunks, CHUNKS: tl.constexpr):
 def _mass_from(logits, size, peak, inverse, lowest, floor, CHUNK: tl.constexpr):
     """(how many tokens, their mass) with a weight of at least both `lowest` and `floor`, and more than nothing."""
     count = tl.zeros([], tl.int32)
-    mass = tl.zeros([], tl.float64)
+    mass = tl.zeros([], tl.int64)
     for at in range(0, size, CHUNK):
         ids = at + tl.arange(0, CHUNK)
         x = tl.load(logits + ids, mask=ids < size, other=-float("inf")).to(tl.float32)
         weights = tl.exp((x - peak) * inverse)
         is_kept = (weights >= lowest) & (weights >= floor)
         count += tl.sum((is_kept & (ids < size)).to(tl.int32), 0)
-        mass += tl.sum(tl.where(is_kept, weights, 0.0), 0).to(tl.float64)
+        mass += tl.sum(_fixed(tl.where(is_kept, weights, 0.0)), 0)
     return count, mass
 
 
 @triton.jit
 def _pick_out(
-    logits, temperatures, peaks, candidates, counts, stride, size, num_chunks,
+    logits, temperatures, top_ks, top_ps, peaks, candidates, counts, stride, size, num_chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ROOM: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """The candidates' weights of one chunk, in order, and how many there are, also if they are too many."""
     chunk, row = tl.program_id(0), tl.program_id(1)
+    if (tl.load(top_ks + row) == 0) & (tl.load(top_ps + row) >= 1.0):
+        return
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + row.to(tl.int64) * stride + ids, mask=ids < size, other=-float("inf")).to(tl.float32)
     peak = _row_peak(peaks, row, num_chunks, CHUNKS)
@@ -135,8 +158,7 @@ def _pick_out(
 
 @triton.jit
 def _mass_of(weights, lowest):
-    kept = tl.where(weights >= lowest, weights, 0.0)
-    return tl.sum(tl.sum(kept, 1), 0).to(tl.float64)
+    return tl.sum(tl.sum(_fixed(tl.where(weights >= lowest, weights, 0.0)), 1), 0)
 
 
 @triton.jit
@@ -194,18 +216,16 @@ def _cut(
             other=0.0,
         )
         num_found = tl.where(tl.max(found, 0) <= ROOM, tl.sum(found, 0), 0)
-        own_peaks = tl.load(peaks + at, mask=chunks < num_chunks, other=-float("inf"))
-        shares = tl.load(masses + at, mask=chunks < num_chunks, other=0.0) * tl.exp((own_peaks - peak) * inverse)
-        total = tl.sum(shares, 0).to(tl.float64)
+        total = tl.sum(_shares(peaks, masses, row, num_chunks, peak, inverse, CHUNKS), 0) // 1024
         if top_k > 0:
             if num_found >= top_k:
-                kept = _cut_candidates(weights, top_k, 0.0, BISECTIONS)
+                kept = _cut_candidates(weights, top_k, total, BISECTIONS)
                 total = _mass_of(weights, kept)
             else:
-                kept = _cut_row(logits, size, peak, inverse, 0.0, top_k, 0.0, CHUNK, BISECTIONS)
+                kept = _cut_row(logits, size, peak, inverse, 0.0, top_k, total, CHUNK, BISECTIONS)
                 _num_kept, total = _mass_from(logits, size, peak, inverse, kept, 0.0, CHUNK)
         if top_p < 1.0:
-            wanted = total * top_p.to(tl.float64)
+            wanted = (total.to(tl.float64) * top_p.to(tl.float64)).to(tl.int64)
             weights = tl.where(weights >= kept, weights, 0.0)
             if (num_found > 0) & (_mass_of(weights, 0.0) >= wanted):
                 least = _cut_candidates(weights, 0, wanted, BISECTIONS)
@@ -221,14 +241,23 @@ def _resurvey(
 ):  # fmt: skip
     """The chunks' masses once more, of what the cuts keep."""
     chunk, row = tl.program_id(0), tl.program_id(1)
+    least = tl.load(lowest + row)
+    if least <= 0.0:
+        return
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + row.to(tl.int64) * stride + ids, mask=ids < size, other=-float("inf")).to(tl.float32)
     peak = _row_peak(peaks, row, num_chunks, CHUNKS)
     own = tl.load(peaks + row * num_chunks + chunk)
     inverse = _inverse(tl.load(temperatures + row))
-    is_kept = tl.exp((x - peak) * inverse) >= tl.load(lowest + row)
-    base = tl.where(own == -float("inf"), 0.0, own)
-    tl.store(masses + row * num_chunks + chunk, tl.sum(tl.where(is_kept, tl.exp((x - base) * inverse), 0.0), 0))
+    mass = tl.sum(_kept(x, peak, tl.where(own == -float("inf"), 0.0, own), inverse, least), 0)
+    tl.store(masses + row * num_chunks + chunk, mass)
+
+
+@triton.jit
+def _kept(x, peak, own_peak, inverse, least):
+    """The weights of a chunk relative to its own peak, as integers; those that the row's cuts leave out are zero."""
+    is_kept = tl.exp((x - peak) * inverse) >= least
+    return _fixed(tl.where(is_kept, tl.exp((x - own_peak) * inverse), 0.0))
 
 
 @triton.jit
@@ -251,7 +280,7 @@ def _uniform(seed, choice, position):
 @triton.jit
 def _draw(
     logits, temperatures, seeds, choices, positions, peaks, firsts, masses, lowest, token_ids, is_valid,
-    stride, size, num_chunks, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, CUT: tl.constexpr,
+    stride, size, num_chunks, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     chunks = tl.arange(0, CHUNKS)
@@ -265,25 +294,21 @@ def _draw(
     token = tl.min(tl.where(chunk_peaks == peak, tl.load(firsts + at, mask=is_chunk, other=0), 0x7FFFFFFF), 0)
     if valid & (temperature > 0.0):
         inverse = 1.0 / temperature
-        shares = tl.load(masses + at, mask=is_chunk, other=0.0).to(tl.float64)
-        shares = shares * tl.exp((chunk_peaks - peak) * inverse).to(tl.float64)
-        ends = tl.cumsum(shares, 0)
         number = _uniform(tl.load(seeds + row), tl.load(choices + row), tl.load(positions + row))
-        point = number * tl.max(ends, 0)
-        chunk = tl.sum((ends <= point).to(tl.int32), 0)
-        chunk = tl.minimum(chunk, tl.max(tl.where(shares > 0.0, chunks, 0), 0))
-        point -= tl.sum(tl.where(chunks < chunk, shares, 0.0), 0)
-        lanes = tl.arange(0, CHUNK)
-        ids = chunk * CHUNK + lanes
+        shares = _shares(peaks, masses, row, num_chunks, peak, inverse, CHUNKS)
+        total = tl.sum(shares, 0)
+        point = tl.minimum((number * total.to(tl.float64)).to(tl.int64), total - 1)
+        chunk = tl.sum((tl.cumsum(shares, 0) <= point).to(tl.int32), 0)
+        # Where in the chunk's share the number falls is where in the chunk's own mass the token lies.
+        before = tl.sum(tl.where(chunks < chunk, shares, 0), 0)
+        share = tl.sum(tl.where(chunks == chunk, shares, 0), 0)
+        mass = tl.load(masses + row * num_chunks + chunk)
+        own_peak = tl.load(peaks + row * num_chunks + chunk)
+        inner = ((point - before).to(tl.float64) / share.to(tl.float64) * mass.to(tl.float64)).to(tl.int64)
+        ids = chunk * CHUNK + tl.arange(0, CHUNK)
         x = tl.load(logits + row.to(tl.int64) * stride + ids, mask=ids < size, other=-float("inf")).to(tl.float32)
-        weights = tl.exp((x - peak) * inverse)
-        if CUT:
-            weights = tl.where(weights >= tl.load(lowest + row), weights, 0.0)
-        inner_ends = tl.cumsum(weights.to(tl.float64), 0)
-        lane = tl.sum((inner_ends <= point).to(tl.int32), 0)
-        # Rounding may leave a crumb: then it is the last token with any weight.
-        lane = tl.minimum(lane, tl.max(tl.where(weights > 0.0, lanes, 0), 0))
-        token = chunk * CHUNK + lane
+        ends = tl.cumsum(_kept(x, peak, own_peak, inverse, tl.load(lowest + row)), 0)
+        token = chunk * CHUNK + tl.sum((ends <= tl.minimum(inner, mass - 1)).to(tl.int32), 0)
     tl.store(token_ids + row, tl.where(valid, token, 0).to(token_ids.dtype.element_ty))
     tl.store(is_valid + row, valid.to(tl.uint8))
 
@@ -310,32 +335,36 @@ def sample(
         s.peaks,
         s.firsts,
         s.masses,
+        s.lowest,
         stride,
         size,
         num_chunks,
         CHUNK=_CHUNK,
         num_warps=4,
+        enable_fp_fusion=False,
     )
     if cuts is not None:
         launch(
             _pick_out, (num_chunks, rows),
-            logits, inputs.temperatures, s.peaks, s.candidates, s.counts, stride, size, num_chunks,
-            CHUNK=_CHUNK, CHUNKS=padded, ROOM=_CANDIDATES, LEAST=_CANDIDATE, num_warps=8,
+            logits, inputs.temperatures, cuts.top_ks, cuts.top_ps, s.peaks, s.candidates, s.counts, stride, size,
+            num_chunks,
+            CHUNK=_CHUNK, CHUNKS=padded, ROOM=_CANDIDATES, LEAST=_CANDIDATE, num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
         launch(
             _cut, (rows,),
             logits, inputs.temperatures, cuts.top_ks, cuts.top_ps, cuts.min_ps, s.peaks, s.masses, s.candidates,
             s.counts, s.lowest, stride, size, num_chunks,
             CHUNK=4 * _CHUNK, CHUNKS=padded, ROOM=_CANDIDATES, BISECTIONS=_BISECTIONS, num_warps=16,
+            enable_fp_fusion=False,
         )  # fmt: skip
         launch(
             _resurvey, (num_chunks, rows),
             logits, inputs.temperatures, s.peaks, s.masses, s.lowest, stride, size, num_chunks,
-            CHUNK=_CHUNK, CHUNKS=padded, num_warps=8,
+            CHUNK=_CHUNK, CHUNKS=padded, num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
     launch(
         _draw, (rows,),
         logits, inputs.temperatures, inputs.seeds, inputs.choices, inputs.positions, s.peaks, s.firsts, s.masses,
         s.lowest, token_ids, is_valid, stride, size, num_chunks,
-        CHUNK=_CHUNK, CHUNKS=padded, CUT=cuts is not None, num_warps=8,
+        CHUNK=_CHUNK, CHUNKS=padded, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip

@@ -57,7 +57,7 @@ def run_invariant(weights: ModelWeights, buffers: Buffers, eps: float, ops: Ops,
         attend(index, b.qkv, b.attended)
         ops.linear(b.attended, layer.o.weight, b.product)
         ops.add_rms_norm(b.product, b.residual, layer.post_norm, eps, b.normed)
-        ops.linear(b.normed, layer.gate_up.weight, b.act, gates=True)
+        ops.gated_linear(b.normed, layer.gate_up.weight, b.gate_up, b.act)
         ops.linear(b.act, layer.down.weight, b.product)
         ops.add_rms_norm(b.product, b.residual, next_norm, eps, b.normed)
 

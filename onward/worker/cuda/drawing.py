@@ -55,7 +55,7 @@ def draw_with_care(
             draw.rules.advance(rows.drawn[0, draw.row])
     if raw is None:
         return None
-    return PendingLogprobs(raw, rows.drawn[0][asked], [draw.sampling.logprobs or 0 for draw in asking])
+    return PendingLogprobs(raw, rows.drawn[0][asked], [draw.sampling.logprobs or 0 for draw in asking], ops)
 
 
 def _apply_rules(

@@ -2,6 +2,7 @@
 
 import torch
 
+from onward.kernels.ops import Ops
 from onward.proto.step import TokenLogprobs
 from onward.worker.cuda.staging import brought
 
@@ -9,10 +10,10 @@ from onward.worker.cuda.staging import brought
 class PendingLogprobs:
     """Of some rows, each with its token. Ties among the likeliest are ordered by token id."""
 
-    def __init__(self, logits: torch.Tensor, tokens: torch.Tensor, num_tops: list[int]) -> None:
+    def __init__(self, logits: torch.Tensor, tokens: torch.Tensor, num_tops: list[int], ops: Ops) -> None:
         """logits float32 [rows, vocabulary], tokens [rows]."""
         own = logits.gather(1, tokens.long()[:, None])
-        totals = logits.double().logsumexp(1, keepdim=True)
+        totals = ops.log_totals(logits)[:, None]
         most = max(num_tops)
         values, ids = logits.sort(dim=1, descending=True, stable=True) if most else (logits, tokens[:, None])
         self._num_tops = num_tops

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from onward.kernels.ops import NUM_INPUTS
-from onward.kernels.triton.prefill_tiles import prefill_tiles
+from onward.kernels.triton.chunk_tiles import chunk_tiles
 
 NO_BLOCK = -1
 Owner = TypeVar("Owner")
@@ -115,7 +115,7 @@ def pack(spans: Sequence[Span[Owner]], geometry: Geometry) -> Packed[Owner]:
 def _pack_chunks(spans: Sequence[Span[Owner]], geometry: Geometry) -> PackedChunks:
     slots = np.repeat(np.array([span.slot for span in spans], np.int64), [span.count for span in spans])
     positions = np.concatenate([np.arange(span.start, span.end, dtype=np.int64) for span in spans])
-    tiles = prefill_tiles([(s.slot, s.start, s.count) for s in spans], geometry.group, geometry.tile_rows)
+    tiles = chunk_tiles([(s.slot, s.start, s.count) for s in spans], geometry.group, geometry.tile_rows)
     return PackedChunks(
         slots * geometry.tokens_stride + positions,
         slots * geometry.tables_stride + positions // geometry.block_size,

@@ -392,7 +392,7 @@ class CudaRunner:
                 num_tops.append((sampling.prompt_logprobs if is_prompt else sampling.logprobs) or 0)
         if given:
             tokens = sent(given, torch.int64, logits.device)
-            step.reported = PendingLogprobs(logits.float(), tokens, num_tops)
+            step.reported = PendingLogprobs(logits.float(), tokens, num_tops, self._ops)
 
 
 def _careful_draws(step: LaunchedStep) -> Sequence[Draw]:
@@ -405,10 +405,10 @@ def _careful_draws(step: LaunchedStep) -> Sequence[Draw]:
 
 
 def _check_supported(model: PreparedModel, config: WorkerConfig) -> None:
-    """Kernels compute with powers of two."""
+    """What the kernels can compute with."""
     if config.block_size & (config.block_size - 1) or config.block_size < 16:
         raise StartupError(f"--block-size {config.block_size} is not a power of two of at least 16, as CUDA needs it")
-    if model.config.head_dim & (model.config.head_dim - 1) or model.config.head_dim < 16:
+    if model.config.head_dim % 16 or not 16 <= model.config.head_dim <= 256:
         raise StartupError(
-            f"the model's head_dim is {model.config.head_dim}; on CUDA it must be a power of two from 16 on"
+            f"the model's head_dim is {model.config.head_dim}; on CUDA it must be a multiple of 16 between 16 and 256"
         )

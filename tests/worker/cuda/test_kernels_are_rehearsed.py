@@ -1,6 +1,6 @@
 """No request waits for a compiler: whatever steps bring, their kernels are among those that are compiled at the start.
 
-Nothing is launched here; which kernels would have been is noted. Needs Triton, so it runs with the device's tests.
+Nothing is launched here; which kernels would have been is noted. Needs Triton, and no device.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,6 @@ from onward.proto.sampling import Sampling
 from onward.proto.step import Run
 from onward.proto.thinking import ThinkingRule
 from tests.worker.cuda.small_model import DeviceDriver
-
-pytestmark = pytest.mark.gpu
 
 EIGHT_KV_HEADS = ModelConfig(
     architecture="qwen3", vocab_size=6144, hidden_size=256, intermediate_size=512, num_layers=1, num_heads=16,

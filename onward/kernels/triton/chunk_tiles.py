@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def prefill_tiles(chunks: Sequence[tuple[int, int, int]], group: int, rows: int) -> np.ndarray:
+def chunk_tiles(chunks: Sequence[tuple[int, int, int]], group: int, rows: int) -> np.ndarray:
     """int32 [tiles, 4]: first row of the batch, tokens, request (row of the block tables), position of the first token.
 
     `chunks` are (request, position of the first token, tokens), in the order of the batch's rows. A tile holds `rows` query

@@ -1,0 +1,19 @@
+"""Asking for memory ahead of its use. What a launch will read, and no kernel before it writes, can be on its way while the
+launch still waits for its input."""
+
+# Triton is not installed everywhere, and its kernels are a language of their own.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+
+import triton
+import triton.language as tl
+
+LINE = tl.constexpr(64)
+"""Numbers of two bytes in a cache line."""
+
+
+@triton.jit
+def prefetch(pointers):
+    """Has the cache lines at these addresses brought from memory, and waits for nothing."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+    )

@@ -1,0 +1,202 @@
+"""The arithmetic that decode and chunk attention share, so that a row has the same bits in both.
+
+A history is cut into splits at fixed positions. Each split has a running softmax of its own over tiles of positions, and
+splits are merged one by one, in order. Whether one program computes the splits in turn, or many programs do so at once,
+changes no operation and no operand:
+
+    history   |-- split 0: tile, tile, … --|-- split 1 --|-- split 2: tile, last tile |
+    result    merge(merge(split 0, split 1), split 2)
+
+Splits are short near the beginning, so that a short history is still read by many programs, and long behind it, so that a
+long one needs few merges.
+
+Three rules make the bits independent of how Triton lays a tile out over warps and threads:
+  * sums over positions and dimensions are made by `halving_sum`, whose additions have two operands each;
+  * matrix products add along their inner axis in an order that no plan changes, and never across warps;
+  * kernels are compiled with `enable_fp_fusion=False`, and a fused multiply-add is written as `tl.fma`.
+`tests/kernels/test_compiled_order.py` checks the compiled kernels against these rules, without a device.
+"""
+
+# Triton is not installed everywhere, and its kernels are a language of their own.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+# pyright: reportPossiblyUnboundVariable=false, reportOperatorIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Where a history is cut. All of it decides the order of sums: deterministic mode has one value for all batches."""
+
+    fine: int
+    """Positions of each of the first `num_fine` splits."""
+    num_fine: int
+    coarse: int
+    """Positions of the splits behind them."""
+    tile: int = 32
+    """Positions of one step of the running softmax."""
+
+    def __post_init__(self) -> None:
+        assert self.fine % self.tile == 0
+        assert self.coarse % self.tile == 0
+        assert self.fine * self.num_fine % max(1, self.coarse) == 0, "coarse splits begin at multiples of their size"
+
+    @property
+    def is_whole(self) -> bool:
+        return self.fine == 0
+
+    def count(self, length: int) -> int:
+        """Splits of a history of this length."""
+        if self.is_whole:
+            return 1
+        fine = min(self.num_fine, -(-length // self.fine))
+        return fine + max(0, -(-(length - self.num_fine * self.fine) // self.coarse))
+
+
+FIXED_SPLITS = Splits(fine=128, num_fine=16, coarse=256)
+"""Of deterministic mode. `KERNEL_VERSION` changes with it."""
+WHOLE = Splits(fine=0, num_fine=0, coarse=0)
+"""One split, however long the history is."""
+
+
+@triton.constexpr_function
+def _log2(size):
+    return size.bit_length() - 1
+
+
+@triton.jit
+def split_start(split, FINE: tl.constexpr, NUM_FINE: tl.constexpr, COARSE: tl.constexpr):
+    """The first position of a split."""
+    return tl.where(split < NUM_FINE, split * FINE, NUM_FINE * FINE + (split - NUM_FINE) * COARSE)
+
+
+@triton.jit
+def split_of(position, FINE: tl.constexpr, NUM_FINE: tl.constexpr, COARSE: tl.constexpr):
+    """The split that a position is in."""
+    behind = position - NUM_FINE * FINE
+    return tl.where(behind < 0, position // FINE, NUM_FINE + behind // COARSE)
+
+
+@triton.jit
+def ends_split(end, FINE: tl.constexpr, NUM_FINE: tl.constexpr, COARSE: tl.constexpr):
+    """Whether a split ends before the position `end`."""
+    return tl.where(end <= NUM_FINE * FINE, end % FINE, end % COARSE) == 0
+
+
+@triton.jit
+def halving_sum(x, AXIS: tl.constexpr, NEIGHBOURS_FROM: tl.constexpr, NEIGHBOURS_TO: tl.constexpr):
+    """The sum along an axis of a matrix: elements are added pairwise until one is left. Every addition has two operands, so
+    the result is the same in every layout.
+
+    While there are at most NEIGHBOURS_FROM and more than NEIGHBOURS_TO elements, neighbours are added to each other, else
+    the upper half to the lower one. The fastest order adds what one thread has first."""
+    OTHER: tl.constexpr = x.shape[1 - AXIS]
+    LOG2_SIZE: tl.constexpr = _log2(x.shape[AXIS])
+    for _ in tl.static_range(LOG2_SIZE):
+        if x.shape[AXIS] <= NEIGHBOURS_FROM and x.shape[AXIS] > NEIGHBOURS_TO:
+            if AXIS == 1:
+                x = tl.sum(tl.reshape(x, [OTHER, x.shape[1] // 2, 2]), 2)
+            else:
+                x = tl.sum(tl.reshape(x, [x.shape[0] // 2, 2, OTHER]), 1)
+        elif AXIS == 1:
+            x = tl.sum(tl.reshape(x, [OTHER, 2, x.shape[1] // 2]), 1)
+        else:
+            x = tl.sum(tl.reshape(x, [2, x.shape[0] // 2, OTHER]), 0)
+    return tl.reshape(x, [OTHER])
+
+
+@triton.jit
+def load_tile(
+    kv, table, kv_head, at, end, page_stride, value_offset,
+    PAGE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """Keys and values [TILE, WIDTH] of the positions from `at` on; with MASK zeros from `end` on. WIDTH is DIM rounded up
+    to a power of two: dimensions behind DIM are zeros."""
+    lanes = tl.arange(0, TILE)
+    dims = tl.arange(0, WIDTH)
+    is_in = at + lanes < end
+    if PAGE >= TILE:
+        page = tl.load(table + at // PAGE).to(tl.int64)
+        rows = page * page_stride + (kv_head * PAGE + at % PAGE + lanes) * DIM
+    else:
+        positions = at + lanes
+        if MASK:
+            pages = tl.load(table + positions // PAGE, mask=is_in, other=0).to(tl.int64)
+        else:
+            pages = tl.load(table + positions // PAGE).to(tl.int64)
+        rows = pages * page_stride + (kv_head * PAGE + positions % PAGE) * DIM
+    offsets = rows[:, None] + dims[None, :]
+    if MASK:
+        mask = is_in[:, None] & (dims < DIM)[None, :]
+        keys = tl.load(kv + offsets, mask=mask, other=0.0)
+        values = tl.load(kv + value_offset + offsets, mask=mask, other=0.0)
+    elif WIDTH != DIM:
+        keys = tl.load(kv + offsets, mask=(dims < DIM)[None, :], other=0.0)
+        values = tl.load(kv + value_offset + offsets, mask=(dims < DIM)[None, :], other=0.0)
+    else:
+        keys = tl.load(kv + offsets)
+        values = tl.load(kv + value_offset + offsets)
+    return keys, values
+
+
+@triton.jit
+def empty_softmax(ROWS: tl.constexpr, WIDTH: tl.constexpr, AXIS: tl.constexpr):
+    """(peak, total, acc) of no positions."""
+    peak = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if AXIS == 1:
+        acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    else:
+        acc = tl.zeros([WIDTH, ROWS], tl.float32)
+    return peak, total, acc
+
+
+@triton.jit
+def add_tile(q, keys, values, visible, scale, peak, total, acc, AXIS: tl.constexpr, MASK: tl.constexpr):
+    """Adds a tile to a split's running softmax; scores are in units of log 2. With MASK only what is `visible` counts;
+    where everything is, the bits are those without MASK.
+
+    AXIS 1: q [rows, dims], scores [rows, positions], acc [rows, dims]; AXIS 0: all of them transposed."""
+    if AXIS == 1:
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+    else:
+        scores = tl.dot(keys, q, input_precision="ieee")
+    if MASK:
+        scores = tl.where(visible, scores, -float("inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, AXIS) * scale)
+    base = new_peak
+    if MASK:
+        base = tl.where(new_peak == -float("inf"), 0.0, new_peak)  # a row that has seen nothing of this split yet
+    weights = tl.exp2(tl.fma(scores, scale, -tl.expand_dims(base, AXIS)))
+    shrink = tl.exp2(peak - base)
+    # A matrix instruction's thread has neighbours, and elements that are 8 apart.
+    total = tl.fma(total, shrink, halving_sum(weights, AXIS, 8, 4))
+    acc = acc * tl.expand_dims(shrink, AXIS)
+    if AXIS == 1:
+        acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
+    else:
+        acc = tl.dot(tl.trans(values), weights.to(values.dtype), acc, input_precision="ieee")
+    return new_peak, total, acc
+
+
+@triton.jit
+def merge_split(peak, total, acc, split_peak, split_total, split_acc, AXIS: tl.constexpr):
+    """The splits before, and the next one. A split of which a row has seen nothing changes nothing: its peak is minus
+    infinity, so that it is multiplied by zero and the others by one."""
+    new_peak = tl.maximum(peak, split_peak)
+    old, new = tl.exp2(peak - new_peak), tl.exp2(split_peak - new_peak)
+    total = tl.fma(total, old, split_total * new)
+    acc = tl.fma(acc, tl.expand_dims(old, AXIS), split_acc * tl.expand_dims(new, AXIS))
+    return new_peak, total, acc
+
+
+@triton.jit
+def normalised(total, acc, AXIS: tl.constexpr):
+    """The weighted mean of the values."""
+    return acc * tl.expand_dims(tl.div_rn(1.0, total), AXIS)

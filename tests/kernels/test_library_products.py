@@ -1,0 +1,71 @@
+"""The library's products are used only where they have the bits of ours. On the CPU, with the products of its library."""
+
+import pytest
+import torch
+
+from onward.kernels.triton.library_products import LibraryProducts, default_product, unsplit_product
+
+
+def _tensors(rows: int = 96) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    buffer = torch.randn(rows, 64)
+    return buffer, torch.randn(48, 64), torch.zeros(rows, 48)
+
+
+class Reference:
+    """A product that is off in one element of those computed in one call, or in none."""
+
+    def __init__(self, *, is_off: bool) -> None:
+        self.num_calls = 0
+        self._is_off = is_off
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        self.num_calls += 1
+        default_product(x, weight, out)
+        if self._is_off and self.num_calls == 5:
+            out[-1, -1] = torch.nextafter(out[-1, -1], torch.tensor(torch.inf))
+
+
+def second_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    default_product(x, weight, out)
+
+
+WAYS = (default_product, second_product)
+
+
+def test_an_equal_product_is_used() -> None:
+    assert LibraryProducts(Reference(is_off=False), WAYS).equal_to_reference(*_tensors()) is default_product
+
+
+def test_one_differing_element_in_any_trial_rules_a_product_out() -> None:
+    # The fifth comparison of the first product fails, and none of the second one's.
+    assert LibraryProducts(Reference(is_off=True), WAYS).equal_to_reference(*_tensors()) is second_product
+
+
+def test_no_product_is_used_where_all_differ() -> None:
+    def reference(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        torch.mul(x @ weight.T, 1.001, out=out)
+
+    assert LibraryProducts(reference, WAYS).equal_to_reference(*_tensors()) is None
+
+
+def test_each_size_is_tried_once_and_with_a_million_elements() -> None:
+    reference = Reference(is_off=False)
+    products = LibraryProducts(reference, WAYS)
+    for rows in (96, 96, 32):
+        products.equal_to_reference(*_tensors(rows))
+    assert reference.num_calls == (1 << 20) // (96 * 48) + (1 << 20) // (32 * 48)
+
+
+@pytest.mark.gpu
+def test_settings_of_torch_are_as_before_when_a_product_without_splits_is_done() -> None:
+    def settings() -> tuple[object, ...]:
+        matmul = torch.backends.cuda.matmul
+        return (
+            matmul.allow_bf16_reduced_precision_reduction,
+            matmul.allow_bf16_reduced_precision_reduction_split_k,
+            torch.backends.cuda.preferred_blas_library(),
+        )
+
+    before = settings()
+    unsplit_product(*(tensor.cuda().bfloat16() for tensor in _tensors()))
+    assert settings() == before
