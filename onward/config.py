@@ -52,7 +52,12 @@ class ServeConfig:
     port: int = knob(8000, "port to listen on (0: any free one)")
     device: Device = knob("cpu", "where the model runs")
     gpu_memory_utilization: float = knob(0.9, "share of a CUDA device's memory that may be used in all")
-    deterministic: bool = knob(False, "on CUDA: the same bits alone, in any batch, in any chunking and after a resume")
+    deterministic: bool = knob(
+        False,
+        "on CUDA: a token's bits do not depend on its batch or on chunks, so that resumed streams are bit-exact; not with "
+        "fp8 or float32",
+        on_cuda=True,
+    )
     dtype: Dtype = knob("auto", "type of the weights that are not quantized; auto: float32, on CUDA bfloat16")
     quantization: Quantization = knob(
         "auto", "auto: on CPU int8 for checkpoints that are quantized already, else none; int8 is CPU's, fp8 CUDA's"
@@ -254,6 +259,8 @@ def with_defaults(config: type[Any], said: dict[str, Any]) -> Any:
     """The config with what was said; the rest has its default, on a CUDA device that device's."""
     is_cuda = said.get("device") == "cuda"
     own = {f.name: f.metadata["on_cuda"] for f in dataclasses.fields(config) if is_cuda and f.metadata.get("on_cuda")}
+    if said.get("quantization") == "fp8" or said.get("dtype") == "float32":
+        own.pop("deterministic", None)  # those have no deterministic kernels
     return config(**(own | said))
 
 
@@ -286,7 +293,10 @@ def hub_endpoint() -> str | None:
 
 
 def settle_triton() -> Path:
-    """Triton keeps what it compiles in a folder that it takes from the environment alone. Ours, unless a person set one."""
+    """Triton keeps what it compiles in a folder that it takes from the environment alone. Ours, unless a person set one.
+
+    Before torch is imported: it would print a warning each time that `library_products` chooses among its libraries."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     return Path(os.environ.setdefault("TRITON_CACHE_DIR", str(cache_dir() / "triton")))
 
 

@@ -117,6 +117,7 @@ class Admin:
                 "version": __version__,
                 "model": self._model_card()
                 | {"fingerprint": self._model.fingerprint, "architecture": self._model.config.architecture},
+                "resume": {"is_exact": self._model.is_exact, "guarantee": self._model.resume_guarantee},
                 "role": self._config.role,
                 "state": state_of(self._client, self._streams, view.engine),
                 "incarnation": view.incarnation,

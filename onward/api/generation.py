@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from onward.api.forms import Collected, Form, form_of
 from onward.api.identity import Identity, identity_of
-from onward.api.jobs import Backend, Job, Jobs, is_exact
+from onward.api.jobs import Backend, Job, Jobs
 from onward.api.ledger import RESCHEDULE, Delivery
 from onward.api.pieces import Piece
 from onward.api.prepared import Prepared
@@ -190,7 +190,7 @@ class GenerationEndpoint:
     async def generate(self, identity: Identity, body: bytes, cursor: Cursor | None, send: Send) -> None:
         jobs = self.generator.jobs
         if cursor is not None:
-            can_be_made_again = is_exact(self._backend.model)
+            can_be_made_again = self._backend.model.is_exact
             attempt = await self._next_attempt(identity, cursor, must_answer=not can_be_made_again)
             if attempt is not None and self.repeats(attempt.body, body):
                 await self._go_on(identity, attempt, send)

@@ -38,14 +38,8 @@ from onward.proto.router import Attempt
 from onward.proto.step import TokenLogprobs, WorkerHello
 from onward.web.body import wrong
 
-EXACT_QUANTIZATION = "int8"
 MAX_RETOLD = 1 << 31
 """Tokens of an answer that has been made: whatever bounded it then."""
-
-
-def is_exact(model: PreparedModel) -> bool:
-    """Whether the same seed makes the same tokens, whatever else the batch computes."""
-    return model.quantization == EXACT_QUANTIZATION or model.is_deterministic
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +241,7 @@ class Jobs:
         for name, given in (("choices", attempt.choices), ("skip_to", attempt.skip_to)):
             if given and len(given) != request.num_choices:
                 raise wrong(name, f"must be one per choice ({request.num_choices}), got {len(given)}")
-        if attempt.skip_to and not is_exact(self._backend.model):
+        if attempt.skip_to and not self._backend.model.is_exact:
             raise STREAM_UNKNOWN
         for index, choice in enumerate(attempt.choices):
             check_token_ids(f"choices[{index}].token_ids", choice.token_ids, self._bounds)

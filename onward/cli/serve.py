@@ -80,7 +80,7 @@ def serve(
         def on_ready() -> None:
             progress.stop()
             url, console = _url_of(config, listening), Console(highlight=False)
-            welcome(console, config, model.name, url, pd, routers, needs_key=key_source.has_keys)
+            welcome(console, config, model, url, pd, routers, needs_key=key_source.has_keys)
 
         supervisor = Supervisor(
             config,

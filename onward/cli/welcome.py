@@ -5,6 +5,7 @@ from rich.console import Console
 from rich.text import Text
 
 from onward.config import DEFAULT_MODEL, RouterConfig, ServeConfig
+from onward.proto.model import PreparedModel
 from onward.supervisor.pd import PdPlan
 from onward.supervisor.routers import RouterPlan
 
@@ -15,30 +16,31 @@ GREETING = "  Onward "
 def welcome(
     console: Console,
     config: ServeConfig,
-    model_name: str,
+    model: PreparedModel,
     url: str,
     pd: PdPlan,
     routers: RouterPlan,
     *,
     needs_key: bool = False,
 ) -> None:
-    for line in _lines(config, model_name, url, pd, routers, needs_key):
+    for line in _lines(config, model, url, pd, routers, needs_key):
         console.print(line, soft_wrap=True, markup=False)
 
 
 def _lines(
-    config: ServeConfig, model_name: str, url: str, pd: PdPlan, routers: RouterPlan, needs_key: bool
+    config: ServeConfig, model: PreparedModel, url: str, pd: PdPlan, routers: RouterPlan, needs_key: bool
 ) -> list[str | Text]:
     if config.role == "prefill":
-        return [*_prefill_lines(config, model_name, url, pd), *_router_lines(routers)]
+        return [*_prefill_lines(config, model.name, url, pd), *_router_lines(routers)]
     lines: list[str | Text] = [
-        Text.assemble("\n", GREETING, "serves ", (model_name, "bold"), " at ", (url, "bold cyan"), "\n")
+        Text.assemble("\n", GREETING, "serves ", (model.name, "bold"), " at ", (url, "bold cyan"), "\n"),
+        f"  {model.resume_guarantee[0].upper()}{model.resume_guarantee[1:]}\n",
     ]
     if pd.peers:
         lines.append(f"  Prompts are computed by {', '.join(pd.peers)}\n")
     if pd.handoff_address is not None:
         lines.append(f"  It also prefills for decode instances at {pd.handoff_address}\n")
-    return [*lines, *_router_lines(routers), curl(model_name, url, needs_key=needs_key)]
+    return [*lines, *_router_lines(routers), curl(model.name, url, needs_key=needs_key)]
 
 
 def _router_lines(routers: RouterPlan) -> list[str | Text]:

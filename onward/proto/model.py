@@ -71,7 +71,19 @@ class PreparedModel(msgspec.Struct, frozen=True):
     created_s: int = 0
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     is_deterministic: bool = False
-    """Asked for: a token's bits depend on its history alone, not on its neighbours nor on how the history was cut."""
+    """On CUDA: a token's bits depend on its history alone, not on its batch nor on how the history was cut into chunks."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the same seed gives the same tokens, whatever else is in the batch: so a stream that is computed again
+        after a preemption, a crash or a resume continues with the tokens that it would have had."""
+        return self.quantization == "int8" or self.is_deterministic
+
+    @property
+    def resume_guarantee(self) -> str:
+        if self.is_exact:
+            return "resumed streams are bit-exact: they continue with the tokens that an undisturbed stream has"
+        return "resumed streams keep the tokens that were sent; later ones may differ from an undisturbed stream's"
 
 
 class ModelText(msgspec.Struct, frozen=True):

@@ -62,6 +62,8 @@ def test_the_info_names_model_processes_and_blocks(http: httpx.Client, instance:
     }
     assert info["kv_blocks"] == {"free": NUM_BLOCKS}
     assert info["configuration"] == {"port": 0}
+    assert info["resume"]["is_exact"] is False
+    assert "may differ" in info["resume"]["guarantee"]
 
 
 def test_the_metrics_are_in_prometheus_form(http: httpx.Client) -> None:

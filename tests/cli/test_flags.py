@@ -30,6 +30,22 @@ def test_flags_set_the_knobs_of_the_same_name() -> None:
     assert (config.port, config.dtype, config.cors_origin, config.drain_s) == (0, "bfloat16", ("a", "b"), 0.5)
 
 
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], False),
+        (["--device", "cuda"], True),
+        (["--device", "cuda", "--no-deterministic"], False),
+        (["--device", "cuda", "--quantization", "fp8"], False),
+        (["--device", "cuda", "--dtype", "float32"], False),
+        (["--device", "cuda", "--quantization", "fp8", "--deterministic"], True),  # refused later, with the reason
+    ],
+    ids=str,
+)
+def test_deterministic_is_the_default_where_cuda_kernels_support_it(argv: list[str], expected: bool) -> None:
+    assert parse(*argv).deterministic is expected
+
+
 def test_all_promised_flags_exist_and_the_help_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run(["serve", "--help"])

@@ -1,20 +1,25 @@
 import io
 
+import msgspec
 from rich.console import Console
 
 from onward.cli.welcome import GREETING, curl, welcome, welcome_router
 from onward.config import RouterConfig, ServeConfig
 from onward.supervisor.pd import resolve
 from onward.supervisor.routers import resolve_routers
+from tests.supervisor.test_wires import MODEL
 
 URL = "http://127.0.0.1:8000"
 
 
-def said(config: ServeConfig, handoff_port: int | None = None, *, needs_key: bool = False) -> str:
+def said(
+    config: ServeConfig, handoff_port: int | None = None, *, needs_key: bool = False, quantization: str = "none"
+) -> str:
     out = io.StringIO()
     console = Console(file=out, highlight=False, width=20)
     pd, routers = resolve(config, "", handoff_port), resolve_routers(config, 8000)
-    welcome(console, config, "small", URL, pd, routers, needs_key=needs_key)
+    model = msgspec.structs.replace(MODEL, name="small", quantization=quantization)
+    welcome(console, config, model, URL, pd, routers, needs_key=needs_key)
     assert out.getvalue().splitlines()[1].startswith(GREETING), "`onward up` looks for it"
     return out.getvalue()
 
@@ -23,6 +28,11 @@ def test_an_instance_by_itself_shows_a_request_to_try() -> None:
     text = said(ServeConfig())
     assert f"at {URL}" in text
     assert f"curl {URL}/v1/chat/completions" in text
+
+
+def test_an_instance_says_what_a_resumed_stream_is_guaranteed() -> None:
+    assert "Resumed streams are bit-exact" in said(ServeConfig(), quantization="int8")
+    assert "later ones may differ" in said(ServeConfig())
 
 
 def test_a_prefill_instance_says_how_to_start_a_decode_instance_and_shows_no_request() -> None:

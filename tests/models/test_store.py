@@ -314,6 +314,7 @@ def test_a_cuda_device_has_its_own_types_and_its_own_fingerprint(gguf_path: Path
         ({"device": "cpu", "quantization": "fp8"}, "--quantization fp8 needs --device cuda"),
         ({"device": "cpu", "deterministic": True}, "--deterministic needs --device cuda"),
         ({"device": "cuda", "quantization": "fp8", "deterministic": True}, "does not go with --quantization fp8"),
+        ({"device": "cuda", "dtype": "float32", "deterministic": True}, "does not go with --dtype float32"),
     ],
     ids=str,
 )
