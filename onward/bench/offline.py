@@ -2,6 +2,7 @@
 
     "256"      256 requests at once: prompts of 100 to 1024 random ids, outputs of 100 to 1024 tokens, temperature 0.6
     "single"   one request: milliseconds from token to token
+    "prompt"   one long prompt: seconds to its first token
 
 Each run has prompts of its own, so that no run finds another one's in the prefix cache.
 """
@@ -34,6 +35,8 @@ class Figures:
     """Of the median run; output tokens alone."""
     ms_per_token: float | None = None
     """Of a single stream, from its first token to its last; the median run's."""
+    first_token_s: float | None = None
+    """Of a long prompt; the median run's."""
 
 
 def workload_256(count: int = 256, low: int = 100, high: int = 1024) -> list[Request]:
@@ -92,6 +95,22 @@ def measure_single(
     return Figures(
         "single", prompt_tokens, output_tokens, whole_s[1:], output_tokens / statistics.median(whole_s[1:]),
         1000 * statistics.median(between_s[1:]),
+    )  # fmt: skip
+
+
+def measure_prompt(llm: LLM, *, num_runs: int, prompt_tokens: int) -> Figures:
+    generator = random.Random(2)
+    limit = min(_HIGHEST_ID, llm.model.config.vocab_size - 1)
+    runs_s = []
+    for number in range(num_runs + 1):
+        prompt = [generator.randint(0, limit) for _ in range(prompt_tokens)]
+        started_s = time.perf_counter()
+        for _ in llm.stream(prompt, SamplingOptions(max_tokens=1, temperature=0.6, ignore_eos=True, seed=number)):
+            pass
+        runs_s.append(time.perf_counter() - started_s)
+    first_token_s = statistics.median(runs_s[1:])
+    return Figures(
+        "prompt", prompt_tokens, 1, runs_s[1:], 1 / first_token_s, first_token_s=first_token_s
     )  # fmt: skip
 
 

@@ -17,7 +17,8 @@ from onward.errors import InvalidRequest
 from onward.offline.inputs import OFFLINE_KNOBS
 
 SCHEMA = 1
-WORKLOADS = ("256", "single")
+WORKLOADS = ("256", "single", "prompt")
+DEFAULT_WORKLOADS = ("256", "single")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help=f"a model, or a shape with random weights: {', '.join(SHAPES)}",
     )
-    parser.add_argument("--workload", choices=WORKLOADS, action="append", help="several may be given [both]")
+    parser.add_argument(
+        "--workload",
+        choices=WORKLOADS,
+        action="append",
+        help=f"several may be given [{' and '.join(DEFAULT_WORKLOADS)}]",
+    )
     parser.add_argument("--requests", type=int, default=256, metavar="N", help='of the workload "256" [%(default)s]')
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=32_768, metavar="N", help='of the workload "prompt" [%(default)s]'
+    )
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="counted, after one that is not [%(default)s]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="writes all figures there")
     skipped = tuple(f.name for f in dataclasses.fields(ServeConfig) if f.name not in OFFLINE_KNOBS)
@@ -35,9 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    for name in ("requests", "runs"):
+    for name in ("requests", "runs", "prompt_tokens"):
         if getattr(args, name) < 1:
-            raise InvalidRequest(f"--{name} must be at least 1", param=name)
+            raise InvalidRequest(f"--{name.replace('_', '-')} must be at least 1", param=name)
     knobs: dict[str, Any] = {name: getattr(args, name) for name in OFFLINE_KNOBS if getattr(args, name) is not None}
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         with LLM(model, **knobs) as llm:
             ready_s = offline.process_age_s()
             console.print(f"{args.model_argument}: ready {ready_s:.1f} s after the process was started")
-            figures = [_measure(llm, name, args) for name in args.workload or WORKLOADS]
+            figures = [_measure(llm, name, args) for name in args.workload or DEFAULT_WORKLOADS]
     for one in figures:
         console.print(_line(one), soft_wrap=True)
     if args.json is not None:
@@ -63,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
 def _measure(llm: Any, workload: str, args: argparse.Namespace) -> offline.Figures:
     if workload == "single":
         return offline.measure_single(llm, num_runs=args.runs)
+    if workload == "prompt":
+        return offline.measure_prompt(llm, num_runs=args.runs, prompt_tokens=args.prompt_tokens)
     return offline.measure_batch(llm, offline.workload_256(args.requests), num_runs=args.runs)
 
 
@@ -70,6 +81,8 @@ def _line(one: offline.Figures) -> str:
     runs = ", ".join(f"{one.num_output_tokens / s:.0f}" for s in one.runs_s)
     if one.ms_per_token is not None:
         return f"one stream: {one.ms_per_token:.3f} ms per token"
+    if one.first_token_s is not None:
+        return f"one prompt of {one.num_prompt_tokens} tokens: {one.first_token_s:.3f} s to its first token"
     return f"{one.name} requests, {one.num_output_tokens} tokens: {one.tokens_per_s:.0f} tok/s (runs {runs})"
 
 

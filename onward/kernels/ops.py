@@ -114,6 +114,10 @@ class Ops(Protocol):
     tile_rows: int
     """Query rows of one tile of chunk attention, for chunks of more than one token."""
 
+    def reserve(self, num_heads: int, num_kv_heads: int, head_dim: int, device: str) -> None:
+        """Allocates what attention needs beside its arguments, before the rest of the memory is given to the KV pool."""
+        ...
+
     def begin_rows(self, slots: SlotTensors, rows: RowTensors, block_size: int) -> None:
         """Gives tables their new blocks, then fills `rows` from the slots."""
         ...

@@ -10,6 +10,9 @@ from onward.kernels.triton import reference
 class TorchOps:
     tile_rows = 16
 
+    def reserve(self, num_heads: int, num_kv_heads: int, head_dim: int, device: str) -> None:
+        pass
+
     def begin_rows(self, slots: SlotTensors, rows: RowTensors, block_size: int) -> None:
         owners, lengths = rows.slots.long(), rows.lengths.long()
         newest = (lengths - 1).clamp(min=0)

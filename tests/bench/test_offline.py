@@ -51,9 +51,13 @@ def test_the_command_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFi
     model.mkdir()
     (model / "config.json").write_text(json.dumps(SMALL))
     flags = ["--load-format", "dummy", "--requests", "2", "--runs", "1", "--threads", "1"]
-    assert run(["bench", "offline", str(model), "--workload", "256", *flags, "--json", str(tmp_path / "out.json")]) == 0
+    flags += ["--workload", "256", "--workload", "prompt", "--prompt-tokens", "300"]
+    assert run(["bench", "offline", str(model), *flags, "--json", str(tmp_path / "out.json")]) == 0
     written = json.loads((tmp_path / "out.json").read_text())
-    (figures,) = written["figures"]
+    figures, prompt = written["figures"]
     assert figures["num_output_tokens"] == sum(one.num_outputs for one in offline.workload_256(2))
     assert figures["tokens_per_s"] > 0 < written["ready_s"]
-    assert "tok/s" in capsys.readouterr().out
+    assert (prompt["num_prompt_tokens"], prompt["num_output_tokens"]) == (300, 1)
+    shown = capsys.readouterr().out
+    assert "tok/s" in shown
+    assert "one prompt of 300 tokens" in shown

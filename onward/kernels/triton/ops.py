@@ -37,6 +37,9 @@ class TritonOps:
         self._decode_scratch: dict[tuple[int, int, int], DecodeScratch] = {}
         self._sample_scratch: dict[tuple[int, int], SampleScratch] = {}
 
+    def reserve(self, num_heads: int, num_kv_heads: int, head_dim: int, device: str) -> None:
+        self._scratch_of_heads(num_heads, num_kv_heads, head_dim, device)
+
     def begin_rows(self, slots: SlotTensors, rows: RowTensors, block_size: int) -> None:
         row_kernels.begin_rows(slots, rows, block_size)
 

@@ -91,6 +91,7 @@ class CudaRunner:
             model.config, loaded, ops, buffers, logits, rotary_on(model.config, self.max_model_len, device),
             deterministic=config.deterministic,
         )  # fmt: skip
+        ops.reserve(model.config.num_heads, model.config.num_kv_heads, model.config.head_dim, device)
         before_pool()
         self.num_blocks = self._pool_blocks(dtype.itemsize)
         self._decoder.use(self._allocate_pool(dtype))
