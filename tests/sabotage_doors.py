@@ -30,7 +30,7 @@ from onward.shelf import records as shelf_records
 from onward.shelf.core import ShelfCore
 from onward.shelf.records import Records
 from onward.text import bounded_template
-from onward.web import callers, keys
+from onward.web import callers, keys, responses
 from onward.web.callers import BoundedConnections, Callers
 from onward.web.keys import Caller, Keys
 from tests.sabotage_kinds import Patches, Sabotage
@@ -67,6 +67,10 @@ def _what_is_at_no_route_is_open(patch: Patches) -> None:
         return original(self, scope) if scope["path"] in self._by_path else callers.Access.OPEN
 
     patch.around(Callers, "_access", access)
+
+
+def _probes_are_told_the_reason(patch: Patches) -> None:
+    patch.put(responses, "is_known", lambda scope: True)
 
 
 def _the_beginning_of_a_digest_will_do(patch: Patches) -> None:
@@ -321,6 +325,12 @@ TABLE = [
         "F61: a path that is not in a list is open",
         _what_is_at_no_route_is_open,
         [AT_INSTANCE + ROUTES, AT_ROUTER + ROUTES],
+    ),
+    Sabotage(
+        "probes-told-why",
+        "F61: /health tells a caller without a key why it is not well",
+        _probes_are_told_the_reason,
+        [AT_INSTANCE + "test_health_tells_a_probe_its_status_and_a_caller_with_a_key_the_reason"],
     ),
     Sabotage(
         "digest-prefix",

@@ -18,7 +18,7 @@ from onward.version import __version__
 from onward.web import audit
 from onward.web.callers import CLUSTER, Access, GuardedRoute, caller_of
 from onward.web.keys import ANONYMOUS
-from onward.web.responses import json_response, metrics_response
+from onward.web.responses import health_response, json_response, metrics_response
 
 MAX_STALL_S = 30.0
 """Work without a completed step for this long is no progress."""
@@ -61,7 +61,7 @@ class Admin:
         endpoints: dict[str, tuple[Access, Callable[[Request], Awaitable[Response]]]] = {
             "/v1/models": (Access.USER, self.models),
             "/v1/models/{model:path}": (Access.USER, self.model),
-            "/health": (Access.USER, self.health),
+            "/health": (Access.OPEN, self.health),
             "/live": (Access.OPEN, self.live),
             "/version": (Access.USER, self.version),
             "/metrics": (Access.OPEN if self._config.open_metrics else Access.ADMIN, self.metrics),
@@ -85,13 +85,11 @@ class Admin:
             )
         return json_response(self._model_card())
 
-    async def health(self, _: Request) -> Response:
+    async def health(self, request: Request) -> Response:
         if self._streams.is_draining:
-            return json_response({"status": "draining", "reason": "this instance is being drained"}, status=503)
+            return health_response(request, "draining", "this instance is being drained")
         problem = await self._problem()
-        if problem is not None:
-            return json_response({"status": "unavailable", "reason": problem}, status=503)
-        return json_response({"status": "ok"})
+        return health_response(request, "ok" if problem is None else "unavailable", problem)
 
     def drain(self) -> Response:
         """Of the whole instance, and for good. Asking again changes nothing."""

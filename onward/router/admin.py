@@ -18,7 +18,7 @@ from onward.transport.decoding import decode_message
 from onward.transport.proof import is_proven
 from onward.version import __version__
 from onward.web import http
-from onward.web.responses import json_response, metrics_response
+from onward.web.responses import health_response, json_response, metrics_response
 
 MAX_REGISTRATION_BYTES = 16 << 20
 _logger = logging.getLogger(__name__)
@@ -46,10 +46,10 @@ class Admin:
                 return Response(answer[1], answer[0], media_type="application/json")
         raise Unavailable("there is no instance that could say it", retry_after_s=1.0)
 
-    async def health(self, _: Request) -> Response:
+    async def health(self, request: Request) -> Response:
         if not self._core.can_serve(self._serving.clock.now_s()):
-            return json_response({"status": "unavailable", "reason": "there is no instance to serve requests"}, 503)
-        return json_response({"status": "ok"})
+            return health_response(request, "unavailable", "there is no instance to serve requests")
+        return health_response(request, "ok", None)
 
     async def live(self, _: Request) -> Response:
         return json_response({"status": "ok"})

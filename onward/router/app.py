@@ -66,7 +66,7 @@ def routes_of(
         "/v1/models/{model:path}": (Access.USER, admin.told_by_an_instance),
         "/openapi.json": (Access.USER, admin.told_by_an_instance),
         docs_page.PATH: (Access.OPEN, docs_page.show),
-        "/health": (Access.USER, admin.health),
+        "/health": (Access.OPEN, admin.health),
         "/live": (Access.OPEN, admin.live),
         "/version": (Access.USER, admin.version),
         "/metrics": (Access.OPEN if config.open_metrics else Access.ADMIN, admin.metrics),

@@ -26,7 +26,7 @@ _NO_KEY = ErrorInfo("invalid_api_key", "Authorization: a valid API key is requir
 _NOT_ADMIN = ErrorInfo("forbidden", "Authorization: this needs the key of an admin", 403)
 
 NOBODY = Caller("", "user")
-"""At an open door nobody is asked."""
+"""A caller of an open route that shows no valid key."""
 CLUSTER = Caller("cluster", "admin")
 """Whoever holds the cluster's key has shown that instead of a key of the table."""
 
@@ -78,9 +78,12 @@ class Callers:
             return None
         access = self._access(scope)
         scope[_CALLER] = NOBODY
-        if access is Access.OPEN or (access is Access.CLUSTER and self._cluster_key):
+        if access is Access.CLUSTER and self._cluster_key:
             return None
         caller = self._caller(scope)
+        if access is Access.OPEN:
+            scope[_CALLER] = caller or NOBODY
+            return None
         if caller is None:
             return _NO_KEY
         scope[_CALLER] = caller
@@ -116,6 +119,11 @@ def guarded(routes: Sequence[BaseRoute]) -> list[GuardedRoute]:
 
 def caller_of(scope: Scope) -> Caller:
     return scope[_CALLER]
+
+
+def is_known(scope: Scope) -> bool:
+    """Whether the caller of an open route has shown a valid key, or none is needed: then it may see details."""
+    return scope[_CALLER] is not NOBODY
 
 
 def check_admin(caller: Caller) -> None:

@@ -47,7 +47,7 @@ ACCESS = {
     "/detokenize": Access.USER,
     "/v1/models": Access.USER,
     "/v1/models/{model:path}": Access.USER,
-    "/health": Access.USER,
+    "/health": Access.OPEN,
     "/version": Access.USER,
     "/openapi.json": Access.USER,
     "/live": Access.OPEN,
@@ -151,6 +151,17 @@ def test_every_route_and_method_is_closed_as_the_table_says(model: PreparedModel
             return client.request(question.method, url, headers=doors.header(question.name)).status_code
 
         assert doors.wrong_answers(doors.questions(routes, last=("/drain",)), ask) == []
+
+
+def test_health_tells_a_probe_its_status_and_a_caller_with_a_key_the_reason(model: PreparedModel) -> None:
+    with keyed(model) as instance:
+        assert get(instance, "/health").json() == {"status": "ok"}
+        instance.worker_ready = False
+        for wrong in ({}, {"Authorization": "Bearer ow-wrong"}):
+            answer = get(instance, "/health", **wrong)
+            assert (answer.status_code, answer.json()) == (503, {"status": "unavailable"})
+        answer = get(instance, "/health", "user")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "the engine has no worker")
 
 
 def test_with_a_clusters_key_what_is_between_router_and_instance_wants_its_proof(model: PreparedModel) -> None:

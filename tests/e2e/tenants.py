@@ -119,7 +119,7 @@ def stopped(*pids: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def status_of(url: str, name: str, path: str = "/health") -> int:
+def status_of(url: str, name: str, path: str = "/v1/models") -> int:
     return httpx.get(url + path, headers=header(name), timeout=30).status_code
 
 

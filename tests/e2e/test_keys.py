@@ -47,19 +47,19 @@ def test_keys_close_a_real_server_and_are_read_again_and_shown_nowhere(
     plain.chmod(0o600)
     flags = ("--api-keys", str(path), "--api-key-file", str(plain), "--api-processes", "2")
     with Server("--max-num-seqs", "4", "--num-kv-blocks", "64", *flags) as server:
-        assert [status(server, one) for one in ("/live", "/health", "/v1/models", "/info")] == [200, 401, 401, 401]
-        assert [status(server, "/health", key) for key in (admin, "ow-of-a-file", "ow-wrong")] == [200, 200, 401]
+        assert [status(server, one) for one in ("/live", "/health", "/v1/models", "/info")] == [200, 200, 401, 401]
+        assert [status(server, "/v1/models", key) for key in (admin, "ow-of-a-file", "ow-wrong")] == [200, 200, 401]
         user = added(path, "team", capsys)
         server._process.send_signal(signal.SIGHUP)
         wait_for_line(server, "action=reload_keys targets=3")
         deadline_s = time.monotonic() + PATIENCE_S
-        while {status(server, "/health", user) for _ in range(8)} != {200}:
+        while {status(server, "/v1/models", user) for _ in range(8)} != {200}:
             assert time.monotonic() < deadline_s, "an api process has not heard of it"
         assert status(server, "/info", user) == 403
         path.write_text("[[key]]\n")
         server._process.send_signal(signal.SIGHUP)
         wait_for_line(server, "refused=")
-        assert status(server, "/health", user) == 200
+        assert status(server, "/v1/models", user) == 200
         request = urllib.request.Request(server.url + "/info", headers={"Authorization": f"Bearer {admin}"})
         with urllib.request.urlopen(request, timeout=30) as response:
             info = response.read().decode()

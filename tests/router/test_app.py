@@ -553,15 +553,16 @@ def test_a_second_request_with_a_live_label_is_a_conflict() -> None:
     uvloop.run(scenario())
 
 
-def test_every_route_but_live_wants_the_api_key() -> None:
+def test_every_route_but_probes_wants_the_api_key() -> None:
     async def scenario() -> None:
         async with running_router(StandInInstance("a"), api_key=("secret-1",)) as router:
             good = {"Authorization": "Bearer secret-1"}
             for headers in ({}, {"Authorization": "Bearer secret-2"}, {"Authorization": "Basic secret-1"}):
                 assert (await router.post(STREAM, headers=headers)).status == 401
-                for path in ("/health", "/v1/models", "/metrics", "/info", "/version", "/internal/status", CHAT):
+                for path in ("/v1/models", "/metrics", "/info", "/version", "/internal/status", CHAT):
                     assert (await router.get(path, headers)).status == 401
-                assert (await router.get("/live", headers)).status == 200
+                for path in ("/live", "/health"):
+                    assert (await router.get(path, headers)).status == 200
             assert_seamless((await router.post(STREAM, headers=good)).stream, 7, 6)
             assert (await router.get("/internal/status", good)).status == 200
             assert b"secret-1" not in (await router.get("/info", good)).body

@@ -49,7 +49,7 @@ ACCESS = {
     "/openapi.json": Access.USER,
     "/v1/models": Access.USER,
     "/v1/models/{model:path}": Access.USER,
-    "/health": Access.USER,
+    "/health": Access.OPEN,
     "/version": Access.USER,
     "/live": Access.OPEN,
     "/docs": Access.OPEN,
