@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import secrets
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="go on to the full length; servers that do not know the field need --no-ignore-eos",
     )
-    parser.add_argument("--seed", default="0", metavar="TEXT", help="chooses the prompts [%(default)s]")
+    parser.add_argument(
+        "--seed",
+        metavar="TEXT",
+        help="chooses the prompts (default: another one for each run, so that none finds its prompts in a prefix cache)",
+    )
     parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="per request [%(default)s]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="writes all figures there")
 
@@ -65,11 +70,12 @@ def run(args: argparse.Namespace) -> int:
             raise InvalidRequest(f"--{name.replace('_', '-')} must be at least 1", param=name)
     if args.json is not None:
         make_folder_of(args.json)
+    args.seed = args.seed or secrets.token_hex(4)
     target = Target(checked_url(args.url, "--url"), args.model or "", args.endpoint, api_key_of(args), args.timeout)
     console = Console()
     target, records = asyncio.run(_measure(target, args, console))
     summary = summarize(records)
-    console.print(table_of(summary, f"{target.model} at {target.url}, {args.streams} streams"))
+    console.print(table_of(summary, f"{target.model} at {target.url}, {args.streams} streams, seed {args.seed}"))
     if args.json is not None:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(_document(target, args, summary, records))))
     return 1 if summary.num_failed else 0

@@ -56,6 +56,24 @@ def test_figures_of_a_run_are_printed_and_written(
     assert "output tokens/s" in printed and "time to first token" in printed
 
 
+def test_each_run_has_prompts_of_its_own_unless_a_seed_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bench.json"
+
+    def prompts(*arguments: str) -> list[str]:
+        with serving(_answer) as server:
+            flags = ["--requests", "3", "--streams", "1", "--output-tokens", "2", "--json", str(file)]
+            assert run_bench(server.url, *flags, *arguments) == 0
+        return [body["messages"][0]["content"] for body in server.bodies[-3:]]
+
+    first, second = prompts(), prompts()
+    assert not {*first} & {*second}
+    seed = msgspec.json.decode(file.read_bytes())["asked"]["seed"]
+    assert f"seed {seed}" in " ".join(capsys.readouterr().out.split())
+    assert prompts("--seed", seed) == second
+
+
 def test_as_many_streams_run_at_once_as_were_asked_for() -> None:
     open_now, most = 0, 0
     all_here = asyncio.Event()
