@@ -75,7 +75,7 @@ class Requests:
         }  # fmt: skip
 
     def stream(self, stream: int, kind: str, salt: str) -> dict[str, Any]:
-        """One of those that are compared. Requests that differ in their salt alone share no cached block."""
+        """One of the compared streams. Requests that differ in their salt alone share no cached block."""
         body = self.body(stream, self.prompt_len_of(stream), salt)
         return body | (MIXED[stream % len(MIXED)] if kind == "mixed" else {})
 
