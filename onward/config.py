@@ -54,8 +54,8 @@ class ServeConfig:
     gpu_memory_utilization: float = knob(0.9, "share of a CUDA device's memory that may be used in all")
     deterministic: bool = knob(
         False,
-        "on CUDA: a token's bits do not depend on its batch or on chunks, so that resumed streams are bit-exact; not with "
-        "fp8 or float32",
+        "on CUDA, with bfloat16: a token's bits do not depend on its batch or on chunks, so that resumed streams are "
+        "bit-exact",
         on_cuda=True,
     )
     dtype: Dtype = knob("auto", "type of the weights that are not quantized; auto: float32, on CUDA bfloat16")
@@ -259,8 +259,8 @@ def with_defaults(config: type[Any], said: dict[str, Any]) -> Any:
     """The config with what was said; the rest has its default, on a CUDA device that device's."""
     is_cuda = said.get("device") == "cuda"
     own = {f.name: f.metadata["on_cuda"] for f in dataclasses.fields(config) if is_cuda and f.metadata.get("on_cuda")}
-    if said.get("quantization") == "fp8" or said.get("dtype") == "float32":
-        own.pop("deterministic", None)  # those have no deterministic kernels
+    if said.get("quantization") == "fp8" or said.get("dtype") in ("float32", "float16"):
+        own.pop("deterministic", None)  # only bfloat16 was shown to be exact
     return config(**(own | said))
 
 
@@ -293,11 +293,14 @@ def hub_endpoint() -> str | None:
 
 
 def settle_triton() -> Path:
-    """Triton keeps what it compiles in a folder that it takes from the environment alone. Ours, unless a person set one.
-
-    Before torch is imported: it would print a warning each time that `library_products` chooses among its libraries."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    """Triton keeps what it compiles in a folder that it takes from the environment alone. Ours, unless a person set one."""
     return Path(os.environ.setdefault("TRITON_CACHE_DIR", str(cache_dir() / "triton")))
+
+
+def silence_torch() -> None:
+    """Hides warnings of torch's C++ code, which reads its level from the environment when torch is imported. Choosing
+    between its matrix libraries (`kernels.triton.library_products`) would print one on standard error."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def settle_ucx() -> str:

@@ -24,7 +24,6 @@ from onward.kernels.triton.chunk_attention import ChunkPlan, chunk_attention
 from onward.kernels.triton.chunk_tiles import chunk_tiles
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
 from onward.kernels.triton.forbid import forbid
-from onward.kernels.triton.kv_write import kv_write
 from onward.kernels.triton.linear import linear
 from onward.kernels.triton.linear_plan import LinearPlan
 from onward.kernels.triton.log_totals import log_totals
@@ -132,17 +131,6 @@ def rotate_and_store_error(heads: Heads, block_size: int, rows: int, *, normed: 
     written = kv[pages.long(), :, :, places % block_size]  # [rows, 2, kv heads, dim]
     assert int(torch.isfinite(kv).sum()) == 2 * k.numel(), "only the rows' places are written"
     return max(error(found_q, q), error(written[:, 0], k), error(written[:, 1], v))
-
-
-def kv_write_error(heads: Heads, block_size: int, rows: int) -> float:
-    places = torch.randperm(4 * rows, device=DEVICE)[:rows]
-    kv = poisoned(4 * rows // block_size + 1, 2, heads.num_kv_heads, block_size, heads.dim)
-    keys, values = random(rows, heads.num_kv_heads, heads.dim), random(rows, heads.num_kv_heads, heads.dim)
-    pages = (places // block_size).int()
-    kv_write(keys, values, kv, places.int(), pages)
-    written = kv[pages.long(), :, :, places % block_size]
-    assert int(torch.isfinite(kv).sum()) == 2 * keys.numel(), "only the rows' places are written"
-    return max(error(written[:, 0], keys.double()), error(written[:, 1], values.double()))
 
 
 def norm_error(rows: int, size: int, *, adds: bool) -> float:

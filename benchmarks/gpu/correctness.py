@@ -66,7 +66,6 @@ def small_checks() -> Iterator[Check]:
                     f"rotate and store {heads} rows {rows} norm {normed}",
                     lambda h=heads, r=rows, w=normed: checks.rotate_and_store_error(h, 16, r, normed=w),
                 )
-            yield f"kv write {heads} rows {rows}", lambda h=heads, r=rows: checks.kv_write_error(h, 16, r)
     for rows, size in ((1, 1024), (256, 1024), (3, 4096), (1000, 4096), (5, 576), (2, 5120)):
         for adds in (True, False):
             yield f"norm {rows}x{size} add {adds}", lambda r=rows, s=size, a=adds: checks.norm_error(r, s, adds=a)

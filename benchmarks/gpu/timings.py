@@ -21,7 +21,6 @@ from onward.kernels.triton.activation import silu_gate
 from onward.kernels.triton.chunk_attention import ChunkPlan, chunk_attention
 from onward.kernels.triton.chunk_tiles import chunk_tiles
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
-from onward.kernels.triton.kv_write import kv_write
 from onward.kernels.triton.linear import linear
 from onward.kernels.triton.linear_plan import LinearPlan
 from onward.kernels.triton.norm import add_rms_norm
@@ -198,9 +197,6 @@ def _time_small_at(heads: Heads, hidden: int, mlp: int, rows: int) -> None:
     calls = [partial(rotate_and_store, qkv[i], kv, positions, pages, norms, 1e-6, rotary) for i in range(sets)]
     ms = time_ms(calls, rounds=4)
     _line(f"rotate and store {rows} rows, {heads.num_heads} heads", ms, rate(ms, 4 * rows * heads.qkv_width))
-    k = random(rows, heads.num_kv_heads, heads.dim)
-    ms = time_ms([lambda: kv_write(k, k, kv, positions, pages)], rounds=8)
-    _line(f"kv write {rows} rows", ms, rate(ms, 8 * k.numel()))
 
 
 def _one_row_cases() -> list[tuple[int, int, dict[str, bool]]]:

@@ -25,6 +25,13 @@ NUM_INPUTS = 3
 
 
 @dataclass(frozen=True, slots=True)
+class HeadShape:
+    num_heads: int
+    num_kv_heads: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class SlotTensors:
     """What decides each slot's next token. The last slot is nobody's: rows that only fill a batch up belong to it."""
 
@@ -114,8 +121,9 @@ class Ops(Protocol):
     tile_rows: int
     """Query rows of one tile of chunk attention, for chunks of more than one token."""
 
-    def reserve(self, num_heads: int, num_kv_heads: int, head_dim: int, device: str) -> None:
-        """Allocates what attention needs beside its arguments, before the rest of the memory is given to the KV pool."""
+    def reserve(self, heads: HeadShape, max_num_seqs: int, max_sampled: int, vocab_size: int, device: str) -> None:
+        """Allocates what attention and sampling need beside their arguments: before the rest of the memory is given to the
+        KV pool, and once, since captured graphs know where it lies. `max_sampled`: rows with logits in one step."""
         ...
 
     def begin_rows(self, slots: SlotTensors, rows: RowTensors, block_size: int) -> None:

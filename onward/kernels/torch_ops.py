@@ -3,14 +3,14 @@
 import torch
 import torch.nn.functional as F
 
-from onward.kernels.ops import FP8_LARGEST, Norms, Rotary, RowTensors, SlotTensors
+from onward.kernels.ops import FP8_LARGEST, HeadShape, Norms, Rotary, RowTensors, SlotTensors
 from onward.kernels.triton import reference
 
 
 class TorchOps:
     tile_rows = 16
 
-    def reserve(self, num_heads: int, num_kv_heads: int, head_dim: int, device: str) -> None:
+    def reserve(self, heads: HeadShape, max_num_seqs: int, max_sampled: int, vocab_size: int, device: str) -> None:
         pass
 
     def begin_rows(self, slots: SlotTensors, rows: RowTensors, block_size: int) -> None:

@@ -7,13 +7,13 @@ made of single additions, multiplications and divisions, which IEEE 754 rounds a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Context, Decimal
 
 import numpy as np
 
+from onward.layers.decimal_power import power
+
 _ROWS_AT_ONCE = 1024
 """Positions of which the float64 intermediates exist at a time: a few megabytes, which stay in the cache."""
-_DECIMAL = Context(prec=40)
 
 _QUARTER_HIGH, _QUARTER_LOW = 1.57079632673412561417, 6.07710050650619224932e-11
 """pi / 2 in two parts. The first has 33 bits, so that its product with a number below 2 ** 20 is exact."""
@@ -48,8 +48,7 @@ class RotaryTable:
 
 
 def _powers(base: np.float32, exponents: np.ndarray) -> np.ndarray:
-    power = _DECIMAL.power
-    return np.array([float(power(Decimal(float(base)), Decimal(float(e)))) for e in exponents], np.float32)
+    return np.array([power(float(base), float(exponent)) for exponent in exponents], np.float32)
 
 
 def _cos_and_sin(angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 from onward.errors import StartupError
+from onward.layers.decimal_power import power
 from onward.proto.model import RopeScaling
 
 _USUAL_ORIGINAL = 8192
@@ -66,7 +67,7 @@ def _gives(scaling: RopeScaling, divisors: Sequence[float], theta: float, head_d
 
 
 def _wavelength(theta: float, head_dim: int, i: int) -> float:
-    return 2.0 * math.pi * theta ** (2.0 * i / head_dim)
+    return 2.0 * math.pi * power(theta, 2.0 * i / head_dim)
 
 
 def _rounded(value: float) -> float:

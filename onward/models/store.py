@@ -85,8 +85,8 @@ def prepare(
             quantization = "int8" if device == "cpu" and source.is_quantized(cache_dir) else "none"
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
-        if deterministic and dtype == "float32":
-            raise StartupError("--deterministic does not go with --dtype float32; take bfloat16 or float16")
+        if deterministic and dtype != "bfloat16":
+            raise StartupError(f"--deterministic does not go with --dtype {dtype}; take bfloat16")
         wanted = _Wanted(dtype, quantization, load_format == "dummy", device, deterministic)
         if isinstance(source, FolderSource) and wanted.stored_quantization == "none":
             prepared = _in_place(source, wanted, cache_dir, progress)

@@ -3,7 +3,7 @@
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from onward.config import WorkerConfig
+from onward.config import WorkerConfig, silence_torch
 from onward.errors import StartupError
 from onward.proto.model import PreparedModel
 from onward.proto.step import StepPlan, StepResult
@@ -72,10 +72,12 @@ def open_cuda_runner(model: PreparedModel, config: WorkerConfig) -> "CudaRunner"
 
 
 def _load_cuda_runner(model: PreparedModel, config: WorkerConfig, compilation: "Compilation") -> "CudaRunner":
+    silence_torch()
     import torch
 
     if not torch.cuda.is_available():
         raise StartupError(f"--device cuda: torch {torch.__version__} finds no CUDA device here")
+    check_capability(torch.cuda.get_device_capability(), deterministic=config.deterministic)
     from onward.kernels.triton.ops import TritonOps
     from onward.models.loading import open_weights
     from onward.worker.cuda.runner import CudaRunner
@@ -90,3 +92,16 @@ def _load_cuda_runner(model: PreparedModel, config: WorkerConfig, compilation: "
             f"out of memory on the device while loading the model: {str(error).splitlines()[0]}; take a smaller model, "
             "--quantization fp8 or a smaller --max-num-batched-tokens, or free the device of others"
         ) from None
+
+
+def check_capability(capability: tuple[int, int], *, deterministic: bool) -> None:
+    """Overlapping launches need 9.0. On newer devices products of few and of many rows use different matrix instructions,
+    whose bits were never compared, so nothing is guaranteed there."""
+    version = ".".join(map(str, capability))
+    if capability < (9, 0):
+        raise StartupError(f"--device cuda: compute capability 9.0 (H100, H200) is needed; this device has {version}")
+    if deterministic and capability != (9, 0):
+        raise StartupError(
+            f"--deterministic was shown to be exact on compute capability 9.0 (H100, H200), and this device has {version}; "
+            "start with --no-deterministic"
+        )

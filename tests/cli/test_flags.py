@@ -38,6 +38,8 @@ def test_flags_set_the_knobs_of_the_same_name() -> None:
         (["--device", "cuda", "--no-deterministic"], False),
         (["--device", "cuda", "--quantization", "fp8"], False),
         (["--device", "cuda", "--dtype", "float32"], False),
+        (["--device", "cuda", "--dtype", "float16"], False),
+        (["--device", "cuda", "--dtype", "bfloat16"], True),
         (["--device", "cuda", "--quantization", "fp8", "--deterministic"], True),  # refused later, with the reason
     ],
     ids=str,

@@ -20,10 +20,6 @@ def test_keys_are_turned_and_stored_and_nothing_else_is_touched(checks, shape, n
     assert checks.rotate_and_store_error(checks.Heads(*shape), 16, 77, normed=normed) <= checks.TOLERANCE
 
 
-def test_kv_write_touches_the_rows_places_only(checks) -> None:
-    assert checks.kv_write_error(checks.Heads(9, 3, 64), 16, 77) == 0
-
-
 @pytest.mark.parametrize("adds", [True, False])
 @pytest.mark.parametrize(("rows", "size"), [(1, 1024), (33, 576), (5, 4096)])
 def test_norm_of_the_residual_stream(checks, rows, size, adds) -> None:

@@ -1,11 +1,12 @@
 """Runners behind one interface, and what is said where there is no device."""
 
+import msgspec
 import pytest
 
 from onward.config import WorkerConfig
 from onward.errors import StartupError
 from onward.proto.step import Run, StepPlan, Tokens
-from onward.worker.running import OneByOne, open_cuda_runner
+from onward.worker.running import OneByOne, check_capability, open_cuda_runner
 from tests.worker import small_int8
 from tests.worker.cuda.small_model import CONFIG, DeviceDriver
 from tests.worker.driver import prepared
@@ -32,6 +33,31 @@ def test_a_machine_without_a_device_is_told_so(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("onward.worker.cuda.compiler.has_gpu", lambda: False)
     with pytest.raises(StartupError, match="finds no CUDA device here"):
         open_cuda_runner(prepared(CONFIG), WorkerConfig(device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("capability", "deterministic", "refusal"),
+    [
+        ((9, 0), True, None),
+        ((9, 0), False, None),
+        ((10, 0), False, None),
+        ((10, 0), True, "start with --no-deterministic"),
+        ((8, 9), False, "compute capability 9.0 .* this device has 8.9"),
+    ],
+)
+def test_a_guarantee_is_given_only_on_devices_where_it_was_shown(
+    capability: tuple[int, int], deterministic: bool, refusal: str | None
+) -> None:
+    if refusal is None:
+        check_capability(capability, deterministic=deterministic)
+    else:
+        with pytest.raises(StartupError, match=refusal):
+            check_capability(capability, deterministic=deterministic)
+
+
+def test_more_heads_of_a_kv_head_than_a_tile_holds_are_refused() -> None:
+    with pytest.raises(StartupError, match="129 heads for 1 KV heads; on CUDA at most 128"):
+        DeviceDriver(msgspec.structs.replace(CONFIG, num_heads=129, num_kv_heads=1))
 
 
 @pytest.mark.parametrize("size", [24, 8])

@@ -21,8 +21,9 @@ def gated(gate, up):
 
 @triton.jit
 def _silu_gate(gate_up, out, size, in_stride, out_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    # Rows on the first axis of the grid, the only one that may be longer than 65,535.
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_in = columns < size
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -37,7 +38,7 @@ def silu_gate(gate_up: torch.Tensor, out: torch.Tensor, *, overlap: bool = False
     rows, size = out.shape
     launch(
         _silu_gate,
-        (triton.cdiv(size, _BLOCK), rows),
+        (rows, triton.cdiv(size, _BLOCK)),
         gate_up,
         out,
         size,

@@ -48,7 +48,8 @@ class ChunkPlan:
     num_warps: int = 8
     num_stages: int = 3
     max_registers: int | None = 128
-    """Of a thread: two programs of 8 warps then share a processor, although a split's sums are spilled while it waits."""
+    """Of a thread. With 128, two programs of 8 warps share a processor; the merged splits are then spilled to memory, which
+    costs less than the second program gains."""
 
     @classmethod
     def choose(cls, head_dim: int, *, fixed_order: bool) -> "ChunkPlan":

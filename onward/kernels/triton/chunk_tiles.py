@@ -1,4 +1,4 @@
-"""How chunks of prompts are cut into the tiles of prefill attention. Plain numpy: the host prepares it for each step."""
+"""How chunks of prompts are cut into the tiles of chunk attention. Plain numpy: the host prepares it for each step."""
 
 from collections.abc import Sequence
 

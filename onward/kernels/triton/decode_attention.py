@@ -23,8 +23,9 @@ import torch
 import triton
 import triton.language as tl
 
+from onward.kernels.ops import HeadShape
 from onward.kernels.triton.head_rotation import load_angles, load_norm, rotated
-from onward.kernels.triton.launching import launch
+from onward.kernels.triton.launching import is_launching, launch
 from onward.kernels.triton.pages import check_pages
 from onward.kernels.triton.split_softmax import (
     FIXED_SPLITS,
@@ -43,9 +44,12 @@ from onward.kernels.triton.split_softmax import (
 
 MIN_DOT_COLUMNS = 8
 _MERGED_AT_ONCE = 8
-_FEW, _MANY, _ENOUGH = 32, 384, 1024
-"""Pairs of row and KV head: up to few, each program gets four warps; from many on, each pair has one program. Below that
-they share the work of enough programs."""
+_FOUR_WARPS_UP_TO = 32
+"""Pairs of row and KV head. With so few, each program gets four warps."""
+_ONE_PROGRAM_FROM = 384
+"""Pairs of row and KV head. From so many on, each has one program."""
+_WANTED_PROGRAMS = 1024
+"""As many share the work of fewer pairs."""
 _SHORT_SPLITS = Splits(fine=64, num_fine=32, coarse=256)
 """For few pairs, where no other batch has to give the same bits."""
 
@@ -72,11 +76,12 @@ class DecodePlan:
     ) -> "DecodePlan":
         """Measured on an H200."""
         programs = batch * num_kv_heads
-        num_warps = 4 if programs <= _FEW or head_dim > 128 else 1
-        if programs >= _MANY:
+        num_warps = 4 if programs <= _FOUR_WARPS_UP_TO or head_dim > 128 else 1
+        if programs >= _ONE_PROGRAM_FROM:
             return cls(FIXED_SPLITS if fixed_order else WHOLE, num_warps=num_warps)
-        splits = FIXED_SPLITS if fixed_order or programs > _FEW else _SHORT_SPLITS
-        return cls(splits, min(splits.count(max_length), -(-_ENOUGH // programs)), num_warps, 3 if num_warps > 1 else 4)
+        splits = FIXED_SPLITS if fixed_order or programs > _FOUR_WARPS_UP_TO else _SHORT_SPLITS
+        parts = min(splits.count(max_length), -(-_WANTED_PROGRAMS // programs))
+        return cls(splits, parts, num_warps, num_stages=3 if num_warps > 1 else 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,8 @@ class DecodeScratch:
     ) -> "DecodeScratch":
         def floats(*shape: int) -> torch.Tensor:
             size = (batch, num_kv_heads, num_splits, num_heads // num_kv_heads, *shape)
+            if not is_launching():
+                return torch.empty(1, dtype=torch.float32, device=device).expand(size)
             return torch.empty(size, dtype=torch.float32, device=device)
 
         tickets = torch.zeros((batch, num_kv_heads), dtype=torch.int32, device=device)
@@ -101,12 +108,13 @@ class DecodeScratch:
 
     @classmethod
     def for_batches(
-        cls, num_heads: int, num_kv_heads: int, head_dim: int, max_length: int, device: str
+        cls, heads: HeadShape, max_batch: int, max_length: int, device: str, *, fixed_order: bool
     ) -> "DecodeScratch":
         """Room for every batch whose programs share rows, of any length."""
-        rows = -(-_MANY // num_kv_heads)
-        num_splits = max(FIXED_SPLITS.count(max_length), _SHORT_SPLITS.count(max_length))
-        return cls.allocate(rows, num_heads, num_kv_heads, head_dim, num_splits, device)
+        rows = min(max_batch, -(-_ONE_PROGRAM_FROM // heads.num_kv_heads))
+        kinds = (FIXED_SPLITS,) if fixed_order else (FIXED_SPLITS, _SHORT_SPLITS)
+        num_splits = max(splits.count(max_length) for splits in kinds)
+        return cls.allocate(rows, heads.num_heads, heads.num_kv_heads, heads.dim, num_splits, device)
 
 
 @triton.jit

@@ -1,4 +1,8 @@
-"""RMSNorm, with the residual stream's addition before it."""
+"""RMSNorm, with the residual stream's addition before it.
+
+A row's sum is made in the layout that Triton chooses for it. That is no obstacle to equal bits: one compiled kernel serves
+every row of a norm, whatever the batch.
+"""
 
 # Triton is not installed everywhere, and its kernels are a language of their own.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
@@ -60,5 +64,5 @@ def add_rms_norm(
     *,
     overlap: bool = False,
 ) -> None:
-    """residual += x; out = norm(residual). The norm is of the sum as it is stored, so that it can be made again."""
+    """residual += x; out = norm(residual). The norm is of the sum as it is stored, rounded."""
     _launch(x, residual, weight, eps, out, ADD=True, PDL=overlap, launch_pdl=overlap)

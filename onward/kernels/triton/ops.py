@@ -6,7 +6,7 @@
 import torch
 
 from onward.kernels.batches import padded
-from onward.kernels.ops import Norms, Rotary, RowTensors, SlotTensors
+from onward.kernels.ops import HeadShape, Norms, Rotary, RowTensors, SlotTensors
 from onward.kernels.triton import rows as row_kernels
 from onward.kernels.triton.activation import silu_gate
 from onward.kernels.triton.add_rows import add_rows
@@ -34,11 +34,14 @@ class TritonOps:
         """In a fixed order a row's bits do not depend on its batch or on how its tokens are cut into chunks."""
         self._max_model_len, self._fixed_order, self._overlap = max_model_len, fixed_order, overlap
         self._library = LibraryProducts(self._own_linear)
-        self._decode_scratch: dict[tuple[int, int, int], DecodeScratch] = {}
-        self._sample_scratch: dict[tuple[int, int], SampleScratch] = {}
+        self._decode_scratch: DecodeScratch | None = None
+        self._sample_scratch: SampleScratch | None = None
 
-    def reserve(self, num_heads: int, num_kv_heads: int, head_dim: int, device: str) -> None:
-        self._scratch_of_heads(num_heads, num_kv_heads, head_dim, device)
+    def reserve(self, heads: HeadShape, max_num_seqs: int, max_sampled: int, vocab_size: int, device: str) -> None:
+        self._decode_scratch = DecodeScratch.for_batches(
+            heads, padded(max_num_seqs), self._max_model_len, device, fixed_order=self._fixed_order
+        )
+        self._sample_scratch = SampleScratch.allocate(max_sampled, vocab_size, device)
 
     def begin_rows(self, slots: SlotTensors, rows: RowTensors, block_size: int) -> None:
         row_kernels.begin_rows(slots, rows, block_size)
@@ -67,9 +70,19 @@ class TritonOps:
         plan = DecodePlan.choose(
             padded(len(out)), num_kv_heads, dim, self._max_model_len, fixed_order=self._fixed_order
         )  # fmt: skip
-        scratch = self._scratch_of_heads(heads.shape[1], num_kv_heads, dim, str(kv.device))
+        assert self._decode_scratch is not None, "memory was reserved"
         decode_attention(
-            qkv, kv, rows.tables, rows.lengths, heads, norms, eps, rotary, plan, scratch, overlap=self._overlap
+            qkv,
+            kv,
+            rows.tables,
+            rows.lengths,
+            heads,
+            norms,
+            eps,
+            rotary,
+            plan,
+            self._decode_scratch,
+            overlap=self._overlap,
         )
 
     def rotate_and_store(
@@ -152,7 +165,8 @@ class TritonOps:
     def sample(self, logits: torch.Tensor, rows: RowTensors, *, with_cuts: bool) -> None:
         inputs = SampleInputs(rows.temperatures, rows.seeds, rows.choices, rows.positions)
         cuts = Cuts(rows.top_ks, rows.top_ps, rows.min_ps) if with_cuts else None
-        sample(logits, inputs, rows.drawn[0], rows.drawn[1], self._scratch_for(logits), cuts)
+        assert self._sample_scratch is not None, "memory was reserved"
+        sample(logits, inputs, rows.drawn[0], rows.drawn[1], self._sample_scratch, cuts)
 
     def forbid(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
         forbid(logits, rows, bits)
@@ -162,17 +176,3 @@ class TritonOps:
 
     def add_rows(self, x: torch.Tensor, total: torch.Tensor) -> None:
         add_rows(x, total)
-
-    def _scratch_for(self, logits: torch.Tensor) -> SampleScratch:
-        """Kept for each size: graphs know where it lies."""
-        key = len(logits), logits.shape[1]
-        if key not in self._sample_scratch:
-            self._sample_scratch[key] = SampleScratch.allocate(*key, str(logits.device))
-        return self._sample_scratch[key]
-
-    def _scratch_of_heads(self, num_heads: int, num_kv_heads: int, head_dim: int, device: str) -> DecodeScratch:
-        """One for all batches: graphs know where it lies."""
-        key = num_heads, num_kv_heads, head_dim
-        if key not in self._decode_scratch:
-            self._decode_scratch[key] = DecodeScratch.for_batches(*key, self._max_model_len, device)
-        return self._decode_scratch[key]

@@ -1,4 +1,4 @@
-"""Norm of heads, rotary embedding and KV write of any rows: what lies between the QKV product and prefill attention.
+"""Norm of heads, rotary embedding and KV write of any rows: what lies between the QKV product and chunk attention.
 
 qkv    [rows, (heads + 2 kv heads) * head_dim]: queries are turned in place, keys and values go to their pages
 """

@@ -120,9 +120,8 @@ def main() -> None:
 
     max_model_len = longest_sequence(task.config, task.model.config)
     ops = TritonOps(max_model_len=max_model_len, fixed_order=task.config.deterministic)
-    runner = CudaRunner(task.model, task.config, None, ops=ops, is_rehearsal=True)
     with compiling_share(part, of):
-        runner.rehearse_all()
+        CudaRunner(task.model, task.config, None, ops=ops, is_rehearsal=True).rehearse_all()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 from onward.config import WorkerConfig
 from onward.errors import StartupError
 from onward.kernels.batches import padded
-from onward.kernels.ops import Ops, RowTensors
+from onward.kernels.ops import HeadShape, Ops, RowTensors
 from onward.layers.device.buffers import Buffers
 from onward.models.device_decoder import Chunks, DeviceDecoder, rotary_on
 from onward.models.device_weights import load
@@ -56,6 +56,8 @@ from onward.worker.memory import longest_sequence
 from onward.worker.slot_checks import Fault
 
 MAX_STEPS_IN_FLIGHT = 4
+MAX_GROUP = 128
+"""Query heads of a KV head: a tile of chunk attention holds those of one token."""
 
 _PLAIN, _CUT = Sampling(seed=0), Sampling(seed=0, top_k=5, top_p=0.9, min_p=0.01)
 _CAREFUL, _CAREFUL_CUT = Sampling(seed=0, logprobs=0), Sampling(seed=0, top_p=0.9, logprobs=1)
@@ -91,7 +93,8 @@ class CudaRunner:
             model.config, loaded, ops, buffers, logits, rotary_on(model.config, self.max_model_len, device),
             deterministic=config.deterministic,
         )  # fmt: skip
-        ops.reserve(model.config.num_heads, model.config.num_kv_heads, model.config.head_dim, device)
+        heads = HeadShape(model.config.num_heads, model.config.num_kv_heads, model.config.head_dim)
+        ops.reserve(heads, config.max_num_seqs, max_sampled, model.config.vocab_size, device)
         before_pool()
         self.num_blocks = self._pool_blocks(dtype.itemsize)
         self._decoder.use(self._allocate_pool(dtype))
@@ -409,6 +412,11 @@ def _check_supported(model: PreparedModel, config: WorkerConfig) -> None:
     """What the kernels can compute with."""
     if config.block_size & (config.block_size - 1) or config.block_size < 16:
         raise StartupError(f"--block-size {config.block_size} is not a power of two of at least 16, as CUDA needs it")
+    if model.config.num_heads // model.config.num_kv_heads > MAX_GROUP:
+        raise StartupError(
+            f"the model has {model.config.num_heads} heads for {model.config.num_kv_heads} KV heads; on CUDA at most "
+            f"{MAX_GROUP} may share one"
+        )
     if model.config.head_dim % 16 or not 16 <= model.config.head_dim <= 256:
         raise StartupError(
             f"the model's head_dim is {model.config.head_dim}; on CUDA it must be a multiple of 16 between 16 and 256"
