@@ -1,13 +1,28 @@
-"""One line per event, key=value, to standard error. Numbers go to metrics, and nothing is logged per token."""
+"""One line per event, key=value, to standard error. Numbers go to metrics, and nothing is logged per token.
+
+Values come from clients and peers too (labels, names of instances, error texts). Quotes, line breaks and control characters
+are escaped, so that no value can end its field, begin a line or command a terminal.
+"""
 
 import logging
 import sys
+
+CONTINUED = "    "
+"""In front of every line but the first one of an event, such as those of a traceback. No event begins so."""
+
+
+class LineFormatter(logging.Formatter):
+    """Escapes what other libraries and exceptions bring, and marks every further line as one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        lines = super().format(record).splitlines()
+        return ("\n" + CONTINUED).join(map(_printable, lines))
 
 
 def set_up(process: str, level: str = "INFO") -> None:
     """Gives this process's root logger one handler whose lines name the process."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"%(asctime)s {process:<10} %(levelname)-7s %(message)s"))
+    handler.setFormatter(LineFormatter(f"%(asctime)s {process:<10} %(levelname)-7s %(message)s"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -20,4 +35,13 @@ def event(name: str, **fields: object) -> str:
 
 def _quoted(value: object) -> str:
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
-    return f'"{text}"' if " " in text else text
+    if " " not in text and '"' not in text and text.isprintable():
+        return text
+    return '"' + _printable(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
+
+
+def _printable(text: str) -> str:
+    """`text` with control characters, line breaks and other invisible characters as Python escapes."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

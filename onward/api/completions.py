@@ -55,7 +55,7 @@ class CompletionWriter:
         self._prompt_ids = prompt_ids
         self._num_told = request.num_told
         self._echoes_scores = request.echoes_scores
-        self._opens_by_prompt = bool(request.echo) and not request.echoes_scores and request.generated_token_ids is None
+        self._opens_by_prompt = bool(request.echo) and not request.echoes_scores and request.resumed_tokens is None
         self._echoed = self._prompt_texts(request) if request.echo else [""] * len(prompt_ids)
         self.adds_to_every_piece = bool(request.return_token_ids)
 

@@ -26,6 +26,7 @@ from onward.api.requests import Bounds, GenerationRequest
 from onward.api.sampling import end_token_ids, sampling_of
 from onward.api.starts import STREAM_UNKNOWN, given_of, known_of, made_again, made_of, starts_of, text_before_end
 from onward.api.tasks import Tasks
+from onward.api.thinking import check_ends
 from onward.api.tool_grammar import structure_of
 from onward.chance import SEED_BITS, Chance
 from onward.clock import Clock
@@ -204,6 +205,8 @@ class Jobs:
         prompts = self.dialect.prompts(request, attempt.created_s) if made is None else [made]
         plan = request.tool_plan()
         structure = structure_of(request, plan)
+        thinking = self.dialect.thinking(request, prompts, has_grammar=structure is not None)
+        check_ends(thinking, end_token_ids(request, self._backend.model.eos_token_ids), request.min_tokens or 0)
         return Prepared(
             attempt=attempt,
             request=request,
@@ -214,7 +217,7 @@ class Jobs:
             is_routed=is_routed,
             plan=plan,
             structure=structure,
-            thinking=self.dialect.thinking(request, prompts, has_grammar=structure is not None),
+            thinking=thinking,
         )
 
     async def with_checked_structure(self, prepared: Prepared) -> Prepared:
@@ -224,7 +227,7 @@ class Jobs:
         ends = end_token_ids(prepared.request, self._backend.model.eos_token_ids)
         min_tokens = prepared.request.min_tokens or 0
         given = [text_before_end(choice.token_ids, ends, min_tokens) for choice in given_of(prepared)]
-        path = "choices" if prepared.attempt.choices else "generated_token_ids"
+        path = "choices" if prepared.attempt.choices else prepared.request.resumed_field
         gate = self._backend.prompts.gate
         return replace(
             prepared, grammar_ends=await gate.pass_through(prepared.structure, given, path, prepared.thinking)

@@ -91,6 +91,10 @@ RANGES: dict[str, dict[str, Any]] = {
 }
 """What a field's value must keep to, as JSON Schema says it: numbers' words are about numbers only, and so on."""
 
+DESCRIPTIONS = {
+    "completion_token_ids": "Another name of generated_token_ids. A request that has both must give both the same value.",
+}
+
 
 class ErrorFields(msgspec.Struct, frozen=True):
     message: str
@@ -136,6 +140,8 @@ def document(routes: Sequence[GuardedRoute], bounds: Bounds) -> dict[str, Any]:
 def _add_ranges(properties: dict[str, dict[str, Any]], bounds: Bounds) -> None:
     for name in properties.keys() & RANGES.keys():
         properties[name] |= RANGES[name]
+    for name in properties.keys() & DESCRIPTIONS.keys():
+        properties[name]["description"] = DESCRIPTIONS[name]
     properties["model"]["enum"] = [bounds.model]
     for name in properties.keys() & {"n", "best_of"}:
         properties[name] |= {"minimum": 1, "maximum": bounds.max_choices}

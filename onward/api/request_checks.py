@@ -71,8 +71,8 @@ def check_completion(request: CompletionRequest, bounds: Bounds) -> None:
         raise wrong("prompt_logprobs", "not allowed with echo and logprobs, which tell those of the prompt too")
     if request.picks_best and request.stream:
         raise wrong("best_of", "must be n in a stream: which choices are the best is known only at the end")
-    if request.picks_best and request.generated_token_ids is not None:
-        raise wrong("best_of", "must be n with generated_token_ids")
+    if request.picks_best and request.resumed_tokens is not None:
+        raise wrong("best_of", f"must be n with {request.resumed_field}")
 
 
 def check_tokens(request: TokenRequest, bounds: Bounds) -> None:
@@ -175,7 +175,7 @@ def _check_logit_bias(biases: dict[str, float], bounds: Bounds) -> None:
         path = f"logit_bias[{short(key)}]"
         # One way to write each id, so that none can be given twice.
         if not (_TOKEN_ID.fullmatch(key) and int(key) < bounds.vocab_size):
-            raise wrong(path, f"must be a token id below {bounds.vocab_size} (the vocabulary), written as a number")
+            raise wrong(path, f"{_token_id_rule(bounds)}, written as a number, got {short(key)}")
         check_number(path, bias, -100, 100)
 
 
@@ -194,9 +194,11 @@ def _check_stops(request: GenerationRequest, bounds: Bounds) -> None:
 
 
 def _check_generated(request: GenerationRequest, bounds: Bounds) -> None:
-    given, path = request.generated_token_ids, "generated_token_ids"
+    given, path = request.resumed_tokens, request.resumed_field
     if given is None:
         return
+    if request.completion_token_ids not in (None, given):
+        raise wrong("completion_token_ids", "must equal generated_token_ids where a request has both")
     if request.num_choices == 1:
         check_token_ids(path, given, bounds)
         return
@@ -212,7 +214,7 @@ def _check_finish_reasons(request: GenerationRequest) -> None:
     given, path = request.generated_finish_reasons, "generated_finish_reasons"
     if given is None:
         return
-    if request.generated_token_ids is None:
+    if request.resumed_tokens is None:
         raise wrong(path, "only allowed with generated_token_ids")
     if len(given) != request.num_choices:
         raise wrong(path, f"must be one per choice ({request.num_choices}), got {len(given)}")
@@ -226,7 +228,7 @@ def _check_rescore_from(request: GenerationRequest) -> None:
     given, path = request.rescore_from, "rescore_from"
     if given is None:
         return
-    if request.generated_token_ids is None or request.num_logprobs is None:
+    if request.resumed_tokens is None or request.num_logprobs is None:
         raise wrong(path, "only allowed with generated_token_ids and logprobs")
     if isinstance(given, list) and len(given) != request.num_choices:
         raise wrong(path, f"must be one position, or one per choice ({request.num_choices}), got {len(given)}")
@@ -237,10 +239,12 @@ def _check_rescore_from(request: GenerationRequest) -> None:
 
 def check_token_ids(path: str, ids: list[Any], bounds: Bounds) -> None:
     for index, one in enumerate(ids):
-        if not isinstance(one, int) or isinstance(one, bool):
-            raise wrong(f"{path}[{index}]", f"must be a token id, got {short(one)}")
-        if not 0 <= one < bounds.vocab_size:
-            raise wrong(f"{path}[{index}]", f"must be below {bounds.vocab_size} (the vocabulary), got {one}")
+        if not isinstance(one, int) or isinstance(one, bool) or not 0 <= one < bounds.vocab_size:
+            raise wrong(f"{path}[{index}]", f"{_token_id_rule(bounds)}, got {short(one)}")
+
+
+def _token_id_rule(bounds: Bounds) -> str:
+    return f"must be a token id between 0 and {bounds.vocab_size - 1} (the vocabulary)"
 
 
 def check_messages(messages: list[ChatMessage]) -> None:

@@ -39,6 +39,8 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     n: int | None = None
     generated_token_ids: list[int | list[int]] | None = None
+    completion_token_ids: list[int | list[int]] | None = None
+    """The same as `generated_token_ids`, by the name that answers give these tokens."""
     generated_finish_reasons: list[str | None] | None = None
     """Of an earlier answer, one per choice: a choice that has ended there is not run again."""
     rescore_from: int | list[int] | None = None
@@ -128,6 +130,17 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
         """It is made although nobody waits for it."""
         return False
 
+    @property
+    def resumed_field(self) -> str:
+        """The name by which the client sent the tokens so far."""
+        is_alias = self.generated_token_ids is None and self.completion_token_ids is not None
+        return "completion_token_ids" if is_alias else "generated_token_ids"
+
+    @property
+    def resumed_tokens(self) -> list[int | list[int]] | None:
+        """The tokens so far, by whichever name they were sent. None: the request starts from its prompt."""
+        return getattr(self, self.resumed_field)
+
     def tool_plan(self) -> ToolPlan:
         return NO_TOOLS
 
@@ -136,7 +149,7 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
 
     def generated(self) -> list[list[int]]:
         """The tokens so far, one list per choice."""
-        given = self.generated_token_ids or []
+        given = self.resumed_tokens or []
         if self.num_choices == 1:
             return [[one for one in given if isinstance(one, int)]]
         return [one for one in given if isinstance(one, list)] or [[] for _ in range(self.num_choices)]

@@ -6,7 +6,7 @@ from typing import TypeVar
 from onward.api.prepared import Prepared
 from onward.api.requests import GenerationRequest
 from onward.proto.model import SamplingDefaults
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import Sampling, temperature_of
 
 NumberT = TypeVar("NumberT", int, float)
 
@@ -18,7 +18,7 @@ def sampling_of(
     return Sampling(
         seed=prepared.attempt.seed,
         choice=choice,
-        temperature=_said(request.temperature, defaults.temperature, 1.0),
+        temperature=temperature_of(_said(request.temperature, defaults.temperature, 1.0)),
         top_k=max(0, _said(request.top_k, defaults.top_k, 0)),
         top_p=_said(request.top_p, defaults.top_p, 1.0),
         min_p=_said(request.min_p, defaults.min_p, 0.0),

@@ -38,7 +38,7 @@ def made_again(attempt: Attempt, request: GenerationRequest, cursor: Cursor) -> 
         raise STREAM_UNKNOWN
     for choice, given in zip(cursor.choices, request.generated(), strict=True):
         if choice.position < len(given):
-            raise wrong("Last-Event-ID", "names a place before the end of generated_token_ids")
+            raise wrong("Last-Event-ID", f"names a place before the end of {request.resumed_field}")
     return msgspec.structs.replace(
         attempt,
         request_id=cursor.request_id,

@@ -1,12 +1,21 @@
 """A request's `thinking_budget`, as the rule by which a worker follows the thinking in the tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from onward.proto.thinking import ThinkingRule
 from onward.text.reasoning.budget import is_open_behind, thinking_rule
 from onward.text.reasoning.tags import ReasoningFormat
+from onward.text.reasoning.thinking_tokens import forbidden_end
 from onward.text.tokenizer import Tokenizer
 from onward.web.body import wrong
+
+
+def check_ends(rule: ThinkingRule | None, end_token_ids: Collection[int], min_tokens: int) -> None:
+    """Refuses a request whose budget forces a token that its `min_tokens` forbids."""
+    token_id = None if rule is None else forbidden_end(rule, end_token_ids, min_tokens)
+    if rule is not None and token_id is not None:
+        problem = f"token {token_id} ends thinking when thinking_budget ({rule.budget}) is used up, and min_tokens"
+        raise wrong("stop_token_ids", f"{problem} ({min_tokens}) forbids it there; leave it out or lower min_tokens")
 
 
 def rule_of(

@@ -3,13 +3,13 @@
 {"structures": [{"begin": "<call=add>", "schema": {...}, "end": "</call>"}], "triggers": ["<call="]}
 """
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from onward.grammar.faults import GrammarRefused
+from onward.grammar.lark import json_value, literal
 
 
 class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,11 +44,11 @@ def _rule(tag: StructuralTag, index: int, json_style: Mapping[str, Any], is_spec
     schema = structure.schema
     if isinstance(schema, dict):
         schema = {"x-guidance": dict(json_style)} | schema
-    body = f"{_literal(structure.begin[len(trigger) :])} %json {json.dumps(schema)} {_literal(structure.end)}"
+    body = f"{_literal(structure.begin[len(trigger) :])} %json {json_value(schema)} {_literal(structure.end)}"
     if is_special(trigger):
         return f"tag_{index}: TEXT {trigger} {body}"
     return f"tag_{index}_trigger[lazy]: TEXT {_literal(trigger)}\ntag_{index}: tag_{index}_trigger {body}"
 
 
 def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False) if text else ""
+    return literal(text) if text else ""

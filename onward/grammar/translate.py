@@ -11,6 +11,7 @@ from typing import Any
 import llguidance
 
 from onward.grammar.faults import GrammarRefused
+from onward.grammar.lark import literal
 from onward.grammar.structural_tag import tags_as_lark
 from onward.proto.sampling import Grammar
 
@@ -28,7 +29,7 @@ def translated(grammar: Grammar, is_special: Callable[[str], bool]) -> str:
         case "regex":
             return llguidance.LLMatcher.grammar_from_regex(grammar.source)
         case "choice":
-            literals = [json.dumps(choice, ensure_ascii=False) for choice in parsed(grammar.source)]
+            literals = [literal(choice) for choice in parsed(grammar.source)]
             return llguidance.LLMatcher.grammar_from_lark(f"start: {' | '.join(literals)}")
         case "grammar":
             return _of_lark_or_gbnf(grammar.source)

@@ -95,7 +95,8 @@ def checked_ids(prompt: Any, path: str, vocab_size: int) -> list[int]:
     for index, token_id in enumerate(prompt):
         if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
             raise InvalidRequest(
-                f"{path}[{index}]: must be a token id below {vocab_size} (the vocabulary), got {token_id!r:.80}",
+                f"{path}[{index}]: must be a token id between 0 and {vocab_size - 1} (the vocabulary), "
+                f"got {token_id!r:.80}",
                 param="prompts",
             )
     return list(prompt)
@@ -138,6 +139,6 @@ def check_vocabulary(options: SamplingOptions, vocab_size: int) -> None:
     for token_id in options.logit_bias:
         if token_id >= vocab_size:
             raise InvalidRequest(
-                f"logit_bias: must name token ids below {vocab_size} (the vocabulary), got {token_id}",
+                f"logit_bias: must name token ids between 0 and {vocab_size - 1} (the vocabulary), got {token_id}",
                 param="logit_bias",
             )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onward.errors import InvalidRequest
-from onward.proto.sampling import Grammar, Sampling
+from onward.proto.sampling import Grammar, Sampling, temperature_of
 from onward.text.bad_words import check_bad_words
 from onward.text.stop_strings import check_stop_strings
 
@@ -89,7 +89,7 @@ class SamplingOptions:
         ends = {*self.stop_token_ids, *(() if self.ignore_eos else eos_token_ids)}
         return Sampling(
             seed=secrets.randbits(63) if self.seed is None else self.seed,
-            temperature=float(self.temperature),
+            temperature=temperature_of(float(self.temperature)),
             top_k=self.top_k,
             top_p=float(self.top_p),
             min_p=float(self.min_p),

@@ -33,6 +33,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from onward.proto.numbers import Count, Serial, WallSecond, Word
+
 MAX_CURSOR_CHARS = 1 << 16
 MAX_CHOICES = 128
 
@@ -51,19 +53,19 @@ _USUAL_LINE = re.compile(
 
 
 class ChoiceCursor(msgspec.Struct, frozen=True, array_like=True):
-    position: int
+    position: Count
     finish_reason: str | None = None
     """None while the choice is open."""
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True):
     request_id: str
-    seed: int
-    epoch: int
+    seed: Word
+    epoch: Serial
     choices: list[ChoiceCursor]
-    new_tokens: dict[int, list[int]] = {}
+    new_tokens: dict[Count, list[Count]] = {}
     """By choice, for those that this event advances. No list is empty."""
-    created_s: int = 0
+    created_s: WallSecond = 0
     """With the seed, what it takes to make the stream again where nobody holds it."""
     usage_told: bool = False
     """Every choice has ended, and so has the usage been told: only the end itself is missing."""

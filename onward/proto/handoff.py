@@ -14,6 +14,7 @@ its socket; P's messages carry P's. Anything may be lost, doubled, delayed or re
 import msgspec
 
 from onward.proto.kv_transfer import Endpoint, Layout
+from onward.proto.numbers import Count, Duration, Priority, Serial, SerialOrNone, TimeLeft, WallTime, Word
 from onward.proto.request import ErrorInfo
 from onward.proto.sampling import Sampling
 from onward.proto.step import TokenLogprobs
@@ -22,32 +23,32 @@ from onward.proto.step import TokenLogprobs
 class Prefill(msgspec.Struct, frozen=True, array_like=True, tag="prefill"):
     """Compute the KV of this list and draw the token that follows. Repeated until P is heard of."""
 
-    handover: int
+    handover: Serial
     layout: Layout
     request_id: str
     """For logs; what identifies the work is the number."""
-    token_ids: list[int]
-    num_prompt: int
+    token_ids: list[Count]
+    num_prompt: Count
     sampling: Sampling
-    priority: int = 0
-    arrival_s: float = 0.0
-    deadline_s: float | None = None
+    priority: Priority = 0
+    arrival_s: WallTime = 0.0
+    deadline_s: TimeLeft | None = None
     cache_salt: str = ""
-    crash_charges: int = 0
+    crash_charges: Count = 0
     """Of workers that died under it without progress: P runs it alone from the second one on."""
-    score_from: int | None = None
+    score_from: SerialOrNone | None = None
     """See `Assign.score_from`."""
-    num_drafts: int = 0
+    num_drafts: Count = 0
     """How many guesses for what follows are of use."""
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
     """P can run it now, and asks for this many blocks: those of the whole list."""
 
-    handover: int
+    handover: Serial
     incarnation: str
     """P's, as in everything that P sends."""
-    num_blocks: int
+    num_blocks: Count
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, tag="grant"):
@@ -56,14 +57,14 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, tag="grant"):
     list    |-- num_cached_tokens: D has them, pinned until the end --|-- block_ids: to be written --|
     """
 
-    handover: int
+    handover: Serial
     incarnation: str
     """Of the P that it is for."""
     lease_id: str
     endpoint: Endpoint
-    num_cached_tokens: int
-    block_ids: list[int]
-    lease_s: float
+    num_cached_tokens: Count
+    block_ids: list[Count]
+    lease_s: Duration
     """P counts from when it sent the offer, or the last heartbeat that was answered; D counts from its answer."""
     checksums: bool
 
@@ -71,7 +72,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, tag="grant"):
 class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
     """No: from P to a Prefill, from D to an Offer. The hand-over is over, on both sides."""
 
-    handover: int
+    handover: Serial
     error: ErrorInfo
     incarnation: str = ""
     """P's: of the sender, or of the one that it is for. Empty: any."""
@@ -80,17 +81,17 @@ class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """All is computed and written, and no write will follow."""
 
-    handover: int
+    handover: Serial
     incarnation: str
-    token_ids: list[int]
+    token_ids: list[Count]
     """From position len(generated) on."""
-    num_cached_tokens: int
+    num_cached_tokens: Count
     """Of the list, how many P did not have to compute."""
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
-    draft_token_ids: list[int] = []
+    draft_token_ids: list[Count] = []
     """Guesses for what follows. They take no position."""
-    checksums: list[int] = []
+    checksums: list[Word] = []
     """Of each block that was written, where the grant asked for it."""
     grammar_done: bool = False
     """See `Tokens.grammar_done`."""
@@ -99,13 +100,13 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
     """D has verified it and goes on by itself. Repeated whenever P says Ready again."""
 
-    handover: int
+    handover: Serial
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     """It is over, for this reason. Also the answer to anything about a hand-over that one does not have."""
 
-    handover: int
+    handover: Serial
     error: ErrorInfo
     incarnation: str = ""
     """P's: of the sender, or of the one that it is for. Empty: any."""
@@ -115,8 +116,8 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
     """P, each second and whenever a Prefill is repeated: I still have these. D answers with the same number and those
     it still wants, which extends their leases; what is missing from the answer is over."""
 
-    number: int
-    handovers: list[int]
+    number: Serial
+    handovers: list[Serial]
     incarnation: str = ""
     """P's: of the sender, or of the one that it is for. Empty: any."""
 

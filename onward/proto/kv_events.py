@@ -2,11 +2,13 @@
 
 import msgspec
 
+from onward.proto.numbers import SerialOrNone
+
 
 class KvEvents(msgspec.Struct, frozen=True):
     """In order. Names of blocks, as `proto.block_hash` makes them."""
 
-    number: int
+    number: SerialOrNone
     """Of the first event here. One that was expected earlier and is not here is lost: ask for all there is, from -1."""
     changes: list[tuple[bool, bytes]] = []
     """(True, name): the cache knows this block now. (False, name): not any more."""

@@ -9,6 +9,8 @@ the prefill worker pushes into it while it computes. Both report what has happen
 
 import msgspec
 
+from onward.proto.numbers import Count, Duration, Serial, Word
+
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
     """What two workers must have in common before KV can pass between them."""
@@ -17,11 +19,11 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     """Everything that decides the bits: weights, quantization, kernels, instruction set."""
     dtype: str
     """Of keys and values."""
-    block_size: int
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    tensor_parallel: int = 1
+    block_size: Count
+    num_layers: Count
+    num_kv_heads: Count
+    head_dim: Count
+    tensor_parallel: Count = 1
 
     @property
     def name(self) -> str:
@@ -47,8 +49,8 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
 
     lease_id: str
     endpoint: Endpoint
-    first_block: int
-    block_ids: list[int]
+    first_block: Count
+    block_ids: list[Count]
     checksums: bool
 
 
@@ -56,7 +58,7 @@ class Expect(msgspec.Struct, frozen=True, array_like=True, tag="expect"):
     """A peer may write these blocks, all layers of each, once."""
 
     lease_id: str
-    block_ids: list[int]
+    block_ids: list[Count]
     checksums: bool
 
 
@@ -91,10 +93,10 @@ class Counted(msgspec.Struct, frozen=True, array_like=True, tag="counted"):
     """Every block of the lease lies in our memory, in all layers, and its writer has said that it is done."""
 
     lease_id: str
-    checksums: list[int] = []
+    checksums: list[Word] = []
     """Of each block as it lies here, where asked for."""
-    num_bytes: int = 0
-    seconds: float = 0.0
+    num_bytes: Serial = 0
+    seconds: Duration = 0.0
     """From the first byte to the last."""
 
 
@@ -115,9 +117,9 @@ class Sent(msgspec.Struct, frozen=True, array_like=True, tag="sent"):
     """Every block of the push lies in the peer's memory; neither side is touched any more."""
 
     lease_id: str
-    checksums: list[int] = []
-    num_bytes: int = 0
-    seconds: float = 0.0
+    checksums: list[Word] = []
+    num_bytes: Serial = 0
+    seconds: Duration = 0.0
 
 
 class PushFailed(msgspec.Struct, frozen=True, array_like=True, tag="push_failed"):

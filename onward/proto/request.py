@@ -7,6 +7,7 @@ index in the whole output. Anything may be lost here: `Holding`, once a second, 
 import msgspec
 
 from onward.proto.kv_events import KvEvents
+from onward.proto.numbers import Count, Duration, HttpError, Priority, Serial, SerialOrNone, TimeLeft, WallTime
 from onward.proto.sampling import Sampling
 from onward.proto.step import TokenLogprobs
 
@@ -16,10 +17,10 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
     code: str
     message: str
-    status: int = 500
+    status: HttpError = 500
     retryable: bool = False
     param: str | None = None
-    retry_after_s: float | None = None
+    retry_after_s: Duration | None = None
     stage: str | None = None
     """Of a hand-over between instances: where it failed (`prefill`, `offer`, `transfer`, `decode`), or how (`silence`,
     `worker_crash`)."""
@@ -28,37 +29,37 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 class CallerLimits(msgspec.Struct, frozen=True, array_like=True):
     """What one caller may have and use at a time, as its key says. None: no limit."""
 
-    max_in_flight: int | None = None
+    max_in_flight: Serial | None = None
     """Output sequences: a request of n choices counts n."""
-    tokens_per_minute: int | None = None
+    tokens_per_minute: Serial | None = None
     """Prompt and output together. Also what may be used at once, after a pause."""
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Run this request, from the tokens so far. Also the one way to recover from anything."""
 
-    seq: int
+    seq: Serial
     """Numbers what one api process sends, so that `Holding` can say how far the engine had read."""
     request_id: str
     """Includes the choice: unique for each output sequence."""
-    epoch: int
-    prompt_token_ids: list[int]
+    epoch: Serial
+    prompt_token_ids: list[Count]
     sampling: Sampling
-    generated_token_ids: list[int] = []
-    arrival_s: float = 0.0
+    generated_token_ids: list[Count] = []
+    arrival_s: WallTime = 0.0
     """Wall clock of the first attempt. Orders requests; survives resubmission."""
-    deadline_s: float | None = None
+    deadline_s: TimeLeft | None = None
     """Time left, as a duration."""
-    priority: int = 0
+    priority: Priority = 0
     """Smaller is served first."""
     cache_salt: str = ""
-    crash_charges: int = 0
+    crash_charges: Count = 0
     """How many worker crashes without progress this request was part of."""
-    num_cached_tokens: int | None = None
+    num_cached_tokens: Count | None = None
     """Prefix hit of the first admission, once known. Later admissions do not change what the client is told."""
     label: str = ""
     """The client's own name for the request, by which it may abort it."""
-    score_from: int | None = None
+    score_from: SerialOrNone | None = None
     """A position of the output: from there on, the logprobs of `generated_token_ids` are wanted again. -1: those of the
     prompt too."""
     prefill_peers: list[str] = []
@@ -72,30 +73,30 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     asks_anew: bool = False
     """It passes the door as a new one, though the epoch is a later one: other instances have turned it away before, or a
     client's cursor says so, which nobody can prove."""
-    max_drafts: int | None = None
+    max_drafts: Count | None = None
     """Tokens that it may draft in a step. None: as many as the instance does."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     """Ends a request. Without an epoch it ends every epoch of the id, and later ones for a while."""
 
-    seq: int
+    seq: Serial
     request_id: str
-    epoch: int | None = None
+    epoch: Serial | None = None
     reason: str = "abort"
     """`abort`, or `stop` when the api has found a stop string."""
-    num_tokens: int | None = None
+    num_tokens: Count | None = None
     """With `stop`: the output is cut to this length."""
 
 
 class AbortByName(msgspec.Struct, frozen=True, array_like=True, tag="abort_by_name"):
     """Ends requests by what clients call them: exact request ids without the choice, or labels; or all there are."""
 
-    seq: int
-    ask_id: int
+    seq: Serial
+    ask_id: Serial
     names: list[str]
     everything: bool = False
-    again_since_s: float | None = None
+    again_since_s: WallTime | None = None
     """Said again to an engine that is new: the wall clock of the first time. A request that came later is another one,
     though it may have the same label."""
     caller: str | None = None
@@ -105,9 +106,9 @@ class AbortByName(msgspec.Struct, frozen=True, array_like=True, tag="abort_by_na
 class AskKvEvents(msgspec.Struct, frozen=True, array_like=True, tag="ask_kv_events"):
     """What has changed in the prefix cache since the change of this number; -1: all that it knows."""
 
-    seq: int
-    ask_id: int
-    next_number: int
+    seq: Serial
+    ask_id: Serial
+    next_number: SerialOrNone
 
 
 ToEngine = Submit | Abort | AbortByName | AskKvEvents
@@ -117,19 +118,19 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
     """The engine holds this request now."""
 
     request_id: str
-    epoch: int
+    epoch: Serial
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="delta"):
     """What a step added to one request's output."""
 
     request_id: str
-    epoch: int
-    position: int
+    epoch: Serial
+    position: Count
     """Index of the first of `token_ids` in the whole output; also how many were sent before."""
-    token_ids: list[int]
-    num_prompt_tokens: int
-    num_cached_tokens: int
+    token_ids: list[Count]
+    num_prompt_tokens: Count
+    num_cached_tokens: Count
     finish_reason: str | None = None
     """`stop`, `length`, `abort`, `error` or `pd_reschedule`; decided where the stop happened."""
     error: ErrorInfo | None = None
@@ -141,14 +142,14 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="de
     """With `Submit.score_from`, with the first delta: of the given tokens from there on."""
     embedding: bytes | None = None
     """Of a request that wants a vector: that, with its end. See `proto.step.Embedding`."""
-    num_drafted: int = 0
+    num_drafted: Serial = 0
     """How many tokens were guessed. The first `len(token_ids) - 1` were right: these are among `token_ids`."""
 
 
 class AbortAnswer(msgspec.Struct, frozen=True, array_like=True, tag="abort_answer"):
     """Which of the names were aborted, and which nobody here has."""
 
-    ask_id: int
+    ask_id: Serial
     aborted: list[str]
     unknown: list[str]
 
@@ -156,7 +157,7 @@ class AbortAnswer(msgspec.Struct, frozen=True, array_like=True, tag="abort_answe
 class Deltas(msgspec.Struct, frozen=True, array_like=True, tag="deltas"):
     """All that one step has for one api process, in one message."""
 
-    step: int
+    step: Serial
     deltas: list[TokenDelta]
 
 
@@ -164,18 +165,18 @@ class Charged(msgspec.Struct, frozen=True, array_like=True, tag="charged"):
     """The worker died under this request. The count travels with resubmissions, until a token past this place comes."""
 
     request_id: str
-    epoch: int
-    crash_charges: int
+    epoch: Serial
+    crash_charges: Count
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
     request_id: str
-    epoch: int
-    position: int
+    epoch: Serial
+    position: Count
     """Next position the engine will send."""
-    computed: int = 0
+    computed: Serial = 0
     """Tokens whose KV is there; while a peer computes it, how often the peer has said so. Moves as long as work does."""
-    queue: int = 0
+    queue: Serial = 0
     """How many are served before it; 0 when it runs."""
 
 
@@ -183,13 +184,13 @@ class Holding(msgspec.Struct, frozen=True, array_like=True, tag="holding"):
     """Once a second: what the engine holds for this api process, having read its messages up to `seq`."""
 
     engine_incarnation: str
-    seq: int
-    step: int
+    seq: Serial
+    step: Serial
     held: list[Held]
 
 
 class KvEventsAnswer(msgspec.Struct, frozen=True, array_like=True, tag="kv_events"):
-    ask_id: int
+    ask_id: Serial
     events: KvEvents
 
 

@@ -30,13 +30,14 @@ The events of an attempt's answer, in order:
     data: [DONE]
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from onward.proto.cursor import ChoiceCursor
+from onward.proto.cursor import MAX_CHOICES, ChoiceCursor
 from onward.proto.kv_events import KvEvents
 from onward.proto.kv_transfer import Layout
+from onward.proto.numbers import Count, Pause, Priority, Serial, SerialOrNone, TimeLeft, WallSecond, WallTime, Word
 from onward.proto.request import CallerLimits, ErrorInfo
 from onward.proto.step import TokenLogprobs
 
@@ -56,33 +57,33 @@ RESPONSE_PATH = "/internal/response"
 class GivenChoice(msgspec.Struct, frozen=True, array_like=True):
     """One choice as far as the client has it."""
 
-    token_ids: list[int] = []
+    token_ids: list[Count] = []
     finish_reason: str | None = None
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is fixed before the first attempt, and what has happened since."""
 
-    schema_version: int
+    schema_version: Count
     path: str
     """Of the client's request."""
     body: bytes
     """As the client sent it."""
     request_id: str
-    epoch: int
+    epoch: Serial
     """Of this attempt: higher than any before. It stands in the cursors."""
-    seed: int
-    created_s: int
+    seed: Word
+    created_s: WallSecond
     """Also the clock of chat templates."""
-    arrival_s: float
+    arrival_s: WallTime
     label: str = ""
-    deadline_s: float | None = None
+    deadline_s: TimeLeft | None = None
     """What is left, as a duration."""
     choices: list[GivenChoice] = []
     """Empty at the first attempt: the number of choices is the body's to say."""
-    num_cached_tokens: int | None = None
+    num_cached_tokens: Count | None = None
     """Of the first admission, once known."""
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[Count] | None = None
     """Where the router has made them, by a tokenizer that this instance has too. The body's text is not looked at."""
     prefill_peers: list[str] = []
     """Hand-over addresses that a decode instance may ask, best first. Empty: its own."""
@@ -99,14 +100,14 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """Whose request it is, by the name of the key; empty where there are no keys."""
     caller_limits: CallerLimits | None = None
     """The caller's, as they were when this attempt was made."""
-    caller_priority: int | None = None
+    caller_priority: Priority | None = None
     """The best that the caller's requests may ask for. None: any."""
 
 
 class Facts(msgspec.Struct, frozen=True):
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_choices: int
+    num_prompt_tokens: Count
+    num_cached_tokens: Count
+    num_choices: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)]
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -114,26 +115,26 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
 
     engine: str
     """Incarnation; `-` while the instance restarts one."""
-    step: int
-    computed: int
+    step: Serial
+    computed: Serial
     """Tokens of the request, over all choices, whose KV is there."""
-    queue: int
+    queue: Serial
     """How many are served before it; 0 when it runs."""
 
 
 class Load(msgspec.Struct, frozen=True):
-    running: int = 0
-    waiting: int = 0
-    max_running: int = 0
-    free_blocks: int = 0
+    running: Count = 0
+    waiting: Count = 0
+    max_running: Count = 0
+    free_blocks: Count = 0
     """Free or merely cached."""
-    num_blocks: int = 0
+    num_blocks: Count = 0
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
     """An instance as it is now. Silence makes it suspect, then gone; a clean leaving says so."""
 
-    schema_version: int
+    schema_version: Count
     instance: str
     """Its incarnation."""
     url: str
@@ -146,14 +147,14 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     layout: Layout | None
     handoff_address: str = ""
     """Where decode instances ask it for prefills; empty: nowhere."""
-    max_tokens: int = 0
+    max_tokens: Count = 0
     """The longest prompt plus output that it can hold."""
-    block_size: int = 0
+    block_size: Count = 0
     engine: str = ""
-    step: int = 0
+    step: Serial = 0
     load: Load = Load()
     kv_events: KvEvents | None = None
-    pids: dict[str, list[int]] = {}
+    pids: dict[str, list[Count]] = {}
     text_hash: str = ""
     """Of the tokenizer and the chat template: equal ones make the same token ids. Empty: it takes token ids only."""
 
@@ -161,11 +162,11 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
 class RegisterAnswer(msgspec.Struct, frozen=True):
     router: str
     """Its incarnation: a new one knows nothing yet."""
-    again_after_s: float
+    again_after_s: Pause
     error: str = ""
     """Why it is not taken: another model, another layout."""
     wants_kv_events: bool = False
-    next_kv_event: int = -1
+    next_kv_event: SerialOrNone = -1
     """The number to go on from; -1: everything."""
 
 
@@ -204,6 +205,6 @@ class AskResponse(msgspec.Struct, frozen=True, kw_only=True):
     what: Literal["show", "events", "input_items", "context", "keep", "take_up"]
     """`context`: its items, for one that goes on from it. `keep` it as it is. `take_up`: it is to be made to its end."""
     record: Record
-    after: int = -1
+    after: SerialOrNone = -1
     """The number of the last event that the client has."""
     query: dict[str, str] = {}

@@ -17,6 +17,8 @@ from typing import Literal
 
 import msgspec
 
+from onward.proto.numbers import Duration, Serial
+
 RecordKind = Literal["detached", "ended", "response"]
 """`detached`: cut off in the middle; `ended`: written to its end, which the client may not have read; `response`: to be
 asked for by its id, for longer. Each kind has bounds of its own, so that none pushes out one of another."""
@@ -31,14 +33,14 @@ class ShelfRecord(msgspec.Struct, frozen=True, kw_only=True):
     caller: str
     """Whose it is; empty: nobody's in particular."""
     kind: RecordKind
-    epoch: int
+    epoch: Serial
     """Of two with one id the higher one counts."""
     data: bytes
-    ttl_s: float
+    ttl_s: Duration
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    num_bytes: int
+    num_bytes: Serial
     """That were put so far."""
 
 
@@ -50,23 +52,23 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
     """A later attempt of this caller runs: what those up to this epoch have left is of no use any more."""
 
     record_id: str
-    epoch: int
+    epoch: Serial
     caller: str
 
 
 class Find(msgspec.Struct, frozen=True, tag="find"):
-    ask_id: int
+    ask_id: Serial
     record_id: str
-    epoch: int = 0
+    epoch: Serial = 0
     """A record of this one or a later one is good enough; 0: whichever is the latest."""
     caller: str | None = None
     """None: everybody's."""
 
 
 class Claim(msgspec.Struct, frozen=True, tag="claim"):
-    ask_id: int
+    ask_id: Serial
     record_id: str
-    epoch: int
+    epoch: Serial
     """Of the attempt that is about to start. Earlier ones that run elsewhere end."""
     caller: str
     """Nobody ends another's."""
@@ -75,22 +77,22 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
 
 
 class DropNamed(msgspec.Struct, frozen=True, tag="drop_named"):
-    ask_id: int
+    ask_id: Serial
     names: list[str]
     everything: bool = False
     caller: str | None = None
 
 
 class Shown(msgspec.Struct, frozen=True, tag="shown"):
-    number: int
+    number: Serial
     record: ShelfRecord | None
 
 
 class Released(msgspec.Struct, frozen=True, tag="released"):
-    number: int
+    number: Serial
     record: ShelfRecord | None = None
     """What there was of an earlier attempt, which has ended by this."""
-    held_epoch: int | None = None
+    held_epoch: Serial | None = None
     """An attempt that does not end for this one runs here: it is not earlier, or another caller's."""
 
 
@@ -98,35 +100,35 @@ ToShelf = Hello | Put | Forget | Find | Claim | DropNamed | Shown | Released
 
 
 class Heard(msgspec.Struct, frozen=True, tag="heard"):
-    num_bytes: int
+    num_bytes: Serial
 
 
 class Found(msgspec.Struct, frozen=True, tag="found"):
-    ask_id: int
+    ask_id: Serial
     record: ShelfRecord | None
 
 
 class Claimed(msgspec.Struct, frozen=True, tag="claimed"):
-    ask_id: int
-    held_epoch: int | None = None
+    ask_id: Serial
+    held_epoch: Serial | None = None
     """Refused: this attempt is there already. None: go on."""
 
 
 class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
-    ask_id: int
+    ask_id: Serial
     names: list[str]
     """Those that were known; the ids, where everything was dropped."""
 
 
 class Show(msgspec.Struct, frozen=True, tag="show"):
-    number: int
+    number: Serial
     record_id: str
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
-    number: int
+    number: Serial
     record_id: str
-    epoch: int
+    epoch: Serial
     """Of the attempt that is about to start elsewhere."""
     caller: str
 

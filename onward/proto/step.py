@@ -11,6 +11,7 @@ that names (slot, epoch) can never be taken for another request's.
 import msgspec
 
 from onward.proto.kv_transfer import Endpoint, Layout, Push
+from onward.proto.numbers import Count, Duration, Factor, Serial, SerialOrNone
 from onward.proto.sampling import Sampling
 
 MAX_PROMPT_LOGPROB_ROWS = 64
@@ -20,22 +21,22 @@ MAX_PROMPT_LOGPROB_ROWS = 64
 class Assign(msgspec.Struct, frozen=True, array_like=True):
     """Gives a slot to a request, with everything that decides its next token. Replaces whatever the slot held."""
 
-    slot: int
-    epoch: int
+    slot: Count
+    epoch: Serial
     request_id: str
-    token_ids: list[int]
+    token_ids: list[Count]
     """Prompt and generated tokens: the whole list, also after a preemption or a crash."""
-    num_prompt: int
-    num_computed: int
+    num_prompt: Count
+    num_computed: Count
     """KV of this many leading tokens is already in `block_ids` (a prefix hit)."""
-    block_ids: list[int]
+    block_ids: list[Count]
     sampling: Sampling
     push: Push | None = None
     """Where a decode instance waits for this KV."""
-    score_from: int | None = None
+    score_from: SerialOrNone | None = None
     """An index of `token_ids` behind the prompt: from there on, logprobs of the given tokens are wanted again, because
     nobody has them any more. They come like prompt logprobs."""
-    draft_token_ids: list[int] = []
+    draft_token_ids: list[Count] = []
     """Guesses of the peer that computed the prompt, for what follows `token_ids`: the first step verifies them."""
 
 
@@ -46,24 +47,24 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
     Who is at the end may guess up to `num_drafts` tokens that follow, compute them along, and keep those that turn out
     to be what it samples. There are blocks for all of them. A worker that guesses nothing samples one token."""
 
-    slot: int
-    epoch: int
-    num_tokens: int
-    new_block_ids: list[int] = []
-    num_drafts: int = 0
+    slot: Count
+    epoch: Serial
+    num_tokens: Count
+    new_block_ids: list[Count] = []
+    num_drafts: Count = 0
 
 
 class Preempt(msgspec.Struct, frozen=True, array_like=True):
     """Takes a slot away. Answered by `Preempted` in the same step's result, also when nothing else runs."""
 
-    slot: int
-    epoch: int
+    slot: Count
+    epoch: Serial
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """Executed in the order preempt, assign, run. No plan assigns or runs a slot that it preempts."""
 
-    step: int
+    step: Serial
     preempt: list[Preempt] = []
     assign: list[Assign] = []
     run: list[Run] = []
@@ -73,9 +74,9 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How likely one token was, and which were the likeliest in its place."""
 
     logprob: float
-    rank: int
+    rank: Count
     """1 for the likeliest token of the vocabulary."""
-    top: list[tuple[int, float]] = []
+    top: list[tuple[Count, float]] = []
     """(token id, logprob), likeliest first."""
 
 
@@ -83,9 +84,9 @@ class Advanced(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     """KV was computed up to `num_computed` tokens; there is no new token yet: the prefill is not finished, or the slot
     could not draw in this step and computes its last token again in the next one."""
 
-    slot: int
-    epoch: int
-    num_computed: int
+    slot: Count
+    epoch: Serial
+    num_computed: Count
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Where asked for: of the prompt tokens that follow those computed in this step."""
 
@@ -96,37 +97,37 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="t"):
 
     # gc=False here, for `TokenLogprobs` and for `TokenDelta`: one for each token, and never part of a cycle.
 
-    slot: int
-    epoch: int
-    position: int
-    num_computed: int
-    token_ids: list[int]
+    slot: Count
+    epoch: Serial
+    position: Count
+    num_computed: Count
+    token_ids: list[Count]
     logprobs: list[TokenLogprobs] | None = None
     """Where asked for: one for each of `token_ids`."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """As in `Advanced`, from the step that reached the prompt's end."""
     grammar_done: bool = False
     """The last of `token_ids` completes the request's grammar, and nothing can follow it."""
-    num_drafted: int = 0
+    num_drafted: Count = 0
     """How many were guessed. The first `len(token_ids) - 1` of them were right."""
-    draft_token_ids: list[int] = []
+    draft_token_ids: list[Count] = []
     """Of a slot whose KV goes to a peer: guesses for what follows. They take no position."""
 
 
 class Preempted(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     """The preempt of this epoch was executed; nothing more will come from it."""
 
-    slot: int
-    epoch: int
-    num_tokens: int
+    slot: Count
+    epoch: Serial
+    num_tokens: Count
     """Length of the slot's token list when it was cleared."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     """This request cannot go on. The others are not concerned."""
 
-    slot: int
-    epoch: int
+    slot: Count
+    epoch: Serial
     code: str
     message: str
 
@@ -134,9 +135,9 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
 class Embedding(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="e"):
     """The vector of a whole prompt, where one is wanted instead of tokens. It ends the request."""
 
-    slot: int
-    epoch: int
-    num_computed: int
+    slot: Count
+    epoch: Serial
+    num_computed: Count
     vector: bytes
     """float32, little-endian."""
 
@@ -147,28 +148,28 @@ Event = Advanced | Tokens | Preempted | Failed | Embedding
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """The answer to one plan. A slot without an event was not run: it advances nothing and answers nothing."""
 
-    step: int
+    step: Serial
     events: list[Event]
-    busy_s: float = 0.0
+    busy_s: Duration = 0.0
     """Time the worker spent on this step."""
 
 
 class WorkerHello(msgspec.Struct, frozen=True):
     """A worker's first message to its engine: who it is, and what memory it has."""
 
-    schema_version: int
+    schema_version: Count
     worker_incarnation: str
     engine_incarnation: str
-    pid: int
+    pid: Count
     fingerprint: str
     """Names everything that decides the bits of a logit: weights, quantization, kernels, instruction set."""
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    vocab_size: int
+    num_blocks: Count
+    block_size: Count
+    max_model_len: Count
+    vocab_size: Count
     layout: Layout | None = None
     """Of its KV memory; None for a worker that cannot exchange it."""
     kv_endpoint: Endpoint | None = None
     """Where peers may write it."""
-    draft_cost: float = 0.0
+    draft_cost: Factor = 0.0
     """Of guessing one token for each slot: a share of what the model's own pass over them takes."""

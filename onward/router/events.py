@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from onward.proto.cursor import Cursor, parse_cursor
+from onward.proto.numbers import MAX_SERIAL
 from onward.proto.request import ErrorInfo
 from onward.proto.router import Facts, Progress
 from onward.router.failures import info_from_body
@@ -125,9 +126,12 @@ def _progress(comment: bytes) -> Progress | None:
     if len(words) != 5 or words[0] != b"progress":
         return None
     try:
-        return Progress(words[1].decode(), int(words[2]), int(words[3]), int(words[4]))
+        step, computed, queue = (int(word) for word in words[2:])
+        engine = words[1].decode()
     except ValueError:
         return None
+    in_range = all(0 <= number <= MAX_SERIAL for number in (step, computed, queue))
+    return Progress(engine, step, computed, queue) if in_range else None
 
 
 def _named_event(event: bytes) -> Event | None:

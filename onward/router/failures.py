@@ -2,6 +2,7 @@
 
 import msgspec
 
+from onward.proto.numbers import Duration, HttpError
 from onward.proto.request import ErrorInfo
 
 _STATUS_OF_CODE = {
@@ -20,8 +21,8 @@ class _ToldError(msgspec.Struct, frozen=True):
     code: str | None = None
     retryable: bool | None = None
     stage: str | None = None
-    retry_after_s: float | None = None
-    status: int | None = None
+    retry_after_s: Duration | None = None
+    status: HttpError | None = None
 
 
 class _ErrorBody(msgspec.Struct, frozen=True):

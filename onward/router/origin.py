@@ -35,6 +35,7 @@ class _Sketch(msgspec.Struct, frozen=True):
     deadline_ms: int | None = None
     cache_salt: str | None = None
     generated_token_ids: list[int | list[int]] | None = None
+    completion_token_ids: list[int | list[int]] | None = None
     prompt: msgspec.Raw = msgspec.Raw()
     prompt_token_ids: msgspec.Raw = msgspec.Raw()
     user: Any = None
@@ -131,7 +132,8 @@ def _deadline(sketch: _Sketch, now_s: float, timeout_s: float | None) -> float |
 
 def _given(sketch: _Sketch) -> tuple[list[int], ...]:
     """A list of ids for the only choice, else a list for each."""
-    tokens = sketch.generated_token_ids or []
+    # An instance refuses a request whose two names for these tokens disagree.
+    tokens = sketch.generated_token_ids or sketch.completion_token_ids or []
     each = tuple(one for one in tokens if isinstance(one, list))
     if each or not tokens:
         return each

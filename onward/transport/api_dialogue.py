@@ -5,13 +5,18 @@ protocols above repair the loss.
 """
 
 import asyncio
+import logging
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 import zmq
 import zmq.asyncio
 
+from onward import log
 from onward.transport.curve import bind, connect
+from onward.transport.decoding import decode_message
+
+_logger = logging.getLogger(__name__)
 
 ToOwnerT = TypeVar("ToOwnerT")
 FromOwnerT = TypeVar("FromOwnerT")
@@ -36,7 +41,11 @@ class ApiEnd(Generic[ToOwnerT, FromOwnerT]):
         return cast("asyncio.Future[Any]", sent).exception() is None
 
     async def receive(self) -> FromOwnerT:
-        return self._decoder.decode(await self._socket.recv())
+        while True:
+            try:
+                return decode_message(self._decoder, await self._socket.recv())
+            except msgspec.DecodeError as fault:
+                _note_dropped("owner", fault)
 
     def close(self) -> None:
         self._socket.close()
@@ -52,14 +61,20 @@ class OwnerEnd(Generic[ToOwnerT, FromOwnerT]):
         bind(self.pollable, address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToOwnerT] = msgspec.msgpack.Decoder(questions)
+        self._queue_length = queue_length
 
     def receive(self) -> tuple[str, ToOwnerT] | None:
         """The next message and who sent it, or None."""
-        try:
-            sender, data = self.pollable.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
-        return sender.decode(), self._decoder.decode(data)
+        for _ in range(self._queue_length):
+            try:
+                sender, data = self.pollable.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            try:
+                return sender.decode(), decode_message(self._decoder, data)
+            except msgspec.DecodeError as fault:
+                _note_dropped(sender.decode(), fault)
+        return None
 
     def send(self, receiver: str, message: FromOwnerT) -> bool:
         """False if that api process is gone or has stopped reading."""
@@ -71,6 +86,11 @@ class OwnerEnd(Generic[ToOwnerT, FromOwnerT]):
 
     def close(self) -> None:
         self.pollable.close()
+
+
+def _note_dropped(sender: str, fault: msgspec.DecodeError) -> None:
+    """A message that cannot be read is a lost one, which the protocols above repair. It must not end the reader."""
+    _logger.error(log.event("message dropped", sender=sender, error=str(fault)))
 
 
 def _bound(socket: "zmq.Socket[Any]", queue_length: int) -> None:

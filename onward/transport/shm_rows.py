@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from onward.proto.numbers import Count, Serial
 from onward.proto.step import Advanced, Embedding, Event, Failed, Preempted, TokenLogprobs, Tokens
 
 NO_TOKEN = -1
@@ -33,15 +34,15 @@ _PLAIN_ROW = struct.Struct("=6q")
 class SideRecord(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """What one slot has to say beside its row."""
 
-    slot: int
-    epoch: int
+    slot: Count
+    epoch: Serial
     code: str | None = None
     message: str | None = None
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     grammar_done: bool = False
     vector: bytes | None = None
-    draft_token_ids: list[int] = []
+    draft_token_ids: list[Count] = []
 
     @classmethod
     def of(cls, event: Tokens) -> "SideRecord | None":
@@ -107,7 +108,13 @@ def decode(cells: list[int], side: bytes, max_tokens_per_row: int) -> list[Event
 
 
 def _tokens(
-    slot: int, epoch: int, position: int, num_computed: int, token_ids: list[int], record: SideRecord, drafted: int
+    slot: Count,
+    epoch: Count,
+    position: Count,
+    num_computed: Count,
+    token_ids: list[Count],
+    record: SideRecord,
+    drafted: Count,
 ) -> Tokens:
     if record is _NOTHING:
         return Tokens(slot, epoch, position, num_computed, token_ids, None, None, False, drafted)

@@ -1,8 +1,12 @@
 """The file that has the table of keys: read within a bound, and written so that nobody ever sees half of it."""
 
+import fcntl
 import os
 import secrets
 import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from onward.errors import StartupError
@@ -12,6 +16,9 @@ from onward.web.keys import Keys, joined, parse_table, plain_entries, table_text
 MAX_FILE_BYTES = 1 << 20
 KEY_PREFIX = "ow-"
 KEY_BYTES = 32
+LOCK_RETRY_S = 0.02
+MAX_LOCK_ATTEMPTS = 500
+"""An addition takes milliseconds, so this is enough for hundreds of them at once."""
 
 
 class KeySource:
@@ -48,11 +55,40 @@ def new_key() -> str:
 
 def add_entry(path: Path, entry: KeyEntry) -> None:
     """What stands in the file stays as it is, comments too."""
-    text = _text(path) if path.exists() else ""
-    before = text.rstrip("\n") + "\n\n" if text.strip() else ""
-    whole = before + table_text(entry)
-    parse_table(whole, str(path))
-    _replace(path, whole)
+    with _only_writer(path):
+        text = _text(path) if path.exists() else ""
+        before = text.rstrip("\n") + "\n\n" if text.strip() else ""
+        whole = before + table_text(entry)
+        parse_table(whole, str(path))
+        _replace(path, whole)
+
+
+@contextmanager
+def _only_writer(path: Path) -> Iterator[None]:
+    """Holds the lock of the file's folder, so that no other process changes the file between reading and replacing it.
+
+    The folder and not the file: a lock on a file that is replaced is a lock on the old one. No lock file is left behind.
+    """
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as fault:
+        raise StartupError(f"cannot read {path.parent}: {fault.strerror}") from None
+    try:
+        _lock(folder, path)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _lock(folder: int, path: Path) -> None:
+    for _ in range(MAX_LOCK_ATTEMPTS):
+        try:
+            return fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOCK_RETRY_S)
+        except OSError as fault:
+            raise StartupError(f"cannot lock {path.parent}: {fault.strerror}") from None
+    raise StartupError(f"another process holds the lock of {path.parent}, so {path.name} was not changed; try again")
 
 
 def _text(path: Path) -> str:

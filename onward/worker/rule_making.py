@@ -9,7 +9,7 @@ from onward.grammar.grammars import Grammars
 from onward.grammar.lazy import LazyGrammars
 from onward.proto.model import PreparedModel
 from onward.proto.step import Assign
-from onward.text.reasoning.thinking_tokens import Thinking
+from onward.text.reasoning.thinking_tokens import Thinking, forbidden_end
 from onward.text.tokenizer import Tokenizer
 from onward.worker.mask_making import MaskMaking
 from onward.worker.slot_checks import Fault
@@ -27,8 +27,14 @@ def grammars_of(model: PreparedModel) -> LazyGrammars:
 
 
 def thinking_of(assign: Assign) -> Thinking | None:
-    rule = assign.sampling.thinking
-    return None if rule is None else Thinking(rule, assign.token_ids[assign.num_prompt :])
+    rule, sampling = assign.sampling.thinking, assign.sampling
+    if rule is None:
+        return None
+    # The api refuses such a request. Without this, one that came by another way would be blamed on the model's logits.
+    if (token_id := forbidden_end(rule, sampling.end_token_ids, sampling.min_tokens)) is not None:
+        problem = f"token {token_id} has to end the thinking, and min_tokens ({sampling.min_tokens}) forbids it"
+        raise Fault("invalid_request", problem)
+    return Thinking(rule, assign.token_ids[assign.num_prompt :])
 
 
 def grammar_of(

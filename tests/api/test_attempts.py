@@ -1,6 +1,7 @@
 """Attempts of a router: a client's request with the tokens so far, run as if it had never been anywhere else."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -75,6 +76,20 @@ def assert_seamless(whole: AnswerRead, path: str, before: list[GivenChoice], aft
         assert one.token_ids + after.tokens(len(before))[index] == expected.token_ids
     assert rest.usage == whole.usage
     assert after.openings == [] and after.error is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
+@pytest.mark.parametrize("field", ["arrival_s", "deadline_s"])
+def test_an_attempt_at_a_time_that_is_none_is_refused_and_the_engine_goes_on(
+    instance: Instance, field: str, value: float
+) -> None:
+    path = "/v1/completions"
+    body = request(path, True, max_tokens=5, seed=7)
+    before = len(instance.engine.submits)
+    refused = post(instance.url, attempt_of(path, body, **{field: value}))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_message")
+    assert field in refused.json()["error"]["message"] and len(instance.engine.submits) == before
+    assert hear(instance.url, attempt_of(path, body)).is_done
 
 
 @EVERY_PATH
@@ -312,7 +327,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"choices": given(([999], None))}, "choices[0].token_ids[0]"),
     ({"skip_to": [ChoiceCursor(1), ChoiceCursor(1)]}, "skip_to"),
     ({"prompt_token_ids": []}, "prompt_token_ids"),
-    ({"prompt_token_ids": [-1]}, "prompt_token_ids[0]"),
+    ({"prompt_token_ids": [320]}, "prompt_token_ids[0]"),
     ({"schema_version": SCHEMA_VERSION + 1}, "schema_version"),
 ]
 

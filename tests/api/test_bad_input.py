@@ -269,6 +269,23 @@ def test_a_bad_chat_field_is_named(http: httpx.Client, instance: Instance, field
     assert len(instance.engine.submits) == before
 
 
+@pytest.mark.parametrize("token_id", [-9, -1, 320, 10**20])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        lambda one: {"prompt_token_ids": [one], "messages": None},
+        lambda one: {"stop_token_ids": [one]},
+        lambda one: {"generated_token_ids": [one]},
+        lambda one: {"logit_bias": {str(one): 1}},
+    ],
+    ids=["prompt", "stop", "generated", "bias"],
+)
+def test_the_error_for_a_token_id_states_the_range_of_token_ids(http: httpx.Client, fields: Any, token_id: int) -> None:
+    body = {"model": "small-model", "messages": MESSAGES} | fields(token_id)
+    error = error_of(http.post(CHAT, json={name: value for name, value in body.items() if value is not None}))
+    assert "between 0 and 319" in error["message"] and str(token_id) in error["message"]
+
+
 @pytest.mark.parametrize(("fields", "path"), BAD_COMPLETION_FIELDS, ids=lambda value: str(value)[:40])
 def test_a_bad_completion_field_is_named(http: httpx.Client, fields: Any, path: str) -> None:
     error = error_of(http.post(COMPLETION, json={"model": "small-model", "prompt": "x"} | fields))

@@ -171,6 +171,21 @@ def test_a_message_that_is_gone_on_with_has_begun_to_answer(thinker: Instance) -
     assert (message["reasoning_content"], message["content"]) == ("hm", "yes")
 
 
+def test_an_end_tag_that_min_tokens_forbids_is_refused_and_names_the_fields(thinker: Instance) -> None:
+    before = len(thinker.engine.submits)
+    fields = THINKING | {"tools": None, "thinking_budget": 3, "stop_token_ids": [END_OF_THOUGHT], "max_tokens": 20}
+    for min_tokens in (5, 20):
+        response = post(thinker, min_tokens=min_tokens, **fields)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "stop_token_ids")
+        assert "thinking_budget" in error["message"] and "min_tokens" in error["message"]
+    assert len(thinker.engine.submits) == before
+    speak(thinker, tokens_of("abcdefgh"))
+    for min_tokens in (0, 4):
+        message = answer(thinker, min_tokens=min_tokens, **fields)["message"]
+        assert message["reasoning_content"] == "abc\n", "thinking alone may be asked for"
+
+
 def test_a_budget_reaches_whoever_draws_the_tokens(thinker: Instance) -> None:
     speak(thinker, tokens_of("abcdefgh"))
     message = answer(thinker, tools=None, thinking_budget=3, **THINKING)["message"]

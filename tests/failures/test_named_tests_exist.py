@@ -81,11 +81,26 @@ def named_in(cell: str) -> list[tuple[str, str]]:
     return named
 
 
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
+
+
 def test_every_test_that_the_origins_name_is_there() -> None:
     page = (ROOT / "docs" / "origins.md").read_text()
     named = re.findall(r"(tests/\w+/\w+\.py|" + "|".join(SHORT_NAMES) + r")::(\w+)", page)
     assert len(named) > 30
     assert not [(path, name) for path, name in named if not is_there(path, name)]
+
+
+def test_every_line_of_the_origins_says_what_where_and_which_test() -> None:
+    lines = (ROOT / "docs" / "origins.md").read_text().splitlines()
+    rows = [cells_of(line) for line in lines if line.startswith("| ") and not line.startswith("| what went wrong")]
+    assert len(rows) > 40
+    for row in rows:
+        assert len(row) == 3 and all(row), f"a cell is empty: {row}"
+        named = named_in(row[2])
+        assert [name for _, name in named if name], f"no test is named for: {row[0]}"
+        assert not [one for one in named if not is_there(*one)], row[0]
 
 
 def test_every_line_of_the_failure_contract_names_tests_that_are_there() -> None:

@@ -5,6 +5,7 @@ most cases get past the parser; or as bytes, so that the parser is met too. Ever
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ STRANGE: list[Any] = [
     (1 << 64) - 1, 0.0, -0.0, 0.5, 1e308, -1e308, 1e-320, 1e30, "", "a", "0", "-1", "stop", "\x00", "\n", "é日本🙂",
     "\x1b[2J", "a" * 300, "{{ x }}", "../../etc/passwd", "NaN", [], {}, [[]], [None], {"": None}, [0] * 40,
     ["a"] * 40, {"a": {"b": []}}, [[[[[[[[]]]]]]]], {"id": 0}, {"type": "text", "text": "x"}, [1, "a", None, 2.5],
-    "http://h:1", "unix:@x", "tcp:1.2.3.4:5",
+    "http://h:1", "unix:@x", "tcp:1.2.3.4:5", math.nan, math.inf, -math.inf,
 ]  # fmt: skip
 STRANGE_BYTES = [
     b"", b"\x00", b"\xff", b"\x80", b"\xc1", b"\n", b"\n\n", b";", b",", b":", b"+", b"-", b"0", b"9" * 25, b"{",

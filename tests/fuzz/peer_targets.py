@@ -1,11 +1,14 @@
 """What another instance, or a router, can send: events, hand-over messages, link messages, attempts, registrations."""
 
+import math
 import socket
 from typing import Any
 
 import msgspec
 
 from onward.api.attempts import decoded
+from onward.engine.door import Limits, admit
+from onward.engine.request_queue import RequestQueue
 from onward.errors import ClientError
 from onward.pd.handoff import DecodeSide, Lease, PrefillSide, Times
 from onward.proto import SCHEMA_VERSION
@@ -14,7 +17,7 @@ from onward.proto.cursor import ChoiceCursor
 from onward.proto.handoff import ToDecode, ToPrefill
 from onward.proto.kv_events import KvEvents
 from onward.proto.kv_transfer import Counted, Endpoint, Expect, KvReport, Layout, LeaseQuiet, Revoke, Sent
-from onward.proto.request import ErrorInfo
+from onward.proto.request import Abort, AbortByName, AskKvEvents, ErrorInfo, Submit, ToEngine
 from onward.proto.router import Attempt, Find, GivenChoice, Load, Registration
 from onward.proto.sampling import Sampling
 from onward.router.admin import decode_registration
@@ -35,6 +38,7 @@ LAYOUT = Layout("f", "float32", 16, 2, 2, 8)
 ENDPOINT = Endpoint("tcp", "tcp:127.0.0.1:5", "d")
 ERROR = ErrorInfo(code="aborted", message="m", status=409, retryable=False)
 TIMES = Times(lease_s=5.0, offer_hold_s=1.0, handover_timeout_s=30.0)
+LIMITS = Limits(max_model_len=64, num_blocks=16, block_size=16)
 PREFILL = pd.Prefill(1, LAYOUT, "r", [1, 2, 3], 3, Sampling(seed=5))
 
 
@@ -79,7 +83,36 @@ def _messages(data: bytes, union: Any) -> list[Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
     decoder = msgspec.msgpack.Decoder(union)
-    return [decode_message(decoder, bytes(part)) for part in parts[:20]]
+    messages = [decode_message(decoder, bytes(part)) for part in parts[:20]]
+    for message in messages:
+        _check_finite(msgspec.to_builtins(message))
+    return messages
+
+
+def _check_finite(tree: Any, name: str = "") -> None:
+    """Whatever was taken, but for logprobs: those are the model's, and only shown."""
+    if isinstance(tree, dict):
+        for key, one in tree.items():
+            _check_finite(one, str(key))
+    elif isinstance(tree, list | tuple):
+        for one in tree:
+            _check_finite(one, name)
+    else:
+        assert not isinstance(tree, float) or math.isfinite(tree), f"{name}: {tree}"
+
+
+def _to_engine(data: bytes) -> None:
+    """Whatever arrives, the queue has one order, in which every request is found again."""
+    queue = RequestQueue()
+    submits = [one for one in _messages(data, ToEngine) if isinstance(one, Submit)]
+    named = [
+        msgspec.structs.replace(one, request_id=f"{number}-{one.request_id}") for number, one in enumerate(submits)
+    ]
+    requests = [admit(one, "api", LIMITS, now_s=5.0) for one in named]
+    for request in requests:
+        queue.add(request)
+    for request in reversed(requests):
+        queue.remove(request)
 
 
 def _to_prefill(data: bytes) -> None:
@@ -95,6 +128,11 @@ def _to_prefill(data: bytes) -> None:
     assert sum(side.states().values()) == 0, "a lease ends whatever was said"
 
 
+SUBMIT = Submit(1, "r", 1, [1, 2], Sampling(seed=5), [3], 5.0, 60.0, 1, "s", max_drafts=1)
+TO_ENGINE: list[Any] = [
+    _tree([SUBMIT, msgspec.structs.replace(SUBMIT, request_id="q", arrival_s=4.0), Abort(2, "r", 1, "stop", 1)]),
+    _tree([SUBMIT, SUBMIT, SUBMIT, AbortByName(2, 1, ["r"], again_since_s=5.0), AskKvEvents(3, 1, -1)]),
+]
 TO_DECODE: list[Any] = [
     _tree([pd.Offer(1, "p", 1), pd.Ready(1, "p", [5], 0, None, None, [], [9]), pd.Pong("p")]),
     _tree([pd.Offer(1, "p", 1), pd.Heartbeat(3, [1], "p"), pd.Cancel(1, ERROR, "p")]),
@@ -223,12 +261,13 @@ REGISTRATION = Registration(
 
 
 def _attempt(data: bytes) -> None:
-    decoded(msgspec.msgpack.Decoder(Attempt), data)
+    _check_finite(msgspec.to_builtins(decoded(msgspec.msgpack.Decoder(Attempt), data)))
     decoded(msgspec.msgpack.Decoder(Find), data)
 
 
 def _registration(data: bytes) -> None:
     registration = decode_registration(data)
+    _check_finite(msgspec.to_builtins(registration))
     replicas = Replicas("r", wants_kv_events=True)
     for instance in ("", "j"):
         other = msgspec.structs.replace(REGISTRATION, instance="j", url="http://h:2")
@@ -239,6 +278,7 @@ def _registration(data: bytes) -> None:
 
 TARGETS = [
     Target("events", byte_cases(EVENTS), _events, (MalformedEvent,)),
+    Target("to_engine", cases(TO_ENGINE, _msgpack), _to_engine, (msgspec.DecodeError, ClientError)),
     Target("to_prefill", cases(TO_PREFILL, _msgpack), _to_prefill, (msgspec.DecodeError,)),
     Target("to_decode", cases(TO_DECODE, _msgpack), _to_decode, (msgspec.DecodeError,)),
     Target("kv_link", cases(LINK, _link_case), _link, (LinkLost,)),

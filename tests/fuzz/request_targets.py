@@ -29,6 +29,7 @@ SHARED: dict[str, Any] = {
     "rescore_from": [0, 1],
 }  # fmt: skip
 ONE = {**SHARED, "n": 1, "generated_token_ids": [1, 2], "generated_finish_reasons": [None], "rescore_from": 1}
+ALIASED = {"model": "m", "completion_token_ids": [1, 2], "generated_token_ids": [1, 2]}
 MESSAGES: list[Any] = [
     {"role": "system", "content": "be brief"},
     {"role": "user", "content": [{"type": "text", "text": "hello"}, {"type": "text", "text": "there"}]},
@@ -40,7 +41,12 @@ CHAT = [
     {**SHARED, "messages": MESSAGES, "max_completion_tokens": 5, "logprobs": True, "top_logprobs": 2},
     {**ONE, "messages": MESSAGES, "tools": [], "response_format": {"type": "text"}, "user": "u", "unknown": [1]},
 ]
-COMPLETION = [{**SHARED, "prompt": "hello", "logprobs": 1}, {**ONE, "prompt": [1, 2, 3]}, {"model": "m", "prompt": "a"}]
+COMPLETION = [
+    {**ALIASED, "prompt": "a"},
+    {**SHARED, "prompt": "hello", "logprobs": 1},
+    {**ONE, "prompt": [1, 2, 3]},
+    {"model": "m", "prompt": "a"},
+]
 TOKENS = [{**SHARED, "prompt_token_ids": [1, 2, 3]}, {"model": "m", "prompt_token_ids": [5], "logprobs": 2}]
 RESPONSE: list[Any] = [
     {"model": "m", "input": "hello"},

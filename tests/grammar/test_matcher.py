@@ -53,6 +53,7 @@ def test_what_was_compiled_elsewhere_gives_the_same_masks() -> None:
     [
         (Grammar("regex", "[0-9]{3}-[a-z]{2}"), "123-ab", "[0-9]{3}-[a-z]{2}"),
         (Grammar("choice", '["yes","no","caf\\u00e9 \\"x\\"\\n🌊"]'), 'café "x"\n🌊', 'yes|no|café "x"\n🌊'),
+        (Grammar("choice", '["a\x7fb"]'), "a\x7fb", "a\x7fb"),
         (Grammar("grammar", 'start: "a" "b"* "c"'), "abbbc", "ab*c"),
         (Grammar("grammar", 'root ::= "x" [0-9] "y"'), "x7y", "x[0-9]y"),
         (Grammar("json_schema", '{"const": [1, {"a": "b"}]}'), '[1, {"a": "b"}]', r'\[1, \{"a": "b"\}\]'),
@@ -110,6 +111,20 @@ def test_text_is_free_until_a_trigger_and_bound_behind_it(trigger: str) -> None:
         grammars().matcher(Grammar("structural_tag", json.dumps(tag)), tokenizer().encode(trigger + "sub>"))
     matcher.replay(written('add>{"a": 1}</call>'))
     assert matcher.mask().may_end
+
+
+@pytest.mark.parametrize(
+    "character",
+    ["\x00", "\n", "\x1f", "\\", '"', "\x7f", "\x80", "\x85", "\u2028", "\ufeff"],
+    ids=lambda one: f"{ord(one):04x}",
+)
+def test_a_choice_or_a_tag_may_have_any_character(character: str) -> None:
+    choices = Grammar("choice", json.dumps([f"{character}x", f"x{character}"]))
+    assert grammars().matcher(choices, written(f"x{character}")).done
+    schema = {"const": "a" + character}
+    tag = {"structures": [{"begin": f"<{character}>", "schema": schema, "end": f"{character}."}], "triggers": ["<"]}
+    matcher = grammars().matcher(Grammar("structural_tag", json.dumps(tag)), written(f'<{character}>"a'))
+    assert not matcher.mask().may_end
 
 
 def test_a_token_that_is_not_allowed_is_named_by_its_position() -> None:

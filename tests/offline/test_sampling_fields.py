@@ -69,6 +69,14 @@ def test_the_worker_is_told_what_was_asked_for(model: PreparedModel) -> None:
     ]
 
 
+@pytest.mark.parametrize(("asked", "told"), [(1e-39, 0.0), (9e-6, 0.0), (1e-5, 1e-5), (0, 0.0), (0.7, 0.7)])
+def test_a_temperature_that_would_overflow_is_greedy(model: PreparedModel, asked: float, told: float) -> None:
+    worker = Overhearing()
+    with LLM.over(model, worker, CONFIG) as llm:
+        llm.generate([1, 2, 3], SamplingOptions(max_tokens=1, seed=3, temperature=asked))
+    assert [sampling.temperature for sampling in worker.samplings] == [told]
+
+
 def test_a_completion_has_the_logprobs_of_its_tokens_and_of_its_prompt(model: PreparedModel) -> None:
     prompt = list(range(40))
     options = SamplingOptions(max_tokens=8, temperature=0, ignore_eos=True, logprobs=3, prompt_logprobs=1)

@@ -266,7 +266,7 @@ class _Answer:
         self._max_tokens: int = body.get("max_tokens", 4)
         n = body.get("n", 1)
         given = attempt.choices or [None] * n
-        own = body.get("generated_token_ids") or []
+        own = body.get("generated_token_ids") or body.get("completion_token_ids") or []
         self._tokens = [list(one.token_ids) if one is not None else list(own) for one in given]
         self._reasons = [one.finish_reason if one is not None else None for one in given]
         self._skip_to = attempt.skip_to

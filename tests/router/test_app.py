@@ -189,6 +189,21 @@ def test_a_preempted_request_is_carried_on_and_without_retries_told_in_its_own_f
     uvloop.run(scenario())
 
 
+@pytest.mark.parametrize("name", ["generated_token_ids", "completion_token_ids"])
+def test_tokens_that_the_client_brought_are_kept_when_their_instance_fails(name: str) -> None:
+    given = [token(7, 0, position) for position in range(2)]
+
+    async def scenario() -> None:
+        a, b = two_instances()
+        first_fails(Behaviour(fails_after=2), a, b)
+        async with running_router(a, b) as router:
+            rest = (await router.post(STREAM | {name: given})).stream
+            assert rest.text() == expected_text(7, 6, start=2)
+            assert [len(one.token_ids) for one in (a.attempts + b.attempts)[-1].choices] == [4]
+
+    uvloop.run(scenario())
+
+
 def test_bad_requests_get_the_instances_own_words() -> None:
     error = {"message": "n: must be between 1 and 16", "code": "invalid_request", "param": "n", "odd": [1]}
 

@@ -1,12 +1,18 @@
 """The table of keys: what it takes, what it refuses and in which words, and whom it finds."""
 
+import fcntl
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from onward.errors import StartupError
+from onward.proto.keys import KeyEntry
 from onward.proto.request import CallerLimits
+from onward.web import key_file
 from onward.web.key_file import KeySource, add_entry, new_key, read_table
 from onward.web.keys import (
     ANONYMOUS,
@@ -114,6 +120,37 @@ def test_an_added_key_works_and_leaves_the_rest_of_the_file_as_it_was(tmp_path: 
     with pytest.raises(StartupError, match=r"key 3 \(first\): name"):
         add_entry(path, first)
     assert read_table(path) == [first, second] and [one.name for one in tmp_path.iterdir()] == ["keys.toml"]
+
+
+def test_keys_that_are_added_at_the_same_time_are_all_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    entries = [KeyEntry(name=f"team-{index}", digest=f"{index:064x}") for index in range(16)]
+    start = threading.Barrier(len(entries))
+
+    def add(one: KeyEntry) -> None:
+        start.wait()
+        add_entry(path, one)
+
+    with ThreadPoolExecutor(len(entries)) as threads:
+        list(threads.map(add, entries))
+    assert sorted(one.name for one in read_table(path)) == sorted(one.name for one in entries)
+    assert [one.name for one in tmp_path.iterdir()] == ["keys.toml"], "nothing else is left behind"
+
+
+def test_a_file_that_another_process_is_writing_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_file, "MAX_LOCK_ATTEMPTS", 2)
+    monkeypatch.setattr(key_file, "LOCK_RETRY_S", 0.0)
+    path = tmp_path / "keys.toml"
+    holder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    with pytest.raises(StartupError, match="another process"):
+        add_entry(path, KeyEntry(name="a", digest="0a" * 32))
+    assert not path.exists()
+    os.close(holder)
+    add_entry(path, KeyEntry(name="a", digest="0a" * 32))
+    assert [one.name for one in read_table(path)] == ["a"]
 
 
 def test_every_key_is_new_and_long() -> None:

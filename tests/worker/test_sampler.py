@@ -33,6 +33,11 @@ def test_greedy_takes_the_lowest_id_among_the_likeliest() -> None:
     assert _sample(logits, [Draw(Sampling(seed=0, temperature=0.0), 0)]) == [41]
 
 
+def test_the_least_temperature_that_is_not_greedy_draws_the_likeliest_token() -> None:
+    logits = _logits()
+    assert {*_many(logits, 20, temperature=1e-5).tolist()} == {int(logits.argmax())}
+
+
 @pytest.mark.parametrize(
     "options",
     [

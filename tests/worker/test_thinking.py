@@ -2,10 +2,11 @@
 
 import pytest
 
+from onward.proto.step import Failed
 from onward.proto.thinking import ThinkingRule
 from onward.sim.structures import STRUCTURES
 from tests.worker import spoken
-from tests.worker.spoken import END, AtOnce, resumed, sampling, text_of
+from tests.worker.spoken import END, PROMPT, AtOnce, resumed, sampling, text_of
 
 BEGIN, STOP, LEAD = 40, 41, 10
 OPEN = ThinkingRule((BEGIN,), (STOP,), begins_inside=True, budget=4, lead_token_ids=(LEAD,))
@@ -24,6 +25,24 @@ def test_a_budget_of_nothing_leaves_nothing() -> None:
     rule = ThinkingRule((BEGIN,), (STOP,), begins_inside=True, budget=0)
     tokens, _ = resumed(spoken.driver(AtOnce()), sampling(None, thinking=rule))
     assert tokens[0] == STOP
+
+
+STOPS_AT_TAG = {"end_token_ids": (END, STOP), "bad_words": ((STOP,),)}
+
+
+@pytest.mark.parametrize("min_tokens", [6, 40])
+def test_an_end_tag_that_min_tokens_forbids_is_a_fault_of_the_request_and_not_of_the_model(min_tokens: int) -> None:
+    driver = spoken.driver(AtOnce())
+    made = sampling(None, thinking=OPEN, min_tokens=min_tokens, **STOPS_AT_TAG)
+    [event] = driver.step(assign=[driver.assign(0, PROMPT, room=64, sampling=made)])
+    assert isinstance(event, Failed) and event.code == "invalid_request"
+    assert "min_tokens" in event.message and "41" in event.message
+
+
+@pytest.mark.parametrize("min_tokens", [0, 4, 5])
+def test_an_end_tag_that_also_ends_the_output_is_the_last_token(min_tokens: int) -> None:
+    tokens, _ = resumed(spoken.driver(AtOnce()), sampling(None, thinking=OPEN, min_tokens=min_tokens, **STOPS_AT_TAG))
+    assert tokens[4:] == [LEAD, STOP]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -7,7 +7,7 @@ preemption, a crash, or on another machine. Knows token ids only; what they say 
                                                       └─ 3 ─┘  └─ forced ┘
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 
 from onward.proto.thinking import ThinkingRule
@@ -88,6 +88,21 @@ class Thinking:
 def thinking_state(token_ids: Sequence[int], rule: ThinkingRule) -> Thinking:
     """As it stands behind these tokens."""
     return Thinking(rule, token_ids)
+
+
+def forbidden_end(rule: ThinkingRule, end_token_ids: Collection[int], min_tokens: int) -> int | None:
+    """A token that the budget may force at a place where `min_tokens` forbids it as an end of the output, so that no token
+    is left to choose. None: there is none.
+
+    budget 2, lead (.), end (</think>), min_tokens 4      a  b  .  </think>     forced at 2 and 3, and no end before 4
+    """
+    if rule.budget is None:
+        return None
+    first = rule.budget + (0 if rule.begins_inside else len(rule.begin_token_ids))
+    lead, end = rule.lead_token_ids, rule.end_token_ids
+    # The model may have begun the tag by itself when the budget is used up: then its rest is forced without the lead.
+    places = [(one, first + index) for index, one in enumerate((*lead, end[0]))] + [(one, first) for one in end[1:]]
+    return next((one for one, place in places if place < min_tokens and one in end_token_ids), None)
 
 
 class _Progress:

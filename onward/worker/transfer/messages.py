@@ -16,10 +16,11 @@ Left      ------------------------>                              at any time aft
 import msgspec
 
 from onward.proto.kv_transfer import Layout
+from onward.proto.numbers import Count, Word
 
 
 class Greeting(msgspec.Struct, frozen=True, array_like=True, tag="greeting"):
-    version: int
+    version: Count
     nonce: bytes
     incarnation: str
     """Of the worker that the writer means."""
@@ -38,7 +39,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
 
 
 class Invited(msgspec.Struct, frozen=True, array_like=True, tag="invited"):
-    num_blocks: int
+    num_blocks: Count
     data: bytes
     """The backend's own. File descriptors travel with it."""
 
@@ -53,7 +54,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     """I am the one who writes under this lease."""
 
     lease_id: str
-    block_ids: list[int]
+    block_ids: list[Count]
 
 
 class Joined(msgspec.Struct, frozen=True, array_like=True, tag="joined"):
@@ -66,14 +67,14 @@ class Incoming(msgspec.Struct, frozen=True, array_like=True, tag="incoming"):
     """Bytes for these places (offset, length) of the receiver's memory follow this message."""
 
     lease_id: str
-    places: list[tuple[int, int]]
+    places: list[tuple[Word, Word]]
 
 
 class Wrote(msgspec.Struct, frozen=True, array_like=True, tag="wrote"):
     """These places of the receiver's memory have been written, by other means than this link."""
 
     lease_id: str
-    places: list[tuple[int, int]]
+    places: list[tuple[Word, Word]]
 
 
 class Written(msgspec.Struct, frozen=True, array_like=True, tag="written"):

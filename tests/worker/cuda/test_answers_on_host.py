@@ -141,6 +141,14 @@ def test_a_grammar_that_fails_fails_its_request_and_nobody_else() -> None:
     assert [event.slot for event in driver.step(run=[Run(r.slot, r.epoch, 1) for r in requests])] == [2]
 
 
+def test_an_end_tag_that_min_tokens_forbids_is_a_fault_of_the_request_and_not_of_the_model() -> None:
+    driver = spoken_driver(AtOnce())
+    made = sampling(None, thinking=RULE, min_tokens=40, end_token_ids=(END, STOP))
+    [event] = driver.step(assign=[driver.assign(0, PROMPT, room=8, sampling=made)])
+    assert isinstance(event, Failed)
+    assert event.code == "invalid_request"
+
+
 def test_a_model_without_a_tokenizer_has_no_grammars() -> None:
     driver = DeviceDriver()
     [event] = driver.step(assign=[driver.assign(0, PROMPT, sampling=KINDS["object"])])

@@ -1,0 +1,38 @@
+"""The ranges of numbers in messages. msgspec checks them where a message is decoded, and refuses the message.
+
+NaN and infinity are in none of them: one NaN among the arrival times leaves the queue without an order. Ranges are those
+that the receiver can work with, and wider than what a client may ask for, which `api.request_checks` decides.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+MAX_SERIAL = (1 << 63) - 1
+
+Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
+"""Of tokens, blocks, slots or requests; also an index of one of them, and a token id."""
+Serial = Annotated[int, Meta(ge=0, le=MAX_SERIAL)]
+"""An epoch, a step, the number of a message; also a size in bytes."""
+SerialOrNone = Annotated[int, Meta(ge=-1, le=MAX_SERIAL)]
+"""A serial number; -1: before the first one."""
+Word = int
+"""Any 64 bits, with or without a sign: a seed, a checksum, or a place in memory, which its owner holds against its own
+memory. msgpack has no longer integers."""
+Priority = Annotated[int, Meta(ge=-(1 << 31), le=1 << 31)]
+HttpError = Annotated[int, Meta(ge=400, le=599)]
+
+WallTime = Annotated[float, Meta(ge=0.0, lt=2.0**37)]
+"""Seconds of Unix time."""
+WallSecond = Annotated[int, Meta(ge=0, lt=1 << 37)]
+Duration = Annotated[float, Meta(ge=0.0, le=2.0**53)]
+"""In seconds."""
+TimeLeft = Annotated[float, Meta(ge=-(2.0**53), le=2.0**53)]
+"""In seconds; below 0 where a deadline has passed."""
+Pause = Annotated[float, Meta(ge=0.0, le=3600.0)]
+"""In seconds, between two tries."""
+
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Factor = Annotated[float, Meta(ge=0.0, le=1e6)]
+Bias = Annotated[float, Meta(ge=-1e6, le=1e6)]
+"""Added to or subtracted from a logit."""

@@ -1,0 +1,75 @@
+"""One event is one line, whatever its values are: nobody can write a line, or a field, into another's log."""
+
+import logging
+import re
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onward import log
+from onward.web import audit
+from onward.web.keys import Caller
+
+FORGED = "i-1\n2026-01-01 00:00:00,000 api-0      INFO    audit caller=ops action=drain targets=1"
+BREAKS = ["\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
+
+
+def field_in(line: str) -> str:
+    """The value of the only field, as a reader of the log takes it."""
+    name, _, value = line.partition(" id=")
+    assert name == "seen"
+    return value[1:-1].encode("latin-1", "backslashreplace").decode("unicode_escape") if value[:1] == '"' else value
+
+
+def test_plain_values_stand_as_they_are_and_texts_in_quotes() -> None:
+    assert log.event("worker lost", pid=3, cause="signal 9", s=0.25) == 'worker lost pid=3 cause="signal 9" s=0.250'
+    assert log.event("x", who="é", places=[1], none=None) == "x who=é places=[1] none=None"
+
+
+@pytest.mark.parametrize("line_break", BREAKS, ids=ascii)
+def test_a_line_break_in_a_value_begins_no_line(line_break: str) -> None:
+    line = log.event("seen", id=f"a{line_break}audit caller=ops")
+    assert len(line.splitlines()) == 1 and line_break not in line
+
+
+def test_a_quote_in_a_value_ends_no_field() -> None:
+    line = log.event("seen", id='a" caller="ops')
+    assert line == r'seen id="a\" caller=\"ops"'
+    assert shlex.split(line) == ["seen", 'id=a" caller="ops']
+    assert log.event("seen", id='"a"') == r'seen id="\"a\""'
+    assert log.event("seen", id="a b\\") == r'seen id="a b\\"'
+
+
+def test_a_terminal_s_control_characters_are_escaped() -> None:
+    line = log.event("seen", id="\x1b[2J\x00\x7f\x9b\t")
+    assert line.isprintable() and line == r'seen id="\x1b[2J\x00\x7f\x9b\t"'
+
+
+@given(st.text())
+def test_any_text_is_one_line_and_can_be_read_back(text: str) -> None:
+    line = log.event("seen", id=text)
+    assert line.isprintable()
+    assert field_in(line) == text
+
+
+def test_an_instance_s_id_forges_no_audit_line(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    try:
+        log.set_up("router")
+        logging.getLogger("onward.test").warning(log.event("instance registered", instance=FORGED))
+        logging.getLogger("onward.test").warning("text of another library: %s", FORGED)
+        try:
+            raise ValueError(FORGED)
+        except ValueError:
+            logging.getLogger("onward.test").exception("a fault of ours")
+        audit.note(Caller("ops", "admin"), "drain", 1)
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    lines = capsys.readouterr().err.splitlines()
+    events = [line for line in lines if not line.startswith("    ")]
+    assert len(events) == 4, lines
+    assert [line for line in events if re.match(r"\S+ \S+ \S+ +\w+ +audit ", line)] == [events[-1]]
