@@ -24,10 +24,12 @@ from tests import (
     sabotage_doors,
     sabotage_exactness,
     sabotage_grammar,
+    sabotage_inputs,
     sabotage_messages,
     sabotage_pd,
     sabotage_responses,
     sabotage_router,
+    sabotage_scheduling,
     sabotage_speculation,
 )
 from tests.sabotage_kinds import Patches, Sabotage
@@ -117,13 +119,6 @@ def _do_not_see_fences(patch: Patches) -> None:
     patch.put(BlockPool, "num_fenced", property(lambda self: 0))
 
 
-def _preempt_those_who_free_nothing(patch: Patches) -> None:
-    def choose(original: Callable, needer: Request, running: object, frees: object, **rest: object) -> Request | None:
-        return original(needer, running, lambda request: 1, **rest)
-
-    patch.around(policy, "choose_victim", choose)
-
-
 def _share_what_is_fenced_without_taking_the_fence_down(patch: Patches) -> None:
     def acquire(original: Callable, self: BlockPool, names: list[bytes]) -> list[int]:
         fenced = dict(self._fenced)
@@ -165,7 +160,7 @@ def _always_cache_outputs(patch: Patches) -> None:
 
 def _believe_the_plan(patch: Patches) -> None:
     def begin_commit(original: Callable, self: Scheduler, step: int) -> None:
-        for request in self.steps_in_flight[0].requests:
+        for request in self.steps_in_flight[0].runs:
             request.num_computed += sum(run.num_tokens for run in request.in_flight if run.step == step)
         original(self, step)
 
@@ -233,12 +228,12 @@ def _no_checksum(patch: Patches) -> None:
 
 
 def _the_wrong_victim(patch: Patches) -> None:
-    def choose(
-        original: Callable, needer: Request, running: list[Request], frees: Callable, *, same_priority: bool
-    ) -> Request | None:
-        return min((r for r in running if r is not needer and frees(r)), key=policy.queue_key, default=None)
+    def choose(original: Callable, needer: Request, running: list[Request], *rest: object, **how: object) -> list:
+        if not original(needer, running, *rest, **how):
+            return []
+        return [min((r for r in running if r is not needer), key=policy.queue_key)]
 
-    patch.around(policy, "choose_victim", choose)
+    patch.around(policy, "choose_victims", choose)
 
 
 def _forget_before_publish(patch: Patches) -> None:
@@ -433,12 +428,6 @@ TABLE = [
         "F09: the next one is preempted for blocks that come back by themselves",
         _do_not_see_fences,
         [FAILURES + "test_f09_blocks_that_are_only_fenced_are_waited_for"],
-    ),
-    Sabotage(
-        "useless-victims",
-        "F09: requests are preempted although that frees nothing",
-        _preempt_those_who_free_nothing,
-        [FAILURES + "test_f09_nobody_is_preempted_whose_blocks_are_all_shared"],
     ),
     Sabotage(
         "fence-survives-sharing",
@@ -643,9 +632,11 @@ TABLE = [
     *sabotage_grammar.TABLE,
     *sabotage_messages.TABLE,
     *sabotage_pd.TABLE,
+    *sabotage_scheduling.TABLE,
     *sabotage_router.TABLE,
     *sabotage_doors.TABLE,
     *sabotage_speculation.TABLE,
     *sabotage_responses.TABLE,
     *sabotage_exactness.TABLE,
+    *sabotage_inputs.TABLE,
 ]

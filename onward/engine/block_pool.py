@@ -20,6 +20,33 @@ from onward.engine.kv_event_log import KvEventLog
 from onward.proto.block_hash import BlockHash
 
 
+class Reclaim:
+    """Counts the blocks that could be handed out if certain requests gave up theirs. Changes nothing in the pool.
+
+    A block comes free only with its last share, so what a request frees depends on the others that give up theirs.
+    """
+
+    def __init__(self, holders: Sequence[int], kept: frozenset[int], num_blocks: int) -> None:
+        self._holders, self._kept = holders, kept
+        self._shares: Counter[int] = Counter()
+        self.num_blocks = num_blocks
+
+    def add(self, blocks: Sequence[int]) -> None:
+        """As if the holder of these gave up its share."""
+        for block in blocks:
+            self._shares[block] += 1
+            self.num_blocks += self._is_freed(block)
+
+    def drop(self, blocks: Sequence[int]) -> None:
+        """Takes an `add` back."""
+        for block in blocks:
+            self.num_blocks -= self._is_freed(block)
+            self._shares[block] -= 1
+
+    def _is_freed(self, block: int) -> bool:
+        return self._shares[block] == self._holders[block] and block not in self._kept
+
+
 class BlockPool:
     def __init__(self, num_blocks: int, block_size: int, log: KvEventLog | None = None) -> None:
         assert num_blocks > 0, "a pool has blocks"
@@ -98,7 +125,7 @@ class BlockPool:
 
         A fence is no obstacle: a block with a name is computed to its end, and steps in flight write behind that.
         """
-        blocks = [self._by_name[name] for name in names]
+        blocks = self.find(names)
         for block in blocks:
             self._cached.pop(block, None)
             self._fenced.pop(block, None)
@@ -170,9 +197,14 @@ class BlockPool:
                 del self._sending[block]
         self.release(blocks, fence_step)
 
-    def num_exclusive(self, blocks: Sequence[int]) -> int:
-        """How many blocks would come free if their holder gave them up."""
-        return sum(self._holders[block] == 1 for block in blocks)
+    def find(self, names: Sequence[BlockHash]) -> list[int]:
+        """The blocks of these names, all of which `hit_length` has just counted."""
+        return [self._by_name[name] for name in names]
+
+    def reclaim(self, kept: Collection[int] = ()) -> "Reclaim":
+        """Starts with what is available, or will be when its fence has passed, without the blocks in `kept`."""
+        num_kept = sum(block in self._cached or block in self._fenced for block in kept)
+        return Reclaim(self._holders, frozenset(kept), self.num_available + self.num_fenced - num_kept)
 
     def audit_idle(self) -> None:
         """At idle every block is free or cached, and each cached one can be found by its name."""

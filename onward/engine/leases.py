@@ -68,7 +68,7 @@ class Leases:
         """Gives an asked request its place: cached blocks are pinned, the others are for the peer to write."""
         seating = self._seating
         room = seating.find_room(request)
-        if room.missing or not seating.slots.num_free:
+        if not room.enough or not seating.slots.num_free:
             return False
         seating.occupy(request, room)
         request.lease = Lease(f"{self._prefix}-{self._next_number}", room.hits, request.block_ids[room.hits :])

@@ -62,8 +62,8 @@ class PlanDraft:
             self.budget += taken_back.num_tokens + taken_back.num_drafts
         self.preempts[request] = Preempt(request.slot, request.slot_epoch)
 
-    def seal(self) -> tuple[StepPlan, list[Request]] | None:
-        """The plan and everyone in it, or None if there is nothing to do. From here on the step is in flight."""
+    def seal(self) -> StepPlan | None:
+        """The plan, or None if there is nothing to do. From here on the step is in flight."""
         if not self.runs and not self.preempts:
             return None
         for request, run in self.runs.items():
@@ -73,5 +73,4 @@ class PlanDraft:
             request.in_flight.append(PlannedRun(self.step, run.num_tokens, samples, num_drafts))
         for request in self.preempts:
             request.in_flight.append(PlannedRun(self.step, 0, samples=False))
-        plan = StepPlan(self.step, list(self.preempts.values()), list(self.assigns.values()), list(self.runs.values()))
-        return plan, [*self.runs, *self.preempts]
+        return StepPlan(self.step, list(self.preempts.values()), list(self.assigns.values()), list(self.runs.values()))

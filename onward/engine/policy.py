@@ -1,9 +1,10 @@
 """The engine's choices: facts in, decision out. No state, no side effects; read this to know who wins."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from onward.config import EngineConfig
+from onward.engine.block_pool import Reclaim
 from onward.engine.draft_record import DraftRecord
 from onward.engine.request import Request
 
@@ -124,22 +125,51 @@ def can_try_again(peers: Sequence[PeerView]) -> bool:
     return any(peer.num_attempts < MAX_ATTEMPTS_PER_PEER for peer in peers)
 
 
-def choose_victim(
-    needer: Request, running: Iterable[Request], frees: Callable[[Request], int], *, same_priority: bool
-) -> Request | None:
-    """Whom to preempt so that `needer` can go on: lowest priority, then latest arrival, then least work lost.
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What a request needs to go on."""
 
-    Never one that comes before the needer in the queue's order, so the oldest of the highest priority never loses its
-    blocks; and never one whose preemption frees nothing. With `same_priority` False only lower priorities are taken.
+    blocks: int
+    growing: int = 0
+    """Running requests for which a block each is kept to grow into. A victim needs none."""
+    slot: bool = False
+    """Whether a slot is missing too; each victim brings one."""
+
+    def is_met(self, num_blocks: int, num_victims: int) -> bool:
+        growing = max(0, self.growing - num_victims)
+        return num_blocks >= self.blocks + growing and (num_victims > 0 or not self.slot)
+
+
+def choose_victims(
+    needer: Request, running: Iterable[Request], shortage: Shortage, reclaim: Reclaim, *, same_priority: bool
+) -> list[Request]:
+    """The requests to preempt so that `needer` can go on: lowest priority first, then latest arrival, then least work lost.
+
+    None if all of them together would not make enough room: they would lose their work, and their blocks would lie unused.
+    None either of those without which there is enough room. And never one that comes before the needer in the queue's
+    order, so the oldest of the highest priority never loses its blocks. With `same_priority` False only lower priorities
+    are taken. `reclaim` holds what is free or on its way back already.
     """
     candidates = [
         request
         for request in running
         if request is not needer
         and (queue_key(request) > queue_key(needer) if same_priority else request.priority > needer.priority)
-        and frees(request) > 0
     ]
-    return max(candidates, key=lambda r: (r.priority, r.arrival_s, -r.num_computed, r.request_id), default=None)
+    candidates.sort(key=lambda r: (r.priority, r.arrival_s, -r.num_computed, r.request_id), reverse=True)
+    victims: list[Request] = []
+    while candidates and not shortage.is_met(reclaim.num_blocks, len(victims)):
+        victims.append(candidates.pop(0))
+        reclaim.add(victims[-1].block_ids)
+    if not shortage.is_met(reclaim.num_blocks, len(victims)):
+        return []
+    for request in victims[::-1]:
+        reclaim.drop(request.block_ids)
+        if shortage.is_met(reclaim.num_blocks, len(victims) - 1):
+            victims.remove(request)
+        else:
+            reclaim.add(request.block_ids)
+    return victims
 
 
 def must_run_alone(request: Request) -> bool:

@@ -131,7 +131,7 @@ class PrefillService:
         """Our KV memory is gone: whatever peers were to get from it is over. Those who were being computed when the
         worker died are told so: the prompt may have been the cause."""
         self._take_results(now_s)
-        crashed = {r.handover for step in self._scheduler.steps_in_flight for r in step.requests}
+        crashed = {r.handover for step in self._scheduler.steps_in_flight for r in step.runs}
         error = PdError("pd_prefill_failed", "the worker died over this prompt", stage=CRASHED)
         for job in [job for key, job in self._jobs.items() if key in crashed]:
             self._fail(job, error, now_s, quiet=True)

@@ -11,6 +11,7 @@ prompts we compute for peers in `offers`. It knows nothing of what a token means
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onward.config import EngineConfig
@@ -21,7 +22,7 @@ from onward.engine.offers import Offers, decode_of
 from onward.engine.plan_draft import PlanDraft
 from onward.engine.request import Request, Status
 from onward.engine.request_queue import RequestQueue
-from onward.engine.seating import Seating, forget_place
+from onward.engine.seating import Room, Seating, forget_place
 from onward.engine.slots import SlotTable
 from onward.proto.step import StepPlan
 
@@ -32,7 +33,10 @@ MAX_GONE_UNDECIDED = 64
 @dataclass(slots=True, frozen=True)
 class StepInFlight:
     step: int
-    requests: list[Request]
+    runs: list[Request]
+    preempts: list[Request]
+    runs_alone: bool
+    """It belongs to a suspect. That stays so when the suspect ends before its step does."""
 
 
 class Scheduler:
@@ -48,7 +52,8 @@ class Scheduler:
         """New in the queue: nobody has decided yet where their prompt is computed."""
         self.preempting: set[Request] = set()
         self.suspects: set[Request] = set()
-        """Requests that must run alone: the worker died under them twice, without progress."""
+        """Requests that must run alone: the worker died under them twice, without progress. They keep their place in the
+        queue."""
         self.draft_cost = 0.0
         """Of guessing one token, see `WorkerHello`."""
         self.steps_in_flight: deque[StepInFlight] = deque()
@@ -68,9 +73,9 @@ class Scheduler:
 
     def renew(self, pool: BlockPool) -> list[Request]:
         """The worker is dead, and all that was in its memory. Everyone goes back to the queue with the tokens so far.
-        Returns those that had a part in a step in flight."""
+        Returns the requests that a step in flight ran. One that was only preempted by it cannot have caused the death."""
         assert not self.offers.offered, "hand-overs end before the memory does"
-        in_flight = list(dict.fromkeys(r for step in self.steps_in_flight for r in step.requests))
+        in_flight = list(dict.fromkeys(r for step in self.steps_in_flight for r in step.runs))
         for request in [*self.running, *self.preempting]:
             forget_place(request)
             request.move_to(Status.WAITING)
@@ -84,19 +89,23 @@ class Scheduler:
     def plan(self, now_s: float) -> StepPlan | None:
         if len(self.steps_in_flight) >= self.config.max_steps_in_flight:
             return None
-        if self.suspects and self.steps_in_flight:
+        if any(step.runs_alone for step in self.steps_in_flight):
             return None
         draft = PlanDraft(self._next_step, self.config.max_num_batched_tokens)
-        if not self._plan_alone(draft, now_s):
+        suspect = self._next_alone(draft)
+        if suspect is not None and self.steps_in_flight:
+            return None  # its step waits until no other one is in flight
+        if suspect is not None:
+            self._plan_suspect(draft, suspect, now_s)
+        runs_alone = bool(draft.runs)
+        if not runs_alone:
             self._continue_running(draft, now_s)
             self._lease_to_peers(draft)
             self._admit_waiting(draft, now_s)
-        sealed = draft.seal()
-        if sealed is None:
-            return None
-        plan, requests = sealed
-        self._next_step += 1
-        self.steps_in_flight.append(StepInFlight(plan.step, requests))
+        plan = draft.seal()
+        if plan is not None:
+            self._next_step += 1
+            self.steps_in_flight.append(StepInFlight(plan.step, list(draft.runs), list(draft.preempts), runs_alone))
         return plan
 
     def enqueue(self, request: Request) -> None:
@@ -110,7 +119,7 @@ class Scheduler:
         """A result has come. Results come in order, one for each plan."""
         in_flight = self.steps_in_flight.popleft()
         assert in_flight.step == step, f"result of step {step} while {in_flight.step} is due"
-        for request in in_flight.requests:
+        for request in [*in_flight.runs, *in_flight.preempts]:
             if request.in_flight and request.in_flight[0].step == step:
                 request.in_flight.popleft()
         self.pool.pass_fence(step)
@@ -166,10 +175,8 @@ class Scheduler:
     def may_seat(self, request: Request) -> bool:
         """Whether it may have blocks here although somebody who comes before it lacks some: only if there is room for both.
         Blocks are taken by two kinds, those in the queue and those whose KV a peer brings; neither passes by the other."""
-        first = self._first_in_line() if self.asks_peers else None
-        if first is None or policy.queue_key(request) <= policy.queue_key(first):
-            return True
-        return self.seating.have_room(first, request)
+        first = self._first_before(request)
+        return first is None or self.seating.have_room(first, request)
 
     def end_push(self, block_ids: list[int]) -> None:
         """A transfer reads these no more."""
@@ -179,19 +186,31 @@ class Scheduler:
     def publish_computed(self, request: Request) -> None:
         self.seating.publish_computed(request)
 
-    def _plan_alone(self, draft: PlanDraft, now_s: float) -> bool:
-        """A suspect gets the step for itself, so that a crash hurts nobody else. One that cannot go on, for want of blocks
-        or of a peer's answer, does not hold up the next: what it waits for may be that one's to give."""
-        for suspect in sorted(self.suspects, key=policy.queue_key):
-            self._plan_suspect(draft, suspect, now_s)
-            if draft.runs:
-                return True
-        return False
+    def _next_alone(self, draft: PlanDraft) -> Request | None:
+        """The suspect that gets the next step for itself, so that a crash hurts no other request: the first that runs, or
+        the first in the queue if it is a suspect and there is room for it.
+
+        A suspect that cannot run, for want of blocks or of a peer's answer, costs the others neither a step nor the
+        overlap: what it waits for may be theirs to give.
+        """
+        if not self.suspects:
+            return None
+        running = [suspect for suspect in self.suspects if suspect.status is Status.RUNNING]
+        if running:
+            return min(running, key=policy.queue_key)
+        first = self._next_waiting(draft, set())
+        if first is None or not self._waits_to_run_alone(first):
+            return None
+        return first if self.seating.has_room(first) and self.may_seat(first) else None
+
+    def _waits_to_run_alone(self, request: Request) -> bool:
+        """A prompt that we compute for a peer is offered first, and that takes no step."""
+        return request in self.suspects and request.handover is None
 
     def _plan_suspect(self, draft: PlanDraft, suspect: Request, now_s: float) -> None:
         if suspect.status is Status.RUNNING:
             self._continue(draft, suspect, suspect.num_to_plan)
-        elif suspect.status is Status.WAITING and not draft.short_of_blocks and not draft.preempts:
+        else:
             self._admit(draft, suspect, now_s)
 
     def _continue_running(self, draft: PlanDraft, now_s: float) -> None:
@@ -234,7 +253,7 @@ class Scheduler:
             draft.short_of_blocks = True
             # What is in flight may turn out to need less, if not all of its drafts are right.
             if not request.has_drafts_in_flight:
-                self._make_room(draft, request, missing, same_priority=True)
+                self._make_room(draft, request, policy.Shortage(missing), same_priority=True)
             return
         if num_drafts:
             missing, num_drafts = self._with_drafts(request, planned_computed + num_tokens, missing, num_drafts)
@@ -265,32 +284,39 @@ class Scheduler:
             if self.leases.grant(request):
                 self.leases.wanted.remove(request)
             else:
-                self._make_room(draft, request, self.seating.find_room(request).missing, same_priority=False)
+                self._make_room_to_admit(draft, request, self.seating.find_room(request))
 
     def _admit_waiting(self, draft: PlanDraft, now_s: float, before: Request | None = None) -> None:
         """In the queue's order; with `before`, only those of a higher priority than that one."""
         held_up: set[str] = set()
         """Peers that must first answer for an earlier prompt. They hold up nobody else's."""
         while draft.budget and not draft.short_of_blocks and not draft.preempts:
-            request = next((r for r in self.waiting if self._may_come_in(r, draft, held_up)), None)
+            request = self._next_waiting(draft, held_up)
             if request is None or (before is not None and request.priority >= before.priority):
                 return
-            if request.handover is not None and not self.offers.may_offer(request.handover):
-                held_up.add(request.handover.decode)
-            elif not self._admit(draft, request, now_s):
+            if self._waits_to_run_alone(request):
+                # It keeps its place: were later requests let in, there might never be room for it.
+                self._make_room_if_short(draft, request)
+                return
+            if not self._admit(draft, request, now_s):
                 return
 
-    def _may_come_in(self, request: Request, draft: PlanDraft, held_up: set[str]) -> bool:
-        """Not who runs alone, whose peer is waited for, or who needs rows with logits, of which this step has no more. They
-        hold up nobody else."""
-        if request in self.suspects or decode_of(request) in held_up:
-            return False
-        return draft.prompt_logprob_rows > 0 or request.first_reported_row is None
+    def _next_waiting(self, draft: PlanDraft, held_up: set[str]) -> Request | None:
+        """The first in the queue, without requests whose peer must answer first (added to `held_up`) and requests that need
+        rows with logits, if this step has no more of them. Both hold up no other request."""
+        for request in self.waiting:
+            if decode_of(request) in held_up:
+                continue
+            if not draft.prompt_logprob_rows and request.first_reported_row is not None:
+                continue
+            if request.handover is None or self.offers.may_offer(request.handover):
+                return request
+            held_up.add(request.handover.decode)
+        return None
 
     def _admit(self, draft: PlanDraft, request: Request, now_s: float) -> bool:
-        room = self.seating.find_room(request)
-        if room.missing or not self.slots.num_free:
-            self._make_room(draft, request, room.missing, same_priority=False)
+        room = self._make_room_if_short(draft, request)
+        if room is None:
             return False
         start = room.hits * self.pool.block_size
         num_tokens = policy.chunk_size(len(request.token_ids) - start, draft.budget_for(request, start))
@@ -308,44 +334,70 @@ class Scheduler:
         draft.run(request, num_tokens, [])
         return True
 
+    def _first_before(self, request: Request) -> Request | None:
+        """The first in line, if that one comes before this request and its blocks must be left free."""
+        first = self._first_in_line() if self.asks_peers else None
+        return first if first is not None and policy.queue_key(first) < policy.queue_key(request) else None
+
     def _first_in_line(self) -> Request | None:
         """Of all that want blocks here, in the queue or for what a peer computes."""
-        waiting = next((r for r in self.waiting if r.handover is None and r not in self.suspects), None)
+        waiting = next((r for r in self.waiting if r.handover is None), None)
         in_line = (request for request in (waiting, self.leases.first_short) if request is not None)
         return min(in_line, key=policy.queue_key, default=None)
 
-    def _make_room(self, draft: PlanDraft, needer: Request, blocks: int, *, same_priority: bool) -> None:
+    def _make_room_if_short(self, draft: PlanDraft, request: Request) -> Room | None:
+        """The room for a waiting request. None if there is not enough; lower priorities may then be preempted for it."""
+        room = self.seating.find_room(request)
+        if room.enough and self.slots.num_free:
+            return room
+        self._make_room_to_admit(draft, request, room)
+        return None
+
+    def _make_room_to_admit(self, draft: PlanDraft, request: Request, room: Room) -> None:
+        """Asks for as much as `may_seat` will: what is not enough for that would be taken in vain."""
+        first = self._first_before(request)
+        kept = 0 if first is None else self.seating.find_room(first).taken + 1
+        slot_coming = self.slots.num_free + self.slots.num_fenced + len(self.preempting) > 0
+        shortage = policy.Shortage(room.needed + kept, room.growing, slot=not slot_coming)
+        # Blocks that the request would share are its own as soon as they are free.
+        shared = self.pool.find(room.names[: room.hits])
+        self._make_room(draft, request, shortage, shared, same_priority=False)
+
+    def _make_room(
+        self,
+        draft: PlanDraft,
+        needer: Request,
+        shortage: policy.Shortage,
+        shared: Sequence[int] = (),
+        *,
+        same_priority: bool,
+    ) -> None:
         """Preempts as few as will do, seeing what is on its way back already: blocks that are only fenced come free
         by themselves, and taking the next victim meanwhile would free nothing."""
-        frees = self._frees_when_preempted
-        coming = self.pool.num_available + self.pool.num_fenced + self.leases.num_coming
-        coming += sum(frees(r) for r in self.preempting)
-        slot_coming = self.slots.num_free + self.slots.num_fenced + len(self.preempting) > 0
-        while coming < blocks or not slot_coming:
-            # A peer's prompt is done soon, and its transfer reads our blocks.
-            own = (r for r in [*self.running, *self.seating.granted] if r.handover is None)
-            candidates = [r for r in own if r not in draft.assigns]
-            victim = policy.choose_victim(needer, candidates, frees, same_priority=same_priority)
-            if victim is None:
-                return
-            coming += frees(victim)
-            slot_coming = True
-            if victim.status is Status.GRANTED:
-                self.leases.take_back(victim)
-                victim.move_to(Status.ASKED)
-                self.leases.abandoned.append(victim)
-            elif victim.awaits_assignment:
-                # The worker has not been told of it, so there is nothing to wait for.
-                self.running.remove(victim)
-                self._requeue(victim)
-            else:
-                self.running.remove(victim)
-                victim.move_to(Status.PREEMPTING)
-                self.preempting.add(victim)
-                draft.preempt(victim)
+        reclaim = self.pool.reclaim(shared)
+        reclaim.num_blocks += self.leases.num_coming
+        for request in self.preempting:
+            reclaim.add(request.block_ids)
+        # A peer's prompt is done soon, and its transfer reads our blocks.
+        own = (r for r in [*self.running, *self.seating.granted] if r.handover is None)
+        candidates = [r for r in own if r not in draft.assigns]
+        for victim in policy.choose_victims(needer, candidates, shortage, reclaim, same_priority=same_priority):
+            self._preempt(draft, victim)
 
-    def _frees_when_preempted(self, request: Request) -> int:
-        return self.pool.num_exclusive(request.block_ids)
+    def _preempt(self, draft: PlanDraft, victim: Request) -> None:
+        if victim.status is Status.GRANTED:
+            self.leases.take_back(victim)
+            victim.move_to(Status.ASKED)
+            self.leases.abandoned.append(victim)
+        elif victim.awaits_assignment:
+            # The worker has not been told of it, so there is nothing to wait for.
+            self.running.remove(victim)
+            self._requeue(victim)
+        else:
+            self.running.remove(victim)
+            victim.move_to(Status.PREEMPTING)
+            self.preempting.add(victim)
+            draft.preempt(victim)
 
     def _requeue(self, request: Request) -> None:
         self.seating.vacate(request, fence_step=None)

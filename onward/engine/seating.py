@@ -17,15 +17,17 @@ from onward.proto.block_hash import BlockHash
 
 @dataclass(slots=True, frozen=True)
 class Room:
-    """What a request would take, and how many blocks there must be before it may."""
+    """What a request would take, and whether it may."""
 
     names: list[BlockHash]
     hits: int
     needed: int
-    missing: int
-    """0 if there is room now."""
-    taken: int = 0
+    enough: bool
+    """Whether there are blocks for it now."""
+    taken: int
     """Blocks that would not be available any more, those of hits that nobody else holds included."""
+    growing: int
+    """Requests for which a block each is kept to grow into."""
 
 
 class Seating:
@@ -59,11 +61,10 @@ class Seating:
         needed = self.pool.blocks_for(len(request.token_ids)) - hits
         growing = len(self.running) + len(self.granted)
         enough = policy.may_admit(needed, self.pool.num_available - hits_available, growing)
-        taken = needed + hits_available
-        return Room(names, hits, needed, 0 if enough else taken + growing, taken)
+        return Room(names, hits, needed, enough, needed + hits_available, growing)
 
     def has_room(self, request: Request) -> bool:
-        return self.slots.num_free > 0 and not self.find_room(request).missing
+        return self.slots.num_free > 0 and self.find_room(request).enough
 
     def have_room(self, one: Request, other: Request) -> bool:
         """For both, and a block for everybody to grow into, the first of them included."""

@@ -233,17 +233,19 @@ def test_f09_nobody_is_preempted_whose_blocks_are_all_shared() -> None:
     """Never a victim whose preemption frees nothing."""
     harness = Harness(num_blocks=16, block_size=4, max_num_seqs=3)
     harness.submit("needer", [1] * 9, max_tokens=9)
-    for name in ("sharing", "owning"):
+    for name in ("owning", "sharing"):
         harness.submit(name, [len(name)] * 9, max_tokens=9)
     harness.plan()
-    needer, sharing, owning = (harness.core._live[name] for name in ("needer", "sharing", "owning"))
-    frees = {sharing: 0, owning: 2}
+    needer, owning, sharing = (harness.core._live[name] for name in ("needer", "owning", "sharing"))
+    pool = harness.core.scheduler.pool
+    pool.start_sending(sharing.block_ids)
+    shortage = policy.Shortage(pool.num_available + 2)
 
-    def choose(running: list[Request]) -> Request | None:
-        return policy.choose_victim(needer, running, lambda request: frees[request], same_priority=True)
+    def choose(running: list[Request]) -> list[Request]:
+        return policy.choose_victims(needer, running, shortage, pool.reclaim(), same_priority=True)
 
-    assert choose([sharing, owning]) is owning
-    assert choose([sharing]) is None
+    assert choose([sharing, owning]) == [owning]
+    assert choose([sharing]) == []
 
 
 def test_f10_two_requests_share_a_block_by_its_hash_and_in_no_other_way() -> None:
@@ -263,7 +265,10 @@ def test_f10_two_requests_share_a_block_by_its_hash_and_in_no_other_way() -> Non
     assert tables["same"][:2] == blocks[:2]
     assert not set(tables["other"]) & {*blocks, *tables["same"], *tables["salted"]}
     assert not set(tables["salted"]) & {*blocks, *tables["same"]}
-    assert pool.num_exclusive(tables["same"]) == len(tables["same"]), "one holder each: a fence holds nothing"
+    reclaim = pool.reclaim()
+    reclaim.num_blocks = 0
+    reclaim.add(tables["same"])
+    assert reclaim.num_blocks == len(tables["same"]), "one holder each: a fence holds nothing"
     harness.check()
     harness.run_until_idle()
     harness.core.audit_idle()

@@ -1,0 +1,152 @@
+"""Deliberate bugs in how input is read (requests, messages of peers, log fields, key files), and the tests that notice."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import msgspec
+
+from onward import log
+from onward.api import attempts, jobs, request_checks
+from onward.api.requests import Bounds, GenerationRequest
+from onward.grammar import lark
+from onward.router import origin
+from onward.transport import api_dialogue
+from onward.web import key_file
+from onward.worker import rule_making
+from tests.sabotage_kinds import Patches, Sabotage
+
+TAG_FAULT = "test_an_end_tag_that_min_tokens_forbids_is_a_fault_of_the_request_and_not_of_the_model"
+ARRIVAL = "test_an_attempt_at_a_time_that_is_none_is_refused_and_the_engine_goes_on"
+ROUTER = "tests/router/test_app.py::"
+LOG = "tests/test_log.py::"
+KEYS = "tests/web/test_keys.py::"
+ALIAS = "tests/api/test_completion_token_ids.py::"
+
+
+def _ignore_the_alias(patch: Patches) -> None:
+    patch.put(GenerationRequest, "resumed_field", "generated_token_ids")
+
+
+def _let_the_two_names_disagree(patch: Patches) -> None:
+    def check(original: Callable, request: GenerationRequest, bounds: Bounds) -> None:
+        if request.generated_token_ids is None:
+            original(request, bounds)
+
+    patch.around(request_checks, "_check_generated", check)
+
+
+def _router_ignores_the_alias(patch: Patches) -> None:
+    def given(original: Callable, sketch: object) -> object:
+        return original(sketch) if getattr(sketch, "generated_token_ids", None) else ()
+
+    patch.around(origin, "_given", given)
+
+
+def _log_values_as_they_are(patch: Patches) -> None:
+    patch.put(log, "_quoted", lambda value: f'"{value}"' if " " in str(value) else str(value))
+
+
+def _log_continued_lines_unmarked(patch: Patches) -> None:
+    patch.put(log, "CONTINUED", "")
+
+
+def _write_keys_without_a_lock(patch: Patches) -> None:
+    patch.put(key_file, "_only_writer", nullcontext)
+
+
+def _take_any_arrival(patch: Patches) -> None:
+    def decoded(original: Callable, decoder: Any, message: bytes) -> Any:
+        tree = msgspec.msgpack.decode(message)
+        arrival_s, tree["arrival_s"] = tree.get("arrival_s"), 0.0
+        made = original(decoder, msgspec.msgpack.encode(tree))
+        return msgspec.structs.replace(made, arrival_s=arrival_s)
+
+    patch.around(attempts, "decoded", decoded)
+
+
+def _end_with_what_cannot_be_read(patch: Patches) -> None:
+    def end(sender: str, fault: msgspec.DecodeError) -> None:
+        raise fault
+
+    patch.put(api_dialogue, "_note_dropped", end)
+
+
+def _let_min_tokens_forbid_the_end_tag(patch: Patches) -> None:
+    patch.put(jobs, "check_ends", lambda rule, end_token_ids, min_tokens: None)
+    patch.put(rule_making, "forbidden_end", lambda rule, end_token_ids, min_tokens: None)
+
+
+def _write_delete_as_it_is(patch: Patches) -> None:
+    patch.put(lark, "_without_delete", lambda source: source)
+
+
+TABLE = [
+    Sabotage(
+        "end-tag-forbidden",
+        "thinking_budget forces an end tag that min_tokens forbids, and the model's logits are blamed",
+        _let_min_tokens_forbid_the_end_tag,
+        [
+            "tests/api/test_tools.py::test_an_end_tag_that_min_tokens_forbids_is_refused_and_names_the_fields",
+            "tests/worker/test_thinking.py::" + TAG_FAULT,
+            "tests/worker/cuda/test_answers_on_host.py::" + TAG_FAULT,
+        ],
+    ),
+    Sabotage(
+        "delete-in-choice",
+        "a choice or a tag with U+007F is refused",
+        _write_delete_as_it_is,
+        ["tests/grammar/test_matcher.py::test_a_choice_or_a_tag_may_have_any_character[007f]"],
+    ),
+    Sabotage(
+        "arrival-not-a-number",
+        "a router's NaN as the time of arrival reaches the engine's queue",
+        _take_any_arrival,
+        ["tests/api/test_attempts.py::" + ARRIVAL + f"[arrival_s-{value}]" for value in ("nan", "inf", "-inf")],
+    ),
+    Sabotage(
+        "unreadable-message-ends-engine",
+        "a message that cannot be decoded ends the process that reads it",
+        _end_with_what_cannot_be_read,
+        ["tests/transport/test_zmq.py::test_a_message_that_cannot_be_read_is_dropped_and_the_next_one_is_read"],
+    ),
+    Sabotage(
+        "log-values-unescaped",
+        "a value with a line break or a quote forges a line or a field of the log",
+        _log_values_as_they_are,
+        [
+            LOG + "test_a_line_break_in_a_value_begins_no_line",
+            LOG + "test_a_quote_in_a_value_ends_no_field",
+        ],
+    ),
+    Sabotage(
+        "log-lines-unmarked",
+        "a further line of a message or traceback looks like an event of its own",
+        _log_continued_lines_unmarked,
+        [LOG + "test_an_instance_s_id_forges_no_audit_line"],
+    ),
+    Sabotage(
+        "keys-without-lock",
+        "of keys that are added at the same time only some are in the file",
+        _write_keys_without_a_lock,
+        [KEYS + "test_keys_that_are_added_at_the_same_time_are_all_in_the_file"],
+    ),
+    Sabotage(
+        "completion-ids-ignored",
+        "completion_token_ids in a request is ignored, and generation starts over",
+        _ignore_the_alias,
+        [ALIAS + "test_an_answer_s_tokens_are_taken_back_by_the_name_they_have_there"],
+    ),
+    Sabotage(
+        "token-fields-disagree",
+        "a request whose two lists of tokens so far differ is served from one of them",
+        _let_the_two_names_disagree,
+        [ALIAS + "test_a_request_in_which_the_two_names_disagree_is_refused_and_told_both"],
+    ),
+    Sabotage(
+        "router-misses-completion-ids",
+        "a router does not count the tokens that a client sent as completion_token_ids",
+        _router_ignores_the_alias,
+        [ROUTER + "test_tokens_that_the_client_brought_are_kept_when_their_instance_fails[completion_token_ids]"],
+    ),
+]

@@ -1,0 +1,193 @@
+"""Deliberate bugs of the scheduler: which requests are charged, when a suspect has its turn, and which are preempted."""
+
+from collections.abc import Callable
+
+from onward.engine import policy, scheduler
+from onward.engine.block_pool import BlockPool, Reclaim
+from onward.engine.plan_draft import PlanDraft
+from onward.engine.request import Request
+from onward.engine.scheduler import Scheduler
+from onward.proto.step import StepPlan
+from tests.sabotage_kinds import Patches, Sabotage
+
+SUSPECTS = "tests/engine/test_suspects.py::"
+VICTIMS = "tests/engine/test_victims.py::"
+
+
+def _pass_suspects_by(patch: Patches) -> None:
+    def next_waiting(original: Callable, self: Scheduler, draft: PlanDraft, held_up: set[str]) -> Request | None:
+        first = original(self, draft, held_up)
+        if first not in self.suspects or self.seating.has_room(first):
+            return first
+        return next((request for request in self.waiting if request not in self.suspects), None)
+
+    patch.around(Scheduler, "_next_waiting", next_waiting)
+
+
+def _let_suspects_pass(patch: Patches) -> None:
+    def next_alone(original: Callable, self: Scheduler, draft: PlanDraft) -> Request | None:
+        waiting = sorted(self.suspects & set(self.waiting), key=policy.queue_key)
+        return original(self, draft) or next((r for r in waiting if self.seating.has_room(r)), None)
+
+    patch.around(Scheduler, "_next_alone", next_alone)
+
+
+def _give_a_suspect_s_blocks_to_peers(patch: Patches) -> None:
+    def first_in_line(original: Callable, self: Scheduler) -> Request | None:
+        first = original(self)
+        return self.leases.first_short if first in self.suspects else first
+
+    patch.around(Scheduler, "_first_in_line", first_in_line)
+
+
+def _no_overlap_while_a_suspect_waits(patch: Patches) -> None:
+    def plan(original: Callable, self: Scheduler, now_s: float) -> StepPlan | None:
+        return None if self.suspects and self.steps_in_flight else original(self, now_s)
+
+    patch.around(Scheduler, "plan", plan)
+
+
+def _forget_that_a_step_runs_alone(patch: Patches) -> None:
+    def in_flight(original: Callable, step: int, runs: list, preempts: list, runs_alone: bool) -> object:
+        return original(step, runs, preempts, False)
+
+    patch.around(scheduler, "StepInFlight", in_flight)
+
+
+def _charge_the_preempted(patch: Patches) -> None:
+    def renew(original: Callable, self: Scheduler, pool: BlockPool) -> list[Request]:
+        preempted = [request for step in self.steps_in_flight for request in step.preempts]
+        return [*original(self, pool), *preempted]
+
+    patch.around(Scheduler, "renew", renew)
+
+
+def _preempt_without_enough_room(patch: Patches) -> None:
+    def choose(
+        original: Callable,
+        needer: Request,
+        running: list[Request],
+        shortage: policy.Shortage,
+        reclaim: Reclaim,
+        *,
+        same_priority: bool,
+    ) -> list[Request]:
+        if shortage.is_met(reclaim.num_blocks, 0):
+            return []
+        found = original(needer, running, shortage, reclaim, same_priority=same_priority)
+        return found or [request for request in running if request.priority > needer.priority]
+
+    patch.around(policy, "choose_victims", choose)
+
+
+def _count_every_block_of_a_victim(patch: Patches) -> None:
+    patch.put(Reclaim, "_is_freed", lambda self, block: True)
+
+
+def _spare_no_victim(patch: Patches) -> None:
+    def drop(original: Callable, self: Reclaim, blocks: list[int]) -> None:
+        self.num_blocks = -len(self._holders)
+
+    patch.around(Reclaim, "drop", drop)
+
+
+def _victims_grow(patch: Patches) -> None:
+    def is_met(original: Callable, self: policy.Shortage, num_blocks: int, num_victims: int) -> bool:
+        return original(self, num_blocks - min(self.growing, num_victims), num_victims)
+
+    patch.around(policy.Shortage, "is_met", is_met)
+
+
+def _count_shared_blocks_as_room(patch: Patches) -> None:
+    patch.around(BlockPool, "reclaim", lambda original, self, kept=(): original(self))
+
+
+def _forget_the_first_in_line(patch: Patches) -> None:
+    def make_room(original: Callable, self: Scheduler, *args: object) -> None:
+        asks_peers, self.asks_peers = self.asks_peers, False
+        original(self, *args)
+        self.asks_peers = asks_peers
+
+    patch.around(Scheduler, "_make_room_to_admit", make_room)
+
+
+TABLE = [
+    Sabotage(
+        "suspects-passed-by",
+        "later requests are let in while a suspect waits for room",
+        _pass_suspects_by,
+        [
+            SUSPECTS + "test_a_suspect_that_waits_for_room_is_not_passed_by_later_requests",
+            SUSPECTS + "test_a_suspect_waits_no_longer_for_room_than_the_same_request_without_charges",
+        ],
+    ),
+    Sabotage(
+        "suspects-jump-the-queue",
+        "a suspect is let in before requests that come before it",
+        _let_suspects_pass,
+        [
+            SUSPECTS + "test_a_suspect_does_not_pass_earlier_requests_of_the_queue",
+            SUSPECTS + "test_two_suspects_come_in_the_queue_s_order",
+        ],
+    ),
+    Sabotage(
+        "suspect-s-blocks-leased",
+        "the blocks that a suspect waits for are leased to peers",
+        _give_a_suspect_s_blocks_to_peers,
+        [SUSPECTS + "test_a_suspect_whose_prompt_is_computed_here_is_not_passed_by_those_whose_prompts_peers_compute"],
+    ),
+    Sabotage(
+        "waiting-suspect-costs-the-overlap",
+        "one step in flight while a suspect waits",
+        _no_overlap_while_a_suspect_waits,
+        [SUSPECTS + "test_two_steps_stay_in_flight_while_a_suspect_waits_for_room"],
+    ),
+    Sabotage(
+        "aborted-suspect-s-step-is-not-alone",
+        "a step is planned beside that of a suspect that was aborted",
+        _forget_that_a_step_runs_alone,
+        [SUSPECTS + "test_a_step_beside_an_aborted_suspect_s_step_is_not_planned"],
+    ),
+    Sabotage(
+        "preempted-are-charged",
+        "a request is charged with a step that only preempted it",
+        _charge_the_preempted,
+        [SUSPECTS + "test_a_request_that_was_only_preempted_in_a_step_is_not_charged_with_the_worker_s_death"],
+    ),
+    Sabotage(
+        "preempted-without-enough-room",
+        "requests are preempted although all of them together do not make enough room",
+        _preempt_without_enough_room,
+        [VICTIMS + "test_nobody_is_preempted_if_all_victims_together_do_not_make_enough_room"],
+    ),
+    Sabotage(
+        "useless-victims",
+        "F09: requests are preempted although that frees nothing",
+        _count_every_block_of_a_victim,
+        ["tests/failures/test_steps_and_preemption.py::test_f09_nobody_is_preempted_whose_blocks_are_all_shared"],
+    ),
+    Sabotage(
+        "no-victim-spared",
+        "a request is preempted whose blocks are not needed",
+        _spare_no_victim,
+        [VICTIMS + "test_a_victim_whose_blocks_turn_out_not_to_be_needed_is_spared"],
+    ),
+    Sabotage(
+        "victims-grow",
+        "a block is kept for a victim to grow into",
+        _victims_grow,
+        [VICTIMS + "test_a_victim_s_block_to_grow_into_counts_as_room"],
+    ),
+    Sabotage(
+        "shared-blocks-are-room",
+        "blocks that a request would share count as room for its other ones",
+        _count_shared_blocks_as_room,
+        [VICTIMS + "test_blocks_that_the_needer_would_share_do_not_count_as_room"],
+    ),
+    Sabotage(
+        "preempted-for-one-that-must-wait",
+        "requests are preempted for one that an earlier request keeps from the blocks",
+        _forget_the_first_in_line,
+        [VICTIMS + "test_nobody_is_preempted_for_a_request_that_an_earlier_one_keeps_from_the_blocks"],
+    ),
+]
