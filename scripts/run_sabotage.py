@@ -38,6 +38,9 @@ def break_one(sabotage: Sabotage) -> bool:
 
 def main() -> int:
     names = sys.argv[1:]
+    unknown = {*names} - {sabotage.name for sabotage in TABLE}
+    if unknown:
+        sys.exit(f"no sabotage is named {', '.join(sorted(unknown))}")
     chosen = [sabotage for sabotage in TABLE if not names or sabotage.name in names]
     code, output = run(*sorted({test for sabotage in chosen for test in sabotage.tests}), timeout_s=ALL_TIMEOUT_S)
     if code != 0:
