@@ -1,5 +1,5 @@
-"""`onward keys`: makes and shows the keys of a file for `--api-keys`. A key is shown once, when it is made; the file has
-its hash.
+"""`onward keys`: makes, removes and shows the keys of a file for `--api-keys`. A key is shown once, when it is made; the
+file has its hash.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from onward.proto.keys import KeyEntry
-from onward.web.key_file import add_entry, new_key, read_table
+from onward.web.key_file import add_entry, new_key, read_table, remove_entry
 from onward.web.keys import HASH_PREFIX, LIMITS, check_limit, check_name, hash_of
 
 
@@ -22,6 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--role", choices=("user", "admin"), default="user", help="[%(default)s]")
     for limit in LIMITS:
         add.add_argument("--" + limit.replace("_", "-"), type=int, metavar="N", help=_HELP[limit])
+    remove = actions.add_parser("remove", help="take a key out of the file")
+    remove.add_argument("file", type=Path, metavar="FILE")
+    remove.add_argument("name", metavar="NAME", help="whose key")
     shown = actions.add_parser("list", help="show the names and limits of a file's keys")
     shown.add_argument("file", type=Path, metavar="FILE")
 
@@ -35,7 +38,13 @@ _HELP = {
 
 
 def run(args: argparse.Namespace) -> int:
-    return _add(args) if args.action == "add" else _list(args.file)
+    match args.action:
+        case "add":
+            return _add(args)
+        case "remove":
+            return _remove(args.file, args.name)
+        case _:
+            return _list(args.file)
 
 
 def _add(args: argparse.Namespace) -> int:
@@ -49,6 +58,15 @@ def _add(args: argparse.Namespace) -> int:
     print(
         f"This is the key of {args.name}, and it is not shown again: {args.file} has only its hash.\n"
         f"Servers with --api-keys {args.file} take it once they are started, or told by SIGHUP.",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _remove(file: Path, name: str) -> int:
+    remove_entry(file, name)
+    print(
+        f"Servers with --api-keys {file} refuse the key of {name} once they are started again, or told by SIGHUP.",
         file=sys.stderr,
     )
     return 0

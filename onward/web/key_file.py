@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import secrets
 import stat
 import time
@@ -14,6 +15,7 @@ from onward.proto.keys import KeyEntry
 from onward.web.keys import Keys, joined, parse_table, plain_entries, table_text
 
 MAX_FILE_BYTES = 1 << 20
+_TABLE_LINE = re.compile(r"\s*\[\[\s*key\s*\]\]")
 KEY_PREFIX = "ow-"
 KEY_BYTES = 32
 LOCK_RETRY_S = 0.02
@@ -61,6 +63,36 @@ def add_entry(path: Path, entry: KeyEntry) -> None:
         whole = before + table_text(entry)
         parse_table(whole, str(path))
         _replace(path, whole)
+
+
+def remove_entry(path: Path, name: str) -> None:
+    """Everything else stays as it is. The last key cannot be removed: servers refuse to read a file without one, and would
+    go on taking it."""
+    with _only_writer(path):
+        text = _text(path)
+        names = [entry.name for entry in parse_table(text, str(path))]
+        if name not in names:
+            raise StartupError(f"{path} has no key of the name {name[:80]}")
+        if len(names) == 1:
+            raise StartupError(
+                f"{name} is the only key of {path}, which servers do not read without one; add another first"
+            )
+        whole = _without_table(text, names.index(name))
+        if [entry.name for entry in parse_table(whole, str(path))] != [one for one in names if one != name]:
+            raise StartupError(f"{path} is not written as `onward keys` writes it; remove {name} in an editor")
+        _replace(path, whole)
+
+
+def _without_table(text: str, number: int) -> str:
+    """The text without the lines of one [[key]]. Comments above a table belong to it."""
+    lines = text.splitlines(keepends=True)
+    starts = [at for at, line in enumerate(lines) if _TABLE_LINE.match(line)]
+    if number >= len(starts):
+        return text
+    begin, end = starts[number], starts[number + 1] if number + 1 < len(starts) else len(lines)
+    while number + 1 < len(starts) and end > begin and lines[end - 1].lstrip().startswith("#"):
+        end -= 1
+    return "".join(lines[:begin] + lines[end:])
 
 
 @contextmanager

@@ -34,6 +34,36 @@ def test_a_key_is_printed_once_and_the_file_has_its_hash(tmp_path: Path, capsys:
     assert "team-a" in shown and "admin" in shown and all(entry.digest not in shown for entry in read_table(path))
 
 
+def test_a_removed_key_is_gone_and_the_others_and_all_comments_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "keys.toml"
+    for name in ("first", "second", "third"):
+        assert run(["keys", "add", str(path), name]) == 0
+    keys = [entry for entry in read_table(path) if entry.name != "second"]
+    text = "# all tenants\n" + path.read_text().replace(
+        '\n[[key]]\nname = "third"', '\n# paid\n[[key]]\nname = "third"'
+    )
+    path.write_text(text.replace("[[key]]", "  [[ key ]] # one", 1))
+    assert run(["keys", "remove", str(path), "second"]) == 0
+    assert "SIGHUP" in capsys.readouterr().err
+    assert read_table(path) == keys
+    assert path.read_text().startswith("# all tenants\n  [[ key ]] # one\n")
+    assert "\n# paid\n[[key]]\n" in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_last_key_and_an_unknown_one_are_not_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys.toml"
+    assert run(["keys", "add", str(path), "only"]) == 0
+    before = path.read_text()
+    for name, problem in (("only", "the only key"), ("other", "no key of the name other")):
+        capsys.readouterr()
+        assert run(["keys", "remove", str(path), name]) == 1
+        assert problem in capsys.readouterr().err
+        assert path.read_text() == before
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
