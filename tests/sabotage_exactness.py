@@ -7,7 +7,6 @@ process only; the child of another level that it is compared with is whole. Rows
 compiled code is read. Triton also looks names up when it compiles.
 """
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -319,7 +318,7 @@ ON_GPU = [
     ),
 ]
 TABLE = [
-    *(ON_GPU if importlib.util.find_spec("triton") else ()),
+    *ON_GPU,
     Sabotage(
         "softmax-peak-of-the-tile",
         "attention scales a row's weights by a score that only the rows behind it may see",

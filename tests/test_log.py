@@ -1,4 +1,4 @@
-"""One event is one line, whatever its values are: nobody can write a line, or a field, into another's log."""
+"""One event is one line, whatever its values are: a value cannot start a line or a field of its own."""
 
 import logging
 import re

@@ -14,9 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-pytest.importorskip("triton", reason="there is no Triton for this platform")
-
 import triton
 
 from onward.bench.shapes import SHAPES

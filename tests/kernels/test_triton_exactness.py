@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="there is no Triton for this platform")
-
 from onward.bench.shapes import SHAPES
 from onward.kernels.batches import padded
 from onward.kernels.triton import reference
