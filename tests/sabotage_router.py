@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,10 +18,13 @@ from onward.api.prepared import Prepared
 from onward.api.prompts import Prompts
 from onward.proto.request import ErrorInfo
 from onward.proto.router import Attempt, GivenChoice, Progress, RegisterAnswer, Registration
+from onward.router import admin as router_admin
+from onward.router import replicas
 from onward.router.budget import RetryBudget
 from onward.router.client_side import ClientSide
 from onward.router.core import Aborted, Finish, RouterCore, Step
 from onward.router.events import BLANK_LINE, DONE, Event
+from onward.router.posting import Connection, NotReached, Poster
 from onward.router.replicas import Booking, Replicas
 from onward.router.retrying import Retrying
 from onward.router.route import Route
@@ -29,11 +33,13 @@ from onward.router.stream import Cause, Failed, Stream
 from onward.router.upstream import Upstream
 from onward.text.detokenizer import Detokenizer
 from onward.text.text_stream import TextStream
+from onward.transport.http_urls import ServerUrl
 from tests.sabotage_kinds import Patches, Sabotage
 
 ROWS = "tests/router/test_failures.py::"
 REPLICAS = "tests/router/test_replicas.py::"
 ATTEMPTS = "tests/api/test_attempts.py::"
+UNUSABLE = "tests/router/test_app.py::test_an_unusable_address_is_not_taken_and_disturbs_no_request"
 CHAT = "/v1/chat/completions"
 CUTS_INSIDE_OF_CHARACTERS = (1, 3, 4, 5, 7, 8)
 
@@ -254,6 +260,33 @@ def _probes_stand_in_line(patch: Patches) -> None:
     patch.around(Upstream, "probe", probe)
 
 
+def _any_http_url_is_an_address(patch: Patches) -> None:
+    patch.put(replicas, "parse_server_url", lambda url: url)
+
+
+def _only_the_kernel_s_errors_are_failed_connections(patch: Patches) -> None:
+    async def connected(original: Callable, self: Poster, server: ServerUrl) -> Connection:
+        try:
+            return await original(self, server)
+        except NotReached:
+            socket.getaddrinfo(server.host, server.number)
+            raise
+
+    patch.around(Poster, "_connected", connected)
+
+
+def _a_registration_makes_an_instance_reachable(patch: Patches) -> None:
+    def take(original: Callable, self: Replicas, registration: Registration, now_s: float) -> None:
+        original(self, registration, now_s)
+        self._reached(registration.instance, registration.url)
+
+    patch.around(Replicas, "_take", take)
+
+
+def _strangers_register_other_machines(patch: Patches) -> None:
+    patch.put(router_admin, "_is_elsewhere", lambda url: False)
+
+
 def _a_finish_beats_an_abort(patch: Patches) -> None:
     def next_step(original: Callable, self: RouterCore, route: Route, now_s: float) -> Step:
         return Finish() if route.stream.is_complete else original(self, route, now_s)
@@ -463,6 +496,32 @@ TABLE = [
         "F49: probes are sent one after the other",
         _probes_stand_in_line,
         [ROWS + "test_f49_an_instance_that_answers_no_probe_holds_up_nobody_else"],
+    ),
+    Sabotage(
+        "unusable-addresses",
+        "whatever is registered as a URL is taken for an address",
+        _any_http_url_is_an_address,
+        [UNUSABLE + "[http://gpu-box..internal:23003]", UNUSABLE + "[http://127.0.0.1:99999]"],
+    ),
+    Sabotage(
+        "resolver-errors-escape",
+        "a connection that fails by an error of the resolver is a fault of the router",
+        _only_the_kernel_s_errors_are_failed_connections,
+        [
+            "tests/router/test_posting.py::test_an_error_of_any_kind_while_connecting_is_a_failed_attempt[gpu-box..internal-1]"
+        ],
+    ),
+    Sabotage(
+        "registered-is-reachable",
+        "an instance that registers is taken to be reachable",
+        _a_registration_makes_an_instance_reachable,
+        [REPLICAS + "TestUnreachable::test_an_instance_stays_suspect_until_a_probe_reaches_it"],
+    ),
+    Sabotage(
+        "keyless-router-calls-anybody",
+        "a router without a cluster key sends prompts to other machines",
+        _strangers_register_other_machines,
+        [UNUSABLE + "[http://gpu-box.internal:23003]"],
     ),
     Sabotage(
         "finish-beats-abort",

@@ -28,10 +28,10 @@ from onward.config import API_KEY_VARIABLE, RouterConfig, ServeConfig
 from onward.errors import StartupError
 from onward.supervisor.cluster import Cluster, InstancePlan
 from onward.supervisor.cluster_key import new_key
+from onward.supervisor.own_address import LOOPBACK, reached_from_here
 from onward.supervisor.routers import http_url
 from onward.transport.addresses import tcp_address
 
-LOOPBACK = "127.0.0.1"
 MAX_INSTANCES = 64
 OURS_TO_SAY = (
     "role",
@@ -275,12 +275,8 @@ def plan(
 
 def _behind_router(host: str, router_port: int, own_url: str, flags: list[str]) -> list[str]:
     """The router may listen on an address that looks like another machine's; everyone is on this one all the same."""
-    own = ["--router", http_url(_reached_from_here(host), router_port), "--advertise-url", own_url]
+    own = ["--router", http_url(reached_from_here(host), router_port), "--advertise-url", own_url]
     return own if "--kv-backend" in flags else [*own, "--kv-backend", "shm"]
-
-
-def _reached_from_here(host: str) -> str:
-    return {"": LOOPBACK, "0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
 
 
 def plan_router(flags: list[str], host: str, port: int, key_file: str, front: Front | None = None) -> InstancePlan:

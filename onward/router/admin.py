@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import os
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -12,12 +11,16 @@ from starlette.responses import Response
 from onward import log
 from onward.errors import ClientError, InvalidRequest, OnwardError, Unavailable
 from onward.obs.metrics import Registry
-from onward.proto.router import PROOF_HEADER, Registration
+from onward.proto.router import PROOF_HEADER, RegisterAnswer, Registration
+from onward.router.replicas import AGAIN_AFTER_S
 from onward.router.serving import Serving, note_state
+from onward.transport.addresses import is_loopback
 from onward.transport.decoding import decode_message
+from onward.transport.http_urls import parse_server_url
 from onward.transport.proof import is_proven
 from onward.version import __version__
 from onward.web import http
+from onward.web.body import short
 from onward.web.responses import health_response, json_response, metrics_response
 
 MAX_REGISTRATION_BYTES = 16 << 20
@@ -89,7 +92,14 @@ class Admin:
         answer = self._register(registration)
         return Response(msgspec.msgpack.encode(answer), media_type="application/msgpack")
 
-    def _register(self, registration: Registration) -> Any:
+    def _register(self, registration: Registration) -> RegisterAnswer:
+        if not self._cluster_key and _is_elsewhere(registration.url):
+            # Without a cluster key all instances are on this machine. A stranger's word sends prompts nowhere else.
+            error = (
+                f"url is {short(registration.url)}, on another machine; that needs a --cluster-key-file here and there"
+            )
+            _logger.warning(log.event("instance not taken", url=registration.url, error=error))
+            return RegisterAnswer(self._core.incarnation, AGAIN_AFTER_S, error)
         before = self._core.replicas.get(registration.instance)
         answer = self._core.register(registration, self._serving.clock.now_s())
         after = self._core.replicas.get(registration.instance)
@@ -105,6 +115,13 @@ class Admin:
         wall_s = self._serving.clock.wall_s()
         if not (self._cluster_key and is_proven(self._cluster_key, proof, request.scope["path"], body, wall_s)):
             raise NotProven(f"{PROOF_HEADER}: a proof of the cluster's key is required")
+
+
+def _is_elsewhere(url: str) -> bool:
+    try:
+        return not is_loopback(parse_server_url(url).host)
+    except ValueError:
+        return False  # refused for another reason
 
 
 def decode_registration(body: bytes) -> Registration:

@@ -8,11 +8,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import httptools
 
 from onward.clock import Clock
+from onward.transport.http_urls import ServerUrl, parse_server_url
 
 CONNECT_TIMEOUT_S = 3.0
 KEEP_ALIVE_S = 15.0
@@ -43,17 +43,17 @@ class Answer(Protocol):
 class Poster:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._idle: dict[tuple[str, int, bool], deque[tuple[float, Connection]]] = {}
+        self._idle: dict[ServerUrl, deque[tuple[float, Connection]]] = {}
         self._num_idle = 0
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> "Connection":
+    async def post(self, url: str, path: str, body: bytes, headers: Mapping[str, str]) -> "Connection":
         """The answer, once its status is known. What is not read to its end is to be closed."""
-        parts = urlsplit(url)
-        is_tls = parts.scheme == "https"
-        assert parts.hostname is not None, "addresses are checked where instances are taken"
-        where = (parts.hostname, parts.port or (443 if is_tls else 80), is_tls)
-        connection = self._taken_up(where) or await self._connected(where)
-        connection.ask(parts.netloc, parts.path, body, headers)
+        try:
+            server = parse_server_url(url)
+        except ValueError as fault:
+            raise NotReached(str(fault)) from None
+        connection = self._taken_up(server) or await self._connected(server)
+        connection.ask(server.authority, path, body, headers)
         try:
             await connection.begun()
         except BaseException:
@@ -67,8 +67,8 @@ class Poster:
                 connection.close()
         self._idle.clear()
 
-    def _taken_up(self, where: tuple[str, int, bool]) -> "Connection | None":
-        waiting = self._idle.get(where)
+    def _taken_up(self, server: ServerUrl) -> "Connection | None":
+        waiting = self._idle.get(server)
         while waiting:
             until_s, connection = waiting.pop()
             self._num_idle -= 1
@@ -77,36 +77,39 @@ class Poster:
             connection.close()
         return None
 
-    async def _connected(self, where: tuple[str, int, bool]) -> "Connection":
-        host, port, is_tls = where
+    async def _connected(self, server: ServerUrl) -> "Connection":
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(lambda one: self._keep(where, one)), host, port, ssl=is_tls or None
+                    lambda: Connection(lambda one: self._keep(server, one)),
+                    server.host,
+                    server.number,
+                    ssl=server.is_tls or None,
                 )
-        except (OSError, TimeoutError) as fault:
+        except Exception as fault:
+            # Resolvers, TLS and event loops each raise errors of their own kinds. Nothing was sent, so all mean the same.
             raise NotReached(str(fault) or type(fault).__name__) from None
         return connection
 
-    def _keep(self, where: tuple[str, int, bool], connection: "Connection") -> None:
+    def _keep(self, server: ServerUrl, connection: "Connection") -> None:
         if self._num_idle >= MAX_IDLE:
             self._close_stale()
         if self._num_idle >= MAX_IDLE:
             connection.close()
             return
         self._num_idle += 1
-        self._idle.setdefault(where, deque()).append((self._clock.now_s() + KEEP_ALIVE_S, connection))
+        self._idle.setdefault(server, deque()).append((self._clock.now_s() + KEEP_ALIVE_S, connection))
 
     def _close_stale(self) -> None:
         """Those of hosts that are gone, and those that a busier hour has left: nobody takes them up any more."""
         now_s, idle = self._clock.now_s(), self._idle
         self._idle, self._num_idle = {}, 0
-        for where, waiting in idle.items():
+        for server, waiting in idle.items():
             for until_s, connection in waiting:
                 if connection.is_open and until_s > now_s:
                     self._num_idle += 1
-                    self._idle.setdefault(where, deque()).append((until_s, connection))
+                    self._idle.setdefault(server, deque()).append((until_s, connection))
                 else:
                     connection.close()
 

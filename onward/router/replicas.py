@@ -1,7 +1,8 @@
 """The instances behind the router: who is there, in which state, and how busy.
 
 An instance is known by its incarnation. It announces itself each second, or, if it is in the static list, is asked each
-second; both end in the same lease. What the router sees for itself (lost connections, stalls) is kept beside it.
+second; both end in the same lease. What the router sees for itself (lost connections, stalls) is kept beside it. An
+instance that no connection can be made to stays suspect, whatever it announces, until a probe reaches it.
 
     registered ── silent 3 s ──> suspect ── silent 8 s ──> gone, forgotten
         └───────── says `leaving`, or its URL has a new incarnation ──────^
@@ -18,10 +19,14 @@ from enum import Enum
 import msgspec
 
 from onward import log
+from onward.errors import StartupError
 from onward.pd import layout
 from onward.proto import SCHEMA_VERSION
 from onward.proto.router import Load, RegisterAnswer, Registration
 from onward.router.prefix_index import EVERYTHING, PrefixIndex
+from onward.transport.addresses import check_address
+from onward.transport.http_urls import parse_server_url
+from onward.web.body import short
 
 _logger = logging.getLogger(__name__)
 
@@ -133,6 +138,8 @@ class _Member:
     seen_s: float
     suspected: bool = False
     """By this router, since the last sign of life."""
+    is_unreachable: bool = False
+    """The last connection to it failed. Its own registrations do not show that it can be reached."""
     breaker: Breaker = field(default_factory=Breaker)
     bookings: set[Booking] = field(default_factory=set)
     booked_at_report: int = 0
@@ -148,7 +155,8 @@ class _Member:
         reported = State(self.registration.state)
         if reported in (State.STARTING, State.DRAINING):
             return reported  # not chosen in any case; suspects are, if there is nobody else
-        if silent_s >= SUSPECT_AFTER_S or (self.suspected and reported is State.READY):
+        is_doubted = self.is_unreachable or (self.suspected and reported is State.READY)
+        if silent_s >= SUSPECT_AFTER_S or is_doubted:
             return State.SUSPECT
         return reported
 
@@ -173,6 +181,8 @@ class _Member:
 
 @dataclass(slots=True)
 class _Probe:
+    is_static: bool
+    """In the router's own list. Others are asked only until they are reached."""
     begun_s: float = -math.inf
     under_way: bool = False
 
@@ -193,7 +203,7 @@ class Replicas:
 
     def register(self, registration: Registration, now_s: float) -> RegisterAnswer:
         self._now_s = now_s
-        registration = msgspec.structs.replace(registration, url=registration.url.rstrip("/"))
+        registration = msgspec.structs.replace(registration, url=_normal(registration.url))
         if registration.state == LEAVING:
             self._remove(registration.instance)
             return self._answer()
@@ -206,28 +216,32 @@ class Replicas:
         return self._answer(next_kv_event=next_kv_event)
 
     def add_static(self, url: str) -> None:
-        self._probes.setdefault(url.rstrip("/"), _Probe())
+        self._probes[_normal(url)] = _Probe(is_static=True)
 
     def due_probes(self, now_s: float) -> list[str]:
         """URLs to ask now, each on its own: one that does not answer keeps nobody else waiting."""
         due = [url for url, probe in self._probes.items() if probe.due(now_s)]
         for url in due:
-            self._probes[url] = _Probe(begun_s=now_s, under_way=True)
+            self._probes[url].begun_s, self._probes[url].under_way = now_s, True
         return due
 
     def probed(self, url: str, registration: Registration | None, now_s: float) -> str | None:
         """What a probe has brought; no answer is silence, and judged like it. Returns why the instance is not taken."""
-        url = url.rstrip("/")
-        if url in self._probes:
-            self._probes[url].under_way = False
+        url = _normal(url)
+        probe = self._probes.get(url)
+        if probe is not None:
+            probe.under_way = False
         if registration is None:
             return None
+        self._reached(registration.instance, url)
+        if probe is None or not probe.is_static:
+            return None  # it registers by itself
         # The person who wrote the list knows which way leads there.
         return self.register(msgspec.structs.replace(registration, url=url), now_s).error or None
 
     def next_kv_event(self, url: str) -> int:
         """What to ask a static instance for."""
-        member = self._at(url.rstrip("/"))
+        member = self._at(_normal(url))
         if self.index is None or member is None:
             return EVERYTHING
         return self.index.expected(member.registration.instance)
@@ -240,6 +254,8 @@ class Replicas:
                 silent_s = now_s - member.seen_s
                 _logger.warning(log.event("instance lost", id=instance, url=member.url, silent_s=silent_s))
                 self._remove(instance)
+        urls = {member.url for member in self._members.values()}
+        self._probes = {url: probe for url, probe in self._probes.items() if probe.is_static or url in urls}
         gone, self._gone = self._gone, []
         return gone
 
@@ -258,12 +274,29 @@ class Replicas:
             member.suspected = True
             member.breaker.failed(now_s)
 
+    def not_reached(self, instance: str, now_s: float) -> None:
+        """No connection to it could be made. From here on it is probed, so that no client's request has to find out."""
+        self.failed(instance, now_s)
+        if member := self._members.get(instance):
+            member.is_unreachable = True
+            self._probes.setdefault(member.url, _Probe(is_static=False))
+
     def succeeded(self, instance: str, now_s: float) -> None:
         """It has produced something."""
         self._now_s = now_s
         if member := self._members.get(instance):
             member.suspected = False
             member.breaker.close()
+            self._reached(instance, member.url)
+
+    def _reached(self, instance: str, url: str) -> None:
+        member = self._members.get(instance)
+        if member is None or member.url != url or not member.is_unreachable:
+            return
+        member.is_unreachable = False
+        probe = self._probes.get(url)
+        if probe is not None and not probe.is_static:
+            del self._probes[url]
 
     def book(self, instance: str) -> Booking:
         """Bookings of an instance that is gone count for nobody, and can still be released."""
@@ -281,6 +314,8 @@ class Replicas:
             self._replaced.append(before)
             self._remove(before)
         member = self._members.setdefault(registration.instance, _Member(registration, now_s))
+        # Whether another address can be reached is not known yet.
+        member.is_unreachable = member.is_unreachable and member.url == registration.url
         member.registration = registration
         member.seen_s = now_s
         member.booked_at_report = len(member.bookings)
@@ -334,13 +369,28 @@ def _malformed(new: Registration) -> str | None:
         return f"schema_version is {SCHEMA_VERSION} here and {new.schema_version} there"
     if not new.instance:
         return "instance is empty"
-    if not new.url.startswith(("http://", "https://")):
-        return f"url is {new.url!r}, which is no http URL"
+    try:
+        parse_server_url(new.url)
+    except ValueError as fault:
+        return f"url is {short(new.url)}, which is no address of a server: {fault}"
+    try:
+        if new.handoff_address:
+            check_address(new.handoff_address, "handoff_address")
+    except StartupError as fault:
+        return f"handoff_address is wrong: {fault.message}"
     if new.role not in ROLES:
         return f"role is {new.role!r}, not one of {', '.join(ROLES)}"
     if new.state not in REPORTED_STATES:
         return f"state is {new.state!r}, not one of {', '.join((*REPORTED_STATES, LEAVING))}"
     return None
+
+
+def _normal(url: str) -> str:
+    """One form of each URL. One that is not valid stays as it is: `_malformed` refuses it."""
+    try:
+        return str(parse_server_url(url))
+    except ValueError:
+        return url
 
 
 def _mismatch(new: Registration, others: list[Registration]) -> str | None:

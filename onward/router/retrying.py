@@ -46,7 +46,7 @@ class Retrying:
         stream, info = route.stream, failed.info
         self._note_instance(route, failed, instance, now_s)
         match failed.cause:
-            case Cause.REFUSED:
+            case Cause.REFUSED | Cause.UNREACHABLE:
                 return  # no work was done
             case Cause.OVERLOADED:
                 route.crowded_since_s = route.crowded_since_s if route.crowded_since_s is not None else now_s
@@ -89,6 +89,9 @@ class Retrying:
             case Cause.REFUSED:
                 self._replicas.failed(instance, now_s)
                 route.resting[instance] = now_s + max(rest_s, REFUSED_PAUSE_S)
+            case Cause.UNREACHABLE:
+                self._replicas.not_reached(instance, now_s)
+                route.resting[instance] = now_s + REFUSED_PAUSE_S
             case Cause.OVERLOADED if route.stream.accepted_once:
                 route.resting[instance] = now_s + (rest_s or STEP_S)
             case Cause.OVERLOADED | Cause.REJECTED | Cause.DRAIN:

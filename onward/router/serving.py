@@ -142,7 +142,7 @@ class Serving:
                 self.core.accepted(route, self.clock.now_s())
                 await self._pump(route, response, client)
         except NotReached as fault:
-            stream.lose(Cause.REFUSED, f"the instance could not be reached: {fault}")
+            stream.lose(Cause.UNREACHABLE, f"the instance could not be reached: {fault}")
         except MalformedEvent as fault:
             stream.fail(Cause.PROTOCOL, ErrorInfo("upstream_protocol", str(fault), 502, True))
         except OSError as fault:

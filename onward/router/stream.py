@@ -31,7 +31,9 @@ class Cause(Enum):
     """Why an attempt ended before the stream did."""
 
     REFUSED = "refused"
-    """Nobody was there, or was not taking anybody. No attempt was made."""
+    """The instance is not taking requests. No attempt was made."""
+    UNREACHABLE = "unreachable"
+    """No connection to the instance could be made. No attempt was made."""
     OVERLOADED = "overloaded"
     REJECTED = "rejected"
     """By a 4xx: this instance will never take it."""

@@ -37,7 +37,8 @@ MAX_ANSWER_BYTES = 64 << 20
 
 _MSGPACK = {"content-type": "application/msgpack"}
 
-Post = Callable[[str, bytes, Mapping[str, str]], Awaitable[Answer]]
+Post = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[Answer]]
+"""URL of the server, path, body, headers."""
 
 
 def new_session() -> aiohttp.ClientSession:
@@ -65,7 +66,7 @@ class Upstream:
         """The instance's answer. Whoever leaves before its end has closed the connection, and so stopped the work."""
         body = msgspec.msgpack.encode(attempt)
         headers = _MSGPACK | self._proof(ATTEMPT_PATH, body)
-        answer = await self._post(url + ATTEMPT_PATH, body, headers)
+        answer = await self._post(url, ATTEMPT_PATH, body, headers)
         try:
             yield answer
         finally:

@@ -280,10 +280,10 @@ class Session:
         """Without a body."""
         return Requesting(self._web, self._process, method, url, b"", headers or {}, options.get("timeout"))
 
-    async def post_attempt(self, url: str, body: bytes, headers: Mapping[str, str]) -> Response:
+    async def post_attempt(self, url: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
         """As `router.posting` does it."""
         try:
-            return await self.post(url, data=body, headers=headers)
+            return await self.post(url + path, data=body, headers=headers)
         except aiohttp.ClientConnectorError as fault:
             raise NotReached(str(fault)) from None
         except aiohttp.ClientError as fault:

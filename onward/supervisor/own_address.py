@@ -6,6 +6,7 @@ from onward.transport.addresses import is_loopback
 
 LOOPBACK = "127.0.0.1"
 WILDCARDS = ("", "0.0.0.0", "::")
+_OWN_LOOPBACK = {"": LOOPBACK, "0.0.0.0": LOOPBACK, "::": "::1"}
 ANYWHERE = "192.0.2.1"
 """An address that belongs to nobody: the way to it is the way out of this machine."""
 
@@ -17,6 +18,11 @@ def advertised_host(host: str, towards: tuple[str, ...] = ()) -> str:
         return host
     elsewhere = [other for other in towards if not is_loopback(other)]
     return own_address_towards(elsewhere[0] if elsewhere else ANYWHERE)
+
+
+def reached_from_here(host: str) -> str:
+    """What this machine itself may call a host that one listens on."""
+    return _OWN_LOOPBACK.get(host, host)
 
 
 def own_address_towards(host: str) -> str:

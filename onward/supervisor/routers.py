@@ -5,12 +5,12 @@ Says it once for all processes of the instance. Opens nothing and talks to nobod
 
 import math
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from onward.config import ServeConfig
 from onward.errors import StartupError
-from onward.supervisor.own_address import WILDCARDS, advertised_host
+from onward.supervisor.own_address import WILDCARDS, advertised_host, reached_from_here
 from onward.transport.addresses import is_loopback
+from onward.transport.http_urls import parse_server_url
 
 MAX_ROUTERS = 16
 
@@ -24,7 +24,10 @@ class RouterPlan:
 
 def resolve_routers(config: ServeConfig, port: int) -> RouterPlan:
     """`port` is the one that was opened for HTTP."""
-    host = advertised_host(config.host, router_hosts(config))
+    hosts = router_hosts(config)
+    # Routers of this machine may lack a cluster key, and then they and we take each other's loopback addresses only.
+    stays_here = bool(hosts) and all(map(is_loopback, hosts))
+    host = reached_from_here(config.host) if stays_here else advertised_host(config.host, hosts)
     named = config.advertise_url.rstrip("/") if config.advertise_url else None
     return RouterPlan(routers_of(config), named or http_url(host, port, tls=config.tls_cert is not None))
 
@@ -51,14 +54,14 @@ def urls_in(text: str) -> tuple[str, ...]:
 def host_of(url: str, flag: str) -> str:
     """Raises `StartupError` that names what is no address of a server."""
     try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        parts = host = port = None
-    extra = parts is None or parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc
-    if parts is None or parts.scheme not in ("http", "https") or not host or not port or extra:
-        raise StartupError(f"{flag}: {url!r} is no address of a server; it looks like http://HOST:PORT")
-    return host
+        server = parse_server_url(url)
+    except ValueError as fault:
+        raise StartupError(
+            f"{flag}: {url!r} is no address of a server: {fault}; it looks like http://HOST:PORT"
+        ) from None
+    if server.port is None:
+        raise StartupError(f"{flag}: {url!r} names no port; it looks like http://HOST:PORT")
+    return server.host
 
 
 def check_routers(config: ServeConfig) -> None:

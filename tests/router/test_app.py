@@ -16,6 +16,7 @@ from onward.api.openai import decode_chat
 from onward.errors import InvalidRequest
 from onward.proto.cursor import parse_cursor
 from onward.proto.router import PROOF_HEADER, REGISTER_PATH, TOKENIZE_PATH, GivenChoice, Record
+from onward.router.replicas import State
 from onward.transport.proof import prove
 from tests.router.harness import CHAT, Answer, Received, Router, assert_seamless, expected_text, running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance, events_of, text_of, token
@@ -295,6 +296,61 @@ def test_a_question_that_is_passed_on_is_refused_with_the_time_to_come_back() ->
         async with running_router(instance) as router:
             refused = await router.post({"prompt": "x"}, path="/tokenize")
             assert (refused.status, refused.json["error"], refused.headers["retry-after"]) == (429, error, "2")
+
+    uvloop.run(scenario())
+
+
+def states(router: Router) -> dict[str, State]:
+    serving = router.process.serving
+    return {one.instance: one.state for one in serving.core.replicas.all(serving.clock.now_s())}
+
+
+class UnreachableInstance(StandInInstance):
+    """Registers an address at which nothing can be reached."""
+
+    def __init__(self, name: str, address: str) -> None:
+        super().__init__(name)
+        self.address = address
+
+    @property
+    def url(self) -> str:
+        return self.address
+
+
+@pytest.mark.parametrize(
+    "url", ["http://gpu-box..internal:23003", "http://127.0.0.1:99999", "http://[::1", "http://gpu-box.internal:23003"]
+)
+def test_an_unusable_address_is_not_taken_and_disturbs_no_request(url: str) -> None:
+    async def scenario() -> None:
+        busy, unusable = StandInInstance("busy"), UnreachableInstance("unusable", url)
+        async with running_router(busy, policy="least_loaded") as router:
+            answer = await unusable.register_once(router.session, router.url)
+            assert answer.error.startswith("url is ")
+            answers = await asyncio.gather(*(router.post(STREAM) for _ in range(10)))
+            for one in answers:
+                assert_seamless(one.stream, 7, 6)
+            assert list(states(router)) == ["busy"]
+
+    uvloop.run(scenario())
+
+
+def test_a_stream_that_fails_over_to_an_unreachable_instance_is_not_lost() -> None:
+    async def scenario() -> None:
+        breaking, sound = two_instances()
+        unreachable = UnreachableInstance("unreachable", "http://127.0.0.1:1")
+        breaking.behave = lambda *_: Behaviour(silent_after=3, gate=asyncio.Event())
+        async with running_router(breaking) as router:
+            asking = asyncio.create_task(router.post(STREAM))
+            await breaking.wait_until(lambda: bool(breaking.attempts))
+            assert not (await unreachable.register_once(router.session, router.url)).error
+            await breaking.stop()
+            async with asyncio.timeout(PATIENCE_S):
+                while states(router)["unreachable"] is not State.SUSPECT:
+                    await asyncio.sleep(0.01)
+            await sound.start()
+            await sound.register_once(router.session, router.url)
+            assert_seamless((await asking).stream, 7, 6)
+            await sound.stop()
 
     uvloop.run(scenario())
 
@@ -718,11 +774,12 @@ def test_many_streams_at_once_each_get_their_own() -> None:
             async def one(seed: int) -> Answer:
                 return await router.post(STREAM | {"seed": seed})
 
-            for seed, answer in enumerate(await asyncio.gather(*(one(seed) for seed in range(32)))):
+            answers = await asyncio.gather(*(one(seed) for seed in range(32)))
+            for seed, answer in enumerate(answers):
                 assert_seamless(answer.stream, seed, 6)
             with contextlib.suppress(TimeoutError):
                 await until_detached(router)
             assert all(one["streams"] == 0 for one in (await router.get("/internal/status")).json["instances"])
-            assert parse_cursor(answer.stream.last_id).epoch == 2
+            assert parse_cursor(answers[-1].stream.last_id).epoch == 2
 
     uvloop.run(scenario())

@@ -266,12 +266,13 @@ def test_exclude_decode_keeps_the_last_instance_out_unless_it_is_the_only_one() 
     assert alone.dispatch(route).instance == "a"
 
 
-def test_a_refused_connection_is_no_attempt_and_the_stream_waits() -> None:
+@pytest.mark.parametrize("cause", [Cause.REFUSED, Cause.UNREACHABLE])
+def test_a_refused_connection_is_no_attempt_and_the_stream_waits(cause: Cause) -> None:
     world = World("a", preempt_retry_count=0)
     route = world.open()
     for _ in range(20):
         world.dispatch(route)
-        world.fail(route, Cause.REFUSED)
+        world.fail(route, cause)
     assert route.stream.failures == 0
     assert isinstance(world.step(route), Wait)
 
@@ -381,6 +382,7 @@ def test_a_stall_is_when_nothing_moves_and_a_queue_or_a_long_prefill_is_none() -
     queued, stalled = world.open(), world.open()
     world.start(queued)
     world.start(stalled)
+    cut, second = [], 0
     for second in range(40):
         world.pass_time(1.0)
         queued.stream.hear(Progress("e", 7, 0, 100 - second), world.now_s)
@@ -483,6 +485,7 @@ def test_streams_of_an_instance_that_is_gone_move_unless_they_move_by_themselves
         world.start(silent, tokens=1)
     assert gone is not None
     del world.states[gone]
+    cut = []
     for _ in range(9):
         world.pass_time(1.0)
         world.advance(lively)
@@ -552,7 +555,7 @@ def test_records_end_with_their_time() -> None:
 
 def test_bookings_are_given_back_however_an_attempt_ends() -> None:
     world = World("a")
-    for end in (Cause.LOST, Cause.REFUSED, Cause.REJECTED, Cause.DRAIN):
+    for end in (Cause.LOST, Cause.REFUSED, Cause.UNREACHABLE, Cause.REJECTED, Cause.DRAIN):
         route = world.open()
         world.dispatch(route)
         assert world.core.replicas.all(world.now_s)[0].booked == 1

@@ -5,10 +5,12 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 import pytest
+import uvloop
 
 from onward.clock import SystemClock
 from onward.router import posting
 from onward.router.posting import MAX_HELD_BYTES, Connection, NotReached, Poster
+from onward.transport.http_urls import ServerUrl
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -75,7 +77,7 @@ def test_pieces_are_there_as_they_come_and_the_connection_is_used_again() -> Non
     async def client(url: str, poster: Poster) -> None:
         for _ in range(3):
             go_on.clear()
-            answer = await poster.post(url + "/path", b"body", {"x-name": "value"})
+            answer = await poster.post(url, "/path", b"body", {"x-name": "value"})
             pieces = answer.iter_any()
             assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
             assert await anext(pieces) == b"one", "before the answer is over"
@@ -102,11 +104,11 @@ def test_whoever_leaves_before_the_end_closes_the_connection() -> None:
         writer.close()
 
     async def client(url: str, poster: Poster) -> None:
-        answer = await poster.post(url + "/", b"", {})
+        answer = await poster.post(url, "/", b"", {})
         assert await anext(answer.iter_any()) == b"one"
         answer.release()
         await felt.wait()
-        asking = asyncio.create_task(poster.post(url + "/", b"", {}))
+        asking = asyncio.create_task(poster.post(url, "/", b"", {}))
         (await asking).close()
 
     asyncio.run(served(handler, client))
@@ -132,7 +134,7 @@ def test_connections_of_an_instance_that_is_gone_do_not_keep_others_from_being_k
                 writer.write(HEAD + b"0\r\n\r\n")
 
     async def ask(url: str, poster: Poster) -> Connection:
-        answer = await poster.post(url + "/", b"", {})
+        answer = await poster.post(url, "/", b"", {})
         await read_all(answer)
         return answer
 
@@ -163,13 +165,13 @@ def test_nobody_there_is_told_from_somebody_who_breaks_off() -> None:
 
     async def client(url: str, poster: Poster) -> None:
         with pytest.raises(NotReached):
-            await poster.post("http://127.0.0.1:1/", b"", {})
-        answer = await poster.post(url + "/", b"half", {})
+            await poster.post("http://127.0.0.1:1", "/", b"", {})
+        answer = await poster.post(url, "/", b"half", {})
         with pytest.raises(OSError):
             await read_all(answer)
         for body in (b"none", b"nonsense"):
             with pytest.raises(OSError):
-                await poster.post(url + "/", body, {})
+                await poster.post(url, "/", body, {})
 
     asyncio.run(served(handler, client))
 
@@ -188,7 +190,7 @@ def test_an_answer_that_nobody_reads_is_held_within_a_bound_and_comes_whole_in_t
         writer.close()
 
     async def client(url: str, poster: Poster) -> None:
-        answer = await poster.post(url + "/", bytes(4 << 20), {})
+        answer = await poster.post(url, "/", bytes(4 << 20), {})
         pieces, largest, total = answer.iter_any(), 0, 0
         while not answer._is_paused:
             await asyncio.sleep(0)
@@ -198,3 +200,35 @@ def test_an_answer_that_nobody_reads_is_held_within_a_bound_and_comes_whole_in_t
         assert largest < 2 * MAX_HELD_BYTES
 
     asyncio.run(served(handler, client))
+
+
+UNUSABLE_URLS = [
+    "http://gpu-box..internal:23003",
+    "http://127.0.0.1:99999",
+    "http://[::1",
+    "http://",
+    "http://[::1%lo]:1",
+    "http://" + "a" * 64 + ".internal:1",
+    "http://127.0.0.1:1",
+]
+
+
+@pytest.mark.parametrize("url", UNUSABLE_URLS)
+def test_whatever_keeps_a_connection_from_being_made_is_a_failed_attempt(url: str) -> None:
+    async def scenario() -> None:
+        with pytest.raises(NotReached):
+            await Poster(SystemClock()).post(url, "/", b"", {})
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("host", "port"), [("gpu-box..internal", 1), ("127.0.0.1", 99999), ("a" * 64, 1), ("[::1", 1)])
+def test_an_error_of_any_kind_while_connecting_is_a_failed_attempt(host: str, port: int) -> None:
+    """Also where the check of URLs has let it through."""
+
+    async def scenario() -> None:
+        with pytest.raises(NotReached):
+            await Poster(SystemClock())._connected(ServerUrl("http", host, port))
+
+    for run in (asyncio.run, uvloop.run):
+        run(scenario())

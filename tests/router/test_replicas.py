@@ -83,6 +83,11 @@ class TestRegistering:
         [
             ({"schema_version": 999}, "schema_version"),
             ({"url": "a:8000"}, "url"),
+            ({"url": "http://gpu-box..internal:23003"}, "url"),
+            ({"url": "http://127.0.0.1:99999"}, "url"),
+            ({"url": "http://[::1"}, "url"),
+            ({"handoff_address": "tcp://127.0.0.1:99999"}, "handoff_address"),
+            ({"handoff_address": "nowhere"}, "handoff_address"),
             ({"instance": "", "url": "http://a"}, "instance"),
             ({"role": "cook"}, "role"),
             ({"state": "fine"}, "state"),
@@ -230,6 +235,54 @@ class TestProbes:
         replicas.add_static("http://b")
         error = replicas.probed("http://b", registration("b", model="another"), 0.0)
         assert error == "model is 'a-model' here and 'another' there"
+
+
+class TestUnreachable:
+    def test_an_instance_stays_suspect_until_a_probe_reaches_it(self) -> None:
+        replicas = of("a", "b")
+        replicas.not_reached("a", 0.5)
+        replicas.register(registration("a"), 1.0)
+        assert [(one.instance, one.state) for one in replicas.all(1.0)] == [("a", State.SUSPECT), ("b", State.READY)]
+        assert replicas.due_probes(1.0) == ["http://a"]
+        replicas.probed("http://a", None, 1.2)
+        assert seen(replicas, "a", 1.2).state is State.SUSPECT
+        assert replicas.due_probes(2.0) == ["http://a"]
+        assert replicas.probed("http://a", registration("a"), 2.1) is None
+        assert seen(replicas, "a", 2.1).state is State.READY
+        assert replicas.due_probes(9.0) == []
+
+    def test_a_request_that_reaches_it_will_do_as_well(self) -> None:
+        replicas = of("a")
+        replicas.not_reached("a", 0.5)
+        replicas.succeeded("a", 0.6)
+        assert seen(replicas, "a", 0.6).state is State.READY
+        assert replicas.due_probes(0.6) == []
+
+    def test_another_instance_that_answers_there_shows_nothing(self) -> None:
+        replicas = of("a")
+        replicas.not_reached("a", 0.5)
+        replicas.due_probes(0.5)
+        replicas.probed("http://a", registration("b"), 0.6)
+        assert [(one.instance, one.state) for one in replicas.all(0.6)] == [("a", State.SUSPECT)]
+
+    def test_a_new_address_is_not_doubted_and_the_old_one_not_probed_any_more(self) -> None:
+        replicas = of("a")
+        replicas.not_reached("a", 0.5)
+        replicas.register(registration("a", url="http://other"), 1.0)
+        replicas.tick(1.0)
+        assert seen(replicas, "a", 1.0).state is State.READY
+        assert replicas.due_probes(1.0) == []
+
+    def test_a_static_instance_is_probed_as_before(self) -> None:
+        replicas = of()
+        replicas.add_static("http://a")
+        replicas.due_probes(0.0)
+        replicas.probed("http://a", registration("a"), 0.0)
+        replicas.not_reached("a", 0.1)
+        replicas.due_probes(1.0)
+        replicas.probed("http://a", registration("a"), 1.1)
+        assert seen(replicas, "a", 1.1).state is State.READY
+        assert replicas.due_probes(2.0) == ["http://a"]
 
 
 class TestBreaker:

@@ -214,7 +214,7 @@ def test_attempts_are_counted_since_the_last_token() -> None:
 
 def test_drains_and_refusals_are_not_counted() -> None:
     stream = new_stream()
-    for cause in (Cause.DRAIN, Cause.REFUSED, Cause.OVERLOADED, Cause.REJECTED):
+    for cause in (Cause.DRAIN, Cause.REFUSED, Cause.UNREACHABLE, Cause.OVERLOADED, Cause.REJECTED):
         begin(stream)
         stream.lose(cause, "no attempt")
         stream.end_attempt()

@@ -28,6 +28,14 @@ def test_whoever_listens_everywhere_is_called_by_the_address_on_the_way_to_the_r
     assert resolve_routers(config, 1).own_url == f"http://{own_address_towards('192.0.2.7')}:1"
 
 
+@pytest.mark.parametrize(("host", "own_url"), [("0.0.0.0", "http://127.0.0.1:1"), ("::", "http://[::1]:1")])
+def test_whoever_listens_everywhere_is_called_by_its_loopback_address_where_all_routers_are(
+    host: str, own_url: str
+) -> None:
+    config = ServeConfig(router=f"{HERE},http://localhost:1", host=host)
+    assert resolve_routers(config, 1).own_url == own_url
+
+
 def test_a_url_that_was_named_is_meant() -> None:
     config = ServeConfig(router=THERE, host="0.0.0.0", advertise_url="https://gpu7:443/")
     assert resolve_routers(config, 1).own_url == "https://gpu7:443"
@@ -41,6 +49,9 @@ def test_a_url_that_was_named_is_meant() -> None:
         (ServeConfig(router="http://127.0.0.1"), "--router"),
         (ServeConfig(router="http://127.0.0.1:0"), "--router"),
         (ServeConfig(router="http://127.0.0.1:x"), "--router"),
+        (ServeConfig(router="http://127.0.0.1:99999"), "--router.*0-65535"),
+        (ServeConfig(router="http://gpu-box..internal:1"), "--router.*label"),
+        (ServeConfig(router="http://[::1"), "--router.*IPv6"),
         (ServeConfig(router="http://127.0.0.1:80/v1"), "--router"),
         (ServeConfig(router="http://a:b@127.0.0.1:80"), "--router"),
         (ServeConfig(router=THERE), f"{THERE}.*--cluster-key-file"),
