@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from onward import log
-from onward.api import attempts, jobs, request_checks
+from onward.api import attempts, generation, jobs, known_fields, request_checks, structured
 from onward.api.requests import Bounds, GenerationRequest
 from onward.grammar import lark
+from onward.router import generation as router_generation
 from onward.router import origin
 from onward.transport import api_dialogue
 from onward.web import key_file
@@ -22,6 +24,36 @@ ROUTER = "tests/router/test_app.py::"
 LOG = "tests/test_log.py::"
 KEYS = "tests/web/test_keys.py::"
 ALIAS = "tests/api/test_completion_token_ids.py::"
+FIELDS = "tests/api/test_unknown_fields.py::"
+ROUTED_FIELDS = "tests/router/test_unknown_fields.py::"
+STRUCTURED = "tests/api/test_structured.py::"
+
+
+def _forget_the_fields_of_other_servers(patch: Patches) -> None:
+    patch.put(known_fields, "_INERT", {})
+
+
+def _ignore_the_schema_of_a_json_object(patch: Patches) -> None:
+    def of_response_format(original: Callable, given: Any) -> Any:
+        is_object = given is not None and given.get("type") == "json_object"
+        return original({"type": "json_object"} if is_object else given)
+
+    patch.around(structured, "_of_response_format", of_response_format)
+
+
+def _say_nothing_of_ignored_fields(patch: Patches) -> None:
+    patch.put(generation, "ignored_header", lambda names: {})
+
+
+def _accept_unknown_fields_although_strict(patch: Patches) -> None:
+    patch.put(jobs, "refuse_unknown", lambda names: None)
+
+
+def _router_forgets_to_be_strict(patch: Patches) -> None:
+    def origin_of(original: Callable, path: str, body: bytes, arrival: Any, place: Any = None) -> Any:
+        return original(path, body, replace(arrival, strict_fields=False), place)
+
+    patch.around(router_generation, "origin_of", origin_of)
 
 
 def _ignore_the_alias(patch: Patches) -> None:
@@ -130,6 +162,36 @@ TABLE = [
         "of keys that are added at the same time only some are in the file",
         _write_keys_without_a_lock,
         [KEYS + "test_keys_that_are_added_at_the_same_time_are_all_in_the_file"],
+    ),
+    Sabotage(
+        "foreign-fields-ignored",
+        "a field of another server that would change the answer is ignored",
+        _forget_the_fields_of_other_servers,
+        [FIELDS + "test_a_field_of_another_server_that_changes_the_answer_is_refused_by_name[chat]"],
+    ),
+    Sabotage(
+        "json-object-schema-ignored",
+        "the schema of a response_format of the type json_object is ignored",
+        _ignore_the_schema_of_a_json_object,
+        [STRUCTURED + "test_the_schema_of_a_json_object_is_kept"],
+    ),
+    Sabotage(
+        "ignored-fields-unsaid",
+        "a response does not name the fields of the request that were ignored",
+        _say_nothing_of_ignored_fields,
+        [FIELDS + "test_a_response_names_the_fields_that_were_ignored"],
+    ),
+    Sabotage(
+        "strict-fields-accepted",
+        "a server that was started with --strict-fields accepts unknown fields",
+        _accept_unknown_fields_although_strict,
+        [FIELDS + "test_a_strict_server_refuses_unknown_fields_and_takes_all_others"],
+    ),
+    Sabotage(
+        "router-not-strict",
+        "a router that was started with --strict-fields does not ask instances to refuse unknown fields",
+        _router_forgets_to_be_strict,
+        [ROUTED_FIELDS + "test_a_strict_router_asks_instances_to_refuse_unknown_fields"],
     ),
     Sabotage(
         "completion-ids-ignored",

@@ -26,7 +26,7 @@ class Chat:
     def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts
 
-    def decode(self, body: bytes, bounds: Bounds) -> tuple[ChatRequest, int]:
+    def decode(self, body: bytes, bounds: Bounds) -> tuple[ChatRequest, tuple[str, ...]]:
         return decode_chat(body, bounds)
 
     def prompts(self, request: ChatRequest, created_s: int) -> list[list[int]]:

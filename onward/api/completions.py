@@ -25,7 +25,7 @@ class Completions:
     def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts
 
-    def decode(self, body: bytes, bounds: Bounds) -> tuple[CompletionRequest, int]:
+    def decode(self, body: bytes, bounds: Bounds) -> tuple[CompletionRequest, tuple[str, ...]]:
         return decode_completion(body, bounds)
 
     def prompts(self, request: CompletionRequest, created_s: int) -> list[list[int]]:

@@ -80,7 +80,10 @@ class Writer(Protocol):
 class Dialect(Protocol):
     id_prefix: str
 
-    def decode(self, body: bytes, bounds: Bounds) -> tuple[GenerationRequest, int]: ...
+    def decode(self, body: bytes, bounds: Bounds) -> tuple[GenerationRequest, tuple[str, ...]]:
+        """The request, and the names of its unknown fields."""
+        ...
+
     def prompts(self, request: Any, created_s: int) -> list[list[int]]:
         """The token ids of each."""
         ...

@@ -4,11 +4,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from onward.api.known_fields import check_known_of_embedding
 from onward.api.openai import check_model
 from onward.api.request_checks import MAX_CACHE_SALT_LENGTH, MAX_DEADLINE_MS, check_number, check_prompt
 from onward.api.requests import Bounds
 from onward.proto.sampling import Pooling
-from onward.web.body import decode, wrong
+from onward.web.body import decode, decode_fields, wrong
 
 MAX_INPUTS = 2048
 """As many as OpenAI takes."""
@@ -44,7 +45,9 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
 _decoder = msgspec.json.Decoder(EmbeddingRequest)
 
 
-def decode_embedding(body: bytes, bounds: Bounds, hidden_size: int) -> EmbeddingRequest:
+def decode_embedding(body: bytes, bounds: Bounds, hidden_size: int) -> tuple[EmbeddingRequest, tuple[str, ...]]:
+    """The request, and the names of its fields that this server does not know."""
+    unknown = check_known_of_embedding(decode_fields(body), body, EmbeddingRequest.__struct_fields__)
     request = decode(body, _decoder)
     check_model(request.model, bounds)
     check_number("dimensions", request.dimensions, 1, hidden_size)
@@ -53,7 +56,7 @@ def decode_embedding(body: bytes, bounds: Bounds, hidden_size: int) -> Embedding
     if request.cache_salt is not None and len(request.cache_salt) > MAX_CACHE_SALT_LENGTH:
         raise wrong("cache_salt", f"at most {MAX_CACHE_SALT_LENGTH} characters")
     _check_inputs(request, bounds)
-    return request
+    return request, unknown
 
 
 def _check_inputs(request: EmbeddingRequest, bounds: Bounds) -> None:

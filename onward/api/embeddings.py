@@ -21,6 +21,7 @@ from onward.api.embedding_request import EmbeddingRequest, decode_embedding
 from onward.api.generation import check_room
 from onward.api.identity import identity_of
 from onward.api.jobs import Backend, bounds_of, priority_within
+from onward.api.known_fields import ignored_header, refuse_unknown
 from onward.api.ledger import Order
 from onward.api.limits import check_fits
 from onward.api.proven import Proven
@@ -58,6 +59,7 @@ class Wanted:
     prompts: list[list[int]]
     deadline_at_s: float | None
     is_routed: bool
+    unknown_fields: tuple[str, ...]
 
 
 class Embeddings:
@@ -85,13 +87,17 @@ class Embeddings:
         self._streams.check_open()
         loop, threads = asyncio.get_running_loop(), self._backend.threads
         wanted = await loop.run_in_executor(threads, self._wanted, asked)
+        self._backend.unknown_fields.note(wanted.unknown_fields, PATH, wanted.attempt.request_id)
         vectors = await self._computed(wanted)
-        await http.respond(send, 200, await loop.run_in_executor(threads, _told, wanted, vectors))
+        headers = {**http.JSON_HEADERS, **ignored_header(wanted.unknown_fields)}
+        await http.respond(send, 200, await loop.run_in_executor(threads, _told, wanted, vectors), headers)
 
     def _wanted(self, asked: Asked) -> Wanted:
         """Runs in a thread."""
         backend, attempt = self._backend, asked.attempt
-        request = decode_embedding(attempt.body, self._bounds, backend.model.config.hidden_size)
+        request, unknown = decode_embedding(attempt.body, self._bounds, backend.model.config.hidden_size)
+        if backend.config.strict_fields or attempt.strict_fields:
+            refuse_unknown(unknown)
         own_s = backend.config.default_deadline_s if request.deadline_ms is None else request.deadline_ms / 1000
         left_s = attempt.deadline_s if asked.is_routed else own_s
         inputs = enumerate(request.inputs())
@@ -101,6 +107,7 @@ class Embeddings:
             prompts=[backend.prompts.of_prompt(one, request.input_path(index)) for index, one in inputs],
             deadline_at_s=None if left_s is None else asked.started_at_s + left_s,
             is_routed=asked.is_routed,
+            unknown_fields=unknown,
         )
 
     async def _computed(self, wanted: Wanted) -> list[bytes]:

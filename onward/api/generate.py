@@ -26,7 +26,7 @@ class Generate:
         self._prompts = prompts
         self._hides_end = internal_adapter
 
-    def decode(self, body: bytes, bounds: Bounds) -> tuple[TokenRequest, int]:
+    def decode(self, body: bytes, bounds: Bounds) -> tuple[TokenRequest, tuple[str, ...]]:
         return decode_tokens(body, bounds)
 
     def prompts(self, request: TokenRequest, created_s: int) -> list[list[int]]:

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from onward.api.forms import Collected, Form, form_of
 from onward.api.identity import Identity, identity_of
 from onward.api.jobs import Backend, Job, Jobs
+from onward.api.known_fields import ignored_header
 from onward.api.ledger import RESCHEDULE, Delivery
 from onward.api.pieces import Piece
 from onward.api.prepared import Prepared
@@ -53,7 +54,7 @@ class Generator:
 
     async def prepared(self, prepare: Callable[[], Prepared]) -> Prepared:
         prepared = await asyncio.get_running_loop().run_in_executor(self._backend.threads, prepare)
-        self._backend.unknown_fields.inc(by=prepared.num_unknown_fields)
+        self._backend.unknown_fields.note(prepared.unknown_fields, self.jobs.path, prepared.attempt.request_id)
         return await self.jobs.with_checked_structure(prepared)
 
     async def run(self, prepared: Prepared, send: Send, begun: Callable[[Stream], None] = lambda _: None) -> None:
@@ -87,7 +88,8 @@ class Generator:
             if error is not None:
                 raise error
             collected.add(pieces)
-        await http.respond(send, 200, collected.body())
+        headers = {**http.JSON_HEADERS, **ignored_header(job.prepared.unknown_fields)}
+        await http.respond(send, 200, collected.body(), headers)
 
     async def _stream(self, stream: Stream, send: Send) -> None:
         job, error, pieces = stream.job, None, stream.job.closing
@@ -96,7 +98,7 @@ class Generator:
             pieces = pieces + news
         if error is not None and not pieces:
             raise error  # there is no status yet, so it is an error of HTTP
-        await send(http.start_message(200, sse.HEADERS))
+        await send(http.start_message(200, {**sse.HEADERS, **ignored_header(job.prepared.unknown_fields)}))
         form = self._new_form(job)
         try:
             await self._stream_events(job, form, pieces, error, send)

@@ -16,6 +16,7 @@ from onward.api.dialect import Dialect, Head, Writer
 from onward.api.engine_client import EngineClient, Mailbox
 from onward.api.fullness import Fullness
 from onward.api.identity import Identity
+from onward.api.known_fields import refuse_unknown
 from onward.api.ledger import MAX_ATTEMPT, Order
 from onward.api.limits import output_limit
 from onward.api.pieces import Piece
@@ -28,10 +29,10 @@ from onward.api.starts import STREAM_UNKNOWN, given_of, known_of, made_again, ma
 from onward.api.tasks import Tasks
 from onward.api.thinking import check_ends
 from onward.api.tool_grammar import structure_of
+from onward.api.unknown_fields import UnknownFields
 from onward.chance import SEED_BITS, Chance
 from onward.clock import Clock
 from onward.config import ApiConfig
-from onward.obs.metrics import Counter
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import ChoiceCursor, Cursor
 from onward.proto.model import PreparedModel
@@ -54,7 +55,7 @@ class Backend:
     clock: Clock
     threads: Executor
     """For templates and tokenizing, which may take long and must not hold up anybody's tokens."""
-    unknown_fields: Counter
+    unknown_fields: UnknownFields
     chance: Chance
     fullness: Fullness
     tasks: Tasks = field(default_factory=Tasks)
@@ -135,7 +136,9 @@ class Jobs:
 
     def of_client(self, identity: Identity, body: bytes, cursor: Cursor | None = None) -> Prepared:
         """Runs in a thread. With a cursor, the client has the answer up to there, and nobody else has it."""
-        request, num_unknown = self.dialect.decode(body, self._bounds)
+        request, unknown = self.dialect.decode(body, self._bounds)
+        if self._backend.config.strict_fields and cursor is None:
+            refuse_unknown(unknown)
         seed = self._backend.chance.bits(SEED_BITS) if request.seed is None else request.seed
         attempt = Attempt(
             schema_version=SCHEMA_VERSION,
@@ -154,13 +157,17 @@ class Jobs:
         )
         if cursor is not None:
             attempt = made_again(attempt, request, cursor)
-        return self._prepared(attempt, request, num_unknown, identity.started_at_s, is_routed=False)
+        return self._prepared(attempt, request, unknown, identity.started_at_s, is_routed=False)
 
     def of_attempt(self, attempt: Attempt, started_at_s: float, *, is_routed: bool) -> Prepared:
         """Runs in a thread."""
-        request, num_unknown = self.dialect.decode(attempt.body, self._bounds)
+        request, unknown = self.dialect.decode(attempt.body, self._bounds)
+        # A stream that has begun elsewhere is continued, however strict this instance is.
+        is_new = not (attempt.was_taken or attempt.choices or attempt.skip_to)
+        if is_new and (self._backend.config.strict_fields or attempt.strict_fields):
+            refuse_unknown(unknown)
         self._check(attempt, request)
-        return self._prepared(attempt, request, num_unknown, started_at_s, is_routed=is_routed)
+        return self._prepared(attempt, request, unknown, started_at_s, is_routed=is_routed)
 
     def start(self, prepared: Prepared, limits: WorkerHello) -> Job:
         """Asks the engine for whatever is not there yet."""
@@ -199,7 +206,13 @@ class Jobs:
         return self._backend.client.open(orders, is_new=is_new, with_nudges=prepared.is_routed)
 
     def _prepared(
-        self, attempt: Attempt, request: GenerationRequest, num_unknown: int, started_at_s: float, *, is_routed: bool
+        self,
+        attempt: Attempt,
+        request: GenerationRequest,
+        unknown: tuple[str, ...],
+        started_at_s: float,
+        *,
+        is_routed: bool,
     ) -> Prepared:
         made = attempt.prompt_token_ids
         prompts = self.dialect.prompts(request, attempt.created_s) if made is None else [made]
@@ -210,7 +223,7 @@ class Jobs:
         return Prepared(
             attempt=attempt,
             request=request,
-            num_unknown_fields=num_unknown,
+            unknown_fields=unknown,
             prompts=prompts,
             bad_words=self._backend.prompts.bad_words(request.bad_words or []),
             deadline_at_s=None if attempt.deadline_s is None else started_at_s + attempt.deadline_s,

@@ -17,32 +17,32 @@ _completion_decoder = msgspec.json.Decoder(CompletionRequest)
 _token_decoder = msgspec.json.Decoder(TokenRequest)
 
 
-def decode_chat(body: bytes, bounds: Bounds) -> tuple[ChatRequest, int]:
-    """The request, and how many of its fields nobody knows."""
-    request, num_unknown = _decode(body, _chat_decoder, ChatRequest, bounds)
+def decode_chat(body: bytes, bounds: Bounds) -> tuple[ChatRequest, tuple[str, ...]]:
+    """The request, and the names of its fields that this server does not know."""
+    request, unknown = _decode(body, _chat_decoder, ChatRequest, bounds)
     request_checks.check_chat(request, bounds)
-    return request, num_unknown
+    return request, unknown
 
 
-def decode_completion(body: bytes, bounds: Bounds) -> tuple[CompletionRequest, int]:
-    request, num_unknown = _decode(body, _completion_decoder, CompletionRequest, bounds)
+def decode_completion(body: bytes, bounds: Bounds) -> tuple[CompletionRequest, tuple[str, ...]]:
+    request, unknown = _decode(body, _completion_decoder, CompletionRequest, bounds)
     request_checks.check_completion(request, bounds)
-    return request, num_unknown
+    return request, unknown
 
 
-def decode_tokens(body: bytes, bounds: Bounds) -> tuple[TokenRequest, int]:
-    request, num_unknown = _decode(body, _token_decoder, TokenRequest, bounds)
+def decode_tokens(body: bytes, bounds: Bounds) -> tuple[TokenRequest, tuple[str, ...]]:
+    request, unknown = _decode(body, _token_decoder, TokenRequest, bounds)
     request_checks.check_tokens(request, bounds)
-    return request, num_unknown
+    return request, unknown
 
 
 def _decode(
     body: bytes, decoder: "msgspec.json.Decoder[RequestT]", struct: type[RequestT], bounds: Bounds
-) -> tuple[RequestT, int]:
-    num_unknown = check_known(decode_fields(body), body, struct.__struct_fields__)
+) -> tuple[RequestT, tuple[str, ...]]:
+    unknown = check_known(decode_fields(body), body, struct.__struct_fields__)
     request = decode(body, decoder)
     check_model(request.model, bounds)
-    return request, num_unknown
+    return request, unknown
 
 
 def check_model(model: str, bounds: Bounds) -> None:

@@ -15,7 +15,7 @@ class Prepared:
 
     attempt: Attempt
     request: GenerationRequest
-    num_unknown_fields: int
+    unknown_fields: tuple[str, ...]
     prompts: list[list[int]]
     bad_words: tuple[tuple[int, ...], ...]
     deadline_at_s: float | None

@@ -23,6 +23,7 @@ from onward.api.shelf_link import Wire as ShelfWire
 from onward.api.streams import Streams
 from onward.api.supervisor_link import Channel, SupervisorLink
 from onward.api.tasks import Tasks
+from onward.api.unknown_fields import UnknownFields
 from onward.chance import Chance
 from onward.clock import Clock
 from onward.obs.metrics import Registry
@@ -60,6 +61,7 @@ class Api:
         self._link = SupervisorLink(channel, registry.snapshot)
         self._client = EngineClient(Ledger(registry), rim.clock, rim.connect, rim.leave_at_once)
         self._tasks = Tasks()
+        unknown_fields = registry.counter("onward_unknown_fields_total", "Unknown request fields, ignored")
         backend = Backend(
             config=start.config,
             model=start.model,
@@ -67,7 +69,7 @@ class Api:
             client=self._client,
             clock=rim.clock,
             threads=rim.threads,
-            unknown_fields=registry.counter("onward_unknown_fields_total", "Request fields that nobody knows, ignored"),
+            unknown_fields=UnknownFields(unknown_fields),
             chance=rim.chance,
             fullness=Fullness(rim.clock, registry),
             tasks=self._tasks,

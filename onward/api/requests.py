@@ -22,7 +22,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     """Nothing is padded here, whatever it says."""
 
 
-class Speculative(msgspec.Struct, frozen=True):
+class Speculative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_draft_tokens: int | None = None
     """How many tokens a step may guess, at most, and no more than the instance does. 0: none."""
 

@@ -1,7 +1,7 @@
 """The fields by which a client says what its answer must look like, and the one grammar that they come to.
 
-OpenAI's `response_format`, and the `guided_…` and `structured_outputs` that servers of open models have beside it. Whether
-a grammar can be compiled is not known here.
+OpenAI's `response_format`, vLLM's `guided_…` and `structured_outputs`, SGLang's `regex`, `ebnf` and `json_schema`, and
+llama.cpp's `grammar` and `json_schema`. Whether a grammar can be compiled is not known here.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,8 @@ from onward.web.body import wrong
 MAX_CHOICES = 4096
 MAX_NAME_LENGTH = 64
 RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+_FORMAT_FIELDS: dict[str, tuple[str, ...]] = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",)}
+"""Beside `type`. The fields of a structural tag are checked with its grammar."""
 
 
 class StructuredFields(SharedFields, frozen=True, kw_only=True):
@@ -27,6 +29,11 @@ class StructuredFields(SharedFields, frozen=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    json_schema: dict[str, Any] | bool | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    """Empty: none, as llama.cpp has it by default."""
     structured_outputs: dict[str, Any] | None = None
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None
@@ -55,9 +62,15 @@ def _of_response_format(given: dict[str, Any] | None) -> list[Wanted]:
     if given is None:
         return []
     kind = given.get("type")
+    if kind in _FORMAT_FIELDS:
+        for name in sorted(given.keys() - {"type", *_FORMAT_FIELDS[kind]}):
+            if given[name] is not None:
+                raise wrong(f"response_format.{name[:MAX_NAME_LENGTH]}", f"is not a field of the type {kind}")
     if kind == "text":
         return []
     if kind == "json_object":
+        if given.get("schema") is not None:
+            return [_schema(given["schema"], "response_format.schema")]
         return [Wanted(Grammar("json_object"), "response_format")]
     if kind == "json_schema":
         return [_of_json_schema(given.get("json_schema"), "response_format.json_schema")]
@@ -88,6 +101,10 @@ def _guided(fields: StructuredFields) -> list[Wanted]:
             "guided_regex": (_regex, fields.guided_regex),
             "guided_choice": (_choice, fields.guided_choice),
             "guided_grammar": (_grammar, fields.guided_grammar),
+            "json_schema": (_schema, fields.json_schema),
+            "regex": (_regex, fields.regex),
+            "ebnf": (_grammar, fields.ebnf),
+            "grammar": (_grammar, fields.grammar or None),
         }
     )
 

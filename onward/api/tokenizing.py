@@ -27,7 +27,7 @@ MAX_OPEN = 128
 """Questions that wait for the threads, which others need too."""
 
 
-class TokenizeRequest(ChatFields, frozen=True, kw_only=True):
+class TokenizeRequest(ChatFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
@@ -37,7 +37,7 @@ class TokenizeRequest(ChatFields, frozen=True, kw_only=True):
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     tokens: list[int]
 

@@ -42,6 +42,8 @@ from onward.proto.request import CallerLimits, ErrorInfo
 from onward.proto.step import TokenLogprobs
 
 PROOF_HEADER = "x-onward-proof"
+IGNORED_FIELDS_HEADER = "x-onward-ignored-fields"
+"""Of an answer: the names of the request's fields that the instance does not know. A router passes it on."""
 ATTEMPT_PATH = "/internal/attempt"
 REGISTER_PATH = "/internal/register"
 PROBE_PATH = "/internal/probe"
@@ -102,6 +104,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """The caller's, as they were when this attempt was made."""
     caller_priority: Priority | None = None
     """The best that the caller's requests may ask for. None: any."""
+    strict_fields: bool = False
+    """The router refuses unknown fields of the body, whatever this instance does for its own clients."""
 
 
 class Facts(msgspec.Struct, frozen=True):

@@ -9,11 +9,11 @@ import asyncio
 from starlette.types import Send
 
 from onward.proto.request import ErrorInfo
+from onward.proto.router import IGNORED_FIELDS_HEADER
 from onward.router.stream import Stream
 from onward.web import http, sse
 
 KEEP_ALIVE_S = 15.0
-_START = http.start_message(200, sse.HEADERS)
 
 
 class ClientSide:
@@ -32,7 +32,7 @@ class ClientSide:
         async with self._writing:
             if not self._has_started:
                 self._has_started = True
-                await self._send({**_START, "headers": list(_START["headers"])})
+                await self._send(http.start_message(200, {**sse.HEADERS, **self._ignored_header()}))
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def keep_alive(self) -> None:
@@ -42,7 +42,7 @@ class ClientSide:
     async def finish(self) -> None:
         if not self._stream.origin.streams:
             assert self._stream.answer is not None, "complete without an answer"
-            headers = {**http.JSON_HEADERS, **self._resume_header()}
+            headers = {**http.JSON_HEADERS, **self._resume_header(), **self._ignored_header()}
             await http.respond(self._send, 200, self._stream.answer, headers)
             return
         comment = b": resumes %d\n\n" % self._stream.num_resumes if self._tells_resumes else b""
@@ -60,6 +60,10 @@ class ClientSide:
     async def failure(self, info: ErrorInfo) -> bytes:
         """The event that says it."""
         return sse.error_event(info)
+
+    def _ignored_header(self) -> dict[str, str]:
+        ignored = self._stream.ignored_fields
+        return {} if ignored is None else {IGNORED_FIELDS_HEADER: ignored}
 
     def _resume_header(self) -> dict[str, str]:
         return {"x-onward-resumes": str(self._stream.num_resumes)} if self._tells_resumes else {}

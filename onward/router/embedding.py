@@ -8,12 +8,13 @@ from starlette.types import Receive, Scope, Send
 
 from onward.errors import DeadlineExceeded, Unavailable
 from onward.proto import SCHEMA_VERSION
-from onward.proto.router import EMBED_PATH, Attempt
+from onward.proto.router import EMBED_PATH, IGNORED_FIELDS_HEADER, Attempt
 from onward.router.failures import info_from_body
 from onward.router.origin import deadline_of
 from onward.router.policy import RouteFacts, may_take
 from onward.router.replicas import Replica, State
 from onward.router.serving import Serving
+from onward.router.upstream import Passed
 from onward.web import http
 from onward.web.callers import caller_of
 from onward.web.envelope import label_of
@@ -58,26 +59,27 @@ class Embedding:
             caller=caller.name,
             caller_limits=caller.limits,
             caller_priority=caller.priority,
+            strict_fields=serving.core.config.strict_fields,
         )
 
     async def _answer(self, attempt: Attempt, deadline_at_s: float | None, send: Send) -> None:
-        told: tuple[int, bytes] | None = None
+        told: Passed | None = None
         for replica in self._asked():
             left_s = self._left_s(deadline_at_s)
             timeout_s = TIMEOUT_S if left_s is None else min(TIMEOUT_S, left_s + LAST_WORDS_S)
             message = msgspec.msgpack.encode(msgspec.structs.replace(attempt, deadline_s=left_s))
             answer = await self._serving.upstream.pass_on(replica.url, EMBED_PATH, message, timeout_s)
             told = answer or told
-            if answer is not None and answer[0] not in _MAY_BE_TRIED_ELSEWHERE:
+            if answer is not None and answer.status not in _MAY_BE_TRIED_ELSEWHERE:
                 break
         if told is None:
             self._left_s(deadline_at_s)
             raise Unavailable("there is no instance that could answer", retry_after_s=1.0)
-        status, body = told
-        if status == 200:
-            await http.respond(send, status, body)
+        if told.status == 200:
+            ignored = {} if told.ignored_fields is None else {IGNORED_FIELDS_HEADER: told.ignored_fields}
+            await http.respond(send, 200, told.body, {**http.JSON_HEADERS, **ignored})
         else:
-            await http.respond_error(send, info_from_body(body, status), body)
+            await http.respond_error(send, info_from_body(told.body, told.status), told.body)
 
     def _left_s(self, deadline_at_s: float | None) -> float | None:
         """Raises if that is nothing."""

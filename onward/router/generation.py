@@ -87,6 +87,7 @@ class GenerationEndpoint:
             caller_priority=caller.priority,
             session=http.header(scope, b"x-session-id") or "",
             timeout_s=self._config.request_timeout_s,
+            strict_fields=self._config.strict_fields,
         )
         origin = origin_of(scope["path"], body, arrival, place)
         if place is not None and not origin.streams:

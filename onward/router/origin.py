@@ -69,6 +69,7 @@ class Arrival:
     caller_priority: int | None = None
     timeout_s: float | None = None
     """For requests that bring no deadline."""
+    strict_fields: bool = False
 
 
 def check_body(body: bytes) -> None:
@@ -100,6 +101,7 @@ def origin_of(path: str, body: bytes, arrival: Arrival, place: Cursor | None = N
         known_prompt=_known_prompt(sketch),
         cache_salt=sketch.cache_salt or "",
         max_output=sketch.max_completion_tokens or sketch.max_output_tokens or sketch.max_tokens,
+        strict_fields=arrival.strict_fields,
         session=_session(sketch, arrival),
     )
 

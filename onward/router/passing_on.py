@@ -33,8 +33,8 @@ class PassingOn:
         serving = self._serving
         for replica in serving.core.takers(serving.clock.now_s())[:MAX_ASKED]:
             answer = await serving.upstream.pass_on(replica.url, PATHS[request.scope["path"]], body)
-            if answer is not None and answer[0] < 500:
-                status, told = answer
+            if answer is not None and answer.status < 500:
+                told, status = answer.body, answer.status
                 headers = error_headers(info_from_body(told, status)) if status >= 400 else {}
                 return Response(told, status, headers=headers, media_type="application/json")
         raise Unavailable("there is no instance that could answer", retry_after_s=1.0)

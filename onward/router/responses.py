@@ -81,11 +81,11 @@ class FoundResponses:
         takers = self._serving.core.takers(self._serving.clock.now_s())
         for replica in sorted(takers, key=_is_troubled)[:MAX_ASKED]:
             answer = await self._serving.upstream.pass_on(replica.url, RESPONSE_PATH, question)
-            if answer is None or answer[0] >= 500:
+            if answer is None or answer.status >= 500:
                 continue
-            if answer[0] != 200:
-                raise RequestFailed(info_from_body(answer[1], answer[0]))
-            return answer[1]
+            if answer.status != 200:
+                raise RequestFailed(info_from_body(answer.body, answer.status))
+            return answer.body
         raise Unavailable("there is no instance that could answer", retry_after_s=1.0)
 
     async def keep(self, record: Record) -> None:
@@ -94,7 +94,7 @@ class FoundResponses:
         serving = self._serving
         urls = [replica.url for replica in serving.core.takers(serving.clock.now_s())]
         answers = await asyncio.gather(*(serving.upstream.pass_on(url, RESPONSE_PATH, question) for url in urls))
-        if not any(answer is not None and answer[0] == 200 for answer in answers):
+        if not any(answer is not None and answer.status == 200 for answer in answers):
             raise Unavailable("there is no instance that could keep it", retry_after_s=1.0)
 
     @contextmanager

@@ -13,7 +13,7 @@ from onward.chance import Chance
 from onward.clock import Clock
 from onward.errors import InternalError, Unavailable
 from onward.proto.request import ErrorInfo
-from onward.proto.router import ABORT_PATH, RegisterAnswer, Registration
+from onward.proto.router import ABORT_PATH, IGNORED_FIELDS_HEADER, RegisterAnswer, Registration
 from onward.router.client_side import KEEP_ALIVE_S, ClientSide
 from onward.router.core import STREAM_UNKNOWN, Dispatch, Finish, GiveUp, RouterCore, Wait, out_of_reach
 from onward.router.events import BLANK_LINE, EventSplitter, MalformedEvent, read_event
@@ -140,6 +140,7 @@ class Serving:
                     await self._note_refusal(route, response)
                     return
                 self.core.accepted(route, self.clock.now_s())
+                stream.ignored_fields = response.headers.get(IGNORED_FIELDS_HEADER)
                 await self._pump(route, response, client)
         except NotReached as fault:
             stream.lose(Cause.UNREACHABLE, f"the instance could not be reached: {fault}")

@@ -91,6 +91,8 @@ class Origin:
     cache_salt: str = ""
     max_output: int | None = None
     session: str = ""
+    strict_fields: bool = False
+    """Unknown fields of the body are refused."""
 
 
 @dataclass(slots=True)
@@ -114,6 +116,8 @@ class Stream:
         self.failures = 0
         """Attempts that failed since the last delivered token."""
         self.num_resumes = 0
+        self.ignored_fields: str | None = None
+        """Names of the request's unknown fields, as the instance wrote them."""
         self.last_attempt_is_due = False
         """Nothing follows the next attempt, whatever was counted."""
         self.accepted_once = False
@@ -194,6 +198,7 @@ class Stream:
             skip_to=list(origin.skip_to),
             usage_told=self._usage_told,
             was_taken=self.accepted_once or self.has_progress,
+            strict_fields=origin.strict_fields,
         )
 
     def accepted(self, now_s: float) -> None:

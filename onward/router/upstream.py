@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import aiohttp
@@ -15,6 +15,7 @@ from onward.proto.model import ModelText
 from onward.proto.router import (
     ATTEMPT_PATH,
     FIND_PATH,
+    IGNORED_FIELDS_HEADER,
     PROBE_PATH,
     PROOF_HEADER,
     TEXT_PATH,
@@ -49,6 +50,14 @@ def new_session() -> aiohttp.ClientSession:
     )
 
 
+class Passed(NamedTuple):
+    """An instance's answer to a question that was passed on."""
+
+    status: int
+    body: bytes
+    ignored_fields: str | None = None
+
+
 class Upstream:
     """`post` sends attempts, whose answers are streams; `session` asks for all else."""
 
@@ -80,9 +89,9 @@ class Upstream:
         """And whether the instance has answered: only then is it sure that it has none."""
         question = msgspec.msgpack.encode(Find(request_id))
         answer = await self.pass_on(url, FIND_PATH, question, ASK_TIMEOUT_S)
-        if answer is None or answer[0] >= 500:
+        if answer is None or answer.status >= 500:
             return None, False
-        return (_decoded(answer[1], Record) if answer[0] == 200 else None), True
+        return (_decoded(answer.body, Record) if answer.status == 200 else None), True
 
     async def probe(self, url: str, question: RegisterAnswer) -> Registration | None:
         answer = await self._ask(url, PROBE_PATH, msgspec.msgpack.encode(question))
@@ -99,9 +108,7 @@ class Upstream:
         except msgspec.MsgspecError:
             return None
 
-    async def pass_on(
-        self, url: str, path: str, body: bytes, timeout_s: float = PASS_ON_TIMEOUT_S
-    ) -> tuple[int, bytes] | None:
+    async def pass_on(self, url: str, path: str, body: bytes, timeout_s: float = PASS_ON_TIMEOUT_S) -> "Passed | None":
         """A client's question, and the answer whatever its status. None: there is none."""
         headers = {"content-type": "application/json"} | self._proof(path, body)
         try:
@@ -109,7 +116,8 @@ class Upstream:
                 asyncio.timeout(timeout_s),
                 self._session.post(url + path, data=body, headers=headers, allow_redirects=False) as response,
             ):
-                return response.status, await _read_within(response.content.iter_any(), MAX_ANSWER_BYTES)
+                told = await _read_within(response.content.iter_any(), MAX_ANSWER_BYTES)
+                return Passed(response.status, told, response.headers.get(IGNORED_FIELDS_HEADER))
         except (TimeoutError, OSError, aiohttp.ClientError, ValueError):
             return None
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from onward.proto.router import IGNORED_FIELDS_HEADER
+
 
 def for_browsers(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     """The application, which pages of these origins may call."""
@@ -15,5 +17,5 @@ def for_browsers(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         allow_origins=list(origins),
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "retry-after"],
+        expose_headers=["x-request-id", "retry-after", IGNORED_FIELDS_HEADER],
     )

@@ -15,6 +15,7 @@ from onward.api.ledger import Ledger
 from onward.api.prompts import Prompts
 from onward.api.shelf_link import ShelfLink
 from onward.api.streams import Streams
+from onward.api.unknown_fields import UnknownFields
 from onward.chance import SystemChance
 from onward.clock import SystemClock
 from onward.config import ApiConfig
@@ -28,7 +29,7 @@ def test_open_requests_have_a_bound_and_those_that_leave_make_room(model: Prepar
         registry, clock = Registry(), SystemClock()
         client = EngineClient(Ledger(registry), clock, connect=_no_engine, on_fault=_no_fault)
         prompts = Prompts(read_text(model))
-        unknown = registry.counter("onward_unknown_fields_total", "")
+        unknown = UnknownFields(registry.counter("onward_unknown_fields_total", ""))
         with ThreadPoolExecutor(1) as threads:
             backend = Backend(
                 ApiConfig(), model, prompts, client, clock, threads, unknown, SystemChance(), Fullness(clock, registry)

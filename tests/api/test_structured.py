@@ -32,6 +32,8 @@ def fields_of(body: dict[str, Any]) -> StructuredFields:
         ({"guided_json": SCHEMA}, "json_schema", SCHEMA),
         ({"guided_json": json.dumps(SCHEMA)}, "json_schema", SCHEMA),
         ({"guided_choice": ["yes", "no"]}, "choice", ["yes", "no"]),
+        ({"json_schema": SCHEMA}, "json_schema", SCHEMA),
+        ({"json_schema": json.dumps(SCHEMA)}, "json_schema", SCHEMA),
         ({"structured_outputs": {"json": SCHEMA, "regex": None}}, "json_schema", SCHEMA),
         ({"structured_outputs": {"json_object": True}}, "json_object", ""),
         ({"structured_outputs": {"structural_tag": json.dumps(TAGS)}}, "structural_tag", TAGS),
@@ -45,12 +47,22 @@ def test_every_way_to_ask_comes_to_one_grammar(body: dict[str, Any], kind: str, 
     assert (json.loads(wanted.grammar.source) if source else wanted.grammar.source) == source
 
 
+def test_the_schema_of_a_json_object_is_kept() -> None:
+    wanted = wanted_structure(fields_of({"response_format": {"type": "json_object", "schema": SCHEMA}}))
+    assert wanted is not None
+    assert (wanted.grammar.kind, json.loads(wanted.grammar.source)) == ("json_schema", SCHEMA)
+    assert wanted.path == "response_format.schema"
+
+
 @pytest.mark.parametrize(
     ("body", "grammar"),
     [
         ({"guided_regex": "[a-z]+"}, Grammar("regex", "[a-z]+")),
         ({"guided_grammar": 'start: "a"'}, Grammar("grammar", 'start: "a"')),
         ({"structured_outputs": {"regex": "a|b"}}, Grammar("regex", "a|b")),
+        ({"regex": "a|b"}, Grammar("regex", "a|b")),
+        ({"ebnf": 'root ::= "a"'}, Grammar("grammar", 'root ::= "a"')),
+        ({"grammar": 'root ::= "a"'}, Grammar("grammar", 'root ::= "a"')),
         ({"structured_outputs": {"grammar": "x", "disable_any_whitespace": False}}, Grammar("grammar", "x")),
     ],
 )
@@ -62,7 +74,13 @@ def test_expressions_and_grammars_are_taken_as_they_are(body: dict[str, Any], gr
 
 @pytest.mark.parametrize(
     "body",
-    [{}, {"response_format": {"type": "text"}}, {"guided_json": None}, {"structured_outputs": {"json_object": False}}],
+    [
+        {},
+        {"grammar": ""},
+        {"response_format": {"type": "text"}},
+        {"guided_json": None},
+        {"structured_outputs": {"json_object": False}},
+    ],
 )
 def test_most_requests_have_none(body: dict[str, Any]) -> None:
     assert wanted_structure(fields_of(body)) is None
@@ -73,6 +91,11 @@ def test_most_requests_have_none(body: dict[str, Any]) -> None:
     [
         ({"response_format": {}}, "response_format.type"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_object", "value": SCHEMA}}, "response_format.value"),
+        ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "schema": 5}}, "response_format.schema"),
+        ({"regex": ""}, "regex"),
+        ({"regex": "a", "guided_regex": "b"}, "regex"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (json_schema(name=None), "response_format.json_schema.name"),
         (json_schema(name="x" * 65), "response_format.json_schema.name"),

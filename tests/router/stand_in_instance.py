@@ -32,7 +32,7 @@ from onward.proto.router import (
 NUM_PROMPT_TOKENS = 5
 REGISTER_EVERY_S = 0.2
 _STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\ntransfer-encoding: chunked\r\n"
 )
 
 
@@ -78,6 +78,7 @@ class StandInInstance:
         """Ids of attempts whose connection the router closed."""
         self.answers: dict[str, tuple[int, bytes]] = {}
         """To what is passed on, by its path."""
+        self.answer_headers: dict[str, str] = {}
         self.paths: list[str] = []
         """As they were asked for."""
         self.aborted: list[list[str]] = []
@@ -174,7 +175,7 @@ class StandInInstance:
     async def _answer(self, path: str, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.paths.append(path)
         if path in self.answers:
-            respond(writer, *self.answers[path])
+            respond(writer, *self.answers[path], self.answer_headers)
         elif path == ATTEMPT_PATH:
             await self._attempt(msgspec.msgpack.decode(body, type=Attempt), reader, writer)
         elif path == PROBE_PATH:
@@ -223,7 +224,8 @@ class StandInInstance:
     async def _stream(self, attempt: Attempt, behaviour: Behaviour, writer: asyncio.StreamWriter) -> None:
         if not behaviour.answers:
             await asyncio.sleep(3600)
-        writer.write(_STREAM_HEAD)
+        further = "".join(f"{name}: {value}\r\n" for name, value in behaviour.headers.items())
+        writer.write(_STREAM_HEAD + further.encode() + b"\r\n")
         left = behaviour.cut_after_bytes
         num_advances = 0
         for event in events_of(attempt, behaviour):

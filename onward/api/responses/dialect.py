@@ -29,8 +29,8 @@ class Responses:
         self._prompts = prompts
         self._chat = Chat(prompts)
 
-    def decode(self, body: bytes, bounds: Bounds) -> tuple[ResponseRequest, int]:
-        return decode_response(body, bounds), 0
+    def decode(self, body: bytes, bounds: Bounds) -> tuple[ResponseRequest, tuple[str, ...]]:
+        return decode_response(body, bounds), ()
 
     def prompts(self, request: ChatRequest, created_s: int) -> list[list[int]]:
         return self._chat.prompts(request, created_s)

@@ -14,6 +14,7 @@ from onward.api.ledger import RESCHEDULE, Ledger
 from onward.api.prompts import Prompts
 from onward.api.responses.dialect import ResponseJobs, Responses
 from onward.api.responses.view import View
+from onward.api.unknown_fields import UnknownFields
 from onward.chance import SystemChance
 from onward.clock import SystemClock
 from onward.config import ApiConfig
@@ -38,7 +39,7 @@ def jobs(thinker: PreparedModel) -> Iterator[ResponseJobs]:
 
     async def backend_of(threads: ThreadPoolExecutor) -> Backend:
         client = EngineClient(Ledger(registry), clock, connect=nobody, on_fault=nobody)  # type: ignore[arg-type]
-        unknown = registry.counter("onward_unknown_fields_total", "")
+        unknown = UnknownFields(registry.counter("onward_unknown_fields_total", ""))
         fullness = Fullness(clock, registry)
         backend = Backend(ApiConfig(), thinker, prompts, client, clock, threads, unknown, SystemChance(), fullness)
         await client.close()
