@@ -31,6 +31,7 @@ from tests import (
     sabotage_router,
     sabotage_scheduling,
     sabotage_speculation,
+    sabotage_tenants,
 )
 from tests.sabotage_kinds import Patches, Sabotage
 
@@ -639,4 +640,5 @@ TABLE = [
     *sabotage_responses.TABLE,
     *sabotage_exactness.TABLE,
     *sabotage_inputs.TABLE,
+    *sabotage_tenants.TABLE,
 ]

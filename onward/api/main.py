@@ -75,6 +75,7 @@ def main() -> None:
             jail,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
+            max_tokens=start.model.config.max_position_embeddings,
         )
     except OnwardError as error:
         channel.send(StartFailed(error.message))

@@ -33,7 +33,10 @@ class Prompts:
         new_gate: Callable[[ModelText, Tokenizer | None], GrammarGate] = GrammarGate,
         tool_call_parser: ToolCallParser = "auto",
         reasoning_parser: ReasoningParser = "auto",
+        max_tokens: int | None = None,
     ) -> None:
+        """`max_tokens`: of the model's context. Texts that are far longer are refused before they are tokenized."""
+        self.max_tokens = max_tokens
         self.tokens = PromptTokens(text)
         self._text = text
         self._jail = jail
@@ -54,7 +57,7 @@ class Prompts:
     ) -> list[int]:
         """`template`: the client's own."""
         by = None if template is None else self._by_template(template, created_s)
-        return self.tokens.of_chat(messages, created_s, rendering, by)
+        return self.tokens.of_chat(messages, created_s, rendering, by, self.max_tokens)
 
     def of_completion(self, request: CompletionRequest) -> list[list[int]]:
         return [self.of_prompt(one, request.prompt_path(index)) for index, one in enumerate(request.prompts())]
@@ -63,9 +66,18 @@ class Prompts:
         if isinstance(prompt, list):
             return prompt
         try:
-            return self.tokens.of_text(prompt)
+            return self.tokens.of_text(prompt, self.max_tokens)
         except InvalidRequest as error:
-            raise wrong(path, error.message.removeprefix("prompt: ")) from error
+            raise _of_field(error, path) from error
+
+    def of_any_text(self, text: str, path: str, *, add_special_tokens: bool) -> list[int]:
+        """Of a text that need not be a prompt: it may be empty."""
+        if self._tokenizer is None:
+            raise wrong(path, "this model has no tokenizer")
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, max_tokens=self.max_tokens)
+        except InvalidRequest as error:
+            raise _of_field(error, path) from error
 
     def _by_template(self, source: str, created_s: int) -> Renderer:
         jail, text = self._jail, self._text
@@ -112,3 +124,7 @@ class Prompts:
             end_token_ids=sampling.end_token_ids,
             min_tokens=sampling.min_tokens,
         )
+
+
+def _of_field(error: InvalidRequest, path: str) -> InvalidRequest:
+    return InvalidRequest(f"{path}: {error.message.removeprefix('prompt: ')}", code=error.code, param=path)

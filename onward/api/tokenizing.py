@@ -99,10 +99,9 @@ class Tokenizing:
     def _of_prompt(self, asked: TokenizeRequest) -> list[int]:
         if asked.prompt is None:
             raise wrong("prompt", "is required, or messages")
-        tokenizer = self._backend.prompts.tokens.tokenizer
-        if tokenizer is None:
-            raise wrong("prompt", "this model has no tokenizer")
-        return tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens is not False)
+        return self._backend.prompts.of_any_text(
+            asked.prompt, "prompt", add_special_tokens=asked.add_special_tokens is not False
+        )
 
     def _of_chat(self, asked: TokenizeRequest) -> list[int]:
         messages = asked.messages or []

@@ -66,17 +66,17 @@ _chats = msgspec.json.Decoder(_Chat)
 _completions = msgspec.json.Decoder(_Completion)
 
 
-def _of_chat(tokens: PromptTokens, origin: Origin) -> list[int]:
+def _of_chat(tokens: PromptTokens, origin: Origin, max_tokens: int | None) -> list[int]:
     chat = _chats.decode(origin.body)
     check_tool_messages(chat.messages)
-    return tokens.of_chat(chat.messages, origin.created_s, rendering_of(chat))
+    return tokens.of_chat(chat.messages, origin.created_s, rendering_of(chat), max_tokens=max_tokens)
 
 
-def _of_completion(tokens: PromptTokens, origin: Origin) -> list[int]:
-    return tokens.of_text(_completions.decode(origin.body).prompt)
+def _of_completion(tokens: PromptTokens, origin: Origin, max_tokens: int | None) -> list[int]:
+    return tokens.of_text(_completions.decode(origin.body).prompt, max_tokens)
 
 
-def _of_response(tokens: PromptTokens, origin: Origin) -> list[int]:
+def _of_response(tokens: PromptTokens, origin: Origin, max_tokens: int | None) -> list[int]:
     asked = _responses.decode(origin.body)
     fields = ChatFields(
         chat_template_kwargs=asked.chat_template_kwargs,
@@ -86,10 +86,11 @@ def _of_response(tokens: PromptTokens, origin: Origin) -> list[int]:
         parallel_tool_calls=asked.parallel_tool_calls,
     )
     messages = messages_of(asked.onward_context or [], asked.input, asked.instructions)
-    return tokens.of_chat(messages, origin.created_s, rendering_of(fields))
+    return tokens.of_chat(messages, origin.created_s, rendering_of(fields), max_tokens=max_tokens)
 
 
-_MAKERS: dict[str, Callable[[PromptTokens, Origin], list[int]]] = {
+_Make = Callable[[PromptTokens, Origin, int | None], list[int]]
+_MAKERS: dict[str, _Make] = {
     "/v1/chat/completions": _of_chat,
     "/v1/completions": _of_completion,
     response_ids.PATH: _of_response,
@@ -98,6 +99,7 @@ _MAKERS: dict[str, Callable[[PromptTokens, Origin], list[int]]] = {
 
 class Tokenizing:
     def __init__(self, serving: Serving, registry: Registry, thread: Executor | None = None) -> None:
+        self._serving = serving
         self._thread = thread or ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
         self._num_queued = 0
         self.source = TokenizerSource(serving, self._thread)
@@ -121,11 +123,14 @@ class Tokenizing:
             return origin
         return replace(origin, prompt_token_ids=token_ids, known_prompt=token_ids, text_hash=agreed.text_hash)
 
-    async def _made(
-        self, make: Callable[[PromptTokens, Origin], list[int]], tokens: PromptTokens, origin: Origin
-    ) -> list[int] | None:
+    def _max_tokens(self) -> int | None:
+        """The largest context of all instances. None: not all have told theirs."""
+        contexts = [one.max_tokens for one in self._serving.core.takers(self._serving.clock.now_s())]
+        return max(contexts) if contexts and all(contexts) else None
+
+    async def _made(self, make: _Make, tokens: PromptTokens, origin: Origin) -> list[int] | None:
         if len(origin.body) <= MAX_INLINE_BYTES:
-            token_ids, cpu_s = _timed(make, tokens, origin)
+            token_ids, cpu_s = _timed(make, tokens, origin, self._max_tokens())
         elif self._num_queued >= MAX_QUEUED:
             self.untokenized.inc(BUSY)
             return None
@@ -133,7 +138,9 @@ class Tokenizing:
             self._num_queued += 1
             try:
                 loop = asyncio.get_running_loop()
-                token_ids, cpu_s = await loop.run_in_executor(self._thread, _timed, make, tokens, origin)
+                token_ids, cpu_s = await loop.run_in_executor(
+                    self._thread, _timed, make, tokens, origin, self._max_tokens()
+                )
             finally:
                 self._num_queued -= 1
         self.cpu.observe(cpu_s)
@@ -142,13 +149,11 @@ class Tokenizing:
         return token_ids
 
 
-def _timed(
-    make: Callable[[PromptTokens, Origin], list[int]], tokens: PromptTokens, origin: Origin
-) -> tuple[list[int] | None, float]:
+def _timed(make: _Make, tokens: PromptTokens, origin: Origin, max_tokens: int | None) -> tuple[list[int] | None, float]:
     """The ids, if it has any, and the processor time that it took."""
     began_s = time.thread_time()
     try:
-        token_ids = make(tokens, origin)
+        token_ids = make(tokens, origin, max_tokens)
     except (OnwardError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         token_ids = None
     except Exception:

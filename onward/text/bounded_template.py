@@ -30,6 +30,10 @@ class TooMuch(jinja2.TemplateError):
     """The template would do or say more than it may."""
 
 
+class TooLong(TooMuch):
+    """Its output would be longer than it may be."""
+
+
 class _Steps:
     __slots__ = ("left",)
 
@@ -76,7 +80,7 @@ def render(template: jinja2.Template, names: Mapping[str, Any], max_chars: int, 
     for part in template.generate({**names, _COUNTER: _Steps(max_steps)}):
         num_chars += len(part)
         if num_chars > max_chars:
-            raise TooMuch(f"the prompt is longer than {max_chars} characters")
+            raise TooLong(f"the prompt is longer than {max_chars} characters")
         parts.append(part)
     return "".join(parts)
 

@@ -13,7 +13,8 @@ import jinja2
 
 from onward.errors import InvalidRequest, StartupError
 from onward.text import bounded_template
-from onward.text.bounded_template import MAX_STEPS, BoundedEnvironment, TooMuch
+from onward.text.bounded_template import MAX_STEPS, BoundedEnvironment, TooLong, TooMuch
+from onward.text.length_check import CODE
 
 MAX_PROMPT_CHARS = 32 << 20
 
@@ -46,8 +47,10 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        max_chars: int | None = None,
     ) -> str:
-        """The prompt. `variables` are further names that some templates read, such as `enable_thinking`."""
+        """The prompt, of at most `max_chars` characters. `variables` are further names that some templates read, such as
+        `enable_thinking`."""
         names: dict[str, Any] = {
             **(variables or {}),
             **self._special_tokens,
@@ -57,7 +60,10 @@ class ChatTemplate:
             "strftime_now": _clock_at(created_s),
         }
         try:
-            return bounded_template.render(self._template, names, self._max_chars, self._max_steps)
+            most = self._max_chars if max_chars is None else min(max_chars, self._max_chars)
+            return bounded_template.render(self._template, names, most, self._max_steps)
+        except TooLong as error:
+            raise InvalidRequest(f"messages: {error}", code=CODE, param="messages") from None
         except TooMuch as error:
             raise InvalidRequest(f"the model's chat template with these messages: {error}", param="messages") from None
         except Exception as error:  # a template can fail in any way that Python can

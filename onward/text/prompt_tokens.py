@@ -97,13 +97,19 @@ class PromptTokens:
         created_s: int,
         rendering: Rendering = PLAINLY,
         by: Renderer | None = None,
+        max_tokens: int | None = None,
     ) -> list[int]:
-        """`by`: instead of the model's template."""
+        """`by`: instead of the model's template. `max_tokens`: as in `of_text`."""
         if (self._template is None and by is None) or self.tokenizer is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
-        return self.tokenizer.encode_chat(_rendered(messages, rendering, by or self._by_own_template(created_s)))
+        max_chars = None if max_tokens is None else max_tokens * self.tokenizer.max_bytes_per_token
+        rendered = _rendered(messages, rendering, by or self._by_own_template(created_s, max_chars))
+        try:
+            return self.tokenizer.encode_chat(rendered, max_tokens)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"messages: {error.message}", code=error.code, param="messages") from error
 
-    def _by_own_template(self, created_s: int) -> Renderer:
+    def _by_own_template(self, created_s: int, max_chars: int | None) -> Renderer:
         template = self._template
         assert template is not None
 
@@ -114,14 +120,17 @@ class PromptTokens:
                 add_generation_prompt=rendering.opens_answer,
                 tools=rendering.tools,
                 variables=rendering.variables,
+                max_chars=max_chars,
             )
 
         return Renderer(render, self.knows_tools, self._wants_arguments_as_text)
 
-    def of_text(self, prompt: str) -> list[int]:
+    def of_text(self, prompt: str, max_tokens: int | None = None) -> list[int]:
+        """`max_tokens`: the context. A text that is far longer is refused before it is tokenized. One that is a little too
+        long is not: the caller compares the number of tokens."""
         if self.tokenizer is None:
             raise InvalidRequest("prompt: this model has no tokenizer; send token ids", param="prompt")
-        token_ids = self.tokenizer.encode(prompt)
+        token_ids = self.tokenizer.encode(prompt, max_tokens=max_tokens)
         if not token_ids:
             raise InvalidRequest("prompt: must not be empty", param="prompt")
         return token_ids

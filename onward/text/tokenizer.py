@@ -10,7 +10,11 @@ from pathlib import Path
 import tokenizers
 
 from onward.errors import InvalidRequest, StartupError
+from onward.text.length_check import check_length
 from onward.text.token_table import TokenTable, table_from_spec
+
+MAX_SHRINKAGE = 4
+"""A normalizer of Unicode makes no text shorter than a quarter of its bytes (U+1D400 becomes "A")."""
 
 
 class Tokenizer:
@@ -18,7 +22,11 @@ class Tokenizer:
 
     def __init__(self, spec_json: str) -> None:
         try:
-            self.table: TokenTable = table_from_spec(json.loads(spec_json))
+            spec = json.loads(spec_json)
+            self.table: TokenTable = table_from_spec(spec)
+            longest = max(map(len, self.table.pieces), default=0)
+            self.max_bytes_per_token: int = max(1, longest) * (MAX_SHRINKAGE if spec.get("normalizer") else 1)
+            """Of the text that a token is made of."""
             self._tokenizer = tokenizers.Tokenizer.from_str(spec_json)
             # Some files ask for padding or cutting to a length, which is for training.
             self._tokenizer.no_padding()
@@ -47,17 +55,20 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         return self.table.special_ids
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
         """Special tokens written in the text become their ids. Those the model begins and ends a text with are added;
-        a bos that the text already begins with is not doubled."""
+        a bos that the text already begins with is not doubled. `max_tokens`: a text that is far longer is refused, at a
+        cost that does not depend on its length."""
+        if max_tokens is not None:
+            check_length(text, max_tokens, self.max_bytes_per_token, self._count)
         token_ids = self._encode(text, add_special_tokens)
         if add_special_tokens and self._bos_id is not None and token_ids[:2] == [self._bos_id] * 2:
             return token_ids[1:]
         return token_ids
 
-    def encode_chat(self, rendered: str) -> list[int]:
+    def encode_chat(self, rendered: str, max_tokens: int | None = None) -> list[int]:
         """A rendered chat template: it has written out every special token it wants, so none is added."""
-        return self.encode(rendered, add_special_tokens=False)
+        return self.encode(rendered, add_special_tokens=False, max_tokens=max_tokens)
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         return self.table.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -70,9 +81,15 @@ class Tokenizer:
         return self._tokenizer.token_to_id(token)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._encoding(text, add_special_tokens).ids
+
+    def _count(self, text: str) -> int:
+        return len(self._encoding(text, False))
+
+    def _encoding(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         # Of the library's ways only this one lets other threads run meanwhile: a long prompt takes a while.
         try:
-            return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidRequest("the text holds half a surrogate pair, which is not Unicode text") from error
         except (KeyboardInterrupt, SystemExit):

@@ -362,6 +362,24 @@ def test_a_prompt_longer_than_the_context_says_by_how_much(http: httpx.Client) -
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
 
 
+def test_a_text_that_is_far_too_long_is_refused_by_the_name_of_its_field(http: httpx.Client) -> None:
+    text = "1" * 100_000  # of 256 tokens at most, none of which has 16 bytes
+    chat = [{"role": "user", "content": text}]
+    asked: list[tuple[str, dict[str, Any], str]] = [
+        (COMPLETION, {"prompt": text}, "prompt"),
+        (COMPLETION, {"prompt": ["x", text]}, "prompt[1]"),
+        (CHAT, {"messages": chat}, "messages"),
+        ("/v1/responses", {"input": text}, "input"),
+        ("/v1/embeddings", {"input": ["x", text]}, "input[1]"),
+        ("/tokenize", {"prompt": text}, "prompt"),
+        ("/tokenize", {"messages": chat}, "messages"),
+    ]
+    for path, fields, field in asked:
+        error = error_of(http.post(path, json={"model": "small-model", **fields}))
+        assert (error["code"], error["param"]) == ("context_length_exceeded", field), path
+        assert "characters" in error["message"], path
+
+
 def test_a_prompt_and_max_tokens_beyond_the_context_say_by_how_much(http: httpx.Client) -> None:
     fields = {"model": "small-model", "prompt": [1] * 200, "max_tokens": 60}
     error = error_of(http.post(COMPLETION, json=fields))

@@ -247,6 +247,21 @@ def test_when_too_many_long_prompts_wait_the_instances_share_the_work() -> None:
             gate.set()
 
 
+def test_a_text_that_no_instance_can_hold_is_passed_on_as_it_came() -> None:
+    async def scenario() -> None:
+        a, b = two_instances()
+        a.max_tokens, b.max_tokens = 100, 200
+        async with running_router(a, b, policy="prefix") as router:
+            await router.post(TEXT_BODY | {"prompt": "1" * 10_000}, path=COMPLETIONS)
+            assert [attempt.prompt_token_ids for attempt in a.attempts + b.attempts] == [None]
+            assert await metric(router, "onward_router_untokenized_total", reason="refused") == 1
+            await router.post(TEXT_BODY, path=COMPLETIONS)
+            made = [attempt.prompt_token_ids for attempt in a.attempts + b.attempts]
+            assert sorted(made, key=bool) == [None, [*TEXT.encode()]]
+
+    uvloop.run(scenario())
+
+
 def origin(body: bytes = b"{}", **fields: Any) -> Origin:
     fixed: dict[str, Any] = {"request_id": "0" * 32, "seed": 1, "created_s": 1, "arrival_s": 1.0}
     return Origin(**(fixed | {"path": COMPLETIONS, "body": body, "streams": True} | fields))
