@@ -33,7 +33,8 @@ class Proven:
     def check(self, scope: Scope, body: bytes) -> None:
         if self._cluster_key:
             header = http.header(scope, PROOF_HEADER.encode())
-            if not is_proven(self._cluster_key, header, scope["path"], body, self._clock.wall_s()):
+            wall_s = self._clock.wall_s()
+            if not is_proven(self._cluster_key, header, scope["method"], scope["path"], body, wall_s):
                 raise _forbidden("the proof of the cluster's key is missing or wrong, or the clocks differ too much")
         elif not _is_local(scope):
             raise _forbidden("without a cluster key (--cluster-key-file) only this host may ask")

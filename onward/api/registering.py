@@ -167,7 +167,7 @@ class Registering:
         body = msgspec.msgpack.encode(message)
         headers = {"content-type": MSGPACK}
         if key := self._config.cluster_key:
-            headers[PROOF_HEADER] = prove(key, REGISTER_PATH, body, self._clock.wall_s())
+            headers[PROOF_HEADER] = prove(key, "POST", REGISTER_PATH, body, self._clock.wall_s())
         timeout = aiohttp.ClientTimeout(total=POST_TIMEOUT_S)
         url = router_url.rstrip("/") + REGISTER_PATH
         async with session.post(url, data=body, headers=headers, timeout=timeout) as response:

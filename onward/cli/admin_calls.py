@@ -43,7 +43,9 @@ class Server:
         with closing(_connect(parts)) as connection:
             try:
                 # Closed after the answer: some servers are about to leave.
-                connection.request(method, parts.path + path, headers=self._headers(path) | {"Connection": "close"})
+                connection.request(
+                    method, parts.path + path, headers=self._headers(method, path) | {"Connection": "close"}
+                )
                 response = connection.getresponse()
                 body = response.read(MAX_ANSWER_BYTES)
             except (OSError, http.client.HTTPException) as fault:
@@ -59,10 +61,10 @@ class Server:
                 f"{self.url}{path} answers with something other than JSON; is it a server of ours?"
             ) from None
 
-    def _headers(self, path: str) -> dict[str, str]:
+    def _headers(self, method: str, path: str) -> dict[str, str]:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         if self.cluster_key:
-            headers[PROOF_HEADER] = prove(self.cluster_key, path, b"", time.time())
+            headers[PROOF_HEADER] = prove(self.cluster_key, method, path, b"", time.time())
         return headers
 
 

@@ -112,8 +112,8 @@ class Admin:
 
     def _check_proof(self, request: Request, body: bytes) -> None:
         proof = request.headers.get(PROOF_HEADER)
-        wall_s = self._serving.clock.wall_s()
-        if not (self._cluster_key and is_proven(self._cluster_key, proof, request.scope["path"], body, wall_s)):
+        path, wall_s = request.scope["path"], self._serving.clock.wall_s()
+        if not is_proven(self._cluster_key, proof, request.method, path, body, wall_s):
             raise NotProven(f"{PROOF_HEADER}: a proof of the cluster's key is required")
 
 

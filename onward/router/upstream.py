@@ -74,7 +74,7 @@ class Upstream:
     async def attempt(self, url: str, attempt: Attempt) -> AsyncIterator[Answer]:
         """The instance's answer. Whoever leaves before its end has closed the connection, and so stopped the work."""
         body = msgspec.msgpack.encode(attempt)
-        headers = _MSGPACK | self._proof(ATTEMPT_PATH, body)
+        headers = _MSGPACK | self._proof("POST", ATTEMPT_PATH, body)
         answer = await self._post(url, ATTEMPT_PATH, body, headers)
         try:
             yield answer
@@ -110,7 +110,7 @@ class Upstream:
 
     async def pass_on(self, url: str, path: str, body: bytes, timeout_s: float = PASS_ON_TIMEOUT_S) -> "Passed | None":
         """A client's question, and the answer whatever its status. None: there is none."""
-        headers = {"content-type": "application/json"} | self._proof(path, body)
+        headers = {"content-type": "application/json"} | self._proof("POST", path, body)
         try:
             async with (
                 asyncio.timeout(timeout_s),
@@ -126,7 +126,7 @@ class Upstream:
         than a client. None: no answer."""
         try:
             target = URL(url + quote(path), encoded=True)
-            headers = self._proof(path, b"")
+            headers = self._proof("GET", path, b"")
             async with (
                 asyncio.timeout(ASK_TIMEOUT_S),
                 self._session.get(target, headers=headers, allow_redirects=False) as response,
@@ -136,7 +136,7 @@ class Upstream:
             return None
 
     async def _ask(self, url: str, path: str, body: bytes, headers: dict[str, str] = _MSGPACK) -> bytes | None:
-        headers = headers | self._proof(path, body)
+        headers = headers | self._proof("POST", path, body)
         try:
             async with (
                 asyncio.timeout(ASK_TIMEOUT_S),
@@ -150,10 +150,10 @@ class Upstream:
         except (TimeoutError, OSError, aiohttp.ClientError, ValueError):
             return None
 
-    def _proof(self, path: str, body: bytes) -> dict[str, str]:
+    def _proof(self, method: str, path: str, body: bytes) -> dict[str, str]:
         if not self._cluster_key:
             return {}
-        return {PROOF_HEADER: prove(self._cluster_key, path, body, self._clock.wall_s())}
+        return {PROOF_HEADER: prove(self._cluster_key, method, path, body, self._clock.wall_s())}
 
 
 async def error_bytes(answer: Answer) -> bytes:

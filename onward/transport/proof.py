@@ -1,7 +1,8 @@
 """How a router and an instance show each other, over HTTP, that they hold the cluster's key.
 
-The header is `TIME:MAC`: seconds since the epoch, and a keyed hash over the time, the path and the body. A proof is good
-for a minute, so clocks may differ by that much. Without a key there is no proof, and all addresses are local.
+The header is `TIME:MAC`: seconds since the epoch, and a keyed hash over the time, the method, the path and the body. A
+proof is good for a minute, so clocks may differ by that much. Without a key there is no proof, and all addresses are
+local.
 """
 
 import hashlib
@@ -10,21 +11,21 @@ import hmac
 MAX_AGE_S = 60.0
 
 
-def prove(cluster_key: str, path: str, body: bytes, wall_s: float) -> str:
+def prove(cluster_key: str, method: str, path: str, body: bytes, wall_s: float) -> str:
     assert cluster_key, "without a key there is nothing to prove"
     stamp = str(int(wall_s))
-    return f"{stamp}:{_mac(cluster_key, stamp, path, body)}"
+    return f"{stamp}:{_mac(cluster_key, stamp, method, path, body)}"
 
 
-def is_proven(cluster_key: str, header: str | None, path: str, body: bytes, wall_s: float) -> bool:
+def is_proven(cluster_key: str, header: str | None, method: str, path: str, body: bytes, wall_s: float) -> bool:
     stamp, _, mac = (header or "").partition(":")
     if not (stamp.isascii() and stamp.isdecimal()) or len(stamp) > 12 or abs(wall_s - int(stamp)) > MAX_AGE_S:
         return False
-    return hmac.compare_digest(mac.encode(), _mac(cluster_key, stamp, path, body).encode())
+    return hmac.compare_digest(mac.encode(), _mac(cluster_key, stamp, method, path, body).encode())
 
 
-def _mac(cluster_key: str, stamp: str, path: str, body: bytes) -> str:
+def _mac(cluster_key: str, stamp: str, method: str, path: str, body: bytes) -> str:
     digest = hashlib.blake2b(key=bytes.fromhex(cluster_key), digest_size=32, person=b"onward router")
-    for part in (stamp.encode(), path.encode(), body):
+    for part in (stamp.encode(), method.encode(), path.encode(), body):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()

@@ -105,7 +105,7 @@ class Callers:
         if proof is None or not self._cluster_key:
             return None
         # Only what says nothing beside its path is proven here; what has a body is for the endpoint to check.
-        proven = is_proven(self._cluster_key, proof, scope["path"], b"", self._clock.wall_s())
+        proven = is_proven(self._cluster_key, proof, scope["method"], scope["path"], b"", self._clock.wall_s())
         return CLUSTER if proven else None
 
 

@@ -470,15 +470,15 @@ def test_with_a_cluster_key_the_proof_counts(model: PreparedModel) -> None:
         wrong = [
             {},
             {PROOF_HEADER: "1:ab"},
-            {PROOF_HEADER: prove("cd" * 32, ATTEMPT_PATH, message, now_s)},
-            {PROOF_HEADER: prove(key, ATTEMPT_PATH, message, now_s - 100)},
-            {PROOF_HEADER: prove(key, "/internal/find", message, now_s)},
-            {PROOF_HEADER: prove(key, ATTEMPT_PATH, message + b"x", now_s)},
+            {PROOF_HEADER: prove("cd" * 32, "POST", ATTEMPT_PATH, message, now_s)},
+            {PROOF_HEADER: prove(key, "POST", ATTEMPT_PATH, message, now_s - 100)},
+            {PROOF_HEADER: prove(key, "POST", "/internal/find", message, now_s)},
+            {PROOF_HEADER: prove(key, "POST", ATTEMPT_PATH, message + b"x", now_s)},
         ]
         for headers in wrong:
             refused = post(instance.url, attempt, **headers)
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
-        right = {PROOF_HEADER: prove(key, ATTEMPT_PATH, message, now_s)}
+        right = {PROOF_HEADER: prove(key, "POST", ATTEMPT_PATH, message, now_s)}
         assert heard_in(post(instance.url, attempt, **right).text).is_done
 
 

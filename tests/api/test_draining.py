@@ -72,15 +72,15 @@ def test_only_who_holds_the_clusters_key_may_drain_an_instance_that_has_one(mode
     with running(model, ApiConfig(cluster_key=key)) as instance:
         wrong = [
             {},
-            {PROOF_HEADER: prove("cd" * 32, "/drain", b"", now_s)},
-            {PROOF_HEADER: prove(key, "/internal/find", b"", now_s)},
-            {PROOF_HEADER: prove(key, "/drain", b"", now_s - 100)},
+            {PROOF_HEADER: prove("cd" * 32, "POST", "/drain", b"", now_s)},
+            {PROOF_HEADER: prove(key, "POST", "/internal/find", b"", now_s)},
+            {PROOF_HEADER: prove(key, "POST", "/drain", b"", now_s - 100)},
         ]
         for headers in wrong:
             refused = httpx.post(f"{instance.url}/drain", headers=headers, verify=NO_CERTIFICATES)
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
         assert plain(instance.url, max_tokens=1).status_code == 200
-        right = {PROOF_HEADER: prove(key, "/drain", b"", now_s)}
+        right = {PROOF_HEADER: prove(key, "POST", "/drain", b"", now_s)}
         assert httpx.post(f"{instance.url}/drain", headers=right, verify=NO_CERTIFICATES).status_code == 200
         assert plain(instance.url, max_tokens=1).status_code == 503
 
@@ -95,6 +95,7 @@ def probed(instance: Instance) -> Registration:
 def test_whichever_process_is_asked_all_of_them_drain(model: PreparedModel) -> None:
     with running(model, num_api=2) as instance, ThreadPoolExecutor(8) as threads:
         assert httpx.post(f"{instance.url}/drain", verify=NO_CERTIFICATES).status_code == 200
+        answers: list[int] = []
         for _ in range(100):  # the word has a short way to the other process
             answers = list(threads.map(lambda _: plain(instance.url, max_tokens=1).status_code, range(16)))
             if set(answers) == {503}:

@@ -37,7 +37,7 @@ class Router:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 assert self.path == REGISTER_PATH
                 if cluster_key:
-                    assert is_proven(cluster_key, self.headers[PROOF_HEADER], self.path, body, time.time())
+                    assert is_proven(cluster_key, self.headers[PROOF_HEADER], "POST", self.path, body, time.time())
                 router.told.append(msgspec.msgpack.decode(body, type=Registration))
                 said = msgspec.msgpack.encode(router.answer_to(router.told[-1]))
                 self.send_response(200)
@@ -46,7 +46,7 @@ class Router:
                 self.wfile.write(said)
                 router.news.tell()
 
-            def log_message(self, *_: object) -> None:
+            def log_message(self, format: str, *_: object) -> None:
                 pass
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -141,7 +141,7 @@ def test_both_sides_show_that_they_hold_the_key(model: PreparedModel) -> None:
         question = msgspec.msgpack.encode(RegisterAnswer("r", 1.0))
         refused = httpx.post(instance.url + PROBE_PATH, content=question, verify=NO_CERTIFICATES)
         assert refused.status_code == 403
-        headers = {PROOF_HEADER: prove(KEY, PROBE_PATH, question, time.time())}
+        headers = {PROOF_HEADER: prove(KEY, "POST", PROBE_PATH, question, time.time())}
         probed = httpx.post(instance.url + PROBE_PATH, content=question, headers=headers, verify=NO_CERTIFICATES)
         assert msgspec.msgpack.decode(probed.content, type=Registration).state == "ready"
 

@@ -98,7 +98,7 @@ def post(instance: Instance, path: str, body: Any, name: str | None = None, **he
 
 
 class SilentSupervisor:
-    def send(self, _: object) -> bool:
+    def send(self, message: object) -> bool:
         return True
 
     def receive(self) -> None:
@@ -169,11 +169,11 @@ def test_with_a_clusters_key_what_is_between_router_and_instance_wants_its_proof
         for path in (path for path, access in ACCESS.items() if access is Access.CLUSTER):
             assert [post(instance, path, {}, name).status_code for name in (None, "user", "admin")] == [403] * 3
         body = b'{"ids":["x"],"caller":"user"}'
-        headers = {PROOF_HEADER: prove(CLUSTER_KEY, ABORT_PATH, body, time.time())}
+        headers = {PROOF_HEADER: prove(CLUSTER_KEY, "POST", ABORT_PATH, body, time.time())}
         answer = httpx.post(instance.url + ABORT_PATH, content=body, headers=headers, verify=NO_CERTIFICATES)
         assert answer.json() == {"aborted": [], "unknown": ["x"]}
         for path, status in (("/v1/models", 200), ("/info", 200), ("/version", 200)):
-            proof = prove(CLUSTER_KEY, path, b"", time.time())
+            proof = prove(CLUSTER_KEY, "GET", path, b"", time.time())
             assert get(instance, path, None, **{PROOF_HEADER: proof}).status_code == status
         assert get(instance, "/metrics").status_code == 200, "it was opened"
 

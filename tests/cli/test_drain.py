@@ -68,7 +68,7 @@ def test_the_keys_that_were_given_are_shown_to_the_instance(tmp_path: Path) -> N
     with answering({"POST /drain": {}, "GET /info": info(0)}) as server:
         assert run(["drain", server.url, "--api-key", "k", "--cluster-key-file", str(file)]) == 0
         stamp = float(server.headers[0][PROOF_HEADER].split(":")[0])
-        assert is_proven(read_key(str(file)), server.headers[0][PROOF_HEADER], "/drain", b"", stamp)
+        assert is_proven(read_key(str(file)), server.headers[0][PROOF_HEADER], "POST", "/drain", b"", stamp)
         assert server.headers[0]["authorization"] == "Bearer k"
 
 

@@ -652,9 +652,9 @@ def test_instances_prove_that_they_hold_the_clusters_key() -> None:
             wall_s = router.process.serving.clock.wall_s()
             proofs = {
                 "": 401,
-                prove("cd" * 32, REGISTER_PATH, body, wall_s): 401,
-                prove(key, REGISTER_PATH, b"other", wall_s): 401,
-                prove(key, REGISTER_PATH, body, wall_s): 200,
+                prove("cd" * 32, "POST", REGISTER_PATH, body, wall_s): 401,
+                prove(key, "POST", REGISTER_PATH, b"other", wall_s): 401,
+                prove(key, "POST", REGISTER_PATH, body, wall_s): 200,
             }
             for proof, status in proofs.items():
                 headers = {PROOF_HEADER: proof}
@@ -664,7 +664,7 @@ def test_instances_prove_that_they_hold_the_clusters_key() -> None:
             assert_seamless((await router.post(STREAM)).stream, 7, 6)
         async with running_router(cluster_key=key, api_key=("k",)) as router:
             assert (await router.get("/internal/status")).status == 401
-            proof = prove(key, "/internal/status", b"", router.process.serving.clock.wall_s())
+            proof = prove(key, "GET", "/internal/status", b"", router.process.serving.clock.wall_s())
             assert (await router.get("/internal/status", {PROOF_HEADER: proof})).status == 200
 
     uvloop.run(scenario())

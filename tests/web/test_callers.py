@@ -83,10 +83,11 @@ def test_a_method_that_a_route_does_not_have_is_no_way_around_it() -> None:
 def test_a_proof_of_the_clusters_key_is_as_good_as_an_admins() -> None:
     app = guarded_app(Keyring(keys_of()), CLUSTER_KEY)
     now_s = SystemClock().wall_s()
-    proven = {PROOF_HEADER: prove(CLUSTER_KEY, "/admin", b"", now_s)}
+    proven = {PROOF_HEADER: prove(CLUSTER_KEY, "GET", "/admin", b"", now_s)}
     assert ask(app, "/admin", proven).body == b"cluster"
-    for proof in (prove("cd" * 32, "/admin", b"", now_s), prove(CLUSTER_KEY, "/user", b"", now_s), "x"):
+    for proof in (prove("cd" * 32, "GET", "/admin", b"", now_s), prove(CLUSTER_KEY, "GET", "/user", b"", now_s), "x"):
         assert ask(app, "/admin", {PROOF_HEADER: proof}).status == 401
+    assert [ask(app, "/admin", proven, method).status for method in ("POST", "DELETE", "HEAD")] == [401] * 3
     assert ask(guarded_app(Keyring(keys_of())), "/admin", proven).status == 401, "there is no such key"
     assert ask(app, "/cluster", {}).status == 200, "the endpoint looks at what was said, and so at the proof"
 
