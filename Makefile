@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# On Linux without a GPU: make install TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# For tests, which compare with torch. On Linux PyPI has its CUDA build, of several gigabytes; the CPU build is enough:
+# make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 TORCH := torch>=2.11,<2.14
 # More flags: make serve ARGS='--port 9000', make bench-cpu ARGS='--pairs 5'
@@ -75,7 +76,9 @@ bench-grammar: install
 bench-api: install
 	$(BIN)/python scripts/bench_api.py $(ARGS)
 
-bench-cpu: install
+# With the test extra: the calibration line needs torch.
+bench-cpu: $(VENV)/.installed-test
+	$(BIN)/onward warm
 	$(BIN)/python scripts/bench_cpu.py $(ARGS)
 
 # With the test extra: it brings nixl, one of the ways that are measured.
@@ -91,7 +94,8 @@ bench-doors: install
 	$(BIN)/python scripts/bench_doors.py $(ARGS)
 
 # A server that drafts beside one that does not: text to copy and free text, 1, 8 and 32 streams.
-bench-spec: install
+bench-spec: $(VENV)/.installed-test
+	$(BIN)/onward warm
 	$(BIN)/python scripts/bench_spec.py $(ARGS)
 
 bench-stage: $(VENV)/.installed
@@ -103,16 +107,12 @@ clean:
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-define pip_install
-$(if $(TORCH_INDEX),$(BIN)/pip install "$(TORCH)" --index-url $(TORCH_INDEX))
-$(BIN)/pip install -e "$(1)"
-endef
-
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
-	$(call pip_install,.)
+	$(BIN)/pip install -e .
 	@touch $@
 
 # All of the above too: pip resolves and builds once.
 $(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml
-	$(call pip_install,.[test])
+	$(if $(TORCH_INDEX),$(BIN)/pip install "$(TORCH)" --index-url $(TORCH_INDEX))
+	$(BIN)/pip install -e ".[test]"
 	@touch $(VENV)/.installed $@

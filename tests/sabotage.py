@@ -32,6 +32,7 @@ from tests import (
     sabotage_router,
     sabotage_scheduling,
     sabotage_speculation,
+    sabotage_starting,
     sabotage_tenants,
 )
 from tests.sabotage_kinds import Patches, Sabotage
@@ -643,4 +644,5 @@ TABLE = [
     *sabotage_exactness.TABLE,
     *sabotage_inputs.TABLE,
     *sabotage_tenants.TABLE,
+    *sabotage_starting.TABLE,
 ]

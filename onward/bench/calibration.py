@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from onward.extras import require_torch
+
 _READ_BYTES = 256 << 20
 _IN, _OUT, _NUM_WEIGHTS = 576, 3072, 30
 _ROWS = (1, 32)
@@ -27,6 +29,7 @@ class Calibration(msgspec.Struct, frozen=True):
 
 def calibrate() -> Calibration:
     """Takes about half a second, and the memory of the arrays only as long."""
+    require_torch("the calibration line")
     return Calibration(_read_gb_per_s(), {str(rows): _int_mm_ms(rows) for rows in _ROWS})
 
 

@@ -21,10 +21,11 @@ from onward.cli.welcome import welcome
 from onward.clock import SystemClock
 from onward.config import ServeConfig, cache_dir
 from onward.errors import StartupError
+from onward.extras import require_torch
 from onward.models import store
 from onward.obs.step_log import check_step_log
 from onward.proto.model import PreparedModel
-from onward.proto.speculation import num_drafts_of
+from onward.proto.speculation import read_speculation
 from onward.supervisor.cluster_key import read_key
 from onward.supervisor.pd import PdPlan, check_pd, handoff_port_to_open, peers_of, resolve, warnings_about
 from onward.supervisor.routers import RouterPlan, check_routers, http_url, resolve_routers
@@ -128,7 +129,7 @@ def check(config: ServeConfig) -> None:
         )
     _check_stall_timeout(config.stall_timeout_s)
     check_device(config)
-    num_drafts_of(config.speculative)  # which checks it
+    check_speculation(config.speculative)
     check_port(config.port)
     check_port(config.kv_port, "--kv-port")
     _check_files(config)
@@ -146,7 +147,13 @@ def _check_stall_timeout(timeout_s: float) -> None:
         )
 
 
+def check_speculation(text: str | None) -> None:
+    if text is not None and read_speculation(text).kind == "eagle":
+        require_torch(f"--speculative {text}", instead="--speculative ngram:4")
+
+
 def check_device(config: ServeConfig) -> None:
+    store.check_packages(config.model, device=config.device, quantization=config.quantization)
     if not 0 < config.gpu_memory_utilization <= 1:
         raise StartupError(f"--gpu-memory-utilization {config.gpu_memory_utilization} is not within 0 to 1")
     if config.device == "cuda" and (config.role != "mixed" or peers_of(config) or config.handoff_port is not None):

@@ -13,7 +13,6 @@ import msgspec
 KERNEL_VERSION = 3
 """Raised whenever a change to layers or kernels can change a bit of a result."""
 
-_LIBRARIES = {"cpu": ("torch", "numba", "numpy"), "cuda": ("torch", "triton")}
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _INSTRUCTION_SETS = ("avx", "fma", "amx", "sse4", "asimd", "sve", "i8mm", "bf16")
 
@@ -32,13 +31,20 @@ def numerics_fingerprint(
         "scheme": scheme,
         "dtype": dtype,
         "kernels": KERNEL_VERSION,
-        "libraries": {name: _version(name) for name in _LIBRARIES[device]},
+        "libraries": {name: _version(name) for name in _libraries(device, scheme)},
         "instructions": instruction_set() if device == "cpu" else gpu_model(),
         "tensor_parallel": tensor_parallel,
     }
     if deterministic:
         facts["deterministic"] = True
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
+
+
+def _libraries(device: str, scheme: str) -> tuple[str, ...]:
+    """Those that compute. int8 uses no torch, so an instance that has it and one that has not are equal."""
+    if device == "cuda":
+        return ("torch", "triton")
+    return ("torch", "numba", "numpy") if scheme == "none" else ("numba", "numpy")
 
 
 def has_gpu() -> bool:

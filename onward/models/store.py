@@ -21,6 +21,7 @@ import msgspec
 
 from onward import config as settings
 from onward.errors import StartupError
+from onward.extras import require_cuda, require_torch
 from onward.models import default_model, sealed_folder, texts
 from onward.models.cache_faults import advice_on, is_of_cache
 from onward.models.file_facts import Progress, sha256_of
@@ -76,6 +77,7 @@ def prepare(
     """`generation_config` `none`: the checkpoint's own sampling defaults do not count.
     `progress(message, fraction)` hears of downloads and conversions; the fraction may be unknown."""
     _check_device(device, quantization, deterministic=deterministic)
+    check_packages(model, device=device, quantization=quantization)
     cache_dir = cache_dir or settings.cache_dir()
     try:
         source = find(model, with_weights=load_format != "dummy", cache_dir=cache_dir, progress=progress)
@@ -83,6 +85,8 @@ def prepare(
             source.check_heads(cache_dir)
         if quantization == "auto":
             quantization = "int8" if device == "cpu" and source.is_quantized(cache_dir) else "none"
+            if device == "cpu" and quantization == "none":
+                _require_torch_for_floats(model)
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
         if deterministic and dtype != "bfloat16":
@@ -115,18 +119,33 @@ def _check_device(device: str, quantization: str, *, deterministic: bool) -> Non
         raise StartupError("--deterministic does not go with --quantization fp8, whose products depend on the batch")
 
 
+def check_packages(model: str, *, device: str, quantization: str) -> None:
+    """Raises if the model's precision needs a package that is not installed. Fetches and opens nothing, so a .gguf file
+    passes here, and is refused when its header shows that its weights are floats."""
+    if device == "cuda":
+        require_cuda("--device cuda")
+    elif quantization == "none":
+        require_torch("--quantization none", instead="--quantization int8")
+    elif quantization == "auto" and (_is_folder(model) or _is_hub_id(model)):
+        _require_torch_for_floats(model)
+
+
+def _require_torch_for_floats(model: str) -> None:
+    require_torch(f"the model {model} has float weights, which on CPU", instead="--quantization int8")
+
+
 def find(model: str, *, with_weights: bool, cache_dir: Path, progress: Progress) -> Source:
     """The default model's name, a folder, a .gguf file, or a Hugging Face id, in this order."""
     if model == settings.DEFAULT_MODEL:
         return GgufSource(default_model.fetch(cache_dir, progress), name=model)
     path = Path(model).expanduser()
-    if model and path.is_dir():
+    if _is_folder(model):
         return FolderSource(path.resolve(), name=path.resolve().name)
     if path.is_file():
         if path.suffix != ".gguf":
             raise StartupError(f"{model} is a file, but not a .gguf; give the folder of a checkpoint instead")
         return GgufSource(path.resolve(), name=path.stem)
-    if path.suffix != ".gguf" and _HUB_ID.fullmatch(model):
+    if _is_hub_id(model):
         from onward.models import hub
 
         return FolderSource(hub.fetch(model, cache_dir, progress, with_weights=with_weights), name=model)
@@ -134,6 +153,15 @@ def find(model: str, *, with_weights: bool, cache_dir: Path, progress: Progress)
         f"no such model: {model!r} is no folder, no .gguf file, no Hugging Face id (owner/name), "
         f"and not the default model {settings.DEFAULT_MODEL!r}"
     )
+
+
+def _is_folder(model: str) -> bool:
+    return bool(model) and Path(model).expanduser().is_dir()
+
+
+def _is_hub_id(model: str) -> bool:
+    path = Path(model).expanduser()
+    return not path.exists() and path.suffix != ".gguf" and _HUB_ID.fullmatch(model) is not None
 
 
 def _in_place(source: FolderSource, wanted: _Wanted, cache_dir: Path, progress: Progress) -> PreparedModel:

@@ -6,6 +6,7 @@ from typing import Any, get_args, get_type_hints
 
 from onward.config import ServeConfig, with_defaults
 from onward.errors import InvalidRequest, StartupError
+from onward.extras import require_torch
 from onward.offline.sampling_options import SamplingOptions
 from onward.proto.speculation import read_speculation
 
@@ -72,8 +73,8 @@ def _check_knob(name: str, value: object) -> None:
 
 def _check_speculative(value: object) -> None:
     try:
-        if value is not None:
-            read_speculation(str(value))
+        if value is not None and read_speculation(str(value)).kind == "eagle":
+            require_torch(str(value))
     except StartupError as error:
         raise InvalidRequest(f"speculative: {error.message}", param="speculative") from None
 
