@@ -4,6 +4,7 @@ import logging
 import math
 import resource
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 from onward.api import generation as api_generation
@@ -13,7 +14,7 @@ from onward.api.ledger import Order
 from onward.engine import callers as engine_callers
 from onward.engine import door
 from onward.engine.callers import TokenBucket
-from onward.engine.core import EngineCore
+from onward.engine.live_requests import CallerInFlight, LiveRequests
 from onward.engine.request import Request, Status
 from onward.engine.request_queue import RequestQueue
 from onward.models import gguf_header, safetensors_header
@@ -36,6 +37,7 @@ from onward.web.keys import Caller, Keys
 from tests.sabotage_kinds import Patches, Sabotage
 
 ADMISSION = "tests/engine/test_admission.py::"
+SCALE = "tests/engine/test_scale.py::"
 BOOKS = "tests/engine/test_callers.py::"
 DEADLINES = "tests/engine/test_deadlines.py::"
 HOSTILE = "tests/models/test_hostile_files.py::"
@@ -143,7 +145,11 @@ def _an_api_ends_everybodys_by_name(patch: Patches) -> None:
 
 
 def _the_engine_ends_everybodys_by_name(patch: Patches) -> None:
-    patch.around(EngineCore, "_of_caller", lambda original, self, caller: list(self._live.values()))
+    def named(original: Callable, self: LiveRequests, name: str, caller: str | None) -> list[Request]:
+        return [request for request in self.values() if name in (request.name, request.label)]
+
+    patch.around(LiveRequests, "named", named)
+    patch.around(LiveRequests, "of_caller", lambda original, self, caller: self.values())
 
 
 def _a_router_ends_everybodys_by_name(patch: Patches) -> None:
@@ -163,24 +169,27 @@ def _an_abort_leaves_what_instances_have_kept(patch: Patches) -> None:
 
 
 def _ended_requests_stay_in_flight(patch: Patches) -> None:
-    ever: dict[int, list[Request]] = {}
+    def remove(original: Callable, self: LiveRequests, request: Request) -> None:
+        original(self, request)
+        self._by_caller.setdefault(request.caller, {})[request.request_id] = request
 
-    def admit_new(original: Callable, self: EngineCore, request: Request, now_s: float) -> None:
-        original(self, request, now_s)
-        ever.setdefault(id(self), []).append(request)
-
-    def of_caller(original: Callable, self: EngineCore, caller: str) -> list[Request]:
-        return [request for request in ever.get(id(self), []) if request.caller == caller]
-
-    patch.around(EngineCore, "_admit_new", admit_new)
-    patch.around(EngineCore, "_of_caller", of_caller)
+    patch.around(LiveRequests, "remove", remove)
 
 
 def _waiting_requests_are_not_in_flight(patch: Patches) -> None:
-    def of_caller(original: Callable, self: EngineCore, caller: str) -> list[Request]:
-        return [request for request in original(self, caller) if request.status is not Status.WAITING]
+    def beside(original: Callable, self: LiveRequests, request: Request) -> CallerInFlight:
+        num_requests = sum(one.status is not Status.WAITING for one in self.of_caller(request.caller))
+        return replace(original(self, request), num_requests=num_requests)
 
-    patch.around(EngineCore, "_of_caller", of_caller)
+    patch.around(LiveRequests, "in_flight_beside", beside)
+
+
+def _a_caller_s_requests_are_found_by_a_scan(patch: Patches) -> None:
+    def beside(original: Callable, self: LiveRequests, request: Request) -> CallerInFlight:
+        num_requests = sum(one.caller == request.caller for one in self.values())
+        return replace(original(self, request), num_requests=num_requests)
+
+    patch.around(LiveRequests, "in_flight_beside", beside)
 
 
 def _a_bucket_is_never_refilled(patch: Patches) -> None:
@@ -201,7 +210,10 @@ def _a_bucket_grows_for_ever(patch: Patches) -> None:
 
 
 def _each_choice_pays_for_the_prompt(patch: Patches) -> None:
-    patch.put(engine_callers, "_has_begun", lambda request, in_flight: False)
+    def beside(original: Callable, self: LiveRequests, request: Request) -> CallerInFlight:
+        return replace(original(self, request), has_choice=False)
+
+    patch.around(LiveRequests, "in_flight_beside", beside)
 
 
 def _a_resubmission_is_a_new_request(patch: Patches) -> None:
@@ -231,15 +243,10 @@ def _who_leaves_the_queue_leaves_its_tokens(patch: Patches) -> None:
 
 
 def _deadlines_are_for_those_that_run(patch: Patches) -> None:
-    def tick(original: Callable, self: EngineCore, now_s: float) -> None:
-        waiting = [(one, one.deadline_s) for one in self._live.values() if one.status is Status.WAITING]
-        for one, _ in waiting:
-            one.deadline_s = None
-        original(self, now_s)
-        for one, deadline_s in waiting:
-            one.deadline_s = deadline_s
+    def take_overdue(original: Callable, self: LiveRequests, now_s: float) -> list[Request]:
+        return [one for one in original(self, now_s) if one.status is not Status.WAITING]
 
-    patch.around(EngineCore, "tick", tick)
+    patch.around(LiveRequests, "take_overdue", take_overdue)
 
 
 def _a_request_chooses_its_priority(patch: Patches) -> None:
@@ -463,6 +470,12 @@ TABLE = [
         "limits: whoever brings tokens along is let in past the queue",
         _tokens_that_a_client_brings_open_the_door,
         [ADMISSION + "test_tokens_that_a_client_has_brought_along_do_not_open_the_door"],
+    ),
+    Sabotage(
+        "scan-of-live-requests",
+        "limits: each submission looks at every live request",
+        _a_caller_s_requests_are_found_by_a_scan,
+        [SCALE + "test_an_event_costs_the_same_however_many_requests_are_live[refusals]"],
     ),
     Sabotage(
         "outputs-are-free",

@@ -205,11 +205,30 @@ def _a_peer_s_death_is_our_stall(patch: Patches) -> None:
     patch.around(RemotePrefill, "kv_report", lambda original, self, report, now_s: None)
 
 
+def _repeat_all_that_was_not_sent(patch: Patches) -> None:
+    def unsent(original: Callable, self: DecodeSide, peer: str, now_s: float) -> None:
+        for number, handover in self._live.items():
+            if handover.peer == peer and handover.repeat_at_s is not None:
+                handover.repeat_at_s = now_s
+                self._timers.wake_by(number, now_s)
+
+    patch.around(DecodeSide, "unsent", unsent)
+
+
 def _row(name: str, breaks: str, apply: Callable[[Patches], None], *tests: str) -> Sabotage:
     return Sabotage(name, breaks, apply, [KV + test for test in tests])
 
 
 TABLE = [
+    Sabotage(
+        "all-unsent-repeated",
+        "each turn sends every prompt again to a peer that cannot be reached",
+        _repeat_all_that_was_not_sent,
+        [
+            "tests/engine/test_scale.py::test_a_peer_that_cannot_be_reached_is_sent_one_message_in_a_turn",
+            "tests/engine/test_scale.py::test_an_event_costs_the_same_however_many_requests_are_live[unreachable]",
+        ],
+    ),
     _row(
         "leased-freed-at-once",
         "F20: an abort frees blocks that a peer may still write",

@@ -8,9 +8,9 @@ Knows nothing of keys: a caller is a name.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection
 from dataclasses import dataclass
 
+from onward.engine.live_requests import CallerInFlight
 from onward.engine.refusal import Bound, Refusal
 from onward.engine.request import Request
 from onward.errors import RateLimited
@@ -65,21 +65,21 @@ class Callers:
     def __len__(self) -> int:
         return len(self._buckets)
 
-    def refusal(self, request: Request, in_flight: Collection[Request], now_s: float) -> Refusal | None:
-        """Whether one more would be over a limit of its caller, who has all these in flight."""
+    def refusal(self, request: Request, in_flight: CallerInFlight, now_s: float) -> Refusal | None:
+        """Whether one more would be over a limit of its caller. The choices of a request are let in or refused together."""
         limits = request.caller_limits
         if limits is None:
             return None
-        if limits.max_in_flight is not None and len(in_flight) >= limits.max_in_flight:
-            return _too_many(len(in_flight), limits.max_in_flight)
-        if limits.tokens_per_minute is None or _has_begun(request, in_flight):
+        if limits.max_in_flight is not None and in_flight.num_requests >= limits.max_in_flight:
+            return _too_many(in_flight.num_requests, limits.max_in_flight)
+        if limits.tokens_per_minute is None or in_flight.has_choice:
             return None
         bucket = self._bucket(request.caller, limits.tokens_per_minute, now_s)
         return _too_much(limits.tokens_per_minute, bucket) if bucket.is_empty else None
 
-    def charge_prompt(self, request: Request, in_flight: Collection[Request], now_s: float) -> None:
+    def charge_prompt(self, request: Request, in_flight: CallerInFlight, now_s: float) -> None:
         """At the door. The choices of a prompt are charged for it once; a request that lists prompts, for each of them."""
-        if not any(_share_prompt(request, other) for other in in_flight):
+        if not in_flight.has_prompt:
             self.charge(request.caller, request.caller_limits, len(request.token_ids), now_s)
 
     def charge(self, caller: str, limits: CallerLimits | None, num_tokens: int, now_s: float) -> None:
@@ -101,16 +101,6 @@ class Callers:
         bucket.refill(tokens_per_minute, now_s)
         self._buckets.move_to_end(caller)
         return bucket
-
-
-def _has_begun(request: Request, in_flight: Collection[Request]) -> bool:
-    """Another choice of it was let in: a request is within the limit as a whole, or not at all."""
-    return any(other.name == request.name for other in in_flight)
-
-
-def _share_prompt(request: Request, other: Request) -> bool:
-    same_request = other.name == request.name and other.num_prompt == request.num_prompt
-    return same_request and other.token_ids[: other.num_prompt] == request.token_ids[: request.num_prompt]
 
 
 def _too_many(num_in_flight: int, limit: int) -> Refusal:

@@ -16,6 +16,7 @@ from onward.engine.callers import Callers
 from onward.engine.engine_metrics import EngineMetrics
 from onward.engine.handovers import Handovers, Outgoing
 from onward.engine.kv_event_log import KvEventLog
+from onward.engine.live_requests import CallerInFlight, LiveRequests
 from onward.engine.log_line import Counts, SchedulerLog
 from onward.engine.outbox import Outbox
 from onward.engine.request import FinishReason, Request, Status
@@ -65,7 +66,7 @@ class EngineCore:
         self.registry = Registry()
         self.step_log = StepLog()
         self._limits = door.Limits(worker.max_model_len, worker.num_blocks, worker.block_size, config.num_drafts)
-        self._live: dict[str, Request] = {}
+        self._live = LiveRequests()
         self._outbox = Outbox()
         self._kv_events = KvEventLog()
         self.scheduler = Scheduler(config, self._new_pool(), incarnation)
@@ -189,7 +190,7 @@ class EngineCore:
             self._progress_s = now_s
         if now_s >= self._next_deadline_check_s:
             self._next_deadline_check_s = now_s + DEADLINE_CHECK_INTERVAL_S
-            for request in [r for r in self._live.values() if r.deadline_s is not None and r.deadline_s <= now_s]:
+            for request in self._live.take_overdue(now_s):
                 error = DeadlineExceeded(
                     f"the deadline passed after {request.num_generated} tokens", param="deadline_ms"
                 )
@@ -308,10 +309,10 @@ class EngineCore:
         if known is not None:
             # A newer epoch replaces what we have: the api holds the tokens that count.
             self.scheduler.remove(known)
-            del self._live[known.request_id]
+            self._live.remove(known)
         if not self._owes_a_step:
             self._progress_s = now_s
-        self._live[request.request_id] = request
+        self._live.add(request)
         self.scheduler.enqueue(request)
         if policy.must_run_alone(request):
             self.scheduler.suspects.add(request)
@@ -319,9 +320,8 @@ class EngineCore:
         self._finish_if_ended(request, now_s)
 
     def _admit_new(self, request: Request, now_s: float) -> None:
-        in_flight: list[Request] = []
-        if request.caller_limits is not None:
-            in_flight = [r for r in self._of_caller(request.caller) if r.request_id != request.request_id]
+        has_limits = request.caller_limits is not None
+        in_flight = self._live.in_flight_beside(request) if has_limits else CallerInFlight()
         refusal = self._callers.refusal(request, in_flight, now_s)
         refusal = refusal or door.queue_refusal(
             self._backlog(), request.num_prompt, self.config, self._tokens.rates, now_s
@@ -330,11 +330,6 @@ class EngineCore:
             self.metrics.refusals.inc(refusal.bound.value)
             raise refusal.error
         self._callers.charge_prompt(request, in_flight, now_s)
-
-    def _of_caller(self, caller: str | None) -> list[Request]:
-        """None: everybody's. What a peer asks of us is no caller's: its own instance ends that."""
-        own = (r for r in self._live.values() if r.handover is None)
-        return [r for r in own if caller is None or r.caller == caller]
 
     def _backlog(self) -> door.Backlog:
         waiting, num_free = self.scheduler.waiting, self.scheduler.slots.num_free
@@ -380,20 +375,18 @@ class EngineCore:
 
     def _abort_by_name(self, owner: str, message: AbortByName, now_s: float) -> None:
         """Exact names only: an empty one, or the beginning of another, matches nothing."""
-        by_name: dict[str, list[Request]] = {}
-        since_s = message.again_since_s
-        meant = [r for r in self._of_caller(message.caller) if since_s is None or r.arrival_s <= since_s]
-        for request in meant:
-            for name in {request.name, request.label} - {""}:
-                by_name.setdefault(name, []).append(request)
-        names = sorted({r.name for r in meant}) if message.everything else message.names
-        aborted = [name for name in dict.fromkeys(names) if name in by_name]
-        unknown = [name for name in dict.fromkeys(names) if name not in by_name]
-        for name in aborted:
-            for request in by_name[name]:
-                if request.status is not Status.FINISHED:
-                    self._bury(request.request_id, now_s)
-                    self._end(request, FinishReason.ABORT, now_s)
+        since_s, caller = message.again_since_s, message.caller
+        names = sorted({r.name for r in self._live.of_caller(caller)}) if message.everything else message.names
+        named = {name: self._live.named(name, caller) for name in names}
+        meant = {
+            name: [r for r in requests if since_s is None or r.arrival_s <= since_s] for name, requests in named.items()
+        }
+        aborted = [name for name, requests in meant.items() if requests]
+        unknown = [name for name, requests in meant.items() if not requests and not message.everything]
+        for request in (request for name in aborted for request in meant[name]):
+            if request.status is not Status.FINISHED:  # it may go by two of the names
+                self._bury(request.request_id, now_s)
+                self._end(request, FinishReason.ABORT, now_s)
         self._outbox.summarize(owner, AbortAnswer(message.ask_id, aborted, unknown))
 
     def _bury(self, request_id: str, now_s: float) -> None:

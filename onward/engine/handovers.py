@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from onward.config import EngineConfig
 from onward.engine.door import Limits
+from onward.engine.live_requests import LiveRequests
 from onward.engine.outbox import Outbox
 from onward.engine.pd_metrics import PdMetrics
 from onward.engine.prefill_service import PrefillService
@@ -43,7 +44,7 @@ class Handovers:
         scheduler: Scheduler,
         tokens: TokenProcessor,
         outbox: Outbox,
-        live: dict[str, Request],
+        live: LiveRequests,
         limits: Limits,
         registry: Registry,
     ) -> None:

@@ -7,7 +7,6 @@
 What the data plane has to be told is left in lists; who may write and when is `remote_prefill`'s to arrange.
 """
 
-from onward.engine import policy
 from onward.engine.request import Lease, Request, Status
 from onward.engine.request_queue import RequestQueue
 from onward.engine.seating import Seating, forget_place
@@ -19,8 +18,8 @@ class Leases:
         self._next_number = 1
         self.wanted = RequestQueue()
         """A peer could compute these now, and asks for blocks."""
-        self._short: set[Request] = set()
-        """Have found no room, and have not been granted any since."""
+        self._short = RequestQueue()
+        """Asked requests that have found no room, and have not been granted any since."""
         self.fresh: list[Request] = []
         """Granted, and nobody has been told of it."""
         self.abandoned: list[Request] = []
@@ -53,16 +52,20 @@ class Leases:
 
     def note_short(self, request: Request) -> None:
         """There was no room for it. It keeps its place in the line until it is granted some, whoever computes meanwhile."""
-        self._short.add(request)
+        if request not in self._short:
+            self._short.add(request)
 
     @property
     def first_short(self) -> Request | None:
-        self._short = {request for request in self._short if request.status is Status.ASKED}
-        return min(self._short, key=policy.queue_key, default=None)
+        return self._short.first()
 
     def forget_offer(self, request: Request) -> None:
-        if request in self.wanted:
-            self.wanted.remove(request)
+        self.wanted.discard(request)
+
+    def leave(self, request: Request) -> None:
+        """The request waits for leased blocks no longer: it has ended, or its prompt is computed here."""
+        self.forget_offer(request)
+        self._short.discard(request)
 
     def grant(self, request: Request) -> bool:
         """Gives an asked request its place: cached blocks are pinned, the others are for the peer to write."""
@@ -70,6 +73,7 @@ class Leases:
         room = seating.find_room(request)
         if not room.enough or not seating.slots.num_free:
             return False
+        self._short.discard(request)
         seating.occupy(request, room)
         request.lease = Lease(f"{self._prefix}-{self._next_number}", room.hits, request.block_ids[room.hits :])
         self._next_number += 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from onward.config import EngineConfig
 from onward.engine import door, policy
+from onward.engine.live_requests import LiveRequests
 from onward.engine.outbox import HandoverResult, Outbox
 from onward.engine.pd_metrics import PdMetrics
 from onward.engine.remote_prefill import CRASHED
@@ -59,7 +60,7 @@ class PrefillService:
         scheduler: Scheduler,
         tokens: TokenProcessor,
         outbox: Outbox,
-        live: dict[str, Request],
+        live: LiveRequests,
         limits: door.Limits,
         metrics: PdMetrics,
     ) -> None:
@@ -86,7 +87,7 @@ class PrefillService:
 
     @property
     def idle(self) -> bool:
-        return not self._jobs and not self._stopping and not any(self._side.states().values())
+        return not self._jobs and not self._stopping and self._side.idle
 
     def states(self) -> dict[str, int]:
         sending = sum(job.block_ids is not None for job in self._jobs.values()) + len(self._stopping)
@@ -186,7 +187,7 @@ class PrefillService:
             self._refuse(key, door.error_info(error), now_s)
             return
         self._jobs[key] = Job(key, request)
-        self._live[request.request_id] = request
+        self._live.add(request)
         self._scheduler.enqueue(request)
         if policy.must_run_alone(request):
             self._scheduler.suspects.add(request)

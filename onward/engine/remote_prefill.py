@@ -17,12 +17,14 @@ from onward.engine import door, policy
 from onward.engine.pd_metrics import PdMetrics
 from onward.engine.prefill_peers import PrefillPeers
 from onward.engine.request import Request, Status
+from onward.engine.request_queue import RequestQueue
 from onward.engine.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
 from onward.errors import CrashedWorker, PdError
 from onward.log import event as log_event
 from onward.pd import faults
 from onward.pd.handoff import Arrived, DecodeSide, Ended, Lease, OfferCame, Times
+from onward.pd.timers import Timers
 from onward.proto.handoff import Gone, Heartbeat, Pong, Prefill, Ready, ToDecode, ToPrefill
 from onward.proto.kv_transfer import (
     Counted,
@@ -55,7 +57,7 @@ CRASHED = "worker_crash"
 WITHDRAWN = ErrorInfo("pd_prefill_failed", "PD Error: the decode instance needs this prompt no longer", stage="decode")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Errand:
     """One request that is out to have its prompt computed."""
 
@@ -71,6 +73,8 @@ class Errand:
     """When its peer was done: from then on it is our own worker that is waited for."""
     waits_for_room: bool = False
     """We have refused blocks for it ourselves: nobody is asked again before there are some."""
+    waits_for: frozenset[str] | None = None
+    """None of these peers can be asked now; one of them is as soon as it can."""
     error: ErrorInfo | None = None
 
 
@@ -93,7 +97,15 @@ class RemotePrefill:
         self._side = DecodeSide(incarnation, Times(config.lease_s, config.offer_hold_s, config.handover_timeout_s))
         self._peers = PrefillPeers(config.prefill_peers)
         self._errands: dict[Request, Errand] = {}
+        self._num_prompt_tokens_out = 0
         self._by_handover: dict[int, Errand] = {}
+        self._by_peer: dict[str, dict[int, Errand]] = {}
+        """By address, then by hand-over: what is under way there."""
+        self._without_peer: dict[frozenset[str], dict[Request, Errand]] = {}
+        """By the peers that they wait for: one look at a peer answers for all of them."""
+        self._give_up_timers: Timers[Request] = Timers()
+        """Of those: when nobody looks for a peer any longer."""
+        self._without_room = RequestQueue()
         self._by_lease: dict[str, Errand] = {}
         self._expected_s: dict[str, float] = {}
         """Leases that our worker has been told of and has not said a word about, and since when."""
@@ -114,11 +126,11 @@ class RemotePrefill:
 
     @property
     def num_prompt_tokens_out(self) -> int:
-        return sum(request.num_prompt for request in self._errands)
+        return self._num_prompt_tokens_out
 
     @property
     def idle(self) -> bool:
-        return not self._errands and not self._leases.quarantined and not any(self._side.states().values())
+        return not self._errands and not self._leases.quarantined and self._side.idle
 
     def states(self) -> dict[str, int]:
         return self._side.states()
@@ -142,6 +154,7 @@ class RemotePrefill:
             if request.scheduled_s is None:
                 request.scheduled_s = now_s
             errand = self._errands[request] = Errand(request, now_s)
+            self._num_prompt_tokens_out += request.num_prompt
             self._ask_next(errand, now_s)
 
     def receive(self, peer: str, message: ToDecode, now_s: float) -> None:
@@ -175,6 +188,7 @@ class RemotePrefill:
         if peer not in self._peers:
             return
         if ok:
+            self._side.sent(peer, now_s)
             self._peers.heard(peer)
         else:
             self._side.unsent(peer, now_s)
@@ -207,7 +221,8 @@ class RemotePrefill:
         self._give_up_on_the_unreachable(now_s)
         self._look_again(now_s)
         self._tell_data_plane(now_s)
-        self._pings += self._peers.due_pings({errand.peer for errand in self._errands.values()}, now_s)
+        in_use = self._by_peer.keys() | {peer for peers in self._without_peer for peer in peers}
+        self._pings += self._peers.due_pings(in_use, now_s)
 
     def worker_lost(self, now_s: float) -> None:
         """Our KV memory is gone, and all leases on it. Those who had one ask again."""
@@ -293,7 +308,7 @@ class RemotePrefill:
             self._on_ended(errand, door.error_info(error), now_s)
             return
         self._forget(errand)
-        del self._errands[request]
+        self._close(errand)
         self._commands.append(EndLease(lease.lease_id))
         self._metrics.ended.inc("decode", "arrived")
         self._metrics.latency.observe(now_s - errand.asked_s)
@@ -346,13 +361,15 @@ class RemotePrefill:
     def _on_own_shortage(self, errand: Errand, error: ErrorInfo, now_s: float) -> None:
         """No peer's fault: there is no room here. Whoever can go elsewhere does."""
         if errand.request.may_move:
-            del self._errands[errand.request]
+            self._close(errand)
             self._tokens.give_up(errand.request, error, now_s)
         else:
             self._let_wait_for_room(errand)
 
     def _let_wait_for_room(self, errand: Errand) -> None:
-        errand.waits_for_room = True
+        if not errand.waits_for_room:
+            errand.waits_for_room = True
+            self._without_room.add(errand.request)
         self._leases.note_short(errand.request)
 
     def _charge(self, errand: Errand, now_s: float) -> bool:
@@ -362,7 +379,7 @@ class RemotePrefill:
         request.charged_position = request.num_generated
         if request.crash_charges < policy.CHARGES_TO_FAIL:
             return False
-        del self._errands[request]
+        self._close(errand)
         message = f"workers died {request.crash_charges} times while running this request"
         self._tokens.fail(request, door.error_info(CrashedWorker(message)), now_s)
         return True
@@ -377,20 +394,32 @@ class RemotePrefill:
             self._ask(errand, chosen.address, now_s)
         elif may_fall_back:
             self._metrics.fallbacks.inc("local")
-            del self._errands[errand.request]
+            self._close(errand)
             self._scheduler.take_home(errand.request)
-        elif now_s - errand.begun_s > self._config.handover_timeout_s or not policy.can_try_again(views):
+        elif now_s >= self._give_up_at_s(errand) or not policy.can_try_again(views):
             self._fail(errand, now_s)
+        else:
+            self._let_wait_for_peer(errand, views)
+
+    def _let_wait_for_peer(self, errand: Errand, views: list[policy.PeerView]) -> None:
+        errand.waits_for = frozenset(view.address for view in views if policy.can_try_again([view]))
+        self._without_peer.setdefault(errand.waits_for, {})[errand.request] = errand
+        self._give_up_timers.wake_by(errand.request, self._give_up_at_s(errand))
+
+    def _give_up_at_s(self, errand: Errand) -> float:
+        return errand.begun_s + self._config.handover_timeout_s
 
     def _views(self, errand: Errand, now_s: float) -> list[policy.PeerView]:
         """The peers that this one may be sent to, as the choice sees them."""
-        under_way = Counter(e.peer for e in self._errands.values() if e.handover is not None)
         named = errand.request.prefill_peers or self._config.prefill_peers
         for address in named:
             self._peers.meet(address, now_s)
         return [
             policy.PeerView(
-                address, under_way[address], errand.attempts[address], self._peers.is_available(address, now_s)
+                address,
+                len(self._by_peer.get(address, ())),
+                errand.attempts[address],
+                self._peers.is_available(address, now_s),
             )
             for address in named
         ]
@@ -401,6 +430,7 @@ class RemotePrefill:
         errand.ready_s = None
         errand.attempts[address] += 1
         self._by_handover[errand.handover] = errand
+        self._by_peer.setdefault(address, {})[errand.handover] = errand
         prefill = Prefill(
             handover=errand.handover,
             layout=self._layout,
@@ -426,7 +456,7 @@ class RemotePrefill:
     def _fail(self, errand: Errand, now_s: float) -> None:
         """Nobody could compute it, and we may not. The layer above may know someone who can."""
         self._metrics.fallbacks.inc("none")
-        del self._errands[errand.request]
+        self._close(errand)
         cause = (
             errand.error.message.removeprefix("PD Error: ") if errand.error else "no prefill instance can be reached"
         )
@@ -451,7 +481,7 @@ class RemotePrefill:
                 continue
             self._withdraw(errand, now_s)
             if request.status is Status.FINISHED:
-                del self._errands[request]
+                self._close(errand)
             else:
                 self._let_wait_for_room(errand)  # its blocks went to somebody who comes before it
 
@@ -465,16 +495,37 @@ class RemotePrefill:
         """The hand-over is over; the errand may go on with another one."""
         if errand.handover is not None:
             del self._by_handover[errand.handover]
+            assert errand.peer is not None, "a hand-over has a peer"
+            del self._by_peer[errand.peer][errand.handover]
+            if not self._by_peer[errand.peer]:
+                del self._by_peer[errand.peer]
         if errand.request.lease is not None:
             self._by_lease.pop(errand.request.lease.lease_id, None)
         errand.handover = None
 
+    def _close(self, errand: Errand) -> None:
+        """The request is out no longer: its prompt is here, is computed here, or is wanted no more."""
+        self._leave_waits(errand)
+        self._num_prompt_tokens_out -= errand.request.num_prompt
+        del self._errands[errand.request]
+
+    def _leave_waits(self, errand: Errand) -> None:
+        if errand.waits_for_room:
+            errand.waits_for_room = False
+            self._without_room.remove(errand.request)
+        if errand.waits_for is not None:
+            waiting = self._without_peer[errand.waits_for]
+            del waiting[errand.request]
+            if not waiting:
+                del self._without_peer[errand.waits_for]
+            errand.waits_for = None
+            self._give_up_timers.cancel(errand.request)
+
     def _give_up_on_the_unreachable(self, now_s: float) -> None:
         """What such a peer has only been asked for goes elsewhere. What it may write is under a lease, and ends with it."""
         away = self._peers.away(now_s)
-        if not away:
-            return
-        for errand in [e for e in self._errands.values() if e.handover is not None and e.peer in away]:
+        under_way = [errand for peer in sorted(away) for errand in self._by_peer.get(peer, {}).values()]
+        for errand in under_way:
             if errand.request.status is Status.ASKED and errand.handover is not None:
                 error = PdError(
                     "pd_prefill_failed", f"{errand.peer} cannot be reached, or is left alone", stage="prefill"
@@ -486,21 +537,24 @@ class RemotePrefill:
         if now_s < self._next_look_s:
             return
         self._next_look_s = now_s + LOOK_AGAIN_S
-        idle = [errand for errand in self._errands.values() if errand.handover is None]
-        for errand in [errand for errand in idle if not errand.waits_for_room]:
+        overdue = [self._errands[request] for request in self._give_up_timers.due(now_s)]
+        back = [peers for peers in self._without_peer if any(self._peers.is_available(p, now_s) for p in peers)]
+        for errand in dict.fromkeys(overdue + [one for peers in back for one in self._without_peer[peers].values()]):
+            self._leave_waits(errand)
             self._ask_next(errand, now_s)
-        self._ask_for_whom_there_is_room([errand for errand in idle if errand.waits_for_room], now_s)
+        self._ask_for_whom_there_is_room(now_s)
 
-    def _ask_for_whom_there_is_room(self, errands: list[Errand], now_s: float) -> None:
+    def _ask_for_whom_there_is_room(self, now_s: float) -> None:
         """One at a time, in the queue's order: all of them together would find the same few blocks."""
-        first = min(errands, key=lambda errand: policy.queue_key(errand.request), default=None)
-        if first is None or self._endpoint is None or not self._scheduler.seating.has_room(first.request):
+        first = self._without_room.first()
+        if first is None or self._endpoint is None or not self._scheduler.seating.has_room(first):
             return
-        if not self._scheduler.may_seat(first.request):
+        if not self._scheduler.may_seat(first):
             return
-        first.waits_for_room = False
-        first.attempts.clear()
-        self._ask_next(first, now_s)
+        errand = self._errands[first]
+        self._leave_waits(errand)
+        errand.attempts.clear()
+        self._ask_next(errand, now_s)
 
     def _tell_data_plane(self, now_s: float) -> None:
         leases, self._leases.fresh = self._leases.fresh, []

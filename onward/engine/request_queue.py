@@ -17,6 +17,10 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, request: Request) -> bool:
+        index = self._index(request)
+        return index < len(self._entries) and self._entries[index][1] is request
+
     def __iter__(self) -> Iterator[Request]:
         return (request for _, request in self._entries)
 
@@ -28,11 +32,18 @@ class RequestQueue:
         insort(self._entries, (queue_key(request), request), key=lambda entry: entry[0])
 
     def remove(self, request: Request) -> None:
-        index = bisect_left(self._entries, queue_key(request), key=lambda entry: entry[0])
-        assert self._entries[index][1] is request, f"{request.request_id} is not in this queue"
-        del self._entries[index]
+        assert request in self, f"{request.request_id} is not in this queue"
+        del self._entries[self._index(request)]
         self.num_prompt_tokens -= request.num_prompt
+
+    def discard(self, request: Request) -> None:
+        if request in self:
+            self.remove(request)
 
     def num_prompt_tokens_behind(self, num_first: int) -> int:
         """Without those of the first so many."""
         return self.num_prompt_tokens - sum(request.num_prompt for request in islice(self, max(0, num_first)))
+
+    def _index(self, request: Request) -> int:
+        """Where the request is, or would be."""
+        return bisect_left(self._entries, queue_key(request), key=lambda entry: entry[0])

@@ -141,7 +141,7 @@ class Scheduler:
             case Status.WAITING:
                 self.waiting.remove(request)
             case Status.ASKED:
-                self.leases.forget_offer(request)
+                self.leases.leave(request)
                 self.leases.abandoned.append(request)
             case Status.GRANTED:
                 self.leases.take_back(request)
@@ -166,6 +166,7 @@ class Scheduler:
 
     def take_home(self, request: Request) -> None:
         """Back into the queue: its prompt is computed here."""
+        self.leases.leave(request)
         request.move_to(Status.WAITING)
         request.prefills_here = True
         self.waiting.add(request)

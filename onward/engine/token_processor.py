@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from onward.engine.callers import Callers
 from onward.engine.engine_metrics import EngineMetrics
+from onward.engine.live_requests import LiveRequests
 from onward.engine.log_line import request_line
 from onward.engine.outbox import Outbox
 from onward.engine.rates import Rates
@@ -44,7 +45,7 @@ class TokenProcessor:
     def __init__(
         self,
         scheduler: Scheduler,
-        live: dict[str, Request],
+        live: LiveRequests,
         outbox: Outbox,
         metrics: EngineMetrics,
         callers: Callers,
@@ -81,7 +82,7 @@ class TokenProcessor:
         if request.slot is not None:
             self.rates.slots.add(1, now_s)
         self._scheduler.remove(request)
-        del self._live[request.request_id]
+        self._live.remove(request)
         self._metrics.finished.inc(reason.value)
         log.info(request_line(request, reason, now_s, error_code))
 

@@ -10,6 +10,7 @@ from enum import Enum
 from onward.pd import faults
 from onward.pd.events import Arrived, DecodeEvent, Ended, Lease, OfferCame
 from onward.pd.memory import RecentMemory
+from onward.pd.timers import Timers
 from onward.pd.times import Times
 from onward.proto.handoff import (
     Cancel,
@@ -30,6 +31,7 @@ REMEMBERED = 4096
 """Hand-overs that are over, and incarnations of peers: a late word about one of these is answered with knowledge."""
 
 SOON_S = 0.02
+"""Between two attempts to send to a peer that could not be reached."""
 
 NOT_HERE = faults.prefill_failed("the decode instance does not have this hand-over any more")
 
@@ -60,6 +62,14 @@ class _Handover:
     ready: Ready | None = None
 
     @property
+    def due_at_s(self) -> float:
+        """When `tick` has something to do, if nothing is heard until then."""
+        at_s = min(self.timeout_at_s, self.silent_at_s)
+        if self.state is State.OFFERED:
+            at_s = min(at_s, self.hold_until_s)
+        return at_s if self.repeat_at_s is None else min(at_s, self.repeat_at_s)
+
+    @property
     def lease_id(self) -> str | None:
         return self.grant.lease_id if self.grant else None
 
@@ -80,12 +90,17 @@ class DecodeSide:
         self._times = times
         self._last_number = 0
         self._live: dict[int, _Handover] = {}
+        self._timers: Timers[int] = Timers()
+        self._unanswered: dict[str, dict[int, None]] = {}
+        """By peer, in the order in which they were asked: hand-overs of which the peer has not been heard yet."""
+        self._unreached: dict[str, float] = {}
+        """Peers that the last message could not be sent to, and when the next attempt is due."""
         self._by_lease: dict[str, int] = {}
         self._over: RecentMemory[int, _LastWord] = RecentMemory(REMEMBERED)
         self._is_gone: RecentMemory[tuple[str, str], bool] = RecentMemory(REMEMBERED)
         """Which incarnations have spoken from which address, and which of them are no more."""
-        self._events: list[tuple[DecodeEvent, str | None]] = []
-        """Each with the lease that its hand-over had."""
+        self._events: dict[int, tuple[DecodeEvent, str | None]] = {}
+        """By hand-over, each with the lease that it had. What happens later to one replaces what was not taken yet."""
         self._outbox: list[tuple[str, ToPrefill]] = []
 
     def next_number(self) -> int:
@@ -103,6 +118,8 @@ class DecodeSide:
             silent_at_s=now_s + self._times.silence_s,
             repeat_at_s=now_s + self._times.repeat_s,
         )
+        self._unanswered.setdefault(peer, {})[prefill.handover] = None
+        self._timers.wake_by(prefill.handover, self._live[prefill.handover].due_at_s)
         self._send(peer, prefill)
 
     def grant(self, handover: int, lease: Lease, now_s: float) -> bool:
@@ -173,13 +190,24 @@ class DecodeSide:
                     self._end(message.handover, message.error)
 
     def unsent(self, peer: str, now_s: float) -> None:
-        """What was last said to this peer did not leave: a connection may just be coming up. It is said again soon."""
-        for handover in self._live.values():
-            if handover.peer == peer and handover.repeat_at_s is not None:
-                handover.repeat_at_s = min(handover.repeat_at_s, now_s + SOON_S)
+        """What was last said to this peer did not leave: a connection may just be coming up. Until something does, one
+        message is tried again soon instead of all that the peer has not answered."""
+        self._unreached.setdefault(peer, now_s + SOON_S)
+
+    def sent(self, peer: str, now_s: float) -> None:
+        """A message to this peer has left. If earlier ones did not, they follow."""
+        if self._unreached.pop(peer, None) is None:
+            return
+        for number in self._unanswered.get(peer, ()):
+            self._live[number].repeat_at_s = now_s
+            self._timers.wake_by(number, now_s)
 
     def tick(self, now_s: float) -> None:
-        for number, handover in list(self._live.items()):
+        self._try_unreached(now_s)
+        for number in self._timers.due(now_s):
+            handover = self._live.get(number)
+            if handover is None:
+                continue
             if now_s >= handover.timeout_at_s:
                 self._fail(number, self._timeout_of(handover))
             elif handover.state is State.OFFERED and now_s >= handover.hold_until_s:
@@ -188,11 +216,14 @@ class DecodeSide:
                 self._fail(number, self._silence_of(handover))
             elif handover.repeat_at_s is not None and now_s >= handover.repeat_at_s:
                 handover.repeat_at_s = now_s + self._times.repeat_s
-                self._send(handover.peer, handover.prefill)
+                if handover.peer not in self._unreached:
+                    self._send(handover.peer, handover.prefill)
+            if number in self._live:
+                self._timers.wake_by(number, handover.due_at_s)
 
     def take_events(self) -> list[DecodeEvent]:
-        events, self._events = self._events, []
-        return [event for event, _ in events]
+        events, self._events = self._events, {}
+        return [event for event, _ in events.values()]
 
     def drain(self) -> list[tuple[str, ToPrefill]]:
         outbox, self._outbox = self._outbox, []
@@ -203,6 +234,11 @@ class DecodeSide:
             self._send(peer, Gone(self.incarnation))
         self._live.clear()
         self._by_lease.clear()
+        self._unanswered.clear()
+
+    @property
+    def idle(self) -> bool:
+        return not self._live
 
     def states(self) -> dict[str, int]:
         counts = {state.value: 0 for state in State}
@@ -219,7 +255,8 @@ class DecodeSide:
         elif found.state is State.ASKED:
             found.state = State.OFFERED
             found.hold_until_s = now_s + self._times.offer_hold_s
-            self._events.append((OfferCame(offer.handover, offer.num_blocks), None))
+            self._timers.wake_by(offer.handover, found.hold_until_s)
+            self._events[offer.handover] = (OfferCame(offer.handover, offer.num_blocks), None)
 
     def _receive_ready(self, peer: str, ready: Ready, now_s: float) -> None:
         found = self._find(peer, ready.handover, ready.incarnation, now_s)
@@ -247,6 +284,7 @@ class DecodeSide:
             return None
         found.incarnation = incarnation
         found.repeat_at_s = None
+        self._note_answered(peer, number)
         self._hear(found, now_s)
         return found
 
@@ -286,7 +324,7 @@ class DecodeSide:
             return
         self._forget(number, NOT_HERE, taken_from=handover.incarnation)
         self._send(handover.peer, Taken(number))
-        self._events.append((Arrived(number, ready), grant.lease_id))
+        self._events[number] = (Arrived(number, ready), grant.lease_id)
 
     def _refuse_held(self, number: int) -> None:
         handover = self._live[number]
@@ -296,12 +334,12 @@ class DecodeSide:
 
     def _fail(self, number: int, error: ErrorInfo) -> None:
         handover = self._call_off(number, error)
-        self._events.append((Ended(number, error, handover.lease_id), handover.lease_id))
+        self._events[number] = (Ended(number, error, handover.lease_id), handover.lease_id)
 
     def _end(self, number: int, error: ErrorInfo) -> None:
         """P knows it already."""
         handover = self._forget(number, error)
-        self._events.append((Ended(number, error, handover.lease_id), handover.lease_id))
+        self._events[number] = (Ended(number, error, handover.lease_id), handover.lease_id)
 
     def _call_off(self, number: int, error: ErrorInfo) -> _Handover:
         handover = self._forget(number, error)
@@ -312,15 +350,33 @@ class DecodeSide:
         handover = self._live.pop(number)
         if handover.lease_id is not None:
             del self._by_lease[handover.lease_id]
+        self._timers.cancel(number)
+        self._note_answered(handover.peer, number)
         self._over.remember(number, _LastWord(handover.peer, taken_from, error))
         self._withdraw_events(number)
         return handover
 
     def _withdraw_events(self, number: int) -> str | None:
         """Nobody is to act on what was waiting to be told. Returns the lease that it would have named."""
-        leases = [lease_id for event, lease_id in self._events if event.handover == number]
-        self._events = [item for item in self._events if item[0].handover != number]
-        return next((lease_id for lease_id in leases if lease_id is not None), None)
+        _, lease_id = self._events.pop(number, (None, None))
+        return lease_id
+
+    def _note_answered(self, peer: str, number: int) -> None:
+        """Or ended: the peer need not be asked for it again."""
+        unanswered = self._unanswered.get(peer)
+        if unanswered is not None:
+            unanswered.pop(number, None)
+            if not unanswered:
+                del self._unanswered[peer]
+
+    def _try_unreached(self, now_s: float) -> None:
+        for peer in [peer for peer, at_s in self._unreached.items() if now_s >= at_s]:
+            unanswered = self._unanswered.get(peer)
+            if unanswered is None:
+                del self._unreached[peer]
+                continue
+            self._unreached[peer] = now_s + SOON_S
+            self._send(peer, self._live[next(iter(unanswered))].prefill)
 
     def _repeat_last_word(self, peer: str, number: int, incarnation: str) -> None:
         if self._was_taken(peer, number, incarnation):

@@ -4,6 +4,7 @@ It may write into a peer's memory only while it can prove that the peer still co
 when the offer, or a heartbeat that was answered, was *sent*. What is computed and written is not known here.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,6 +13,7 @@ from math import inf
 from onward.pd import faults
 from onward.pd.events import Dropped, Finished, Granted, HandoverKey, PrefillEvent, WorkCame
 from onward.pd.memory import RecentMemory
+from onward.pd.timers import Timers
 from onward.pd.times import Times, heartbeat_s
 from onward.proto.handoff import (
     Cancel,
@@ -65,6 +67,11 @@ class _Handover:
         since_s = self.proven_s if self.state is State.GRANTED else max(self.proven_s, self.heard_s)
         return since_s + self.lease_s
 
+    @property
+    def due_at_s(self) -> float:
+        """When `tick` has something to do, if nothing is heard until then."""
+        return self.over_at_s if self.word is None else min(self.over_at_s, self.repeat_at_s)
+
     def prove(self, sent_s: float) -> None:
         self.proven_s = max(self.proven_s, sent_s)
 
@@ -81,6 +88,8 @@ class _Decode:
 
     next_heartbeat_s: float
     handovers: dict[int, _Handover] = field(default_factory=dict)
+    lease_times: Counter[float] = field(default_factory=Counter)
+    """How many of the hand-overs have a lease of so many seconds. There are few different ones."""
     asked: dict[int, _Asked] = field(default_factory=dict)
     """Heartbeats by number, in the order of sending."""
 
@@ -90,6 +99,7 @@ class PrefillSide:
         self.incarnation = incarnation
         self._times = times
         self._decodes: dict[str, _Decode] = {}
+        self._timers: Timers[HandoverKey] = Timers()
         self._over: RecentMemory[HandoverKey, ErrorInfo | None] = RecentMemory(REMEMBERED)
         """With the error that D was told. None: D has ended it."""
         self._last_heartbeat = 0
@@ -162,6 +172,10 @@ class PrefillSide:
         self._announce_end()
         self._decodes.clear()
 
+    @property
+    def idle(self) -> bool:
+        return not self._decodes
+
     def receive(self, decode: str, message: ToPrefill, now_s: float) -> None:
         match message:
             case Prefill():
@@ -181,12 +195,16 @@ class PrefillSide:
                     self._drop(key, faults.prefill_failed("the decode instance is gone"))
 
     def tick(self, now_s: float) -> None:
-        for key in self._keys():
-            handover = self._decodes[key.decode].handovers[key.number]
+        for key in self._timers.due(now_s):
+            handover = self._get(key)
+            if handover is None:
+                continue
             if now_s >= handover.over_at_s:
                 self._expire(key, handover)
             elif handover.word is not None and now_s >= handover.repeat_at_s:
                 self._say(key, handover, handover.word, now_s)
+            if self._get(key) is not None:
+                self._timers.wake_by(key, handover.due_at_s)
         for name, decode in self._decodes.items():
             if now_s >= decode.next_heartbeat_s:
                 decode.next_heartbeat_s = now_s + _heartbeat_period_s(decode, self._times)
@@ -216,7 +234,9 @@ class PrefillSide:
             self._repeat_last_word(key)
         else:
             decode = self._decodes.setdefault(key.decode, _Decode(now_s + self._times.heartbeat_s))
-            decode.handovers[key.number] = _Handover(self._times.lease_s, now_s)
+            handover = decode.handovers[key.number] = _Handover(self._times.lease_s, now_s)
+            decode.lease_times[handover.lease_s] += 1
+            self._timers.wake_by(key, handover.due_at_s)
             self._events.append(WorkCame(key, prefill))
             self._ask(key.decode, [key.number], now_s)
 
@@ -235,14 +255,17 @@ class PrefillSide:
             self._take_grant(key, found, grant, now_s)
 
     def _take_grant(self, key: HandoverKey, handover: _Handover, grant: Grant, now_s: float) -> None:
+        decode = self._decodes[key.decode]
+        _forget_lease_time(decode, handover)
         handover.state = State.GRANTED
         handover.word = None
         handover.lease_s = grant.lease_s
+        decode.lease_times[handover.lease_s] += 1
         handover.prove(handover.offered_s)
         if now_s >= handover.over_at_s:
             self._expire(key, handover)
             return
-        decode = self._decodes[key.decode]
+        self._timers.wake_by(key, handover.due_at_s)
         decode.next_heartbeat_s = min(decode.next_heartbeat_s, now_s + heartbeat_s(grant.lease_s))
         self._events.append(Granted(key, grant))
 
@@ -281,6 +304,7 @@ class PrefillSide:
     def _say(self, key: HandoverKey, handover: _Handover, word: Offer | Ready, now_s: float) -> None:
         handover.word = word
         handover.repeat_at_s = now_s + self._times.repeat_s
+        self._timers.wake_by(key, handover.due_at_s)
         self._send(key.decode, word)
 
     def _expire(self, key: HandoverKey, handover: _Handover) -> None:
@@ -305,7 +329,8 @@ class PrefillSide:
 
     def _forget(self, key: HandoverKey, error: ErrorInfo | None) -> None:
         decode = self._decodes[key.decode]
-        del decode.handovers[key.number]
+        _forget_lease_time(decode, decode.handovers.pop(key.number))
+        self._timers.cancel(key)
         if not decode.handovers:
             del self._decodes[key.decode]
         self._over.remember(key, error)
@@ -331,11 +356,17 @@ class PrefillSide:
 
 def _heartbeat_period_s(decode: _Decode, times: Times) -> float:
     """As often as the shortest lease needs it; D's may be shorter than ours."""
-    return min(times.heartbeat_s, *(heartbeat_s(handover.lease_s) for handover in decode.handovers.values()))
+    return min(times.heartbeat_s, heartbeat_s(min(decode.lease_times)))
+
+
+def _forget_lease_time(decode: _Decode, handover: _Handover) -> None:
+    decode.lease_times[handover.lease_s] -= 1
+    if not decode.lease_times[handover.lease_s]:
+        del decode.lease_times[handover.lease_s]
 
 
 def _forget_late_answers(decode: _Decode, now_s: float) -> None:
-    longest_s = max(handover.lease_s for handover in decode.handovers.values())
+    longest_s = max(decode.lease_times)
     while decode.asked:
         oldest, asked = next(iter(decode.asked.items()))
         if len(decode.asked) <= MAX_ASKED and now_s < asked.sent_s + longest_s:

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.engine.callers import MAX_RETRY_S, Callers, TokenBucket
+from onward.engine.live_requests import CallerInFlight, LiveRequests
 from onward.engine.request import Request
 from onward.proto.request import CallerLimits
 from onward.proto.sampling import Sampling
@@ -30,63 +31,78 @@ def request(
     )
 
 
+NONE = CallerInFlight()
+
+
+def beside(live: list[Request], one: Request) -> CallerInFlight:
+    requests = LiveRequests()
+    for other in live:
+        requests.add(other)
+    return requests.in_flight_beside(one)
+
+
 def test_an_empty_bucket_says_when_there_is_something_in_it() -> None:
     callers = Callers()
-    callers.charge_prompt(request("a-0", 630), [], 0.0)
-    refusal = callers.refusal(request("b-0", 5), [], 1.0)
+    callers.charge_prompt(request("a-0", 630), NONE, 0.0)
+    refusal = callers.refusal(request("b-0", 5), NONE, 1.0)
     assert refusal is not None
     assert "600 tokens per minute" in refusal.error.message
     retry_after_s = refusal.error.retry_after_s
     assert retry_after_s is not None and abs(retry_after_s - 2.1) < 1e-9, "20 are owed, and ten come back in a second"
-    assert callers.refusal(request("b-0", 5), [], 3.0) is not None
-    assert callers.refusal(request("b-0", 5), [], 3.2) is None
+    assert callers.refusal(request("b-0", 5), NONE, 3.0) is not None
+    assert callers.refusal(request("b-0", 5), NONE, 3.2) is None
 
 
 def test_a_pause_fills_the_bucket_up_to_a_minute_s_tokens_and_no_further() -> None:
     callers = Callers()
-    callers.charge_prompt(request("a-0", 100), [], 0.0)
-    callers.charge_prompt(request("b-0", 599), [], 1000.0)
-    assert callers.refusal(request("c-0", 5), [], 1000.0) is None
-    callers.charge_prompt(request("c-0", 1), [], 1000.0)
-    assert callers.refusal(request("d-0", 5), [], 1000.0) is not None
+    callers.charge_prompt(request("a-0", 100), NONE, 0.0)
+    callers.charge_prompt(request("b-0", 599), NONE, 1000.0)
+    assert callers.refusal(request("c-0", 5), NONE, 1000.0) is None
+    callers.charge_prompt(request("c-0", 1), NONE, 1000.0)
+    assert callers.refusal(request("d-0", 5), NONE, 1000.0) is not None
 
 
 def test_the_choices_of_a_request_are_let_in_or_refused_together_and_have_one_prompt() -> None:
     callers = Callers()
     first, second = request("a-0", 700), request("a-1", 700)
-    callers.charge_prompt(first, [], 0.0)
-    assert callers.refusal(request("b-0", 700), [first], 0.0) is not None
-    assert callers.refusal(second, [first], 0.0) is None
-    callers.charge_prompt(second, [first], 0.0)
-    assert callers.refusal(request("b-0", 1), [first, second], 11.0) is None, "100 were owed, not 800"
+    callers.charge_prompt(first, NONE, 0.0)
+    assert callers.refusal(request("b-0", 700), beside([first], request("b-0", 700)), 0.0) is not None
+    assert callers.refusal(second, beside([first], second), 0.0) is None
+    callers.charge_prompt(second, beside([first], second), 0.0)
+    assert callers.refusal(request("b-0", 1), beside([first, second], request("b-0", 1)), 11.0) is None, (
+        "100 were owed, not 800"
+    )
 
 
 def test_each_prompt_of_a_list_is_charged() -> None:
     callers = Callers()
     listed = [request(f"a-{index}", 300, token_id=index // 2) for index in range(4)]
     for index, one in enumerate(listed):
-        assert callers.refusal(one, listed[:index], 0.0) is None, "a request is let in as a whole"
-        callers.charge_prompt(one, listed[:index], 0.0)
-    assert callers.refusal(request("b-0", 1), [], 0.0) is not None, "two choices of two prompts: 600 tokens are used up"
-    assert callers.refusal(request("b-0", 1), [], 0.2) is None, "and no more"
+        in_flight = beside(listed[:index], one)
+        assert callers.refusal(one, in_flight, 0.0) is None, "a request is let in as a whole"
+        callers.charge_prompt(one, in_flight, 0.0)
+    assert callers.refusal(request("b-0", 1), NONE, 0.0) is not None, (
+        "two choices of two prompts: 600 tokens are used up"
+    )
+    assert callers.refusal(request("b-0", 1), NONE, 0.2) is None, "and no more"
 
 
 def test_a_changed_limit_holds_from_the_next_request_on() -> None:
     callers = Callers()
-    callers.charge_prompt(request("a-0", 600), [], 0.0)
-    assert callers.refusal(request("b-0", 1, tokens_per_minute=60), [], 0.5) is None, "earned at the rate until now"
-    callers.charge_prompt(request("b-0", 5, tokens_per_minute=60), [], 0.5)
-    refusal = callers.refusal(request("c-0", 1, tokens_per_minute=60), [], 0.5)
+    callers.charge_prompt(request("a-0", 600), NONE, 0.0)
+    assert callers.refusal(request("b-0", 1, tokens_per_minute=60), NONE, 0.5) is None, "earned at the rate until now"
+    callers.charge_prompt(request("b-0", 5, tokens_per_minute=60), NONE, 0.5)
+    refusal = callers.refusal(request("c-0", 1, tokens_per_minute=60), NONE, 0.5)
     assert refusal is not None and refusal.error.retry_after_s == 1.0
     callers.charge("ann", CallerLimits(tokens_per_minute=60), 60, 0.5)
-    refusal = callers.refusal(request("c-0", 1, tokens_per_minute=60), [], 0.5)
+    refusal = callers.refusal(request("c-0", 1, tokens_per_minute=60), NONE, 0.5)
     assert refusal is not None and refusal.error.retry_after_s == 61.0
 
 
 def test_callers_are_forgotten_once_they_have_paid_and_not_before() -> None:
     callers = Callers()
     for index in range(100):
-        callers.charge_prompt(request("a-0", 10 * (index + 1), caller=f"caller-{index}"), [], 0.0)
+        callers.charge_prompt(request("a-0", 10 * (index + 1), caller=f"caller-{index}"), NONE, 0.0)
     callers.forget_idle(30.0)
     assert len(callers) == 70
     callers.forget_idle(101.0)
@@ -96,10 +112,10 @@ def test_callers_are_forgotten_once_they_have_paid_and_not_before() -> None:
 def test_whoever_was_quiet_for_longest_is_forgotten_when_there_are_too_many() -> None:
     callers = Callers(max_callers=3)
     for name in ("ann", "bob", "cyd", "ann", "dan"):
-        callers.charge_prompt(request(f"{name}-0", 1000, caller=name), [], 0.0)
+        callers.charge_prompt(request(f"{name}-0", 1000, caller=name), NONE, 0.0)
     assert len(callers) == 3
-    assert callers.refusal(request("x-0", 1, caller="ann"), [], 0.0) is not None
-    assert callers.refusal(request("x-0", 1, caller="bob"), [], 0.0) is None
+    assert callers.refusal(request("x-0", 1, caller="ann"), NONE, 0.0) is not None
+    assert callers.refusal(request("x-0", 1, caller="bob"), NONE, 0.0) is None
 
 
 @settings(max_examples=300, deadline=None)
@@ -115,8 +131,8 @@ def test_over_any_time_no_more_is_let_in_than_the_bucket_holds_and_earns(limit: 
         asked = request(f"r{number}-0", size, tokens_per_minute=limit)
         if kind == "forget":
             callers.forget_idle(now_s)
-        elif callers.refusal(asked, [], now_s) is None:
-            callers.charge_prompt(asked, [], now_s)
+        elif callers.refusal(asked, NONE, now_s) is None:
+            callers.charge_prompt(asked, NONE, now_s)
             taken.append((now_s, size))
     for first, (begin_s, _) in enumerate(taken):
         for last in range(first, len(taken)):

@@ -1,0 +1,48 @@
+"""When each of many things must be looked at again, without looking at all of them in each turn.
+
+A timer says no more than "not before then": the caller decides whether anything is due, and sets the next one. So a time
+that moves into the future, as most do with each message, costs nothing.
+"""
+
+from heapq import heappop, heappush
+from itertools import count
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key")
+
+
+class Timers(Generic[Key]):
+    def __init__(self) -> None:
+        self._at_s: dict[Key, float] = {}
+        self._heap: list[tuple[float, int, Key]] = []
+        """Also entries that an earlier time, or `cancel`, has replaced; they are dropped when their time has come."""
+        self._serials = count()
+
+    def __len__(self) -> int:
+        return len(self._at_s)
+
+    def wake_by(self, key: Key, at_s: float) -> None:
+        """`due` returns this key at `at_s`, or before if it was to do so anyway."""
+        known_s = self._at_s.get(key)
+        if known_s is None or at_s < known_s:
+            self._at_s[key] = at_s
+            heappush(self._heap, (at_s, next(self._serials), key))
+            self._compact()
+
+    def cancel(self, key: Key) -> None:
+        self._at_s.pop(key, None)
+
+    def due(self, now_s: float) -> list[Key]:
+        """The keys whose time has come, in its order. Each has no timer any more."""
+        keys: list[Key] = []
+        while self._heap and self._heap[0][0] <= now_s:
+            at_s, _, key = heappop(self._heap)
+            if self._at_s.get(key) == at_s:
+                del self._at_s[key]
+                keys.append(key)
+        return keys
+
+    def _compact(self) -> None:
+        """At most as many replaced entries as valid ones, so the memory is bounded by what is under way."""
+        if len(self._heap) > 2 * len(self._at_s) + 64:
+            self._heap = sorted(entry for entry in self._heap if self._at_s.get(entry[2]) == entry[0])

@@ -1,0 +1,87 @@
+"""The cost of an event does not grow with the number of requests that are live. Instructions are counted, not time."""
+
+import pytest
+
+from onward.bench import engine_scale
+from onward.bench.engine_scale import LOADS
+from onward.engine.live_requests import LiveRequests
+from onward.pd.timers import Timers
+from tests.engine.harness import Harness
+from tests.work import num_instructions
+
+FEW, MANY = 20, 160
+
+
+def cost(name: str, num_live: int) -> int:
+    """Of some events. Summaries that are due once per second fall outside: they may be as long as what they sum up."""
+    load = LOADS[name](num_live)
+    load.event()
+    return min(num_instructions(load.event) for _ in range(8))
+
+
+@pytest.mark.parametrize("name", LOADS, ids=["refusals", "unreachable", "away"])
+def test_an_event_costs_the_same_however_many_requests_are_live(name: str) -> None:
+    few, many = cost(name, FEW), cost(name, MANY)
+    assert few > 100, "the counter counts"
+    assert many < 1.5 * few, f"{few} instructions with {FEW} live requests, {many} with {MANY}"
+
+
+def test_a_peer_that_cannot_be_reached_is_sent_one_message_in_a_turn() -> None:
+    load = engine_scale.UnreachablePeer(50)
+    sent: list[int] = []
+    for _ in range(20):
+        load.now_s += 0.02
+        load.core.plan(load.now_s)
+        load.core.tick(load.now_s)
+        messages = load.core.drain_handovers().to_prefill
+        sent.append(len(messages))
+        for peer, _ in messages:
+            load.core.peer_reached(peer, False, load.now_s)
+    assert max(sent) <= 2, "a prompt and a ping"
+    assert sum(sent) >= 10, "it is tried again and again"
+    load.core.peer_reached("peer", True, load.now_s)
+    load.core.tick(load.now_s)
+    assert len(load.core.drain_handovers().to_prefill) >= 50, "then everything that it lacks follows"
+
+
+def test_nothing_is_left_in_the_indexes_when_all_requests_have_ended() -> None:
+    harness = Harness()
+    for index in range(4):
+        harness.submit(f"r{index}-0", [1, 2, 3], label=f"label-{index}", caller="ann", deadline_s=100.0)
+    harness.run_until_idle()
+    live = harness.core._live
+    indexes = {name: value for name, value in vars(live).items() if len(value)}
+    assert indexes == {}
+
+
+def test_deadlines_of_ended_requests_take_no_memory() -> None:
+    timers: Timers[int] = Timers()
+    for key in range(10_000):
+        timers.wake_by(key, 1e9)
+        timers.cancel(key)
+    assert len(timers) == 0
+    assert len(timers._heap) <= 65
+
+
+def test_a_timer_wakes_at_the_earliest_of_its_times_and_once() -> None:
+    timers: Timers[str] = Timers()
+    timers.wake_by("a", 3.0)
+    timers.wake_by("a", 1.0)
+    timers.wake_by("a", 2.0)
+    timers.wake_by("b", 1.5)
+    assert timers.due(0.9) == []
+    assert timers.due(2.5) == ["a", "b"]
+    assert timers.due(4.0) == []
+
+
+def test_a_request_is_found_by_its_name_by_its_label_and_by_its_caller() -> None:
+    harness = Harness()
+    harness.submit("r-0", [1, 2, 3], label="mine", caller="ann")
+    harness.submit("r-1", [1, 2, 3], label="mine", caller="ann")
+    live: LiveRequests = harness.core._live
+    both = {"r-0", "r-1"}
+    assert {r.request_id for r in live.named("r", None)} == both
+    assert {r.request_id for r in live.named("mine", "ann")} == both
+    assert live.named("mine", "bob") == [] and live.named("", None) == []
+    assert {r.request_id for r in live.of_caller("ann")} == both
+    harness.run_until_idle()
