@@ -1,6 +1,7 @@
 """Deliberate bugs in what passes between instances. See `tests/sabotage.py`, whose table these rows belong to."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from onward.engine.block_pool import BlockPool
 from onward.engine.leases import Leases
@@ -9,7 +10,7 @@ from onward.engine.prefill_peers import Peer, PrefillPeers
 from onward.engine.prefill_service import PrefillService
 from onward.engine.remote_prefill import RemotePrefill
 from onward.engine.request import Request
-from onward.engine.seating import Seating
+from onward.engine.seating import Room, Seating
 from onward.pd import decode_side, prefill_side
 from onward.pd.decode_side import DecodeSide
 from onward.pd.prefill_side import PrefillSide
@@ -135,9 +136,9 @@ def _lease_half_of_it(patch: Patches) -> None:
         seating = self._seating
         before = Seating.find_room
 
-        def half(self: Seating, asked: Request) -> object:
+        def half(self: Seating, asked: Request) -> Room:
             room = before(self, asked)
-            return type(room)(room.names, room.hits, max(1, room.needed // 2), 0)
+            return replace(room, needed=max(1, room.needed // 2), enough=True)
 
         Seating.find_room = half  # type: ignore[method-assign]
         try:
