@@ -1,9 +1,10 @@
 """How busy the device is while streams decode, and with what, in the real engine and worker.
 
-    python -m benchmarks.gpu.profile_step SHAPE [--streams 256] [--context 512] [--steps 20] [--deterministic]
+    python -m benchmarks.gpu.profile_step SHAPE [--streams 256] [--context 512 | --workload] [--steps 20] [--deterministic]
 
-All streams run at once, each with a prompt of about that length; then some steps are recorded. Busy is the time in which
-any kernel runs; kernels that overlap count in full in the shares.
+All streams run at once, each with a prompt of about that length; then some steps are recorded. With --workload lengths are
+those of workload "256" when so many of its streams are left. Busy is the time in which any kernel runs; kernels that
+overlap count in full in the shares.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from onward.bench.offline import workload_256
 from onward.bench.shapes import SHAPES, write_config
 from onward.llm import LLM, SamplingOptions
 
@@ -63,6 +65,7 @@ def main() -> None:
     parser.add_argument("shape", choices=list(SHAPES))
     parser.add_argument("--streams", type=int, nargs="*", default=[256])
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--workload", action="store_true")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--deterministic", action="store_true")
     args = parser.parse_args()
@@ -77,11 +80,22 @@ def main() -> None:
             record(llm, args, num_streams, generator)
 
 
+def workload_lengths(num_streams: int) -> list[int]:
+    """Of the streams of workload "256" that are left as soon as there are at most so many."""
+    requests = workload_256()
+    ends = sorted(request.num_outputs for request in requests)
+    done = ends[-num_streams - 1] if num_streams < len(ends) else 0
+    return [len(request.prompt) + done for request in requests if request.num_outputs > done]
+
+
 def record(llm: LLM, args: argparse.Namespace, num_streams: int, generator: random.Random) -> None:
+    lengths = workload_lengths(num_streams) if args.workload else [args.context] * num_streams
     # Each stream's beginning moves those before it by a token, so the first one's history grows the longest.
-    length = max(1, args.context - num_streams // 2)
-    options = SamplingOptions(max_tokens=3000, temperature=0.6, ignore_eos=True, seed=1)
-    streams = [llm.stream([generator.randint(0, 9999) for _ in range(length)], options) for _ in range(num_streams)]
+    prompts = [
+        [generator.randint(0, 9999) for _ in range(max(1, length - len(lengths) // 2))] for length in lengths
+    ]  # fmt: skip
+    options = SamplingOptions(max_tokens=1500, temperature=0.6, ignore_eos=True, seed=1)
+    streams = [llm.stream(prompt, options) for prompt in prompts]
     for stream in streams:
         next(stream)
     newest = streams[-1]
@@ -92,7 +106,8 @@ def record(llm: LLM, args: argparse.Namespace, num_streams: int, generator: rand
             next(newest)
         torch.cuda.synchronize()
     # What was in flight at the beginning and is at the end belongs to one step each.
-    show(f"{args.shape}, {num_streams} streams at about {args.context}", found, args.steps)
+    context = f"{min(lengths)} to {max(lengths)}" if args.workload else f"about {args.context}"
+    show(f"{args.shape}, {len(lengths)} streams at {context}", found, args.steps)
     for stream in streams:
         stream.close()
 

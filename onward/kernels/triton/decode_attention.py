@@ -50,6 +50,11 @@ _ONE_PROGRAM_FROM = 384
 """Pairs of row and KV head. From so many on, each has one program."""
 _WANTED_PROGRAMS = 1024
 """As many share the work of fewer pairs."""
+_WIDE_BELOW = 1024
+"""Pairs of row and KV head. With fewer, where no other batch has to give the same bits, a program has two warps and wider
+tiles: programs of one warp lose more to the product behind them, which is launched early and takes room beside them."""
+_WIDE = Splits(0, 0, 0, tile=64)
+"""One split, for programs of two warps."""
 _SHORT_SPLITS = Splits(fine=64, num_fine=32, coarse=256)
 """For few pairs, where no other batch has to give the same bits."""
 
@@ -78,6 +83,8 @@ class DecodePlan:
         programs = batch * num_kv_heads
         num_warps = 4 if programs <= _FOUR_WARPS_UP_TO or head_dim > 128 else 1
         if programs >= _ONE_PROGRAM_FROM:
+            if not fixed_order and programs < _WIDE_BELOW and num_warps == 1:
+                return cls(_WIDE, num_warps=2, num_stages=3)
             return cls(FIXED_SPLITS if fixed_order else WHOLE, num_warps=num_warps)
         splits = FIXED_SPLITS if fixed_order or programs > _FOUR_WARPS_UP_TO else _SHORT_SPLITS
         parts = min(splits.count(max_length), -(-_WANTED_PROGRAMS // programs))
