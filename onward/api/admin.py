@@ -122,6 +122,7 @@ class Admin:
                 "pids": pids,
                 "processes": view.processes,
                 "restarts": view.restarts,
+                "oom_kills": view.oom_kills,
                 "kv_blocks": view.engine.kv_blocks if view.engine else {},
                 "requests": view.engine.requests if view.engine else {},
                 "engine": view.engine,

@@ -90,6 +90,7 @@ class Description:
             load=Load() if stats is None else load_of(stats),
             kv_events=kv_events,
             pids={role: [process.pid for process in view.processes if process.role == role] for role in ROLES},
+            oom_kills=view.oom_kills,
             text_hash=self._text_hash,
         )
 

@@ -32,6 +32,7 @@ class InstanceStatus(msgspec.Struct, frozen=True):
     blocks: Any = None
     streams: int = 0
     pids: dict[str, list[int]] = {}
+    oom_kills: dict[str, int] = {}
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -88,6 +89,7 @@ def document_of(url: str, info: Any) -> dict[str, Any]:
             "blocks": {"free": blocks.get("free", 0) + blocks.get("cached", 0), "total": sum(blocks.values())},
             "streams": info.get("streams", sum(requests.values())),
             "pids": info["pids"],
+            "oom_kills": info.get("oom_kills", {}),
         }
     except (KeyError, TypeError, AttributeError):
         raise ServerError(f"{url}/info does not describe an instance; is it a server of ours?") from None
@@ -99,6 +101,12 @@ def show(console: Console, status: Status) -> None:
         console.print("no instance has registered")
     else:
         console.print(_instances(status.instances))
+        for one in status.instances:
+            if any(one.oom_kills.values()):
+                kills = said(one.oom_kills, names_first=True)
+                console.print(
+                    f"\nkilled by the kernel for lack of memory in {one.id}: {kills}", style="red", markup=False
+                )
     if status.resumes:
         console.print("\nlast resumes", style="bold")
         console.print(_resumes(status.resumes[-MAX_RESUMES_SHOWN:]))

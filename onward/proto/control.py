@@ -120,6 +120,8 @@ class InstanceView(msgspec.Struct, frozen=True, tag="instance_view"):
     restarts: dict[str, int]
     families: list[Family]
     engine: EngineStats | None
+    oom_kills: dict[str, int] = {}
+    """Processes that the kernel killed for lack of memory, by role."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):

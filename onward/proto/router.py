@@ -159,6 +159,8 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     load: Load = Load()
     kv_events: KvEvents | None = None
     pids: dict[str, list[Count]] = {}
+    oom_kills: dict[str, Count] = {}
+    """Processes that the kernel killed for lack of memory, by role."""
     text_hash: str = ""
     """Of the tokenizer and the chat template: equal ones make the same token ids. Empty: it takes token ids only."""
 

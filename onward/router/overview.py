@@ -27,4 +27,5 @@ def _shown(replica: Replica, told: Registration | None, num_streams: int) -> dic
         "blocks": {"free": replica.load.free_blocks, "total": replica.load.num_blocks},
         "streams": num_streams,
         "pids": told.pids if told else {},
+        "oom_kills": told.oom_kills if told else {},
     }

@@ -36,6 +36,8 @@ class Child:
     pidfd: int
     started_s: float
     state: ChildState = ChildState.STARTING
+    was_killed_here: bool = False
+    """By the supervisor, so that its SIGKILL needs no other explanation."""
 
     def send(self, message: ToChild, fds: tuple[int, ...] = ()) -> bool:
         """False if the child cannot hear: it is dead or stuck, and will be found so soon."""
@@ -46,8 +48,17 @@ class Child:
 
     def kill(self) -> None:
         """Ends the child and waits until it is gone. SIGKILL needs no cooperation, so the wait is short."""
-        self.process.kill()
+        self.begin_kill()
         self.process.wait()
+
+    def begin_kill(self) -> None:
+        self.was_killed_here = True
+        self.process.kill()
+
+    @property
+    def was_killed_elsewhere(self) -> bool:
+        """Of a dead child: by the kernel, or by hand."""
+        return self.process.returncode == -signal.SIGKILL and not self.was_killed_here
 
     def close(self) -> None:
         self.channel.close()

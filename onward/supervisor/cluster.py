@@ -18,6 +18,7 @@ from onward import log
 from onward.clock import Clock
 from onward.config import environment_with
 from onward.errors import StartupError
+from onward.supervisor.oom import OomWatch
 from onward.supervisor.restarts import RestartPolicy
 from onward.transport.control import die_with_parent
 
@@ -100,6 +101,7 @@ class Cluster:
         self._clock, self._inherit_fds, self._greeting, self._drain_s = clock, inherit_fds, greeting, drain_s
         self._on_line, self._on_ready = on_line, on_ready
         self._selector = selectors.DefaultSelector()
+        self._oom_watch, self._next_oom_note_s = OomWatch(), 0.0
         self._was_ready = False
         self._stop_requests = 0
 
@@ -137,6 +139,9 @@ class Cluster:
     def _turn(self) -> None:
         self._read()
         now_s = self._clock.now_s()
+        if now_s >= self._next_oom_note_s:
+            self._next_oom_note_s = now_s + 1.0
+            self._oom_watch.note(now_s)
         for instance in self.instances:
             if instance.process is not None and instance.process.poll() is not None:
                 self._after_death(instance, instance.process.returncode, now_s)
@@ -172,6 +177,8 @@ class Cluster:
         self._drain(instance)
         instance.process, instance.is_ready = None, False
         cause = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        if code == -signal.SIGKILL and (oom := self._oom_watch.explain()) is not None:
+            cause += f", {oom.value}"
         if not instance.num_ready:
             why = instance.last_lines[-1] if instance.last_lines else cause
             why = why.removeprefix("onward serve: ").removeprefix("onward router: ")

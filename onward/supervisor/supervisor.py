@@ -17,6 +17,7 @@ from onward import log
 from onward.clock import Clock
 from onward.config import ApiConfig, EngineConfig, ServeConfig, WorkerConfig, select
 from onward.errors import StartupError
+from onward.obs.metrics import Registry, merge
 from onward.proto.control import (
     ApiGone,
     AskDrain,
@@ -51,6 +52,7 @@ from onward.proto.step import WorkerHello
 from onward.supervisor import wires
 from onward.supervisor.children import Child, ChildState, Role, new_incarnation, spawn
 from onward.supervisor.hub import Hub
+from onward.supervisor.oom import OomEvidence, OomWatch
 from onward.supervisor.pd import PdPlan
 from onward.supervisor.restarts import RestartPolicy
 from onward.supervisor.routers import RouterPlan
@@ -87,6 +89,7 @@ class Supervisor:
         on_progress: Callable[[str], None],
         on_ready: Callable[[], None],
         key_source: KeySource | None = None,
+        oom_watch: OomWatch | None = None,
     ) -> None:
         self._config, self._model, self._listening, self._clock = config, model, listening, clock
         self._pd, self._routers, self._handoff = pd, routers, handoff
@@ -103,6 +106,11 @@ class Supervisor:
         """Its deaths say nothing about those who compute."""
         self._restart_at_s: dict[tuple[Role, int], float] = {}
         self._restarts = {role.value: 0 for role in Role}
+        self._oom_watch = oom_watch or OomWatch()
+        self._metrics = Registry()
+        self._oom_kills = self._metrics.counter(
+            "onward_oom_kills_total", "processes that the kernel killed for lack of memory", ["role", "evidence"]
+        )
         self._announced: EngineUp | None = None
         self._shelf: ShelfUp | None = None
         self._engine_address = ""
@@ -314,7 +322,7 @@ class Supervisor:
         for worker in self._of(Role.WORKER):
             if worker.incarnation == message.incarnation:
                 logger.warning(log.event("worker renewed", pid=worker.process.pid, cause=message.cause))
-                worker.process.kill()
+                worker.begin_kill()
 
     def _engine_ready(self, engine: Child, worker: WorkerHello) -> None:
         self._num_kv_blocks = worker.num_blocks  # a restarted worker shall have the same pool
@@ -339,15 +347,20 @@ class Supervisor:
             if child not in self._children:
                 continue  # the death of its engine has taken it along
             self._read(child)  # its last words, if any
-            cause = child.cause_of_death()
+            cause, oom = child.cause_of_death(), self._oom_evidence(child)
+            cause += f", {oom.value}" if oom is not None else ""
             if not self._was_ready:
-                raise StartupError(
-                    f"the {child.role.value} process ended while starting ({cause}); the lines above say why, "
-                    "and 'signal 9' often means out of memory: try a smaller --num-kv-blocks"
-                )
+                advice = "the lines above say why" if oom is None else "try a smaller --num-kv-blocks or --max-num-seqs"
+                raise StartupError(f"the {child.role.value} process ended while starting ({cause}); {advice}")
             logger.warning(log.event("died", role=child.role.value, pid=child.process.pid, cause=cause))
             self._bury(child)
             self._after_death(child, cause, now_s)
+
+    def _oom_evidence(self, child: Child) -> OomEvidence | None:
+        evidence = self._oom_watch.explain() if child.was_killed_elsewhere else None
+        if evidence is not None:
+            self._oom_kills.inc(child.role.value, evidence.name.lower())
+        return evidence
 
     def _after_death(self, child: Child, cause: str, now_s: float) -> None:
         match child.role:
@@ -415,6 +428,7 @@ class Supervisor:
         if now_s < self._next_snapshot_s:
             return
         self._next_snapshot_s = now_s + SNAPSHOT_INTERVAL_S
+        self._oom_watch.note(now_s)
         for child in self._speaking():
             child.send(AskSnapshot(self._hub.next_number()))
         self._kill_the_stuck(now_s)
@@ -432,7 +446,7 @@ class Supervisor:
             stuck += [worker for worker in self._of(Role.WORKER) if now_s - worker.started_s > timeout_s]
         for child in stuck + self._late_workers(now_s):
             logger.warning(log.event("killed for silence", role=child.role.value, pid=child.process.pid))
-            child.process.kill()
+            child.begin_kill()
 
     def _late_workers(self, now_s: float) -> list[Child]:
         """Those that do not come to the end of their start. Nobody knows how long a first one takes; but what one has done
@@ -472,9 +486,14 @@ class Supervisor:
             self._incarnation,
             [ours, *(child.view() for child in children)],
             dict(self._restarts),
-            self._hub.families(),
+            merge([self._hub.families(), self._metrics.snapshot()]),
             self._hub.engine_stats(),
+            self._oom_kills_by_role(),
         )
+
+    def _oom_kills_by_role(self) -> dict[str, int]:
+        kinds = [evidence.name.lower() for evidence in OomEvidence]
+        return {role.value: int(sum(self._oom_kills.value(role.value, kind) for kind in kinds)) for role in Role}
 
     def _speaking(self) -> list[Child]:
         """Those that can describe themselves. The worker's numbers are the engine's to know."""
@@ -501,7 +520,7 @@ class Supervisor:
         """Who is still starting has nothing to finish, and would not hear: a worker that loads listens to nobody."""
         for child in self._of(role):
             if child.state is ChildState.STARTING:
-                child.process.kill()
+                child.begin_kill()
             else:
                 child.send(Stop(grace_s))
         self._wait_until(lambda: not self._of(role), grace_s + KILL_AFTER_S, wakeup)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from onward.config import WorkerConfig
 from onward.errors import StartupError
+from onward.obs.memory_groups import PROC_SELF, memory_groups
 from onward.proto.model import ModelConfig
 
 POOL_SHARE = 0.25
 """Of the memory that is free at start. Pages are only taken when tokens are written to them."""
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def longest_sequence(config: WorkerConfig, model: ModelConfig) -> int:
@@ -51,16 +51,12 @@ def _checked(num_blocks: int, size: int, free: int) -> int:
     return num_blocks
 
 
-def free_memory_bytes(cgroup: Path = CGROUP) -> int:
-    """What this process may still allocate: the system's free memory, or its control group's if that is less."""
-    available = _system_available()
-    limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
-    if limit is not None and used is not None:
-        # Pages of files that were read, such as the model's own, fill any limit in time; they are given back when somebody
-        # else needs them. The system's figure counts them as free too.
-        held = max(0, used - _file_pages(cgroup / "memory.stat"))
-        available = min(available, max(0, limit - held))
-    return available
+def free_memory_bytes(proc: Path = PROC_SELF) -> int:
+    """What this process may still allocate: the system's free memory, or what is left of the tightest limit of a control
+    group that the process is in."""
+    groups = [group for chain in memory_groups(proc) for group in chain]
+    left = [group.headroom_bytes() for group in groups]
+    return min([_system_available(), *(count for count in left if count is not None)])
 
 
 def _system_available() -> int:
@@ -73,21 +69,3 @@ def _system_available() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
-def _file_pages(stat: Path) -> int:
-    """Bytes of files that the control group has in memory. What is shared between processes without a file is not among
-    them."""
-    try:
-        pairs = dict(line.split() for line in stat.read_text().splitlines())
-    except (OSError, ValueError):
-        return 0
-    return sum(int(pairs.get(name, 0)) for name in ("inactive_file", "active_file"))
-
-
-def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None

@@ -22,6 +22,7 @@ ROUTERS = {
             "blocks": {"free": 100, "total": 256},
             "streams": 2,
             "pids": {"api": [11, 12], "engine": [13], "worker": []},
+            "oom_kills": {"api": 0, "engine": 0, "worker": 0},
         }
     ],
     "resumes": [{"request_id": "r-1", "cause": "stall", "pause_s": 0.25}, {"request_id": "r-2", "cause": "drain"}],
@@ -53,6 +54,12 @@ def test_a_routers_instances_and_last_resumes_are_a_table() -> None:
         ["r-1", "stall", "0.25"],
         ["r-2", "drain"],
     ]
+
+
+@pytest.mark.parametrize(("kills", "is_shown"), [(2, True), (0, False)])
+def test_processes_that_were_killed_for_memory_are_shown(kills: int, is_shown: bool) -> None:
+    text = shown(document_of("http://127.0.0.1:9", INFO | {"oom_kills": {"worker": kills, "engine": 0}}))
+    assert ("killed by the kernel for lack of memory in instance-1: worker 2" in text) is is_shown
 
 
 def test_a_router_without_instances_says_so() -> None:

@@ -10,6 +10,7 @@ from onward.clock import Clock, SystemClock
 from onward.config import ServeConfig
 from onward.proto.model import ModelConfig, PreparedModel
 from onward.supervisor.children import Child, ChildState, Role
+from onward.supervisor.oom import OomWatch
 from onward.supervisor.pd import PdPlan
 from onward.supervisor.routers import resolve_routers
 from onward.supervisor.supervisor import Supervisor
@@ -26,6 +27,7 @@ def supervisor_of(
     with_handoff: bool = False,
     key_source: KeySource | None = None,
     clock: Clock | None = None,
+    oom_watch: OomWatch | None = None,
 ) -> Iterator[Supervisor]:
     with socket.socket() as listening, socket.socket() as handoff:
         made = Supervisor(
@@ -39,6 +41,7 @@ def supervisor_of(
             on_progress=print,
             on_ready=lambda: None,
             key_source=key_source,
+            oom_watch=oom_watch,
         )
         try:
             yield made

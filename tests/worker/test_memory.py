@@ -7,6 +7,7 @@ import pytest
 from onward.config import WorkerConfig
 from onward.errors import StartupError
 from onward.worker.memory import free_memory_bytes, longest_sequence, pool_blocks
+from tests.obs.control_groups import write_group, write_proc
 from tests.worker.small_int8 import CONFIG
 
 MIB = 1 << 20
@@ -56,16 +57,9 @@ def test_free_memory_is_a_plausible_number() -> None:
     assert 16 * MIB < free_memory_bytes() < 1 << 50
 
 
-def test_files_that_were_read_do_not_count_against_a_container_s_limit(tmp_path: Path) -> None:
-    """They fill it in time, and a worker that is started again must find the room that the first one had."""
-    for name, text in {
-        "memory.max": f"{100 * MIB}\n",
-        "memory.current": f"{99 * MIB}\n",
-        "memory.stat": f"anon {9 * MIB}\nshmem {10 * MIB}\ninactive_file {50 * MIB}\nactive_file {30 * MIB}\n",
-    }.items():
-        (tmp_path / name).write_text(text)
-    assert free_memory_bytes(tmp_path) == (100 - (99 - 50 - 30)) * MIB
-    (tmp_path / "memory.stat").unlink()
-    assert free_memory_bytes(tmp_path) == 1 * MIB
-    (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory_bytes(tmp_path) > 100 * MIB
+def test_the_tightest_limit_of_a_control_group_counts(tmp_path: Path) -> None:
+    mount = write_group(tmp_path / "cgroup")
+    write_group(mount / "a", memory__max=30 * MIB, memory__current=8 * MIB)
+    write_group(mount / "a" / "b", memory__max=25 * MIB, memory__current=1 * MIB)
+    assert free_memory_bytes(write_proc(tmp_path / "proc", mount, "/a/b")) == 22 * MIB
+    assert free_memory_bytes(tmp_path / "nowhere") > 30 * MIB

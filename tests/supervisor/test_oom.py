@@ -1,0 +1,137 @@
+"""A process that the kernel killed for memory is told apart from one that somebody killed."""
+
+import logging
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from onward.config import ServeConfig
+from onward.errors import StartupError
+from onward.supervisor.children import Role
+from onward.supervisor.oom import WINDOW_S, OomCounts, OomEvidence, OomWatch, read_counts
+from onward.supervisor.supervisor import Supervisor
+from tests.obs.control_groups import write_group, write_proc
+from tests.supervisor.stand_ins import child_of, supervisor_of
+
+
+class Kernel:
+    """Its counters, as files."""
+
+    def __init__(self, folder: Path, version: int = 2) -> None:
+        self.file = "memory.events" if version == 2 else "memory.oom_control"
+        self.mount = write_group(folder / "cgroup")
+        self.vmstat = folder / "vmstat"
+        self.proc = write_proc(folder / "proc", self.mount, "/", version=version)
+
+    def count(self, *, own: int | None = None, machine: int | None = None) -> None:
+        if own is not None:
+            (self.mount / self.file).write_text(f"low 0\noom_kill_disable 0\noom {own}\noom_kill {own}\n")
+        if machine is not None:
+            self.vmstat.write_text(f"nr_free_pages 5\noom_kill {machine}\nnuma_hit 3\n")
+
+    def read(self) -> OomCounts:
+        return read_counts(self.proc, self.vmstat)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_kill_that_the_own_group_counted_is_certain_and_explains_one_death(tmp_path: Path, version: int) -> None:
+    kernel = Kernel(tmp_path, version)
+    kernel.count(own=3, machine=7)
+    watch = OomWatch(kernel.read)
+    watch.note(0.0)
+    assert watch.explain() is None
+    kernel.count(own=4, machine=8)
+    watch.note(1.0)  # the process takes a while to be gone
+    assert watch.explain() is OomEvidence.CERTAIN
+    assert watch.explain() is None
+    kernel.count(own=6)
+    assert [watch.explain() for _ in range(3)] == [OomEvidence.CERTAIN, OomEvidence.CERTAIN, None]
+
+
+def test_a_kill_elsewhere_on_the_machine_explains_nothing_where_the_own_group_is_counted(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    kernel.count(own=0, machine=7)
+    watch = OomWatch(kernel.read)
+    watch.note(0.0)
+    kernel.count(machine=8)
+    assert watch.explain() is None
+
+
+def test_a_kill_that_only_the_machine_counted_is_likely(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    kernel.count(machine=7)
+    watch = OomWatch(kernel.read)
+    watch.note(0.0)
+    assert watch.explain() is None
+    kernel.count(machine=8)
+    assert watch.explain() is OomEvidence.LIKELY
+
+
+def test_where_nothing_is_counted_a_kill_by_nobody_we_know_is_likely(tmp_path: Path) -> None:
+    watch = OomWatch(Kernel(tmp_path).read)
+    watch.note(0.0)
+    assert watch.explain() is OomEvidence.LIKELY
+
+
+def test_a_kill_of_long_ago_explains_no_death_of_now(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    kernel.count(own=0)
+    watch = OomWatch(kernel.read)
+    watch.note(0.0)
+    kernel.count(own=1)
+    watch.note(1.0)
+    watch.note(1.0 + WINDOW_S)
+    assert watch.explain() is None
+
+
+def killed(supervisor: Supervisor, role: Role) -> None:
+    child, theirs = child_of(supervisor, role, f"{role.value}-1")
+    with closing(theirs):
+        child.process.send_signal(signal.SIGKILL)
+        child.process.wait()
+        supervisor._reap(0.0)
+
+
+def test_log_metric_and_view_say_which_process_was_killed_for_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel = Kernel(tmp_path)
+    kernel.count(own=0)
+    with supervisor_of(ServeConfig(), oom_watch=OomWatch(kernel.read)) as supervisor:
+        supervisor._was_ready = True
+        supervisor._take_snapshots(0.0)
+        with caplog.at_level(logging.WARNING):
+            killed(supervisor, Role.API)
+            kernel.count(own=1)
+            killed(supervisor, Role.WORKER)
+        view = supervisor._view(1)
+    by_hand, for_memory = [text for text in caplog.messages if text.startswith("died")]
+    assert "role=api" in by_hand and "memory" not in by_hand
+    assert "role=worker" in for_memory and OomEvidence.CERTAIN.value in for_memory
+    assert {role: count for role, count in view.oom_kills.items() if count} == {"worker": 1}
+    [family] = [family for family in view.families if family.name == "onward_oom_kills_total"]
+    assert [(one.labels, one.value) for one in family.series] == [({"role": "worker", "evidence": "certain"}, 1)]
+
+
+def test_a_process_that_the_supervisor_killed_is_not_taken_for_one_of_the_kernel_s(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    with supervisor_of(ServeConfig(), oom_watch=OomWatch(kernel.read)) as supervisor:
+        supervisor._was_ready = True
+        child, theirs = child_of(supervisor, Role.WORKER, "worker-1")
+        with closing(theirs):
+            child.begin_kill()
+            child.process.wait()
+            supervisor._reap(0.0)
+        assert not any(supervisor._view(1).oom_kills.values())
+
+
+def test_a_worker_that_is_killed_for_memory_while_it_starts_is_said_to_be(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    kernel.count(own=0)
+    with supervisor_of(ServeConfig(), oom_watch=OomWatch(kernel.read)) as supervisor:
+        supervisor._take_snapshots(0.0)
+        kernel.count(own=1)
+        with pytest.raises(StartupError, match=r"lack of memory\); try a smaller --num-kv-blocks"):
+            killed(supervisor, Role.WORKER)
