@@ -65,6 +65,11 @@ class Listener:
         return True
 
 
+def url_of(name: str) -> str:
+    """Of a simulated machine. A router without a cluster key takes only instances at loopback addresses."""
+    return f"http://127.{'.'.join(str(byte) for byte in name.encode().ljust(3, b'0')[:3])}"
+
+
 class Web:
     """All listeners, by URL."""
 

@@ -43,7 +43,7 @@ from onward.sim.data_plane import DataPlane, PlaneNetwork
 from onward.sim.drafts import HashDrafts
 from onward.sim.engine_node import EngineNode
 from onward.sim.engine_wires import Addresses
-from onward.sim.http import Listener, Web
+from onward.sim.http import Listener, Web, url_of
 from onward.sim.late_masks import LateMasks
 from onward.sim.process import Process
 from onward.sim.scenario import Machine
@@ -110,7 +110,7 @@ class Life:
 class Instance:
     def __init__(self, place: Place, machine: Machine) -> None:
         self.place, self.machine = place, machine
-        self.url = f"http://{machine.name}"
+        self.url = url_of(machine.name)
         self.handoff_address = f"tcp://{machine.name}" if machine.role != "decode" else ""
         self._ground = place.web.ground
         self._numbers = itertools.count(1)

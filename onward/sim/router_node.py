@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from onward.config import RouterConfig
 from onward.router.process import Router
-from onward.sim.http import Session, Web
+from onward.sim.http import Session, Web, url_of
 from onward.sim.process import Process
 from onward.web.keys import Keys
 
@@ -14,7 +14,7 @@ class RouterNode:
     """Keeps an address; the process behind it may die and come again."""
 
     def __init__(self, web: Web, name: str, config: RouterConfig, keys: Keys, cluster_key: str) -> None:
-        self.url = f"http://{name}"
+        self.url = url_of(name)
         self._web, self._name, self._config = web, name, config
         self._keys, self._cluster_key = keys, cluster_key
         self._num_lives = 0

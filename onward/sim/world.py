@@ -16,7 +16,7 @@ from onward.sim.chance import Chance
 from onward.sim.data_plane import CanaryDied, PlaneNetwork
 from onward.sim.engine_wires import Addresses
 from onward.sim.fault_log import errors_to
-from onward.sim.http import Web
+from onward.sim.http import Web, url_of
 from onward.sim.instance import Instance, Place
 from onward.sim.invariants import Watch
 from onward.sim.loop import START_S, Livelock, VirtualLoop
@@ -140,7 +140,7 @@ class World:
     def _router_config(self) -> RouterConfig:
         scenario = self.scenario
         return RouterConfig(
-            instances=",".join(f"http://{one.name}" for one in scenario.machines if scenario.lists_instances),
+            instances=",".join(url_of(one.name) for one in scenario.machines if scenario.lists_instances),
             policy=scenario.policy,  # pyright: ignore[reportArgumentType]
             preempt_retry_count=scenario.preempt_retry_count,
             preempt_retry_exclude_decode=scenario.preempt_retry_exclude_decode,
