@@ -1,10 +1,19 @@
 """Deliberate bugs in what one tenant may cost another. See `tests/sabotage.py`, whose table these rows belong to."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from onward.api.jobs import Jobs
+from onward.grammar.check_process import CheckProcesses
 from onward.router.tokenizing import Tokenizing as RouterTokenizing
 from onward.text import length_check, tokenizer
+from onward.web.fair_order import FairOrder, QueueBounds, RefusedWork
 from tests.sabotage_kinds import Patches, Sabotage
 
 LENGTHS = "tests/text/test_length_check.py::"
+QUEUE = "tests/web/test_fair_queue.py::"
+WORK = "tests/api/test_work_queues.py::"
 
 
 # Texts.
@@ -26,7 +35,123 @@ def _a_router_tokenizes_whatever_comes(patch: Patches) -> None:
     patch.put(RouterTokenizing, "_max_tokens", lambda _: None)
 
 
+# Queues.
+
+
+def _first_come_first_served(patch: Patches) -> None:
+    def ended(original: Callable, self: FairOrder, caller: str, took_s: float, num_bytes: int = 0) -> None:
+        original(self, caller, 0.0, num_bytes)
+
+    patch.around(FairOrder, "ended", ended)
+
+
+def _one_caller_has_all_threads(patch: Patches) -> None:
+    def order(original: Callable, self: FairOrder, bounds: QueueBounds) -> None:
+        original(self, replace(bounds, running_per_caller=bounds.running))
+
+    patch.around(FairOrder, "__init__", order)
+
+
+def _all_callers_have_one_queue(patch: Patches) -> None:
+    def order(original: Callable, self: FairOrder, bounds: QueueBounds) -> None:
+        original(self, replace(bounds, waiting_per_caller=bounds.waiting))
+
+    patch.around(FairOrder, "__init__", order)
+
+
+def _bodies_are_not_counted(patch: Patches) -> None:
+    def is_full(original: Callable, self: FairOrder, caller: str, num_bytes: int = 0) -> bool:
+        return original(self, caller, -(1 << 60))
+
+    patch.around(FairOrder, "is_full", is_full)
+
+
+def _who_leaves_has_a_thread_to_spare(patch: Patches) -> None:
+    def withdraw(original: Callable, self: FairOrder, caller: str, work: object, num_bytes: int = 0) -> bool:
+        if not original(self, caller, work, num_bytes):
+            self._accounts[caller].num_running -= 1
+        return True
+
+    patch.around(FairOrder, "withdraw", withdraw)
+
+
+def _who_leaves_is_served(patch: Patches) -> None:
+    patch.put(FairOrder, "withdraw", lambda *_: False)
+
+
+def _refusals_are_free(patch: Patches) -> None:
+    patch.put(RefusedWork, "charge", lambda *_: None)
+
+
+def _templates_take_text_threads(patch: Patches) -> None:
+    def either(original: Callable, self: Jobs, *args: Any, **kwargs: Any) -> Any:
+        return self._prepared(*args, **kwargs)
+
+    patch.around(Jobs, "_prepared_or_apart", either)
+
+
+def _grammars_wait_for_each_other(patch: Patches) -> None:
+    def processes(original: Callable, self: CheckProcesses, spec: str, num: int = 1) -> None:
+        original(self, spec, 1)
+
+    patch.around(CheckProcesses, "__init__", processes)
+
+
 TABLE = [
+    Sabotage(
+        "first-come-first-served",
+        "work of a caller is not charged to it",
+        _first_come_first_served,
+        [QUEUE + "test_the_caller_that_was_charged_least_is_next_whether_its_work_was_refused_or_not"],
+    ),
+    Sabotage(
+        "one-caller-all-threads",
+        "a single caller may occupy all threads",
+        _one_caller_has_all_threads,
+        [QUEUE + "test_one_caller_cannot_occupy_all_threads"],
+    ),
+    Sabotage(
+        "one-queue-for-all",
+        "a single caller may fill the queue",
+        _all_callers_have_one_queue,
+        [QUEUE + "test_queues_have_bounds_and_each_caller_its_own"],
+    ),
+    Sabotage(
+        "bodies-uncounted",
+        "a caller's bodies may wait in any number",
+        _bodies_are_not_counted,
+        [QUEUE + "test_bodies_that_wait_have_a_bound_and_one_is_always_taken"],
+    ),
+    Sabotage(
+        "leavers-get-a-thread",
+        "a caller that disconnects and comes back has further threads",
+        _who_leaves_has_a_thread_to_spare,
+        [QUEUE + "test_work_whose_client_has_gone_is_not_started_and_what_runs_counts_until_it_ends"],
+    ),
+    Sabotage(
+        "leavers-are-served",
+        "work whose client has gone is done",
+        _who_leaves_is_served,
+        [QUEUE + "test_work_whose_client_has_gone_is_not_started_and_what_runs_counts_until_it_ends"],
+    ),
+    Sabotage(
+        "refusals-are-free",
+        "a caller may cause refusals without end, however long they take",
+        _refusals_are_free,
+        [QUEUE + "test_refused_work_is_paid_for_and_other_work_is_not"],
+    ),
+    Sabotage(
+        "templates-take-text-threads",
+        "a client's template is rendered in a thread that texts need",
+        _templates_take_text_threads,
+        [WORK + "test_a_clients_template_occupies_no_thread_that_texts_need"],
+    ),
+    Sabotage(
+        "grammars-wait-for-each-other",
+        "one process compiles the grammars of all callers",
+        _grammars_wait_for_each_other,
+        ["tests/grammar/test_check_process.py::test_a_grammar_that_takes_long_does_not_delay_another"],
+    ),
     Sabotage(
         "texts-of-any-length",
         "a text that cannot fit into the context is tokenized before it is refused",

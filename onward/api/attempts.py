@@ -72,6 +72,8 @@ class AttemptEndpoint:
         if generator is None:
             raise InvalidRequest(f"path: nothing is generated at {attempt.path[:200]!r}", param="path")
         prepared = await generator.prepared(
+            attempt.caller,
+            attempt.body,
             lambda: generator.jobs.of_attempt(attempt, started_at_s, is_routed=True),
         )
         self._streams.check_open()

@@ -5,7 +5,6 @@ ledger while an engine restarts, and by a router at another instance. A router a
 attempt, which says for whom.
 """
 
-import asyncio
 import base64
 import math
 from array import array
@@ -85,12 +84,12 @@ class Embeddings:
 
     async def _answer(self, asked: Asked, send: Send) -> None:
         self._streams.check_open()
-        loop, threads = asyncio.get_running_loop(), self._backend.threads
-        wanted = await loop.run_in_executor(threads, self._wanted, asked)
+        texts, caller = self._backend.queues.texts, asked.attempt.caller
+        wanted = await texts.run(caller, lambda: self._wanted(asked), len(asked.attempt.body))
         self._backend.unknown_fields.note(wanted.unknown_fields, PATH, wanted.attempt.request_id)
         vectors = await self._computed(wanted)
         headers = {**http.JSON_HEADERS, **ignored_header(wanted.unknown_fields)}
-        await http.respond(send, 200, await loop.run_in_executor(threads, _told, wanted, vectors), headers)
+        await http.respond(send, 200, await texts.run(caller, lambda: _told(wanted, vectors)), headers)
 
     def _wanted(self, asked: Asked) -> Wanted:
         """Runs in a thread."""

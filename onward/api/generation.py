@@ -5,7 +5,6 @@ accepted it before the response has a status; and whichever way it ends, nothing
 tokens, by which it can be gone on with.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -22,6 +21,7 @@ from onward.api.pieces import Piece
 from onward.api.prepared import Prepared
 from onward.api.starts import STREAM_UNKNOWN, continued
 from onward.api.streams import BROKEN, Stream, Streams
+from onward.api.work_queues import ByTemplate
 from onward.errors import Overloaded, Unavailable
 from onward.proto.cursor import Cursor
 from onward.proto.request import ErrorInfo
@@ -52,8 +52,10 @@ class Generator:
         self._streams = streams
         self._new_form = new_form
 
-    async def prepared(self, prepare: Callable[[], Prepared]) -> Prepared:
-        prepared = await asyncio.get_running_loop().run_in_executor(self._backend.threads, prepare)
+    async def prepared(
+        self, caller: str, body: bytes, prepare: Callable[[], Prepared | ByTemplate[Prepared]]
+    ) -> Prepared:
+        prepared = await self._backend.queues.run_text(caller, prepare, len(body))
         self._backend.unknown_fields.note(prepared.unknown_fields, self.jobs.path, prepared.attempt.request_id)
         return await self.jobs.with_checked_structure(prepared)
 
@@ -201,7 +203,9 @@ class GenerationEndpoint:
             if not can_be_made_again:
                 raise STREAM_UNKNOWN
         whole = await self.completed(identity, body)
-        prepared = await self.generator.prepared(lambda: jobs.of_client(identity, whole, cursor))
+        prepared = await self.generator.prepared(
+            identity.caller.name, whole, lambda: jobs.of_client(identity, whole, cursor)
+        )
         await self.generator.run(prepared, send)
 
     def repeats(self, known: bytes, body: bytes) -> bool:
@@ -230,7 +234,9 @@ class GenerationEndpoint:
 
     async def _go_on(self, identity: Identity, attempt: Attempt, send: Send) -> None:
         jobs, started_at_s = self.generator.jobs, identity.started_at_s
-        prepared = await self.generator.prepared(lambda: jobs.of_attempt(attempt, started_at_s, is_routed=False))
+        prepared = await self.generator.prepared(
+            attempt.caller, attempt.body, lambda: jobs.of_attempt(attempt, started_at_s, is_routed=False)
+        )
         if not prepared.request.stream:
             raise STREAM_UNKNOWN
         await self.generator.run(prepared, send)

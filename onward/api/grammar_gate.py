@@ -1,18 +1,16 @@
 """What every new grammar passes before any work is done: can it be compiled at a bearable price, and where are we in it?
 
-The first is asked of a process that may be lost; the second is found by replaying the given tokens. Both in a thread of
+The first is asked of a process that may be lost; the second is found by replaying the given tokens. Both in a queue of
 their own, so that neither tokens nor prompts wait for somebody's grammar. Knows no HTTP.
 """
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Protocol
 
 from onward.api.structured import Wanted
-from onward.errors import Overloaded
-from onward.grammar.check_process import CheckProcess
+from onward.api.work_queues import GRAMMARS
+from onward.grammar.check_process import CheckProcesses
 from onward.grammar.faults import GrammarFailed, GrammarRefused, TokenRefused
 from onward.grammar.grammars import Grammars
 from onward.grammar.lazy import LazyGrammars
@@ -22,9 +20,8 @@ from onward.proto.thinking import ThinkingRule
 from onward.text.reasoning.thinking_tokens import Thinking
 from onward.text.tokenizer import Tokenizer
 from onward.web.body import wrong
+from onward.web.fair_queue import FairQueue
 
-MAX_WAITING = 256
-"""Requests with new grammars, for the thread. One of them takes milliseconds, unless somebody means harm."""
 MAX_PASSED = 64
 """Grammars that need not wait again."""
 
@@ -36,19 +33,20 @@ class Check(Protocol):
 
 
 class GrammarGate:
-    def __init__(
-        self, text: ModelText, tokenizer: Tokenizer | None, check: Check | None = None, threads: Executor | None = None
-    ) -> None:
+    def __init__(self, text: ModelText, tokenizer: Tokenizer | None, check: Check | None = None) -> None:
         self._tokenizer = tokenizer
-        self._check = CheckProcess(text.tokenizer or "") if check is None else check
+        self._check = CheckProcesses(text.tokenizer or "", GRAMMARS.running) if check is None else check
         self._grammars = LazyGrammars(self._new_grammars)
-        # It starts no thread before the first grammar.
-        self._threads = threads or ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._num_waiting = 0
         self._passed: OrderedDict[Grammar, None] = OrderedDict()
 
     async def pass_through(
-        self, wanted: Wanted, given: Sequence[Sequence[int]], given_path: str, thinking: ThinkingRule | None = None
+        self,
+        queue: FairQueue,
+        caller: str,
+        wanted: Wanted,
+        given: Sequence[Sequence[int]],
+        given_path: str,
+        thinking: ThinkingRule | None = None,
     ) -> tuple[int | None, ...]:
         """Of each list of given tokens: how many complete the grammar, so that nothing can follow. None: they do not.
         Thinking is no part of it."""
@@ -57,14 +55,7 @@ class GrammarGate:
         if wanted.grammar in self._passed and not any(given):
             self._passed.move_to_end(wanted.grammar)
             return (None,) * len(given)
-        if self._num_waiting >= MAX_WAITING:
-            raise Overloaded("too many grammars wait to be compiled", code="grammars_busy", retry_after_s=2.0)
-        self._num_waiting += 1
-        try:
-            loop = asyncio.get_running_loop()
-            ends = await loop.run_in_executor(self._threads, self._ends, wanted, given, given_path, thinking)
-        finally:
-            self._num_waiting -= 1
+        ends = await queue.run(caller, lambda: self._ends(wanted, given, given_path, thinking))
         self._remember(wanted.grammar)
         return ends
 
@@ -74,7 +65,7 @@ class GrammarGate:
             self._passed.popitem(last=False)
 
     def close(self) -> None:
-        if isinstance(self._check, CheckProcess):
+        if isinstance(self._check, CheckProcesses):
             self._check.close()
 
     def _ends(

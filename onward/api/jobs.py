@@ -4,7 +4,6 @@ Whoever asks, a request is an `Attempt`: of a plain client's we fix id, seed and
 before. That is all that is needed to go on with it later, here or elsewhere. Knows nothing of HTTP.
 """
 
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -30,6 +29,7 @@ from onward.api.tasks import Tasks
 from onward.api.thinking import check_ends
 from onward.api.tool_grammar import structure_of
 from onward.api.unknown_fields import UnknownFields
+from onward.api.work_queues import ByTemplate, WorkQueues
 from onward.chance import SEED_BITS, Chance
 from onward.clock import Clock
 from onward.config import ApiConfig
@@ -53,8 +53,8 @@ class Backend:
     prompts: Prompts
     client: EngineClient
     clock: Clock
-    threads: Executor
-    """For templates and tokenizing, which may take long and must not hold up anybody's tokens."""
+    queues: WorkQueues
+    """For texts, grammars and templates, which may take long and must not hold up anybody's tokens."""
     unknown_fields: UnknownFields
     chance: Chance
     fullness: Fullness
@@ -134,7 +134,9 @@ class Jobs:
         self._backend = backend
         self._bounds = bounds_of(backend)
 
-    def of_client(self, identity: Identity, body: bytes, cursor: Cursor | None = None) -> Prepared:
+    def of_client(
+        self, identity: Identity, body: bytes, cursor: Cursor | None = None
+    ) -> Prepared | ByTemplate[Prepared]:
         """Runs in a thread. With a cursor, the client has the answer up to there, and nobody else has it."""
         request, unknown = self.dialect.decode(body, self._bounds)
         if self._backend.config.strict_fields and cursor is None:
@@ -157,9 +159,9 @@ class Jobs:
         )
         if cursor is not None:
             attempt = made_again(attempt, request, cursor)
-        return self._prepared(attempt, request, unknown, identity.started_at_s, is_routed=False)
+        return self._prepared_or_apart(attempt, request, unknown, identity.started_at_s, is_routed=False)
 
-    def of_attempt(self, attempt: Attempt, started_at_s: float, *, is_routed: bool) -> Prepared:
+    def of_attempt(self, attempt: Attempt, started_at_s: float, *, is_routed: bool) -> Prepared | ByTemplate[Prepared]:
         """Runs in a thread."""
         request, unknown = self.dialect.decode(attempt.body, self._bounds)
         # A stream that has begun elsewhere is continued, however strict this instance is.
@@ -167,7 +169,7 @@ class Jobs:
         if is_new and (self._backend.config.strict_fields or attempt.strict_fields):
             refuse_unknown(unknown)
         self._check(attempt, request)
-        return self._prepared(attempt, request, unknown, started_at_s, is_routed=is_routed)
+        return self._prepared_or_apart(attempt, request, unknown, started_at_s, is_routed=is_routed)
 
     def start(self, prepared: Prepared, limits: WorkerHello) -> Job:
         """Asks the engine for whatever is not there yet."""
@@ -205,6 +207,21 @@ class Jobs:
         is_new = not (prepared.is_routed or prepared.is_continued)
         return self._backend.client.open(orders, is_new=is_new, with_nudges=prepared.is_routed)
 
+    def _prepared_or_apart(
+        self,
+        attempt: Attempt,
+        request: GenerationRequest,
+        unknown: tuple[str, ...],
+        started_at_s: float,
+        *,
+        is_routed: bool,
+    ) -> Prepared | ByTemplate[Prepared]:
+        def prepared() -> Prepared:
+            return self._prepared(attempt, request, unknown, started_at_s, is_routed=is_routed)
+
+        renders = request.own_template is not None and attempt.prompt_token_ids is None
+        return ByTemplate(prepared) if renders else prepared()
+
     def _prepared(
         self,
         attempt: Attempt,
@@ -241,10 +258,9 @@ class Jobs:
         min_tokens = prepared.request.min_tokens or 0
         given = [text_before_end(choice.token_ids, ends, min_tokens) for choice in given_of(prepared)]
         path = "choices" if prepared.attempt.choices else prepared.request.resumed_field
-        gate = self._backend.prompts.gate
-        return replace(
-            prepared, grammar_ends=await gate.pass_through(prepared.structure, given, path, prepared.thinking)
-        )
+        gate, queue, caller = self._backend.prompts.gate, self._backend.queues.grammars, prepared.attempt.caller
+        passed = gate.pass_through(queue, caller, prepared.structure, given, path, prepared.thinking)
+        return replace(prepared, grammar_ends=await passed)
 
     def _deadline(self, request: GenerationRequest) -> float | None:
         if request.deadline_ms is not None:

@@ -17,6 +17,7 @@ import uvloop
 from onward import log
 from onward.api.process import Api, Rim
 from onward.api.prompts import Prompts
+from onward.api.work_queues import TEMPLATES
 from onward.chance import SystemChance
 from onward.clock import SystemClock
 from onward.errors import OnwardError
@@ -27,9 +28,7 @@ from onward.transport.shelf import ShelfSocket
 from onward.transport.zmq import EngineSocket
 from onward.web.connections import Bounds
 from onward.web.server import HttpServer, tls_of
-from onward.web.template_jail import TemplateJail
-
-NUM_TEXT_THREADS = 2
+from onward.web.template_jail import TemplateJails
 
 
 async def _serve(start: StartApi, channel: ControlChannel, prompts: Prompts) -> None:
@@ -39,7 +38,7 @@ async def _serve(start: StartApi, channel: ControlChannel, prompts: Prompts) -> 
         connect=lambda address: EngineSocket(address, start.incarnation),
         connect_shelf=lambda address: ShelfSocket(address, start.incarnation),
         new_session=aiohttp.ClientSession,
-        threads=ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text"),
+        new_threads=lambda num, name: ThreadPoolExecutor(num, thread_name_prefix=name),
         stop_server=lambda grace_s, at_its_end: server.stop(grace_s, at_its_end),
         leave_at_once=_leave_at_once,
     )
@@ -68,11 +67,11 @@ def main() -> None:
     assert isinstance(start, StartApi), "the first message says what to be"
     log.set_up(f"api-{start.index}", start.config.log_level)
     try:
-        jail = TemplateJail() if start.config.trust_request_chat_template else None
+        jails = TemplateJails(TEMPLATES.running) if start.config.trust_request_chat_template else None
         config = start.config
         prompts = Prompts(
             read_text(start.model),
-            jail,
+            jails,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
             max_tokens=start.model.config.max_position_embeddings,

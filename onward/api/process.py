@@ -5,7 +5,6 @@
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import aiohttp
@@ -24,6 +23,7 @@ from onward.api.streams import Streams
 from onward.api.supervisor_link import Channel, SupervisorLink
 from onward.api.tasks import Tasks
 from onward.api.unknown_fields import UnknownFields
+from onward.api.work_queues import NewThreads, work_queues
 from onward.chance import Chance
 from onward.clock import Clock
 from onward.obs.metrics import Registry
@@ -45,7 +45,7 @@ class Rim:
     """To the engine at this address."""
     connect_shelf: Callable[[str], ShelfWire]
     new_session: Callable[[], aiohttp.ClientSession]
-    threads: Executor
+    new_threads: NewThreads
     stop_server: Callable[[float, Callable[[], object]], None]
     """No new connections; what is under way has the grace, and at its end somebody is called."""
     leave_at_once: Callable[[], None]
@@ -68,7 +68,7 @@ class Api:
             prompts=prompts,
             client=self._client,
             clock=rim.clock,
-            threads=rim.threads,
+            queues=work_queues(rim.new_threads, rim.clock),
             unknown_fields=UnknownFields(unknown_fields),
             chance=rim.chance,
             fullness=Fullness(rim.clock, registry),

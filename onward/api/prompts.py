@@ -20,16 +20,16 @@ from onward.text.tool_messages import Message
 from onward.web.body import wrong
 from onward.web.template_child import Job
 from onward.web.template_fields import rendering_of
-from onward.web.template_jail import TemplateJail
+from onward.web.template_jail import TemplateJails
 
 
 class Prompts:
-    """`jail`: where templates of clients are rendered."""
+    """`jails`: where templates of clients are rendered."""
 
     def __init__(
         self,
         text: ModelText,
-        jail: TemplateJail | None = None,
+        jails: TemplateJails | None = None,
         new_gate: Callable[[ModelText, Tokenizer | None], GrammarGate] = GrammarGate,
         tool_call_parser: ToolCallParser = "auto",
         reasoning_parser: ReasoningParser = "auto",
@@ -39,7 +39,7 @@ class Prompts:
         self.max_tokens = max_tokens
         self.tokens = PromptTokens(text)
         self._text = text
-        self._jail = jail
+        self._jails = jails
         self._tokenizer = self.tokens.tokenizer
         self._table = self._tokenizer.table if self._tokenizer else TokenTable([])
         self.names = TokenNames(self._table)
@@ -80,8 +80,8 @@ class Prompts:
             raise _of_field(error, path) from error
 
     def _by_template(self, source: str, created_s: int) -> Renderer:
-        jail, text = self._jail, self._text
-        assert jail is not None, "checked with the request"
+        jails, text = self._jails, self._text
+        assert jails is not None, "checked with the request"
 
         def render(messages: list[Message], rendering: Rendering) -> str:
             job = Job(
@@ -94,7 +94,7 @@ class Prompts:
                 tools=rendering.tools,
                 variables=rendering.variables,
             )
-            return jail.render(job)
+            return jails.render(job)
 
         return Renderer.of(source, render)
 

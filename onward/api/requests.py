@@ -50,6 +50,11 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
     """Whether the usage tells what became of the drafts."""
 
     @property
+    def own_template(self) -> str | None:
+        """The client's, instead of the model's."""
+        return None
+
+    @property
     def max_drafts(self) -> int | None:
         return None if self.speculative is None else self.speculative.num_draft_tokens
 
@@ -196,6 +201,10 @@ class ChatRequest(TextRequest, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     thinking_budget: int | None = None
     """Tokens that the model may think for."""
+
+    @property
+    def own_template(self) -> str | None:
+        return self.chat_template
 
     @property
     def output_limit(self) -> int | None:

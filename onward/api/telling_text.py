@@ -1,7 +1,5 @@
 """The model's tokenizer and chat template, for routers that tokenize prompts themselves."""
 
-import asyncio
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,6 +9,7 @@ from onward.api.jobs import Backend
 from onward.api.proven import Proven
 from onward.proto.router import AskText
 from onward.text.prompt_tokens import read_text
+from onward.web.callers import CLUSTER
 
 
 class TellingText:
@@ -21,6 +20,5 @@ class TellingText:
 
     async def tell(self, request: Request) -> Response:
         await proven_message(request, self._proven, self._decoder)
-        loop = asyncio.get_running_loop()
-        text = await loop.run_in_executor(self._backend.threads, read_text, self._backend.model)
+        text = await self._backend.queues.texts.run(CLUSTER.name, lambda: read_text(self._backend.model))
         return Response(msgspec.msgpack.encode(text), media_type=MSGPACK)

@@ -4,7 +4,6 @@ The shapes are vLLM's. A token's text is its bytes read as UTF-8 by themselves, 
 asked at paths of their own, by those who hold the cluster's key.
 """
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -16,15 +15,15 @@ from onward.api.jobs import Backend, bounds_of
 from onward.api.openai import check_model
 from onward.api.proven import Proven
 from onward.api.request_checks import check_chat_template, check_messages, check_token_ids
-from onward.errors import InvalidRequest, Overloaded
+from onward.api.work_queues import ByTemplate
+from onward.errors import InvalidRequest
+from onward.proto.router import CALLER_HEADER
 from onward.text.prompt_tokens import ChatMessage
 from onward.web import http
 from onward.web.body import decode, wrong
+from onward.web.callers import CLUSTER, caller_of
 from onward.web.responses import json_response
 from onward.web.template_fields import ChatFields, rendering_of
-
-MAX_OPEN = 128
-"""Questions that wait for the threads, which others need too."""
 
 
 class TokenizeRequest(ChatFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,19 +50,18 @@ class Tokenizing:
         self._backend = backend
         self._proven = proven
         self._bounds = bounds_of(backend)
-        self._num_open = 0
 
     async def tokenize(self, request: Request) -> Response:
-        return await self._answered(self._tokenized, await self._body(request))
+        return await self._answered(caller_of(request.scope).name, self._tokenized, await self._body(request))
 
     async def detokenize(self, request: Request) -> Response:
-        return await self._answered(self._detokenized, await self._body(request))
+        return await self._answered(caller_of(request.scope).name, self._detokenized, await self._body(request))
 
     async def tokenize_for_router(self, request: Request) -> Response:
-        return await self._answered(self._tokenized, await self._proven_body(request))
+        return await self._answered(_routers_caller(request), self._tokenized, await self._proven_body(request))
 
     async def detokenize_for_router(self, request: Request) -> Response:
-        return await self._answered(self._detokenized, await self._proven_body(request))
+        return await self._answered(_routers_caller(request), self._detokenized, await self._proven_body(request))
 
     async def _body(self, request: Request) -> bytes:
         try:
@@ -74,19 +72,17 @@ class Tokenizing:
     async def _proven_body(self, request: Request) -> bytes:
         return await self._proven.body(request, self._backend.config.max_body_bytes)
 
-    async def _answered(self, answer: Callable[[bytes], dict[str, Any]], body: bytes) -> Response:
-        if self._num_open >= MAX_OPEN:
-            raise Overloaded("too many texts are waiting to be tokenized; try again later", retry_after_s=1.0)
-        self._num_open += 1
-        try:
-            loop = asyncio.get_running_loop()
-            return json_response(await loop.run_in_executor(self._backend.threads, answer, body))
-        finally:
-            self._num_open -= 1
+    async def _answered(
+        self, caller: str, answer: Callable[[bytes], dict[str, Any] | ByTemplate[dict[str, Any]]], body: bytes
+    ) -> Response:
+        return json_response(await self._backend.queues.run_text(caller, lambda: answer(body), len(body)))
 
-    def _tokenized(self, body: bytes) -> dict[str, Any]:
+    def _tokenized(self, body: bytes) -> dict[str, Any] | ByTemplate[dict[str, Any]]:
         asked = decode(body, _tokenize)
         self._check_model(asked.model)
+        return self._told(asked) if asked.chat_template is None else ByTemplate(lambda: self._told(asked))
+
+    def _told(self, asked: TokenizeRequest) -> dict[str, Any]:
         token_ids = self._of_chat(asked) if asked.messages is not None else self._of_prompt(asked)
         names = self._backend.prompts.names
         return {
@@ -127,3 +123,8 @@ class Tokenizing:
     def _max_model_len(self) -> int:
         worker = self._backend.client.worker
         return self._backend.model.config.max_position_embeddings if worker is None else worker.max_model_len
+
+
+def _routers_caller(request: Request) -> str:
+    """Whose work it is. That decides about turns and nothing else, so the proof need not cover it."""
+    return request.headers.get(CALLER_HEADER, CLUSTER.name)

@@ -1,10 +1,12 @@
 """Asks a child process whether a grammar can be compiled at a bearable price, before anybody else compiles it.
 
-The child is started at the first question and lives until it is killed by a grammar that is too much. Its answers are
-remembered, and so is its death: the same grammar does not kill two. It goes when we do, since its socket closes.
+A child is started at the first question and lives until it is killed by a grammar that is too much. Its answers are
+remembered, and so is its death: the same grammar does not kill two. It goes when we do, since its socket closes. There are
+several, so that a grammar that takes seconds does not delay another caller's; a further one is started when it is needed.
 """
 
 import hashlib
+import queue
 import signal
 import socket
 import subprocess
@@ -49,25 +51,59 @@ class ChildLost(Exception):
         """What that says of the grammar, if it is the grammar's doing."""
 
 
-class CheckProcess:
-    """Threads may share it; one question is answered at a time."""
+class CheckProcesses:
+    """Threads may share them: so many questions are answered at a time."""
 
-    def __init__(self, tokenizer_spec: str) -> None:
-        self._spec = tokenizer_spec
-        self._child: Child | None = None
-        self._lock = threading.Lock()
+    def __init__(self, tokenizer_spec: str, num: int = 1) -> None:
+        self._all = [CheckProcess(tokenizer_spec) for _ in range(num)]
+        self._idle: queue.LifoQueue[CheckProcess] = queue.LifoQueue()
+        for one in self._all:
+            self._idle.put(one)
         self._remembered: OrderedDict[bytes, str | None] = OrderedDict()
+        self._lock = threading.Lock()
 
     def check(self, grammar: Grammar) -> None:
         """Raises `GrammarRefused`."""
         encoded = msgspec.msgpack.encode(grammar)
         key = hashlib.blake2b(encoded, digest_size=16).digest()
         with self._lock:
-            if key not in self._remembered:
-                self._remember(key, self._ask(encoded))
-            problem = self._remembered[key]
+            is_known, problem = key in self._remembered, self._remembered.get(key)
+        if not is_known:
+            problem = self._asked(encoded)
+            self._remember(key, problem)
         if problem is not None:
             raise GrammarRefused(problem)
+
+    def close(self) -> None:
+        for one in self._all:
+            one.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the children that there are."""
+        return [one.pid for one in self._all if one.pid is not None]
+
+    def _asked(self, encoded: bytes) -> str | None:
+        process = self._idle.get()
+        try:
+            return process.ask(encoded)
+        finally:
+            self._idle.put(process)
+
+    def _remember(self, key: bytes, problem: str | None) -> None:
+        with self._lock:
+            self._remembered[key] = problem
+            while len(self._remembered) > MAX_REMEMBERED:
+                self._remembered.popitem(last=False)
+
+
+class CheckProcess:
+    """One question is answered at a time."""
+
+    def __init__(self, tokenizer_spec: str) -> None:
+        self._spec = tokenizer_spec
+        self._child: Child | None = None
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         with self._lock:
@@ -78,10 +114,10 @@ class CheckProcess:
         """Of the child, while there is one."""
         return None if self._child is None else self._child.process.pid
 
-    def _remember(self, key: bytes, problem: str | None) -> None:
-        self._remembered[key] = problem
-        while len(self._remembered) > MAX_REMEMBERED:
-            self._remembered.popitem(last=False)
+    def ask(self, encoded: bytes) -> str | None:
+        """What is wrong with the grammar. None: it can be compiled."""
+        with self._lock:
+            return self._ask(encoded)
 
     def _ask(self, encoded: bytes) -> str | None:
         for _ in range(MAX_STARTS):

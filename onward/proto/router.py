@@ -42,6 +42,8 @@ from onward.proto.request import CallerLimits, ErrorInfo
 from onward.proto.step import TokenLogprobs
 
 PROOF_HEADER = "x-onward-proof"
+CALLER_HEADER = "x-onward-caller"
+"""For whom a router asks, where the message does not say it."""
 IGNORED_FIELDS_HEADER = "x-onward-ignored-fields"
 """Of an answer: the names of the request's fields that the instance does not know. A router passes it on."""
 ATTEMPT_PATH = "/internal/attempt"

@@ -13,6 +13,7 @@ from onward.proto.router import DETOKENIZE_PATH, TOKENIZE_PATH
 from onward.router.failures import info_from_body
 from onward.router.serving import Serving
 from onward.web import http
+from onward.web.callers import caller_of
 from onward.web.failures import error_headers
 
 MAX_ASKED = 3
@@ -32,7 +33,8 @@ class PassingOn:
             raise InvalidRequest("whoever asked has gone") from None
         serving = self._serving
         for replica in serving.core.takers(serving.clock.now_s())[:MAX_ASKED]:
-            answer = await serving.upstream.pass_on(replica.url, PATHS[request.scope["path"]], body)
+            path, caller = PATHS[request.scope["path"]], caller_of(request.scope).name
+            answer = await serving.upstream.pass_on(replica.url, path, body, caller=caller)
             if answer is not None and answer.status < 500:
                 told, status = answer.body, answer.status
                 headers = error_headers(info_from_body(told, status)) if status >= 400 else {}

@@ -4,7 +4,6 @@ A request of which no ids can be made goes on as it came: the instance makes the
 Exists only where a policy is `prefix`.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -14,21 +13,23 @@ from typing import Any
 
 import msgspec
 
-from onward.errors import OnwardError
+from onward.errors import OnwardError, Overloaded
 from onward.obs.metrics import Registry
 from onward.router.serving import Serving
 from onward.router.stream import Origin
 from onward.router.tokenizer_source import TokenizerSource
 from onward.text.prompt_tokens import ChatMessage, PromptTokens
 from onward.web import response_ids
+from onward.web.fair_order import QueueBounds
+from onward.web.fair_queue import FairQueue
 from onward.web.response_items import messages_of, tool_choice_of, tools_of
 from onward.web.template_fields import ChatFields, ReasoningEffort, rendering_of
 from onward.web.tooling import check_tool_messages
 
 MAX_INLINE_BYTES = 4 << 10
 """A longer body, of a millisecond or more, must not hold up everybody's tokens: it goes to a thread."""
-MAX_QUEUED = 64
-"""For the thread. Beyond, the instances share the work."""
+TEXTS = QueueBounds(running=2, running_per_caller=1, waiting=64, waiting_per_caller=16, bytes_per_caller=32 << 20)
+"""Of longer bodies. Beyond, the instances share the work."""
 CPU_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 REFUSED, BUSY = "refused", "busy"
 
@@ -98,11 +99,11 @@ _MAKERS: dict[str, _Make] = {
 
 
 class Tokenizing:
-    def __init__(self, serving: Serving, registry: Registry, thread: Executor | None = None) -> None:
+    def __init__(self, serving: Serving, registry: Registry, threads: Executor | None = None) -> None:
         self._serving = serving
-        self._thread = thread or ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
-        self._num_queued = 0
-        self.source = TokenizerSource(serving, self._thread)
+        threads = threads or ThreadPoolExecutor(TEXTS.running, thread_name_prefix="tokenizing")
+        self._texts = FairQueue(threads, TEXTS, serving.clock, "texts")
+        self.source = TokenizerSource(serving, threads)
         self.cpu = registry.histogram(
             "onward_router_tokenize_seconds", "Processor time of making a prompt's token ids", CPU_BOUNDS_S
         )
@@ -131,18 +132,15 @@ class Tokenizing:
     async def _made(self, make: _Make, tokens: PromptTokens, origin: Origin) -> list[int] | None:
         if len(origin.body) <= MAX_INLINE_BYTES:
             token_ids, cpu_s = _timed(make, tokens, origin, self._max_tokens())
-        elif self._num_queued >= MAX_QUEUED:
-            self.untokenized.inc(BUSY)
-            return None
         else:
-            self._num_queued += 1
+            max_tokens = self._max_tokens()
             try:
-                loop = asyncio.get_running_loop()
-                token_ids, cpu_s = await loop.run_in_executor(
-                    self._thread, _timed, make, tokens, origin, self._max_tokens()
+                token_ids, cpu_s = await self._texts.run(
+                    origin.caller, lambda: _timed(make, tokens, origin, max_tokens), len(origin.body)
                 )
-            finally:
-                self._num_queued -= 1
+            except Overloaded:
+                self.untokenized.inc(BUSY)
+                return None
         self.cpu.observe(cpu_s)
         if token_ids is None:
             self.untokenized.inc(REFUSED)

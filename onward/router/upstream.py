@@ -14,6 +14,7 @@ from onward.clock import Clock
 from onward.proto.model import ModelText
 from onward.proto.router import (
     ATTEMPT_PATH,
+    CALLER_HEADER,
     FIND_PATH,
     IGNORED_FIELDS_HEADER,
     PROBE_PATH,
@@ -108,9 +109,13 @@ class Upstream:
         except msgspec.MsgspecError:
             return None
 
-    async def pass_on(self, url: str, path: str, body: bytes, timeout_s: float = PASS_ON_TIMEOUT_S) -> "Passed | None":
+    async def pass_on(
+        self, url: str, path: str, body: bytes, timeout_s: float = PASS_ON_TIMEOUT_S, caller: str | None = None
+    ) -> "Passed | None":
         """A client's question, and the answer whatever its status. None: there is none."""
         headers = {"content-type": "application/json"} | self._proof("POST", path, body)
+        if caller is not None:
+            headers[CALLER_HEADER] = caller
         try:
             async with (
                 asyncio.timeout(timeout_s),

@@ -83,7 +83,7 @@ class ApiNode:
             connect=lambda address: Socket(addresses.apis.get(address), process, start.incarnation),
             connect_shelf=lambda address: Socket(addresses.shelves.get(address), process, start.incarnation),
             new_session=lambda: cast(Any, Session(web, process)),
-            threads=Inline(),
+            new_threads=lambda num, name: Inline(),
             stop_server=self._stop,
             leave_at_once=process.kill,
         )

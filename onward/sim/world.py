@@ -11,7 +11,6 @@ from onward.api.prompts import Prompts
 from onward.config import RouterConfig
 from onward.proto.model import ModelText
 from onward.sim import faults, responses, tenants, vocabulary
-from onward.sim.api_node import Inline
 from onward.sim.chance import Chance
 from onward.sim.data_plane import CanaryDied, PlaneNetwork
 from onward.sim.engine_wires import Addresses
@@ -48,7 +47,7 @@ def run(scenario: Scenario, *, keeps_lines: bool = False, keeps_messages: bool =
 @cache
 def _prompts() -> Prompts:
     def new_gate(text: ModelText, tokenizer: Tokenizer | None) -> GrammarGate:
-        return GrammarGate(text, tokenizer, vocabulary.grammars(), Inline())
+        return GrammarGate(text, tokenizer, vocabulary.grammars())
 
     return Prompts(vocabulary.text(), new_gate=new_gate)
 

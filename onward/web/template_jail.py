@@ -8,6 +8,7 @@ Only the operating system can stop that. The price is about 6 ms, for a fork and
 
 import contextlib
 import os
+import queue
 import select
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import time
 
 import msgspec
 
-from onward.errors import InvalidRequest, Overloaded
+from onward.errors import InvalidRequest
 from onward.web.template_child import MAX_FRAME_BYTES, PREFIX_BYTES, Answer, Job, frame
 
 MAX_TEMPLATE_CHARS = 64 << 10
@@ -25,8 +26,30 @@ MAX_TEMPLATE_CHARS = 64 << 10
 _ANSWER_WITHIN_S = 5.0
 """Of real time, for one second of processor time on a busy machine."""
 _STARTED_WITHIN_S = 30.0
-_WAIT_FOR_TURN_S = 5.0
 _READ_BYTES = 1 << 20
+
+
+class TemplateJails:
+    """Several, so that a template that takes a second does not delay another caller's. Further ones are started when they
+    are needed."""
+
+    def __init__(self, num: int) -> None:
+        self._all = [TemplateJail() for _ in range(num)]
+        self._idle: queue.LifoQueue[TemplateJail] = queue.LifoQueue()
+        for one in self._all:
+            self._idle.put(one)
+
+    def render(self, job: Job) -> str:
+        """As `TemplateJail.render`."""
+        jail = self._idle.get()
+        try:
+            return jail.render(job)
+        finally:
+            self._idle.put(jail)
+
+    def close(self) -> None:
+        for one in self._all:
+            one.close()
 
 
 class TemplateJail:
@@ -41,12 +64,8 @@ class TemplateJail:
         """Blocks: to be called from a thread. A 400 that names `chat_template` says why there is no prompt."""
         if len(job.source) > MAX_TEMPLATE_CHARS:
             raise _refused(f"it is longer than {MAX_TEMPLATE_CHARS} characters")
-        if not self._turn.acquire(timeout=_WAIT_FOR_TURN_S):
-            raise Overloaded("too many templates are waiting to be rendered", retry_after_s=_WAIT_FOR_TURN_S)
-        try:
+        with self._turn:
             answer = self._asked(frame(job))
-        finally:
-            self._turn.release()
         if answer.text is None:
             raise _refused(answer.error)
         return answer.text

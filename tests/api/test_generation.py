@@ -10,12 +10,14 @@ from onward.api.completions import Completions
 from onward.api.engine_client import EngineClient
 from onward.api.fullness import Fullness
 from onward.api.generation import MAX_OPEN_EXCHANGES, GenerationEndpoint, Generator
+from onward.api.identity import Identity
 from onward.api.jobs import Backend, Jobs
 from onward.api.ledger import Ledger
 from onward.api.prompts import Prompts
 from onward.api.shelf_link import ShelfLink
 from onward.api.streams import Streams
 from onward.api.unknown_fields import UnknownFields
+from onward.api.work_queues import work_queues
 from onward.chance import SystemChance
 from onward.clock import SystemClock
 from onward.config import ApiConfig
@@ -31,9 +33,8 @@ def test_open_requests_have_a_bound_and_those_that_leave_make_room(model: Prepar
         prompts = Prompts(read_text(model))
         unknown = UnknownFields(registry.counter("onward_unknown_fields_total", ""))
         with ThreadPoolExecutor(1) as threads:
-            backend = Backend(
-                ApiConfig(), model, prompts, client, clock, threads, unknown, SystemChance(), Fullness(clock, registry)
-            )
+            queues, fullness = work_queues(lambda *_: threads, clock), Fullness(clock, registry)
+            backend = Backend(ApiConfig(), model, prompts, client, clock, queues, unknown, SystemChance(), fullness)
             streams = Streams(client, clock, 60.0, ShelfLink(_no_engine, _no_fault, registry))
             generator = Generator(Jobs(Completions(prompts), "/v1/completions", backend), backend, streams)
             endpoint = GenerationEndpoint(generator, backend, streams)
@@ -65,7 +66,11 @@ async def _status(endpoint: GenerationEndpoint, arrived: asyncio.Event) -> tuple
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await endpoint({"type": "http", "method": "POST", "headers": [], "onward.identity": None}, receive, send)
+    await endpoint(
+        {"type": "http", "method": "POST", "headers": [], "onward.identity": Identity("0" * 32, 0, 0.0, 0.0)},
+        receive,
+        send,
+    )
     return sent[0]["status"], msgspec.json.decode(sent[1]["body"])["error"]["code"]
 
 

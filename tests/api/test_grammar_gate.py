@@ -2,19 +2,22 @@
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import pytest
 
-from onward.api.grammar_gate import MAX_WAITING, GrammarGate
+from onward.api.grammar_gate import GrammarGate
 from onward.api.structured import Wanted
+from onward.api.work_queues import GRAMMARS
+from onward.clock import SystemClock
 from onward.errors import InvalidRequest, Overloaded
 from onward.proto.sampling import Grammar
 from onward.proto.thinking import ThinkingRule
 from onward.sim import vocabulary
 from onward.sim.api_node import Inline
 from onward.text.tokenizer import Tokenizer
+from onward.web.fair_queue import FairQueue
 
 TEXT = vocabulary.text()
 TOKENIZER = Tokenizer(TEXT.tokenizer or "")
@@ -22,11 +25,15 @@ WANTED = Wanted(Grammar("regex", "abc|abcde"), "guided_regex")
 
 
 def gate(tokenizer: Tokenizer | None = TOKENIZER) -> GrammarGate:
-    return GrammarGate(TEXT, tokenizer, vocabulary.grammars(), Inline())
+    return GrammarGate(TEXT, tokenizer, vocabulary.grammars())
+
+
+def queue(threads: Executor | None = None) -> FairQueue:
+    return FairQueue(threads or Inline(), GRAMMARS, SystemClock(), "grammars")
 
 
 def ends(given: Sequence[Sequence[int]], wanted: Wanted = WANTED, path: str = "generated_token_ids") -> Any:
-    return asyncio.run(gate().pass_through(wanted, given, path))
+    return asyncio.run(gate().pass_through(queue(), "", wanted, given, path))
 
 
 def ids(text: str) -> list[int]:
@@ -55,28 +62,30 @@ def test_a_grammar_that_cannot_be_used_is_refused_under_the_field_that_asks_for_
 
 def test_a_model_without_a_tokenizer_has_no_grammars() -> None:
     with pytest.raises(InvalidRequest) as refused:
-        asyncio.run(gate(None).pass_through(WANTED, [[]], ""))
+        asyncio.run(gate(None).pass_through(queue(), "", WANTED, [[]], ""))
     assert refused.value.param == "guided_regex"
 
 
-def test_grammars_that_wait_have_a_bound() -> None:
+def test_grammars_that_wait_have_a_bound_for_each_caller() -> None:
     class Never(Inline):  # nothing is ever done
         def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
             return Future()
 
     async def scenario() -> None:
-        busy = GrammarGate(TEXT, TOKENIZER, vocabulary.grammars(), Never())
-        waiting = [asyncio.ensure_future(busy.pass_through(WANTED, [[]], "")) for _ in range(MAX_WAITING)]
+        one, grammars = gate(), queue(Never())
+
+        def ask(caller: str) -> "asyncio.Task[Any]":
+            return asyncio.ensure_future(one.pass_through(grammars, caller, WANTED, [[]], ""))
+
+        waiting = [ask("a") for _ in range(1 + GRAMMARS.waiting_per_caller)]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded):
-            await busy.pass_through(WANTED, [[]], "")
-        waiting[0].cancel()
-        await asyncio.wait(waiting[:1])
-        another = asyncio.ensure_future(busy.pass_through(WANTED, [[]], ""))
+            await ask("a")
+        another = ask("b")
         await asyncio.sleep(0)
         assert not another.done()
-        for one in (*waiting, another):
-            one.cancel()
+        for one_of_all in (*waiting, another):
+            one_of_all.cancel()
         await asyncio.wait([*waiting, another])
 
     asyncio.run(scenario())
@@ -92,10 +101,10 @@ def test_a_grammar_that_has_passed_does_not_wait_again() -> None:
 
     async def scenario() -> int:
         threads = Counting()
-        one = GrammarGate(TEXT, TOKENIZER, vocabulary.grammars(), threads)
+        one, grammars = gate(), queue(threads)
         for _ in range(3):
-            assert await one.pass_through(WANTED, [[], []], "") == (None, None)
-        assert await one.pass_through(WANTED, [ids("abcde")], "") == (len(ids("abcde")),)
+            assert await one.pass_through(grammars, "", WANTED, [[], []], "") == (None, None)
+        assert await one.pass_through(grammars, "", WANTED, [ids("abcde")], "") == (len(ids("abcde")),)
         return threads.num
 
     assert asyncio.run(scenario()) == 2
@@ -105,8 +114,8 @@ def test_thinking_is_no_part_of_what_the_grammar_is_about() -> None:
     begin, end = ids("x")[0], ids("b")[0]
     rule = ThinkingRule((begin,), (end,))
     given = [[begin], [begin, end, *ids("abc")], [begin, *ids("ac"), end, *ids("abcde")], ids("abcde")]
-    found = asyncio.run(gate().pass_through(WANTED, given, "generated_token_ids", rule))
+    found = asyncio.run(gate().pass_through(queue(), "", WANTED, given, "generated_token_ids", rule))
     assert found == (None, None, len(given[2]), len(given[3]))
     with pytest.raises(InvalidRequest) as refused:
-        asyncio.run(gate().pass_through(WANTED, [[begin, end, *ids("ax")]], "generated_token_ids", rule))
+        asyncio.run(gate().pass_through(queue(), "", WANTED, [[begin, end, *ids("ax")]], "generated_token_ids", rule))
     assert refused.value.param == "generated_token_ids[3]"

@@ -117,7 +117,7 @@ async def app_of(model: PreparedModel, threads: ThreadPoolExecutor) -> Starlette
         connect=never,
         connect_shelf=never,
         new_session=aiohttp.ClientSession,
-        threads=threads,
+        new_threads=lambda *_: threads,
         stop_server=never,
         leave_at_once=never,
     )

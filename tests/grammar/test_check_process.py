@@ -4,10 +4,11 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from onward.grammar.check_process import TOO_LARGE, CheckProcess
+from onward.grammar.check_process import TOO_LARGE, CheckProcesses
 from onward.grammar.faults import GrammarRefused
 from onward.proto.sampling import Grammar
 from onward.sim import vocabulary
@@ -25,13 +26,13 @@ DEEP = Grammar(
 
 
 @pytest.fixture
-def process() -> Iterator[CheckProcess]:
-    process = CheckProcess(vocabulary.text().tokenizer or "")
+def process() -> Iterator[CheckProcesses]:
+    process = CheckProcesses(vocabulary.text().tokenizer or "")
     yield process
     process.close()
 
 
-def problem(process: CheckProcess, grammar: Grammar) -> str | None:
+def problem(process: CheckProcesses, grammar: Grammar) -> str | None:
     try:
         process.check(grammar)
     except GrammarRefused as refused:
@@ -40,39 +41,58 @@ def problem(process: CheckProcess, grammar: Grammar) -> str | None:
 
 
 @pytest.mark.parametrize("grammar", [HUGE, DEEP], ids=["huge", "deep"])
-def test_what_is_too_much_ends_the_child_and_nobody_else(process: CheckProcess, grammar: Grammar) -> None:
+def test_what_is_too_much_ends_the_child_and_nobody_else(process: CheckProcesses, grammar: Grammar) -> None:
     assert problem(process, FINE) is None
-    first = process.pid
+    [first] = process.pids
     refused = problem(process, grammar)
     assert refused is not None
     assert refused == TOO_LARGE or "compile" in refused
-    assert process.pid is None
+    assert process.pids == []
     assert problem(process, Grammar("regex", "abc")) is None
-    second = process.pid
-    assert second not in (None, first)
+    [second] = process.pids
+    assert second != first
     assert problem(process, grammar) == refused
-    assert process.pid == second, "its end is remembered"
+    assert process.pids == [second], "its end is remembered"
 
 
-def test_what_is_wrong_is_told_and_the_child_goes_on(process: CheckProcess) -> None:
+def test_what_is_wrong_is_told_and_the_child_goes_on(process: CheckProcesses) -> None:
     assert problem(process, FINE) is None
-    child = process.pid
+    [child] = process.pids
     assert problem(process, Grammar("json_schema", json.dumps({"unevaluatedItems": False}))) is not None
     assert "contains" in (problem(process, Grammar("json_schema", '{"contains": {}}')) or "")
-    assert process.pid == child
+    assert process.pids == [child]
 
 
-def test_a_child_that_somebody_kills_says_nothing_about_the_grammar(process: CheckProcess) -> None:
+def test_a_child_that_somebody_kills_says_nothing_about_the_grammar(process: CheckProcesses) -> None:
     assert problem(process, FINE) is None
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
+    [child] = process.pids
+    os.kill(child, signal.SIGKILL)
     assert problem(process, Grammar("regex", "abc")) is None
 
 
-def test_the_child_goes_when_its_owner_closes(process: CheckProcess) -> None:
+def test_the_child_goes_when_its_owner_closes(process: CheckProcesses) -> None:
     assert problem(process, FINE) is None
-    child = process.pid
-    assert child is not None
+    [child] = process.pids
     process.close()
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+
+
+def test_a_grammar_that_takes_long_does_not_delay_another() -> None:
+    processes = CheckProcesses(vocabulary.text().tokenizer or "", 2)
+    try:
+        assert problem(processes, FINE) is None
+        [child] = processes.pids
+        os.kill(child, signal.SIGSTOP)  # as one that takes long, for as long as it takes here
+        os.waitid(os.P_PID, child, os.WSTOPPED)
+        with ThreadPoolExecutor(1) as threads:
+            slow = threads.submit(problem, processes, Grammar("regex", "slow"))
+            while processes._idle.qsize() == 2:
+                os.sched_yield()
+            assert problem(processes, Grammar("regex", "quick")) is None
+            assert not slow.done()
+            assert len(processes.pids) == 2
+            os.kill(child, signal.SIGCONT)
+            assert slow.result() is None
+    finally:
+        processes.close()

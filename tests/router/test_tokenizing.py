@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from onward.router.core import Dispatch, RouterCore
 from onward.router.events import Advance
 from onward.router.origin import stream_of_record
 from onward.router.stream import Cause, Origin
-from onward.router.tokenizing import BUSY, MAX_INLINE_BYTES, MAX_QUEUED, Tokenizing
+from onward.router.tokenizing import BUSY, MAX_INLINE_BYTES, TEXTS, Tokenizing
 from tests.api.small_model import chat_prompt
 from tests.router.harness import CHAT, Router, assert_seamless, running_router
 from tests.router.members import registration
@@ -223,26 +224,30 @@ def test_a_long_prompt_is_tokenized_aside() -> None:
     uvloop.run(scenario())
 
 
-def test_when_too_many_long_prompts_wait_the_instances_share_the_work() -> None:
-    async def scenario(thread: ThreadPoolExecutor, gate: threading.Event) -> None:
+def test_when_too_many_long_prompts_of_a_caller_wait_the_instances_share_the_work() -> None:
+    async def scenario(threads: ThreadPoolExecutor, gate: threading.Event) -> None:
         a = TextInstance("a")
         async with running_router(a, policy="prefix") as router:
-            tokenizing = Tokenizing(router.process.serving, Registry(), thread)
+            tokenizing = Tokenizing(router.process.serving, Registry(), threads)
             assert (await tokenizing.with_ids(origin(b'{"prompt":"short"}'))).prompt_token_ids == [*b"short"]
-            thread.submit(gate.wait, 10)
+            threads.submit(gate.wait, 10)
             long = origin(msgspec.json.encode({"prompt": "long " * MAX_INLINE_BYTES}))
-            waiting = [asyncio.create_task(tokenizing.with_ids(long)) for _ in range(MAX_QUEUED)]
+            waiting = [asyncio.create_task(tokenizing.with_ids(long)) for _ in range(1 + TEXTS.waiting_per_caller)]
             await asyncio.sleep(0)
             assert (await tokenizing.with_ids(long)) is long
             assert tokenizing.untokenized.value(BUSY) == 1
+            another = asyncio.create_task(tokenizing.with_ids(replace(long, caller="another")))
+            await asyncio.sleep(0)
+            assert tokenizing.untokenized.value(BUSY) == 1
             gate.set()
+            assert (await another).prompt_token_ids
             assert all(one.prompt_token_ids for one in await asyncio.gather(*waiting))
             assert (await tokenizing.with_ids(long)).prompt_token_ids
 
     gate = threading.Event()
-    with ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1) as threads:
         try:
-            uvloop.run(scenario(thread, gate))
+            uvloop.run(scenario(threads, gate))
         finally:
             gate.set()
 

@@ -13,6 +13,7 @@ from onward.api.requests import Bounds, ChatRequest
 from onward.api.responses.request import ResponseRequest, decode_response, in_its_words
 from onward.api.responses.step_text import StepText
 from onward.api.responses.writer import ResponseWriter
+from onward.api.work_queues import ByTemplate
 from onward.errors import ClientError
 from onward.proto.cursor import Cursor
 from onward.proto.router import Attempt
@@ -51,11 +52,13 @@ class Responses:
 class ResponseJobs(Jobs):
     """Jobs whose complaints name the fields of a response, and not those of the chat that it is."""
 
-    def of_client(self, identity: Identity, body: bytes, cursor: Cursor | None = None) -> Prepared:
+    def of_client(
+        self, identity: Identity, body: bytes, cursor: Cursor | None = None
+    ) -> Prepared | ByTemplate[Prepared]:
         with _its_words():
             return super().of_client(identity, body, cursor)
 
-    def of_attempt(self, attempt: Attempt, started_at_s: float, *, is_routed: bool) -> Prepared:
+    def of_attempt(self, attempt: Attempt, started_at_s: float, *, is_routed: bool) -> Prepared | ByTemplate[Prepared]:
         with _its_words():
             return super().of_attempt(attempt, started_at_s, is_routed=is_routed)
 

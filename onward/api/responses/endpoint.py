@@ -44,7 +44,7 @@ class CreateEndpoint(GenerationEndpoint):
             await super().generate(identity, body, cursor, send)
             return
         jobs, whole = self.generator.jobs, await self.completed(identity, body)
-        prepared = await self.generator.prepared(lambda: jobs.of_client(identity, whole))
+        prepared = await self.generator.prepared(identity.caller.name, whole, lambda: jobs.of_client(identity, whole))
         if not prepared.request.is_background:
             await self.generator.run(prepared, send)
             return

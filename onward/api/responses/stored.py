@@ -40,7 +40,8 @@ class StoredResponses:
         return record
 
     async def view(self, record: Record) -> View:
-        view = await asyncio.get_running_loop().run_in_executor(self._backend.threads, lambda: View(self._jobs, record))
+        attempt = record.attempt
+        view = await self._backend.queues.texts.run(attempt.caller, lambda: View(self._jobs, record), len(attempt.body))
         if not view.request.is_stored:
             raise unknown(PREFIX + record.attempt.request_id)
         return view
@@ -52,7 +53,9 @@ class StoredResponses:
             return
         attempt = msgspec.structs.replace(attempt, epoch=min(attempt.epoch + 1, MAX_ATTEMPT), final=True)
         started_at_s = self._backend.clock.now_s()
-        prepared = await self._generator.prepared(lambda: self._jobs.of_attempt(attempt, started_at_s, is_routed=False))
+        prepared = await self._generator.prepared(
+            attempt.caller, attempt.body, lambda: self._jobs.of_attempt(attempt, started_at_s, is_routed=False)
+        )
         request = prepared.request
         if request.is_stored and (request.is_background or even_if_left):
             # What a router or a client has left is kept for a short time only, and an engine may take longer to come.

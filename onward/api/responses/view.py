@@ -24,6 +24,7 @@ class View:
 
     def __init__(self, jobs: Jobs, record: Record) -> None:
         prepared = jobs.of_attempt(record.attempt, 0.0, is_routed=False)
+        assert isinstance(prepared, Prepared), "a response has no template of its own"
         assert isinstance(prepared.request, ResponseRequest)
         self.request: ResponseRequest = prepared.request
         self._prepared = prepared

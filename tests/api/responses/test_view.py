@@ -15,6 +15,7 @@ from onward.api.prompts import Prompts
 from onward.api.responses.dialect import ResponseJobs, Responses
 from onward.api.responses.view import View
 from onward.api.unknown_fields import UnknownFields
+from onward.api.work_queues import work_queues
 from onward.chance import SystemChance
 from onward.clock import SystemClock
 from onward.config import ApiConfig
@@ -41,7 +42,8 @@ def jobs(thinker: PreparedModel) -> Iterator[ResponseJobs]:
         client = EngineClient(Ledger(registry), clock, connect=nobody, on_fault=nobody)  # type: ignore[arg-type]
         unknown = UnknownFields(registry.counter("onward_unknown_fields_total", ""))
         fullness = Fullness(clock, registry)
-        backend = Backend(ApiConfig(), thinker, prompts, client, clock, threads, unknown, SystemChance(), fullness)
+        queues = work_queues(lambda *_: threads, clock)
+        backend = Backend(ApiConfig(), thinker, prompts, client, clock, queues, unknown, SystemChance(), fullness)
         await client.close()
         return backend
 

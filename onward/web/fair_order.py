@@ -1,0 +1,148 @@
+"""Which caller's work runs next, where callers share a few threads or processes. Takes times and names; runs nothing.
+
+Each caller is charged the seconds that its work took, whether it succeeded or was refused. Of the callers with work that
+may start, the one that was charged least is next (start-time fair queueing), so a caller with much or slow work waits for
+its own work, and another one waits for at most the work that runs already. A caller that comes back after a pause starts
+level with the others: idle time is not saved up.
+
+Knows nothing of keys: a caller is a name.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+LEAST_CHARGE_S = 1e-4
+"""For any work, so that callers with work that takes no time take turns."""
+MANY_ACCOUNTS = 256
+"""From this number on, those that are of no use any more are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    running: int
+    """Of all callers, at a time."""
+    running_per_caller: int
+    """Less than `running`, so that one caller alone cannot occupy all."""
+    waiting: int
+    waiting_per_caller: int
+    bytes_per_caller: int | None = None
+    """Of the bodies that a caller's work holds, waiting or running. One body of any size is taken."""
+    refused_s: float | None = None
+    """Seconds of work that ends in a refusal, which a caller may cause at once; as much again each minute."""
+
+
+@dataclass(slots=True)
+class _Account(Generic[T]):
+    charged_s: float
+    waiting: "deque[T]" = field(default_factory=deque)
+    num_running: int = 0
+    num_bytes: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.waiting and not self.num_running
+
+
+class FairOrder(Generic[T]):
+    def __init__(self, bounds: QueueBounds) -> None:
+        self._bounds = bounds
+        self._accounts: dict[str, _Account[T]] = {}
+        self._num_waiting = self._num_running = 0
+        self._level_s = 0.0
+        """What the caller had been charged whose work has started last."""
+
+    def __len__(self) -> int:
+        """Callers that are remembered."""
+        return len(self._accounts)
+
+    def is_full(self, caller: str, num_bytes: int = 0) -> bool:
+        """Whether this caller may not wait here now."""
+        bounds, account = self._bounds, self._accounts.get(caller)
+        if self._num_waiting >= bounds.waiting:
+            return True
+        if account is None or account.is_idle:
+            return False
+        too_large = bounds.bytes_per_caller is not None and account.num_bytes + num_bytes > bounds.bytes_per_caller
+        return too_large or len(account.waiting) >= bounds.waiting_per_caller
+
+    def add(self, caller: str, work: T, num_bytes: int = 0) -> None:
+        if len(self._accounts) >= MANY_ACCOUNTS:
+            self._forget_idle()
+        account = self._accounts.setdefault(caller, _Account(self._level_s))
+        if account.is_idle:
+            account.charged_s = max(account.charged_s, self._level_s)
+        account.waiting.append(work)
+        account.num_bytes += num_bytes
+        self._num_waiting += 1
+
+    def start_next(self) -> T | None:
+        """The work that is to start now, if any."""
+        if self._num_running >= self._bounds.running:
+            return None
+        most = self._bounds.running_per_caller
+        ready = [one for one in self._accounts.values() if one.waiting and one.num_running < most]
+        if not ready:
+            return None
+        account = min(ready, key=lambda one: (one.charged_s, one.num_running))
+        account.num_running += 1
+        self._num_running += 1
+        self._num_waiting -= 1
+        self._level_s = max(self._level_s, account.charged_s)
+        return account.waiting.popleft()
+
+    def withdraw(self, caller: str, work: T, num_bytes: int = 0) -> bool:
+        """Nobody waits for it any more. False: it has started."""
+        account = self._accounts.get(caller)
+        if account is None or work not in account.waiting:
+            return False
+        account.waiting.remove(work)
+        self._num_waiting -= 1
+        self._give_back(caller, account, num_bytes)
+        return True
+
+    def ended(self, caller: str, took_s: float, num_bytes: int = 0) -> None:
+        account = self._accounts[caller]
+        account.num_running -= 1
+        self._num_running -= 1
+        account.charged_s += max(took_s, LEAST_CHARGE_S)
+        self._give_back(caller, account, num_bytes)
+
+    def _give_back(self, caller: str, account: _Account[T], num_bytes: int) -> None:
+        account.num_bytes -= num_bytes
+        if not self._num_running and not self._num_waiting:
+            # Nobody is left who could be behind or ahead of anybody.
+            self._accounts.clear()
+            self._level_s = 0.0
+        elif account.is_idle and account.charged_s <= self._level_s:
+            del self._accounts[caller]
+
+    def _forget_idle(self) -> None:
+        """As new, they would be charged as much."""
+        level_s, accounts = self._level_s, self._accounts
+        self._accounts = {name: one for name, one in accounts.items() if not (one.is_idle and one.charged_s <= level_s)}
+
+
+class RefusedWork:
+    """What each caller has used lately of `QueueBounds.refused_s`."""
+
+    def __init__(self, allowed_s: float) -> None:
+        self._allowed_s = allowed_s
+        self._used: dict[str, tuple[float, float]] = {}
+        """Seconds, and when that was true. They are forgotten at `allowed_s` a minute."""
+
+    def wait_s(self, caller: str, now_s: float) -> float:
+        """How long this caller has to wait until it may cause a refusal again."""
+        excess_s = self._used_s(caller, now_s) - self._allowed_s
+        return max(0.0, excess_s) * 60 / self._allowed_s
+
+    def charge(self, caller: str, took_s: float, now_s: float) -> None:
+        self._used[caller] = self._used_s(caller, now_s) + took_s, now_s
+        for name in [name for name in self._used if not self._used_s(name, now_s)]:
+            del self._used[name]
+
+    def _used_s(self, caller: str, now_s: float) -> float:
+        used_s, at_s = self._used.get(caller, (0.0, now_s))
+        return max(0.0, used_s - (now_s - at_s) * self._allowed_s / 60)
