@@ -90,9 +90,9 @@ def _write_keys_without_a_lock(patch: Patches) -> None:
 def _take_any_arrival(patch: Patches) -> None:
     def decoded(original: Callable, decoder: Any, message: bytes) -> Any:
         tree = msgspec.msgpack.decode(message)
-        arrival_s, tree["arrival_s"] = tree.get("arrival_s"), 0.0
+        waited_s, tree["waited_s"] = tree.get("waited_s"), 0.0
         made = original(decoder, msgspec.msgpack.encode(tree))
-        return msgspec.structs.replace(made, arrival_s=arrival_s)
+        return msgspec.structs.replace(made, waited_s=waited_s)
 
     patch.around(attempts, "decoded", decoded)
 
@@ -134,7 +134,7 @@ TABLE = [
         "arrival-not-a-number",
         "a router's NaN as the time of arrival reaches the engine's queue",
         _take_any_arrival,
-        ["tests/api/test_attempts.py::" + ARRIVAL + f"[arrival_s-{value}]" for value in ("nan", "inf", "-inf")],
+        ["tests/api/test_attempts.py::" + ARRIVAL + f"[waited_s-{value}]" for value in ("nan", "inf", "-inf")],
     ),
     Sabotage(
         "unreadable-message-ends-engine",

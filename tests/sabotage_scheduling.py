@@ -2,14 +2,17 @@
 
 from collections.abc import Callable
 
-from onward.engine import policy, scheduler
+from onward.engine import policy, request_queue, scheduler
 from onward.engine.block_pool import BlockPool, Reclaim
+from onward.engine.core import EngineCore
 from onward.engine.plan_draft import PlanDraft
 from onward.engine.request import Request
 from onward.engine.scheduler import Scheduler
+from onward.proto.request import Submit
 from onward.proto.step import StepPlan
 from tests.sabotage_kinds import Patches, Sabotage
 
+ARRIVAL = "tests/engine/test_arrival.py::"
 SUSPECTS = "tests/engine/test_suspects.py::"
 VICTIMS = "tests/engine/test_victims.py::"
 
@@ -111,7 +114,61 @@ def _forget_the_first_in_line(patch: Patches) -> None:
     patch.around(Scheduler, "_make_room_to_admit", make_room)
 
 
+def _believe_any_waiting_time(patch: Patches) -> None:
+    patch.put(policy, "arrival_s", lambda now_s, waited_s: now_s - waited_s)
+
+
+def _forget_earlier_waiting(patch: Patches) -> None:
+    patch.put(policy, "arrival_s", lambda now_s, waited_s: now_s)
+
+
+def _settle_ties_by_id(patch: Patches) -> None:
+    def queue_key(original: Callable, request: Request) -> tuple:
+        return request.priority, request.arrival_s, 0, request.request_id
+
+    for module in (policy, request_queue):
+        patch.around(module, "queue_key", queue_key)
+
+
+def _a_resubmission_comes_last(patch: Patches) -> None:
+    def submit(original: Callable, self: EngineCore, owner: str, message: Submit, now_s: float) -> None:
+        known = self._live.get(message.request_id)
+        if known is not None and known.epoch < message.epoch:
+            self.scheduler.remove(known)
+            self._live.remove(known)
+        original(self, owner, message, now_s)
+
+    patch.around(EngineCore, "_submit", submit)
+
+
 TABLE = [
+    Sabotage(
+        "any-waiting-time",
+        "credit for time waited elsewhere has no bound",
+        _believe_any_waiting_time,
+        [ARRIVAL + "test_credit_for_waiting_is_bounded"],
+    ),
+    Sabotage(
+        "waiting-forgotten",
+        "a resumed request comes behind all others",
+        _forget_earlier_waiting,
+        [
+            ARRIVAL + "test_time_that_was_waited_elsewhere_counts",
+            ARRIVAL + "test_a_prompt_at_a_prefill_instance_brings_its_waiting_time_and_no_clock",
+        ],
+    ),
+    Sabotage(
+        "ties-by-id",
+        "of requests that come in one turn the smallest id is served first",
+        _settle_ties_by_id,
+        [ARRIVAL + "test_requests_of_one_turn_are_served_in_the_order_in_which_they_came"],
+    ),
+    Sabotage(
+        "resubmitted-last",
+        "a resubmission to the same engine loses its place",
+        _a_resubmission_comes_last,
+        [ARRIVAL + "test_a_resubmission_to_the_same_engine_keeps_its_place"],
+    ),
     Sabotage(
         "suspects-passed-by",
         "later requests are let in while a suspect waits for room",

@@ -56,6 +56,8 @@ class Wanted:
     attempt: Attempt
     request: EmbeddingRequest
     prompts: list[list[int]]
+    arrived_at_s: float
+    """See `Order`."""
     deadline_at_s: float | None
     is_routed: bool
     unknown_fields: tuple[str, ...]
@@ -104,6 +106,7 @@ class Embeddings:
             attempt=attempt,
             request=request,
             prompts=[backend.prompts.of_prompt(one, request.input_path(index)) for index, one in inputs],
+            arrived_at_s=asked.started_at_s - attempt.waited_s,
             deadline_at_s=None if left_s is None else asked.started_at_s + left_s,
             is_routed=asked.is_routed,
             unknown_fields=unknown,
@@ -144,7 +147,7 @@ class Embeddings:
             request_id=f"{attempt.request_id}-{index}",
             prompt_token_ids=wanted.prompts[index],
             sampling=Sampling(seed=0, temperature=0.0, max_tokens=1, pooling=pooling),
-            arrival_s=attempt.arrival_s,
+            arrived_at_s=wanted.arrived_at_s,
             deadline_at_s=wanted.deadline_at_s,
             priority=priority_within(request.priority, attempt.caller_priority),
             cache_salt=request.cache_salt or "",
@@ -185,7 +188,6 @@ class OfClients:
             epoch=1,
             seed=0,
             created_s=identity.created_s,
-            arrival_s=identity.arrival_s,
             label=identity.label,
             caller=identity.caller.name,
             caller_limits=identity.caller.limits,

@@ -206,7 +206,7 @@ class EngineClient:
         ask_id = next(self._ask_ids)
         answer = self._asked[ask_id] = asyncio.get_running_loop().create_future()
         try:
-            self._perform(self._ledger.abort_by_name(ask_id, names, everything, now_s, self._clock.wall_s(), caller))
+            self._perform(self._ledger.abort_by_name(ask_id, names, everything, now_s, caller))
             if self.engine is None and not everything and ours.issuperset(names):
                 return ours
             return ours.union((await asyncio.wait_for(answer, ABORT_ANSWER_S)).aborted)

@@ -19,8 +19,6 @@ class Identity:
     request_id: str
     """Random, and marked as its caller's. A client's own id is only a label beside it."""
     created_s: int
-    arrival_s: float
-    """Wall clock."""
     started_at_s: float
     """This process's clock."""
     label: str = ""
@@ -41,10 +39,9 @@ class Identified:
         self._chance = chance
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wall_s = self._clock.wall_s()
         caller = caller_of(scope)
         request_id = owned_id(self._chance.token(), caller.name)
-        identity = Identity(request_id, int(wall_s), wall_s, self._clock.now_s(), label_of(scope), caller)
+        identity = Identity(request_id, int(self._clock.wall_s()), self._clock.now_s(), label_of(scope), caller)
         scope[_KEY] = identity
         show_id(scope, identity.label or identity.request_id)
         await self._app(scope, receive, send)

@@ -75,7 +75,8 @@ class Order:
     prompt_token_ids: list[int]
     sampling: Sampling
     generated_token_ids: list[int] = field(default_factory=list)
-    arrival_s: float = 0.0
+    arrived_at_s: float = 0.0
+    """By this process's clock, less the time that it had waited before it came here."""
     deadline_at_s: float | None = None
     priority: int = 0
     cache_salt: str = ""
@@ -182,13 +183,14 @@ class GivenAbort:
     ask_id: int
     names: frozenset[str]
     everything: bool
-    wall_s: float
+    given_at_s: float
     until_s: float
     caller: str | None = None
     """Whose are meant; None: everybody's."""
 
-    def again(self, seq: int) -> AbortByName:
-        return AbortByName(seq, self.ask_id, sorted(self.names), self.everything, self.wall_s, self.caller)
+    def again(self, seq: int, now_s: float) -> AbortByName:
+        ago_s = max(0.0, now_s - self.given_at_s)
+        return AbortByName(seq, self.ask_id, sorted(self.names), self.everything, ago_s, self.caller)
 
 
 class Ledger:
@@ -262,14 +264,13 @@ class Ledger:
         names: list[str],
         everything: bool,
         now_s: float,
-        wall_s: float,
         caller: str | None = None,
     ) -> Actions:
         """Asks the engine, which knows everybody's requests. Our own end at once, also if no engine has them now. It holds
         for a while, whatever becomes of the engine: other processes may have promised these requests too."""
         actions = Actions()
         until_s = now_s + ABORT_HOLDS_S
-        self._aborts_given.append(GivenAbort(ask_id, frozenset(names), everything, wall_s, until_s, caller))
+        self._aborts_given.append(GivenAbort(ask_id, frozenset(names), everything, now_s, until_s, caller))
         if self.engine is not None:
             actions.send.append(AbortByName(self._next_seq(), ask_id, names, everything, caller=caller))
         for promise in list(self._promises.values()):
@@ -487,7 +488,7 @@ class Ledger:
                 prompt_token_ids=order.prompt_token_ids,
                 sampling=order.sampling,
                 generated_token_ids=list(promise.tokens),
-                arrival_s=order.arrival_s,
+                waited_s=max(0.0, now_s - order.arrived_at_s),
                 deadline_s=None if order.deadline_at_s is None else max(0.0, order.deadline_at_s - now_s),
                 priority=order.priority,
                 cache_salt=order.cache_salt,
@@ -529,7 +530,9 @@ class Ledger:
         """Of those that an earlier engine was to carry out: this one may be given what they mean at any time, by a process
         that learns of it late."""
         standing = self._standing_aborts(now_s)
-        return [one.again(self._next_seq()) for one in standing if one.until_s - ABORT_HOLDS_S <= self._engine_up_s]
+        return [
+            one.again(self._next_seq(), now_s) for one in standing if one.until_s - ABORT_HOLDS_S <= self._engine_up_s
+        ]
 
     def _was_aborted(self, order: Order, now_s: float) -> bool:
         """Ids are given once, so whoever brings one of these comes too late. A label may be another request's by now."""

@@ -18,6 +18,8 @@ class Prepared:
     unknown_fields: tuple[str, ...]
     prompts: list[list[int]]
     bad_words: tuple[tuple[int, ...], ...]
+    arrived_at_s: float
+    """By this process's clock, less the time that it had waited before it came here."""
     deadline_at_s: float | None
     is_routed: bool
     """A router asks, and reads the tokens."""

@@ -165,7 +165,7 @@ class Connection(asyncio.Protocol):
 def _plain_attempt(path: str, body: bytes) -> Attempt:
     """Of a request that came without a router."""
     return Attempt(schema_version=SCHEMA_VERSION, path=path, body=body, request_id="0" * 32, epoch=1, seed=1,
-                   created_s=0, arrival_s=0.0)  # fmt: skip
+                   created_s=0)  # fmt: skip
 
 
 def _content_length(head: bytes) -> int:

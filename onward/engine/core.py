@@ -308,6 +308,7 @@ class EngineCore:
             return
         if known is not None:
             # A newer epoch replaces what we have: the api holds the tokens that count.
+            request.arrival_s, request.serial = min(known.arrival_s, request.arrival_s), known.serial
             self.scheduler.remove(known)
             self._live.remove(known)
         if not self._owes_a_step:
@@ -375,11 +376,18 @@ class EngineCore:
 
     def _abort_by_name(self, owner: str, message: AbortByName, now_s: float) -> None:
         """Exact names only: an empty one, or the beginning of another, matches nothing."""
-        since_s, caller = message.again_since_s, message.caller
+        caller, ago_s = message.caller, message.given_ago_s
+        since_s = None if ago_s is None else now_s - ago_s
         names = sorted({r.name for r in self._live.of_caller(caller)}) if message.everything else message.names
         named = {name: self._live.named(name, caller) for name in names}
         meant = {
-            name: [r for r in requests if since_s is None or r.arrival_s <= since_s] for name, requests in named.items()
+            # An id is never used again; a label may be that of a later request.
+            name: [
+                r
+                for r in requests
+                if since_s is None or (r.name == name and not message.everything) or r.arrival_s <= since_s
+            ]
+            for name, requests in named.items()
         }
         aborted = [name for name, requests in meant.items() if requests]
         unknown = [name for name, requests in meant.items() if not requests and not message.everything]

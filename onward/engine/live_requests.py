@@ -28,6 +28,7 @@ class CallerInFlight:
 class LiveRequests:
     def __init__(self) -> None:
         self._by_id: dict[str, Request] = {}
+        self._num_added = 0
         self._by_caller: _Index = {}
         self._by_name: _Index = {}
         """By the name and by the label."""
@@ -57,6 +58,8 @@ class LiveRequests:
     def add(self, request: Request) -> None:
         assert request.request_id not in self._by_id, f"{request.request_id} is live already"
         self._by_id[request.request_id] = request
+        self._num_added += 1
+        request.serial = request.serial or self._num_added
         if request.deadline_s is not None:
             self._deadlines.wake_by(request.request_id, request.deadline_s)
         if request.handover is not None:

@@ -8,18 +8,28 @@ from onward.engine.block_pool import Reclaim
 from onward.engine.draft_record import DraftRecord
 from onward.engine.request import Request
 
-QueueKey = tuple[int, float, str]
+QueueKey = tuple[int, float, int, str]
 
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 """What a client that finds the queue full is told at least and at most."""
+
+MAX_WAIT_CREDIT_S = 300.0
+"""How much earlier than it came to this engine a request can count as arrived, for the time it has waited before."""
 
 CHARGES_TO_RUN_ALONE = 2
 CHARGES_TO_FAIL = 3
 
 
 def queue_key(request: Request) -> QueueKey:
-    """Smaller is served first: priority, then arrival (which survives resubmission); the id settles ties."""
-    return request.priority, request.arrival_s, request.request_id
+    """Smaller is served first: priority, then arrival by this engine's clock; among those of one turn, the order in which
+    they came."""
+    return request.priority, request.arrival_s, request.serial, request.request_id
+
+
+def arrival_s(now_s: float, waited_s: float) -> float:
+    """When a request that comes now has arrived, with credit for the time that it has waited elsewhere. Only durations are
+    believed, and only up to a bound: no sender's clock decides which request is served first."""
+    return now_s - max(0.0, min(waited_s, MAX_WAIT_CREDIT_S))
 
 
 def retry_after_s(excess: float, per_s: float | None) -> float:
@@ -156,7 +166,7 @@ def choose_victims(
         if request is not needer
         and (queue_key(request) > queue_key(needer) if same_priority else request.priority > needer.priority)
     ]
-    candidates.sort(key=lambda r: (r.priority, r.arrival_s, -r.num_computed, r.request_id), reverse=True)
+    candidates.sort(key=lambda r: (r.priority, r.arrival_s, -r.num_computed, r.serial, r.request_id), reverse=True)
     victims: list[Request] = []
     while candidates and not shortage.is_met(reclaim.num_blocks, len(victims)):
         victims.append(candidates.pop(0))

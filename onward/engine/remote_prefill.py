@@ -439,7 +439,7 @@ class RemotePrefill:
             num_prompt=request.num_prompt,
             sampling=request.sampling,
             priority=request.priority,
-            arrival_s=request.arrival_s,
+            waited_s=max(0.0, now_s - request.arrival_s),
             deadline_s=None if request.deadline_s is None else max(0.0, request.deadline_s - now_s),
             cache_salt=request.cache_salt,
             crash_charges=request.crash_charges,

@@ -94,9 +94,12 @@ class Request:
     max_output: int
     priority: int
     arrival_s: float
+    """By this engine's clock, less the credit for time that it has waited before."""
     submitted_s: float
     deadline_s: float | None
     cache_salt: str
+    serial: int = 0
+    """Its place among all that have come to this engine; see `LiveRequests`."""
     label: str = ""
     caller: str = ""
     caller_limits: CallerLimits | None = None

@@ -47,7 +47,6 @@ class OfflineEngine:
         # Nobody is here to be turned away: prompts of any length are counted as requests only.
         self._config = replace(config, max_queue_tokens=max(1, self._max_live * self.max_tokens))
         self._live: dict[str, Output] = {}
-        self._num_submitted = 0
         self._seq = 0
         self._new_core()
 
@@ -63,9 +62,6 @@ class OfflineEngine:
     def submit(self, output: Output) -> None:
         """With the tokens so far; at first there are none."""
         assert self.has_room or output.request_id in self._live, "the owner asks before"
-        if output.epoch == 0:
-            self._num_submitted += 1
-            output.place = self._num_submitted
         self._live[output.request_id] = output
         output.epoch += 1
         self._tell(
@@ -76,7 +72,6 @@ class OfflineEngine:
                 output.prompt_token_ids,
                 output.sampling,
                 list(output.token_ids),
-                arrival_s=float(output.place),
                 num_cached_tokens=output.num_cached_tokens,
             )
         )

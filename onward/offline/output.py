@@ -41,8 +41,6 @@ class Output:
     sampling: Sampling
     stream: TextStream
     epoch: int = 0
-    place: int = 0
-    """In the order in which outputs were asked for; they are served so."""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     num_cached_tokens: int | None = None

@@ -14,7 +14,7 @@ its socket; P's messages carry P's. Anything may be lost, doubled, delayed or re
 import msgspec
 
 from onward.proto.kv_transfer import Endpoint, Layout
-from onward.proto.numbers import Count, Duration, Priority, Serial, SerialOrNone, TimeLeft, WallTime, Word
+from onward.proto.numbers import Count, Duration, Priority, Serial, SerialOrNone, TimeLeft, Word
 from onward.proto.request import ErrorInfo
 from onward.proto.sampling import Sampling
 from onward.proto.step import TokenLogprobs
@@ -31,7 +31,8 @@ class Prefill(msgspec.Struct, frozen=True, array_like=True, tag="prefill"):
     num_prompt: Count
     sampling: Sampling
     priority: Priority = 0
-    arrival_s: WallTime = 0.0
+    waited_s: Duration = 0.0
+    """At the decode instance, see `Submit.waited_s`."""
     deadline_s: TimeLeft | None = None
     cache_salt: str = ""
     crash_charges: Count = 0

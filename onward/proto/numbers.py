@@ -1,6 +1,6 @@
 """The ranges of numbers in messages. msgspec checks them where a message is decoded, and refuses the message.
 
-NaN and infinity are in none of them: one NaN among the arrival times leaves the queue without an order. Ranges are those
+NaN and infinity are in none of them: one NaN among the waiting times leaves the queue without an order. Ranges are those
 that the receiver can work with, and wider than what a client may ask for, which `api.request_checks` decides.
 """
 
@@ -22,9 +22,8 @@ memory. msgpack has no longer integers."""
 Priority = Annotated[int, Meta(ge=-(1 << 31), le=1 << 31)]
 HttpError = Annotated[int, Meta(ge=400, le=599)]
 
-WallTime = Annotated[float, Meta(ge=0.0, lt=2.0**37)]
-"""Seconds of Unix time."""
 WallSecond = Annotated[int, Meta(ge=0, lt=1 << 37)]
+"""Of Unix time."""
 Duration = Annotated[float, Meta(ge=0.0, le=2.0**53)]
 """In seconds."""
 TimeLeft = Annotated[float, Meta(ge=-(2.0**53), le=2.0**53)]

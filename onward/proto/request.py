@@ -7,7 +7,7 @@ index in the whole output. Anything may be lost here: `Holding`, once a second, 
 import msgspec
 
 from onward.proto.kv_events import KvEvents
-from onward.proto.numbers import Count, Duration, HttpError, Priority, Serial, SerialOrNone, TimeLeft, WallTime
+from onward.proto.numbers import Count, Duration, HttpError, Priority, Serial, SerialOrNone, TimeLeft
 from onward.proto.sampling import Sampling
 from onward.proto.step import TokenLogprobs
 
@@ -46,8 +46,9 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     prompt_token_ids: list[Count]
     sampling: Sampling
     generated_token_ids: list[Count] = []
-    arrival_s: WallTime = 0.0
-    """Wall clock of the first attempt. Orders requests; survives resubmission."""
+    waited_s: Duration = 0.0
+    """Since the request came to the router or api process that first took it, by that process's own clock. Clocks of
+    different machines are never compared. The engine counts a bounded part of it as time in its queue."""
     deadline_s: TimeLeft | None = None
     """Time left, as a duration."""
     priority: Priority = 0
@@ -96,9 +97,9 @@ class AbortByName(msgspec.Struct, frozen=True, array_like=True, tag="abort_by_na
     ask_id: Serial
     names: list[str]
     everything: bool = False
-    again_since_s: WallTime | None = None
-    """Said again to an engine that is new: the wall clock of the first time. A request that came later is another one,
-    though it may have the same label."""
+    given_ago_s: Duration | None = None
+    """Said again to an engine that is new: how long ago it was said first. A request that came later is another one, though
+    it may have the same label."""
     caller: str | None = None
     """Only this caller's requests are meant. None: everybody's."""
 

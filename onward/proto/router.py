@@ -37,7 +37,7 @@ import msgspec
 from onward.proto.cursor import MAX_CHOICES, ChoiceCursor
 from onward.proto.kv_events import KvEvents
 from onward.proto.kv_transfer import Layout
-from onward.proto.numbers import Count, Pause, Priority, Serial, SerialOrNone, TimeLeft, WallSecond, WallTime, Word
+from onward.proto.numbers import Count, Duration, Pause, Priority, Serial, SerialOrNone, TimeLeft, WallSecond, Word
 from onward.proto.request import CallerLimits, ErrorInfo
 from onward.proto.step import TokenLogprobs
 
@@ -79,7 +79,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     seed: Word
     created_s: WallSecond
     """Also the clock of chat templates."""
-    arrival_s: WallTime
+    waited_s: Duration = 0.0
+    """Since it came to the router, by the router's clock. See `Submit.waited_s`."""
     label: str = ""
     deadline_s: TimeLeft | None = None
     """What is left, as a duration."""

@@ -54,7 +54,6 @@ class Embedding:
             epoch=1,
             seed=0,
             created_s=int(serving.clock.wall_s()),
-            arrival_s=serving.clock.wall_s(),
             label=label_of(scope),
             caller=caller.name,
             caller_limits=caller.limits,

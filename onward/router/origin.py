@@ -84,7 +84,7 @@ def origin_of(path: str, body: bytes, arrival: Arrival, place: Cursor | None = N
         request_id=arrival.request_id if place is None else place.request_id,
         seed=_seed(sketch, arrival, place),
         created_s=int(arrival.wall_s) if place is None else place.created_s,
-        arrival_s=arrival.wall_s,
+        arrived_at_s=arrival.now_s,
         path=path,
         body=body,
         streams=bool(sketch.stream),
@@ -161,12 +161,13 @@ def _session(sketch: _Sketch, arrival: Arrival) -> str:
 
 def stream_of_record(attempt: Attempt, now_s: float) -> Stream:
     """A stream as an instance has kept it."""
-    arrival = Arrival(attempt.request_id, attempt.seed, attempt.arrival_s, now_s, attempt.label)
+    arrival = Arrival(attempt.request_id, attempt.seed, attempt.created_s, now_s, attempt.label)
     origin = origin_of(attempt.path, attempt.body, arrival)
     origin = replace(
         origin,
         seed=attempt.seed,
         created_s=attempt.created_s,
+        arrived_at_s=now_s - attempt.waited_s,
         deadline_at_s=None if attempt.deadline_s is None else now_s + attempt.deadline_s,
         prompt_token_ids=attempt.prompt_token_ids,
         known_prompt=attempt.prompt_token_ids or origin.known_prompt,

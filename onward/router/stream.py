@@ -62,8 +62,8 @@ class Origin:
     request_id: str
     seed: int
     created_s: int
-    arrival_s: float
-    """Wall clock."""
+    arrived_at_s: float
+    """By this router's clock."""
     path: str
     body: bytes
     streams: bool
@@ -184,7 +184,7 @@ class Stream:
             epoch=self.epoch,
             seed=origin.seed,
             created_s=origin.created_s,
-            arrival_s=origin.arrival_s,
+            waited_s=max(0.0, now_s - origin.arrived_at_s),
             label=origin.label,
             caller=origin.caller,
             caller_limits=origin.caller_limits,

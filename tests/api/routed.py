@@ -1,7 +1,6 @@
 """The router's side of the protocol, as small as it can be: one attempt, and what its events say."""
 
 import itertools
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +58,6 @@ def attempt_of(path: str, request: dict[str, Any], **fields: Any) -> Attempt:
         "epoch": next(_epochs),
         "seed": 7,
         "created_s": 1_600_000_000,
-        "arrival_s": time.time(),  # later than whatever other tests have aborted
     }
     return Attempt(**(fixed | fields))
 

@@ -143,8 +143,8 @@ class StandInEngine:
     def _abort_by_name(self, message: AbortByName) -> list[FromEngine]:
         self.asked_aborts.append(message)
         by_name: dict[str, list[Running]] = {}
-        since_s = message.again_since_s
-        meant = [one for one in self.running.values() if since_s is None or one.submit.arrival_s <= since_s]
+        ago_s = message.given_ago_s
+        meant = [one for one in self.running.values() if ago_s is None or one.submit.waited_s >= ago_s]
         meant = [one for one in meant if message.caller in (None, one.submit.caller)]
         for one in meant:
             for name in one.names:

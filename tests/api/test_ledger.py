@@ -123,7 +123,7 @@ def test_a_gap_is_repaired_by_a_resubmission_and_never_delivered(ledger: Ledger,
 
 
 def test_another_engine_gets_everything_unfinished_with_the_tokens_so_far(ledger: Ledger, registry: Registry) -> None:
-    ledger.submit(order(arrival_s=11.0, priority=3, cache_salt="s"), 0.0)
+    ledger.submit(order(arrived_at_s=-11.0, priority=3, cache_salt="s"), 0.0)
     ledger.receive("engine-1", Charged("a-0", 1, 0), 0.0)
     ledger.receive("engine-1", delta(0, 5), 0.0)
     ledger.receive("engine-1", Charged("a-0", 1, 2), 0.0)
@@ -136,7 +136,7 @@ def test_another_engine_gets_everything_unfinished_with_the_tokens_so_far(ledger
         prompt_token_ids=[1, 2, 3],
         sampling=Sampling(seed=7, max_tokens=8),
         generated_token_ids=[5],
-        arrival_s=11.0,
+        waited_s=13.0,
         priority=3,
         cache_salt="s",
         crash_charges=2,
@@ -159,7 +159,7 @@ def test_a_caller_s_abort_is_about_its_own_requests(ledger: Ledger) -> None:
     ledger.submit(order("a-0", label="red", caller="ann"), 0.0)
     ledger.submit(order("b-0", label="red", caller="bob"), 0.0)
     assert ledger.known(["a", "b", "red"], False, "ann") == {"a", "red"}
-    actions = ledger.abort_by_name(9, ["a", "b", "red", "later"], False, 0.0, 1000.0, "ann")
+    actions = ledger.abort_by_name(9, ["a", "b", "red", "later"], False, 0.0, "ann")
     assert [one.request_id for one in actions.deliver] == ["a-0"]
     asked = actions.send[0]
     assert isinstance(asked, AbortByName) and asked.caller == "ann"
@@ -329,7 +329,7 @@ def test_an_abort_by_name_asks_the_engine_and_ends_our_own_at_once(ledger: Ledge
         ledger.submit(order(name, label=label), 0.0)
     assert ledger.known(["red", "b", "", "x", "re"], everything=False) == {"red", "b"}
     assert ledger.known([], everything=True) == {"a", "b", "c"}
-    actions = ledger.abort_by_name(9, ["red", "b", "", "x", "re"], False, 0.0, 0.0)
+    actions = ledger.abort_by_name(9, ["red", "b", "", "x", "re"], False, 0.0)
     assert actions.send[0] == AbortByName(5, 9, ["red", "b", "", "x", "re"])
     assert [(one.request_id, one.error) for one in actions.deliver] == [
         ("a-0", ABORTED),
@@ -343,16 +343,16 @@ def test_an_abort_by_name_works_while_there_is_no_engine(registry: Registry) -> 
     ledger = Ledger(registry)
     ledger.submit(order("a-0"), 0.0)
     ledger.submit(order("b-0"), 0.0)
-    actions = ledger.abort_by_name(1, [], True, 0.0, 1000.0)
+    actions = ledger.abort_by_name(1, [], True, 0.0)
     assert (actions.send, [one.request_id for one in actions.deliver]) == ([], ["a-0", "b-0"])
     assert [type(message) for message in ledger.engine_up("engine-1", 1.0).send] == [AbortByName]
 
 
 def test_an_abort_is_said_again_to_a_new_engine_for_others_may_resubmit_what_it_ends(ledger: Ledger) -> None:
     ledger.submit(order("mine-0"), 0.0)
-    ledger.abort_by_name(9, ["theirs", "label"], False, 1.0, 1000.0)
+    ledger.abort_by_name(9, ["theirs", "label"], False, 1.0)
     ledger.engine_gone("engine-1", 2.0)
-    again = {"ask_id": 9, "names": ["label", "theirs"], "everything": False, "again_since_s": 1000.0}
+    again = {"ask_id": 9, "names": ["label", "theirs"], "everything": False}
     first, submit = ledger.engine_up("engine-2", 3.0).send
     assert isinstance(first, AbortByName) and isinstance(submit, Submit)
     assert {name: getattr(first, name) for name in again} == again
@@ -366,7 +366,7 @@ def test_an_abort_is_said_again_to_a_new_engine_for_others_may_resubmit_what_it_
 
 
 def test_an_attempt_that_comes_after_the_abort_of_its_id_is_not_begun(ledger: Ledger) -> None:
-    ledger.abort_by_name(9, ["a", "label"], False, 0.0, 1000.0)
+    ledger.abort_by_name(9, ["a", "label"], False, 0.0)
     actions = ledger.submit(order("a-0", attempt=2), 1.0)
     assert (actions.send, [one.error for one in actions.deliver], len(ledger)) == ([], [ABORTED], 0)
     assert only_submit(ledger.submit(order("b-0", label="label"), 1.0)), "a label may be another's by now"
@@ -375,7 +375,7 @@ def test_an_attempt_that_comes_after_the_abort_of_its_id_is_not_begun(ledger: Le
 
 def test_only_so_many_aborts_are_remembered(ledger: Ledger) -> None:
     for number in range(MAX_ABORTS + 10):
-        ledger.abort_by_name(number, [f"n{number}"], False, 0.0, 1000.0)
+        ledger.abort_by_name(number, [f"n{number}"], False, 0.0)
     assert len(ledger.engine_up("engine-2", 1.0).send) == MAX_ABORTS
 
 
@@ -438,7 +438,7 @@ def test_an_abort_stays_an_abort_whatever_else_befell_the_request(ledger: Ledger
 def test_a_reschedule_that_comes_behind_a_users_abort_is_not_heard(ledger: Ledger) -> None:
     ledger.submit(order(), 0.0)
     ledger.receive("engine-1", delta(0, 5), 0.0)
-    assert ledger.abort_by_name(1, ["a"], False, 0.0, 0.0).deliver[0].error == ABORTED
+    assert ledger.abort_by_name(1, ["a"], False, 0.0).deliver[0].error == ABORTED
     assert ledger.receive("engine-1", delta(1, finish_reason="pd_reschedule", error=PREEMPTED), 0.0) == Actions()
 
 

@@ -31,8 +31,9 @@ API = "api-1"
 class Client:
     """One request as its api process sees it."""
 
-    def __init__(self, submit: Submit) -> None:
+    def __init__(self, submit: Submit, arrived_s: float) -> None:
         self.submit = submit
+        self.arrived_s = arrived_s
         self.tokens: list[int] = list(submit.generated_token_ids)
         self.finish_reason: str | None = None
         self.error: ErrorInfo | None = None
@@ -122,10 +123,9 @@ class Harness:
             list(prompt),
             sampling,
             list(generated or []),
-            arrival_s=fields.pop("arrival_s", float(self.seq)),  # type: ignore[arg-type]
             **fields,  # type: ignore[arg-type]
         )
-        client = Client(message)
+        client = Client(message, self.now_s - message.waited_s)
         self.clients[request_id] = client
         self.core.receive(API, message, self.now_s)
         self.deliver()
@@ -257,7 +257,7 @@ class Harness:
             old.prompt_token_ids,
             old.sampling,
             list(client.tokens),
-            arrival_s=old.arrival_s,
+            waited_s=self.now_s - client.arrived_s,
             priority=old.priority,
             cache_salt=old.cache_salt,
             crash_charges=client.crash_charges,

@@ -112,10 +112,11 @@ def test_an_api_process_ends_its_own_attempt_and_not_another_s_with_the_same_num
 
 def test_an_abort_that_is_said_again_spares_what_came_after_it() -> None:
     harness = Harness()
-    for name, arrival_s in (("old-0", 10.0), ("new-0", 20.0)):
-        harness.submit(name, [1, 2], max_tokens=9, label="mine", arrival_s=arrival_s)
+    harness.now_s = 25.0
+    for name, waited_s in (("old-0", 15.0), ("new-0", 5.0)):
+        harness.submit(name, [1, 2], max_tokens=9, label="mine", waited_s=waited_s)
     for names, everything in ((["mine"], False), ([], True)):
-        harness.core.receive(API, AbortByName(harness.seq, 0, names, everything, 15.0), harness.now_s)
+        harness.core.receive(API, AbortByName(harness.seq, 0, names, everything, 10.0), harness.now_s)
         harness.deliver()
         assert [client.finish_reason for client in harness.clients.values()] == ["abort", None]
     assert harness.abort_by_name("mine").aborted == ["mine"]
@@ -334,10 +335,10 @@ def test_a_suspect_that_finds_no_room_does_not_hold_up_the_one_that_has_it() -> 
     """After an engine's death they may come back in any order: the later one runs already when the first one comes."""
     harness = Harness(num_blocks=8, max_num_batched_tokens=8)
     suspect = {"max_tokens": 4, "crash_charges": 2, "epoch": 2}
-    harness.submit("later", list(range(1, 20)), arrival_s=2.0, **suspect)
+    harness.submit("later", list(range(1, 20)), waited_s=0.0, **suspect)
     harness.plan()
     harness.answer()
-    harness.submit("first", list(range(20, 40)), arrival_s=1.0, **suspect)
+    harness.submit("first", list(range(20, 40)), waited_s=1.0, **suspect)
     plan = harness.plan()
     assert plan is not None and len(plan.run) == 1, "still alone"
     assert harness.plan() is None

@@ -141,14 +141,14 @@ def test_f25_a_decode_instance_that_does_not_answer_holds_up_nobody_else() -> No
     layout = prefill.worker.hello().layout
     assert layout is not None
 
-    def ask(decode: str, number: int, arrival_s: float) -> None:
+    def ask(decode: str, number: int) -> None:
         sampling = Sampling(seed=0)
-        message = Prefill(number, layout, f"{decode}{number}", PROMPT, len(PROMPT), sampling, arrival_s=arrival_s)
+        message = Prefill(number, layout, f"{decode}{number}", PROMPT, len(PROMPT), sampling)
         prefill.core.from_decode(decode, message, prefill.now_s)
 
     for number in range(1, 4):
-        ask("silent", number, arrival_s=number)
-    ask("other", 1, arrival_s=10)
+        ask("silent", number)
+    ask("other", 1)
     offers = []
     for _ in range(5):
         prefill.plan()

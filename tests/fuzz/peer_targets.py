@@ -130,8 +130,8 @@ def _to_prefill(data: bytes) -> None:
 
 SUBMIT = Submit(1, "r", 1, [1, 2], Sampling(seed=5), [3], 5.0, 60.0, 1, "s", max_drafts=1)
 TO_ENGINE: list[Any] = [
-    _tree([SUBMIT, msgspec.structs.replace(SUBMIT, request_id="q", arrival_s=4.0), Abort(2, "r", 1, "stop", 1)]),
-    _tree([SUBMIT, SUBMIT, SUBMIT, AbortByName(2, 1, ["r"], again_since_s=5.0), AskKvEvents(3, 1, -1)]),
+    _tree([SUBMIT, msgspec.structs.replace(SUBMIT, request_id="q", waited_s=4.0), Abort(2, "r", 1, "stop", 1)]),
+    _tree([SUBMIT, SUBMIT, SUBMIT, AbortByName(2, 1, ["r"], given_ago_s=5.0), AskKvEvents(3, 1, -1)]),
 ]
 TO_DECODE: list[Any] = [
     _tree([pd.Offer(1, "p", 1), pd.Ready(1, "p", [5], 0, None, None, [], [9]), pd.Pong("p")]),
@@ -250,7 +250,7 @@ def _sink(data: bytes) -> None:
 REPORTS = [_tree(Counted("l", [1], 5, 0.5)), _tree(Sent("l", [1], 5, 0.5)), ["push_failed", "l", "m"]]
 ATTEMPT = Attempt(
     schema_version=SCHEMA_VERSION, path="/v1/completions", body=b"{}", request_id="r", epoch=1, seed=5, created_s=5,
-    arrival_s=1.0, label="l", deadline_s=5.0, choices=[GivenChoice([1, 2], "stop")], num_cached_tokens=1,
+    waited_s=1.0, label="l", deadline_s=5.0, choices=[GivenChoice([1, 2], "stop")], num_cached_tokens=1,
     prompt_token_ids=[1, 2], prefill_peers=["tcp://a"], final=True, skip_to=[ChoiceCursor(1)], usage_told=True,
 )  # fmt: skip
 REGISTRATION = Registration(

@@ -109,15 +109,15 @@ def test_every_number_of_a_wire_has_a_lowest_and_a_highest_value(wire: str) -> N
 def attempt(**fields: Any) -> bytes:
     usual = Attempt(
         schema_version=SCHEMA_VERSION, path="/v1/completions", body=b"{}", request_id="r", epoch=1, seed=5,
-        created_s=5, arrival_s=1.0,
+        created_s=5, waited_s=1.0,
     )  # fmt: skip
     return msgspec.msgpack.encode(msgspec.structs.replace(usual, **fields))
 
 
 @pytest.mark.parametrize("value", [*NOT_FINITE, -1.0, 1e300])
 def test_an_attempt_whose_arrival_is_no_time_is_refused(value: float) -> None:
-    with pytest.raises(ClientError, match="arrival_s"):
-        decoded(msgspec.msgpack.Decoder(Attempt), attempt(arrival_s=value))
+    with pytest.raises(ClientError, match="waited_s"):
+        decoded(msgspec.msgpack.Decoder(Attempt), attempt(waited_s=value))
 
 
 @pytest.mark.parametrize(
@@ -141,13 +141,13 @@ def test_an_attempt_with_a_number_out_of_range_is_refused(fields: dict[str, Any]
 @pytest.mark.parametrize(
     "message",
     [
-        lambda value: msgspec.structs.replace(PREFILL, arrival_s=value),
+        lambda value: msgspec.structs.replace(PREFILL, waited_s=value),
         lambda value: msgspec.structs.replace(PREFILL, deadline_s=value),
         lambda value: msgspec.structs.replace(PREFILL, sampling=Sampling(5, temperature=value)),
         lambda value: msgspec.structs.replace(PREFILL, sampling=Sampling(5, logit_bias=((1, value),))),
         lambda value: Grant(1, "p", "l", Endpoint("tcp", "tcp:h:5", "d"), 0, [1], value, True),
     ],
-    ids=["arrival", "deadline", "temperature", "bias", "lease"],
+    ids=["waited", "deadline", "temperature", "bias", "lease"],
 )
 def test_a_peer_s_message_with_what_is_no_number_is_refused(message: Any, value: float) -> None:
     with pytest.raises(msgspec.DecodeError):
@@ -156,7 +156,7 @@ def test_a_peer_s_message_with_what_is_no_number_is_refused(message: Any, value:
 
 @pytest.mark.parametrize("value", NOT_FINITE)
 def test_an_engine_takes_no_submit_whose_place_in_the_queue_is_undefined(value: float) -> None:
-    submit = Submit(1, "r", 1, [1], Sampling(5), arrival_s=value)
+    submit = Submit(1, "r", 1, [1], Sampling(5), waited_s=value)
     with pytest.raises(msgspec.DecodeError):
         decode_message(msgspec.msgpack.Decoder(ToEngine), msgspec.msgpack.encode(submit))
 

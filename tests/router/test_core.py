@@ -56,7 +56,7 @@ class World:
             request_id=next(self._ids),
             seed=1,
             created_s=1,
-            arrival_s=1.0,
+            arrived_at_s=1.0,
             path="/v1/completions",
             body=b"{}",
             streams=True,

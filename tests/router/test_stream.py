@@ -22,7 +22,7 @@ def new_stream(*, n: int = 1, streams: bool = True, usage: bool = False, retry_l
         request_id="r" * 32,
         seed=SEED,
         created_s=1000,
-        arrival_s=1000.5,
+        arrived_at_s=1000.5,
         path="/v1/chat/completions",
         body=msgspec.json.encode(body),
         streams=streams,
@@ -144,7 +144,7 @@ def test_an_attempt_repeats_all_that_was_fixed_and_only_the_epoch_grows() -> Non
     stream.end_attempt()
     second = begin(stream)
     assert (first.epoch, second.epoch) == (1, 2)
-    for name in ("path", "body", "request_id", "seed", "created_s", "arrival_s"):
+    for name in ("path", "body", "request_id", "seed", "created_s"):
         assert getattr(first, name) == getattr(second, name)
     assert (first.choices, first.num_cached_tokens) == ([], None)
     assert second.num_cached_tokens == 2
@@ -266,7 +266,7 @@ def test_tokens_that_the_client_brought_are_not_told_again() -> None:
         request_id="r" * 32,
         seed=SEED,
         created_s=1,
-        arrival_s=1.0,
+        arrived_at_s=1.0,
         path="/v1/chat/completions",
         body=msgspec.json.encode({"stream": True, "max_tokens": LENGTH, "generated_token_ids": [1, 2]}),
         streams=True,

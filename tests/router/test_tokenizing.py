@@ -268,7 +268,7 @@ def test_a_text_that_no_instance_can_hold_is_passed_on_as_it_came() -> None:
 
 
 def origin(body: bytes = b"{}", **fields: Any) -> Origin:
-    fixed: dict[str, Any] = {"request_id": "0" * 32, "seed": 1, "created_s": 1, "arrival_s": 1.0}
+    fixed: dict[str, Any] = {"request_id": "0" * 32, "seed": 1, "created_s": 1, "arrived_at_s": 1.0}
     return Origin(**(fixed | {"path": COMPLETIONS, "body": body, "streams": True} | fields))
 
 
@@ -303,7 +303,7 @@ def test_a_stream_that_has_begun_with_ids_goes_on_with_them_anywhere() -> None:
 def test_a_record_is_taken_up_with_the_ids_that_it_has() -> None:
     attempt = Attempt(
         schema_version=SCHEMA_VERSION, path=CHAT, body=msgspec.json.encode(CHAT_BODY), request_id="0" * 32, epoch=1, seed=7,
-        created_s=1, arrival_s=1.0, choices=[GivenChoice([5])], prompt_token_ids=CHAT_IDS,
+        created_s=1, choices=[GivenChoice([5])], prompt_token_ids=CHAT_IDS,
     )  # fmt: skip
     taken = stream_of_record(attempt, 0.0).origin
     assert taken.prompt_token_ids == taken.known_prompt == CHAT_IDS

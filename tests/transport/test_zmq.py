@@ -113,13 +113,13 @@ def test_a_message_that_cannot_be_read_is_dropped_and_the_next_one_is_read(tmp_p
     address = f"ipc://{tmp_path}/e.sock"
     engine = Wires()
     port = engine.api_port(address)
-    good = Submit(2, "r", 1, [5], Sampling(7), arrival_s=1.0)
+    good = Submit(2, "r", 1, [5], Sampling(7), waited_s=1.0)
     answer = Accepted("r", 1)
 
     async def api() -> FromEngine:
         socket = EngineSocket(address, "api-1")
         for value in (math.nan, math.inf, -math.inf):
-            assert socket.send(msgspec.structs.replace(good, arrival_s=value))
+            assert socket.send(msgspec.structs.replace(good, waited_s=value))
         assert socket.send(good)
         assert receive(engine, port) == ("api-1", good)
         assert port.send("api-1", msgspec.structs.replace(answer, epoch=-1)) and port.send("api-1", answer)
