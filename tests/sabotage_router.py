@@ -13,9 +13,11 @@ from onward.api import jobs, starts
 from onward.api.choice import Choice, Start
 from onward.api.jobs import Jobs
 from onward.api.ledger import Order
+from onward.api.other_instances import OtherInstances
 from onward.api.pieces import Piece
 from onward.api.prepared import Prepared
 from onward.api.prompts import Prompts
+from onward.api.streams import Streams
 from onward.proto.request import ErrorInfo
 from onward.proto.router import Attempt, GivenChoice, Progress, RegisterAnswer, Registration
 from onward.router import admin as router_admin
@@ -39,9 +41,35 @@ from tests.sabotage_kinds import Patches, Sabotage
 ROWS = "tests/router/test_failures.py::"
 REPLICAS = "tests/router/test_replicas.py::"
 ATTEMPTS = "tests/api/test_attempts.py::"
+DRAINING = "tests/api/test_draining.py::"
 UNUSABLE = "tests/router/test_app.py::test_an_unusable_address_is_not_taken_and_disturbs_no_request"
 CHAT = "/v1/chat/completions"
 CUTS_INSIDE_OF_CHARACTERS = (1, 3, 4, 5, 7, 8)
+
+
+def _evict_streams_when_drained(patch: Patches) -> None:
+    def drain(original: Callable, self: Streams) -> None:
+        original(self)
+        self.hand_back()
+
+    patch.around(Streams, "drain", drain)
+
+
+def _evict_streams_although_no_other_instance_can_take_them(patch: Patches) -> None:
+    patch.put(OtherInstances, "are_none", False)
+
+
+def _stay_drained(patch: Patches) -> None:
+    patch.put(Streams, "undrain", lambda self: None)
+
+
+def _never_return_to_a_drained_instance(patch: Patches) -> None:
+    def note(original: Callable, self: Retrying, route: Route, failed: Failed, instance: str, now_s: float) -> None:
+        original(self, route, failed, instance, now_s)
+        if failed.cause is Cause.DRAIN:
+            route.exclude.add(instance)
+
+    patch.around(Retrying, "_note_instance", note)
 
 
 def _only_the_tail_is_told(patch: Patches) -> None:
@@ -575,5 +603,29 @@ TABLE = [
         "F51: a new incarnation inherits the places of the old one",
         _bookings_outlive_their_incarnation,
         [REPLICAS + "TestBookings::test_f51_bookings_end_with_their_incarnation"],
+    ),
+    Sabotage(
+        "drain-evicts",
+        "a drained instance ends the streams of routers, although there may be no other instance for them",
+        _evict_streams_when_drained,
+        [DRAINING + "test_streams_end_where_they_are_and_nothing_new_begins"],
+    ),
+    Sabotage(
+        "stop-evicts-last",
+        "the last instance ends the streams of routers at once when it is told to stop",
+        _evict_streams_although_no_other_instance_can_take_them,
+        [DRAINING + "test_streams_that_no_other_instance_can_take_have_the_grace_of_a_stop"],
+    ),
+    Sabotage(
+        "undrain-ignored",
+        "an instance that is taken back into service goes on refusing requests",
+        _stay_drained,
+        [DRAINING + "test_an_instance_can_be_taken_back_into_service"],
+    ),
+    Sabotage(
+        "drained-for-good",
+        "a stream never returns to an instance that was drained, also after it was taken back into service",
+        _never_return_to_a_drained_instance,
+        ["tests/router/test_core.py::test_a_stream_may_return_to_an_instance_that_was_taken_back_into_service"],
     ),
 ]

@@ -1,6 +1,6 @@
 """Routes about the server itself: which model, whether it is well, what it counts."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -13,7 +13,7 @@ from onward.config import ApiConfig
 from onward.errors import NotFound, Unavailable
 from onward.proto.control import InstanceView
 from onward.proto.model import PreparedModel
-from onward.proto.stats import EngineStats
+from onward.proto.stats import EngineStats, Family
 from onward.version import __version__
 from onward.web import audit
 from onward.web.callers import CLUSTER, Access, GuardedRoute, caller_of
@@ -31,6 +31,7 @@ class Instance(Protocol):
 
     async def instance(self) -> InstanceView: ...
     def ask_drain(self) -> None: ...
+    def ask_undrain(self) -> None: ...
 
 
 class Admin:
@@ -51,12 +52,19 @@ class Admin:
     def routes(self, proven: Proven) -> list[GuardedRoute]:
         """`proven`: who may take the instance out of service where there are no keys."""
 
-        async def drain(request: Request) -> Response:
+        async def check_operator(request: Request, action: str) -> None:
             caller = caller_of(request.scope)
             if caller is ANONYMOUS:
                 await proven.body(request, MAX_DRAIN_BYTES)
-            audit.note(CLUSTER if caller is ANONYMOUS and self._config.cluster_key else caller, "drain", 1)
+            audit.note(CLUSTER if caller is ANONYMOUS and self._config.cluster_key else caller, action, 1)
+
+        async def drain(request: Request) -> Response:
+            await check_operator(request, "drain")
             return self.drain()
+
+        async def undrain(request: Request) -> Response:
+            await check_operator(request, "undrain")
+            return self.undrain()
 
         endpoints: dict[str, tuple[Access, Callable[[Request], Awaitable[Response]]]] = {
             "/v1/models": (Access.USER, self.models),
@@ -70,6 +78,7 @@ class Admin:
         return [
             *(GuardedRoute(path, one, methods=["GET"], access=access) for path, (access, one) in endpoints.items()),
             GuardedRoute("/drain", drain, methods=["POST"], access=Access.ADMIN),
+            GuardedRoute("/undrain", undrain, methods=["POST"], access=Access.ADMIN),
         ]
 
     async def models(self, _: Request) -> Response:
@@ -92,10 +101,16 @@ class Admin:
         return health_response(request, "ok" if problem is None else "unavailable", problem)
 
     def drain(self) -> Response:
-        """Of the whole instance, and for good. Asking again changes nothing."""
+        """Of the whole instance. Asking again changes nothing."""
         self._supervisor.ask_drain()
         self._streams.drain()
         return json_response({"status": "draining"})
+
+    def undrain(self) -> Response:
+        self._streams.check_not_stopping()
+        self._supervisor.ask_undrain()
+        self._streams.undrain()
+        return json_response({"status": "ok"})
 
     async def live(self, _: Request) -> Response:
         return json_response({"status": "ok"})
@@ -125,6 +140,7 @@ class Admin:
                 "oom_kills": view.oom_kills,
                 "kv_blocks": view.engine.kv_blocks if view.engine else {},
                 "requests": view.engine.requests if view.engine else {},
+                "live_streams": streams_shown(view.families),
                 "engine": view.engine,
                 "configuration": self._config.instance,
             }
@@ -155,6 +171,18 @@ class Admin:
             "owned_by": "onward",
             "max_model_len": worker.max_model_len if worker else self._model.config.max_position_embeddings,
         }
+
+
+def streams_shown(families: Iterable[Family]) -> dict[str, Any]:
+    """Live streams of all api processes, and whether a router could move its own: None if no router has said."""
+    found = {family.name: family.series for family in families}
+    counts = {one.labels["origin"]: int(one.value) for one in found.get("onward_live_streams", [])}
+    others = [one.value for one in found.get("onward_other_instances", [])]
+    return {
+        "routed": counts.get("router", 0),
+        "direct": counts.get("client", 0),
+        "can_move": all(others) if others else None,
+    }
 
 
 def state_of(client: EngineClient, streams: Streams, engine: EngineStats | None) -> str:

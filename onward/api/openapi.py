@@ -62,6 +62,7 @@ SUMMARIES: dict[str, str] = {
     "/metrics": "Numbers for Prometheus",
     "/info": "The configuration and the processes",
     "/drain": "Takes the instance out of service",
+    "/undrain": "Takes the instance back into service",
     "/docs": "This, as a page",
     "/openapi.json": "This document",
 }

@@ -15,6 +15,7 @@ from onward.api.engine_client import EngineClient, Wire
 from onward.api.fullness import Fullness
 from onward.api.jobs import Backend
 from onward.api.ledger import Ledger
+from onward.api.other_instances import OtherInstances
 from onward.api.prompts import Prompts
 from onward.api.registering import Description, Registering
 from onward.api.shelf_link import ShelfLink
@@ -79,7 +80,15 @@ class Api:
             self._client, rim.clock, start.config.detach_ttl_s, self._shelf, start.config.response_ttl_s
         )
         admin = Admin(start.config, start.model, self._client, self._link, self._streams)
-        description = Description(start.config, start.model, self._client, self._link, self._streams, rim.clock)
+        self._others = others = OtherInstances(rim.clock)
+        registry.gauge("onward_live_streams", "Streams that run", ["origin"], self._streams.counts)
+        registry.gauge(
+            "onward_other_instances",
+            "Other instances that could take over streams, as each router has said",
+            ["router"],
+            others.by_router,
+        )
+        description = Description(start.config, start.model, self._client, self._link, self._streams, rim.clock, others)
         self._keyring = Keyring(Keys(start.keys))
         self.app = build_app(backend, admin, self._streams, description, registry, self._keyring)
         # Of several processes one speaks for all.
@@ -100,7 +109,7 @@ class Api:
     def read_control(self) -> None:
         """The supervisor has said something."""
         try:
-            self._link.read(self._client, self._shelf, self._streams.drain, self._stop, self._take_keys)
+            self._link.read(self._client, self._shelf, self._drain, self._undrain, self._stop, self._take_keys)
         except ChannelClosed:
             _logger.warning("the supervisor is gone")
             self._rim.leave_at_once()
@@ -119,12 +128,30 @@ class Api:
         self._keyring.keys = Keys(message.keys)
 
     def _stop(self, grace_s: float) -> None:
-        """No new connections. What a router sent goes on elsewhere; clients' own streams have the grace, and are then
-        told."""
-        self._streams.drain()
+        """No new connections. Streams of a router go on elsewhere at once, or, where no other instance can take them, have
+        the grace, as clients' own streams do."""
+        self._streams.stop()
+        if not self._others.are_none:
+            self._streams.hand_back()
         if self._registering is not None:
             self._registering.leave()
-        self._rim.stop_server(grace_s, self._client.fail_all)
+        self._rim.stop_server(grace_s, self._end_streams)
+
+    def _end_streams(self) -> None:
+        self._streams.hand_back()
+        self._client.fail_all()
+
+    def _drain(self) -> None:
+        self._streams.drain()
+        self._tell_routers()
+
+    def _undrain(self) -> None:
+        self._streams.undrain()
+        self._tell_routers()
+
+    def _tell_routers(self) -> None:
+        if self._registering is not None:
+            self._registering.tell_now()
 
     def _send(self, message: Ready) -> None:
         try:

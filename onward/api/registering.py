@@ -16,6 +16,7 @@ from starlette.responses import Response
 from onward.api.admin import ROLES, Instance, state_of
 from onward.api.attempts import MSGPACK, proven_message
 from onward.api.engine_client import EngineClient
+from onward.api.other_instances import OtherInstances
 from onward.api.proven import Proven
 from onward.api.router_standing import RouterStanding
 from onward.api.streams import Streams
@@ -55,7 +56,9 @@ class Description:
         supervisor: Instance,
         streams: Streams,
         clock: Clock,
+        others: OtherInstances,
     ) -> None:
+        self.others = others
         self._config = config
         self._model = model
         self._client = client
@@ -124,10 +127,16 @@ class Registering:
         self._clock = clock
         self._new_session = new_session
         self._telling: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()
         self._leaving: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._telling = [asyncio.create_task(self._tell_for_ever(url)) for url in self._config.routers]
+
+    def tell_now(self) -> None:
+        """Something has changed that routers act on."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def leave(self) -> None:
         """Says so once; routers that do not hear it will notice by the silence."""
@@ -155,14 +164,17 @@ class Registering:
         answer: RegisterAnswer | None = None
         async with self._new_session() as session:
             while True:
+                changed = self._changed
                 try:
                     answer = await self._post(session, router_url, await self._description.now(answer))
                     wait_s, pause_s = min(max(answer.again_after_s, MIN_AGAIN_S), MAX_AGAIN_S), FIRST_PAUSE_S
                     _note_answer(standing, answer)
+                    self._description.others.note(answer.router, answer.num_others)
                 except FAULTS as fault:
                     wait_s, pause_s = pause_s, min(2 * pause_s, MAX_PAUSE_S)
                     _note_fault(standing, fault)
-                await asyncio.sleep(wait_s)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), wait_s)
 
     async def _post(self, session: aiohttp.ClientSession, router_url: str, message: Registration) -> RegisterAnswer:
         body = msgspec.msgpack.encode(message)
@@ -186,6 +198,7 @@ class Probing:
 
     async def probe(self, request: Request) -> Response:
         asked = await proven_message(request, self._proven, self._decoder)
+        self._description.others.note(asked.router, asked.num_others)
         return Response(msgspec.msgpack.encode(await self._description.now(asked)), media_type=MSGPACK)
 
 

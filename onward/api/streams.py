@@ -15,6 +15,7 @@ from onward.api.ledger import ABORTED, GIVEN_UP, MAX_ATTEMPT
 from onward.api.shelf_link import ShelfLink
 from onward.clock import Clock
 from onward.errors import Conflict, InternalError
+from onward.obs.metrics import LabelValues
 from onward.proto.request import ErrorInfo
 from onward.proto.router import Attempt, Record
 from onward.proto.shelf import RecordKind, ShelfRecord
@@ -48,6 +49,7 @@ class Streams:
         self, client: EngineClient, clock: Clock, ttl_s: float, shelf: ShelfLink, response_ttl_s: float = 0.0
     ) -> None:
         self.is_draining = False
+        self._is_stopping = False
         self._client = client
         self._clock = clock
         self._ttls_s: dict[RecordKind, float] = {"detached": ttl_s, "ended": ttl_s, "response": response_ttl_s}
@@ -153,9 +155,29 @@ class Streams:
             return None
         return self._detach(live) if _follows(epoch, caller, live) else live.attempt.epoch
 
+    def counts(self) -> dict[LabelValues, float]:
+        """Live streams, by where they came from."""
+        num_routed = sum(stream.job.prepared.is_routed for stream in self._live.values())
+        return {("router",): num_routed, ("client",): len(self._live) - num_routed}
+
     def drain(self) -> None:
-        """Nothing new, and what a router sent goes on elsewhere, from the tokens so far. Clients' own streams may end."""
+        """Nothing new is taken. Streams of a router go on until it moves them: only the router knows whether another
+        instance can take them. Streams of other clients go on to their end."""
         self.is_draining = True
+
+    def undrain(self) -> None:
+        self.is_draining = self._is_stopping
+
+    def stop(self) -> None:
+        """As `drain`, for good."""
+        self._is_stopping = self.is_draining = True
+
+    def check_not_stopping(self) -> None:
+        if self._is_stopping:
+            raise Conflict("this instance is stopping, and takes no requests again")
+
+    def hand_back(self) -> None:
+        """Ends the streams of routers, which continue them elsewhere from the tokens so far."""
         for stream in list(self._live.values()):
             if stream.job.prepared.is_routed:
                 self._end(stream, DRAINING)

@@ -10,6 +10,7 @@ from onward.proto.control import (
     AskDrain,
     AskInstance,
     AskSnapshot,
+    AskUndrain,
     Drain,
     EngineGone,
     EngineUp,
@@ -21,6 +22,7 @@ from onward.proto.control import (
     Snapshot,
     Stop,
     ToChild,
+    Undrain,
 )
 from onward.proto.stats import Family
 
@@ -56,6 +58,7 @@ class SupervisorLink:
         listener: Listener,
         shelf: ShelfListener,
         drain: Callable[[], None],
+        undrain: Callable[[], None],
         stop: Callable[[float], None],
         new_keys: Callable[[NewKeys], None],
     ) -> None:
@@ -76,6 +79,8 @@ class SupervisorLink:
                     self._answered(message)
                 case Drain():
                     drain()
+                case Undrain():
+                    undrain()
                 case NewKeys():
                     new_keys(message)
                 case Stop():
@@ -86,6 +91,10 @@ class SupervisorLink:
     def ask_drain(self) -> None:
         """For the whole instance: the supervisor tells every api process."""
         if not self._channel.send(AskDrain()):
+            raise Unavailable("the supervisor does not read", retry_after_s=1.0)
+
+    def ask_undrain(self) -> None:
+        if not self._channel.send(AskUndrain()):
             raise Unavailable("the supervisor does not read", retry_after_s=1.0)
 
     async def instance(self) -> InstanceView:

@@ -1,12 +1,13 @@
-"""`onward drain URL`: an instance takes no more requests, and hands over or finishes those it has.
+"""`onward drain URL`: an instance takes no more requests; its streams move to other instances, or end where they are.
 
-Exit status 0: nothing runs there any more, it can be stopped. 1: it could not be asked. 3: something still ran when the
-time was over; the instance stays drained.
+Exit status 0: nothing runs there any more, and it is safe to stop. 1: it could not be asked. 3: something still ran when
+the time was over; the instance stays drained.
 """
 
 import argparse
 import math
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -21,6 +22,28 @@ POLL_S = 0.2
 TIMED_OUT = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What an instance has yet."""
+
+    num_requests: int
+    """Also prompts that were computed for peers which have not read them yet."""
+    num_moving: int
+    """Streams that a router will continue at another instance."""
+    num_staying: int
+    """Streams that end where they are: of clients without a router, and of routers that have no other instance."""
+
+    def described(self) -> str:
+        if not self.num_moving + self.num_staying:
+            return f"{self.num_requests} requests left" if self.num_requests else "nothing runs"
+        parts = []
+        if self.num_moving:
+            parts.append(f"{_streams(self.num_moving)} to move to other instances")
+        if self.num_staying:
+            parts.append(f"{_streams(self.num_staying)} to end here")
+        return ", ".join(parts)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     admin_calls.add_arguments(parser, "the instance")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="how long to wait [%(default)s]")
@@ -29,50 +52,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not 0 <= args.timeout < math.inf:
         raise InvalidRequest("--timeout must be a number of seconds, and not negative", param="timeout")
-    server = admin_calls.server_of(args)
+    server, clock = admin_calls.server_of(args), SystemClock()
+    before = _ask(server)
     try:
         server.post("/drain")
     except NotFound as fault:
         raise NotFound(f"{fault.message}; only instances can be drained, is this one?") from None
     console = Console(stderr=True, highlight=False)
+    described = "it does not say what runs" if before is None else before.described()
+    console.print(f"draining {server.url}: {described}", soft_wrap=True)
+    started_s = clock.now_s()
     with StartProgress(console) as progress:
-        num_left = wait_until_empty(server, args.timeout, progress, SystemClock())
-    if num_left == 0:
-        console.print(f"{server.url} is drained: nothing runs there, it can be stopped", soft_wrap=True)
+        left = wait_until_empty(server, args.timeout, progress, clock)
+    if left is not None and left.num_requests == 0:
+        console.print(f"{server.url} is drained after {clock.now_s() - started_s:.0f} s: safe to stop", soft_wrap=True)
         return 0
-    left = "it does not answer any more" if num_left is None else f"{num_left} still run"
-    console.print(f"{server.url} is not empty after {args.timeout:g} s: {left}", soft_wrap=True)
+    why = "it does not answer any more" if left is None else left.described()
+    console.print(f"{server.url} is not drained after {args.timeout:g} s, and not safe to stop: {why}", soft_wrap=True)
+    console.print(f"wait on with `onward drain {server.url}`, or take it back with `onward undrain`", soft_wrap=True)
     return TIMED_OUT
 
 
-def wait_until_empty(server: Server, timeout_s: float, progress: StartProgress, clock: Clock) -> int | None:
-    """How many are left when nothing is, or when the time is over; None if nobody could say at the end."""
+def wait_until_empty(server: Server, timeout_s: float, progress: StartProgress, clock: Clock) -> Left | None:
+    """What is left when nothing is, or when the time is over; None if the instance could not say at the end."""
     deadline_s = clock.now_s() + timeout_s
     most = 1
     while True:
-        num_left = _ask(server)
-        if num_left is None:
+        left = _ask(server)
+        if left is None:
             progress.say("draining: no answer")
         else:
-            most = max(most, num_left)
-            progress(f"draining: {num_left} left", 1 - num_left / most)
-        if num_left == 0 or clock.now_s() >= deadline_s:
-            return num_left
+            most = max(most, left.num_requests)
+            progress(f"draining: {left.described()}", 1 - left.num_requests / most)
+        if (left is not None and left.num_requests == 0) or clock.now_s() >= deadline_s:
+            return left
         time.sleep(min(POLL_S, max(0.0, deadline_s - clock.now_s())))
 
 
-def _ask(server: Server) -> int | None:
+def _ask(server: Server) -> Left | None:
     """None if there is no answer: one of its processes may be restarting."""
     try:
-        return num_left_of(server.get("/info"))
-    except (Unavailable, ServerError):
+        return left_of(server.get("/info"))
+    except (Unavailable, ServerError, NotFound):
         return None
 
 
-def num_left_of(info: dict[str, Any]) -> int | None:
-    """Requests, and prompts that were computed for others who have not read them yet. None if the instance does not know:
-    without an engine the api processes hold what will be submitted again."""
+def left_of(info: dict[str, Any]) -> Left | None:
+    """None if the instance does not know: without an engine the api processes hold what will be submitted again."""
     if not info.get("engine"):
         return None
     sending = info.get("kv_blocks", {}).get("sending", 0)
-    return sum(info.get("requests", {}).values()) or int(sending > 0)
+    num_requests = sum(info.get("requests", {}).values()) or int(sending > 0)
+    streams = info.get("live_streams", {})
+    routed, direct = streams.get("routed", 0), streams.get("direct", 0)
+    num_moving = routed if streams.get("can_move") else 0
+    # A stream that has ended in the engine may still have to be written to its client.
+    return Left(max(num_requests, routed + direct), num_moving, routed + direct - num_moving)
+
+
+def _streams(number: int) -> str:
+    return f"{number} stream{'' if number == 1 else 's'}"

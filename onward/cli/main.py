@@ -14,6 +14,7 @@ COMMANDS = {
     "up": "start a whole cluster on this machine: a router, prefill and decode instances",
     "status": "show the instances behind a router, or one instance",
     "drain": "let an instance take no more requests, and wait until it has none",
+    "undrain": "let a drained instance take requests again",
     "chat": "talk to a server in the terminal",
     "run-batch": "answer a file of requests, as OpenAI's batches have them",
     "bench": "load a server with streams and measure it",

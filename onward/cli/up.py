@@ -69,7 +69,15 @@ FRONT_SECRETS = ("api_key", "api_key_file")
 """Whoever stands in front has them from its environment: command lines can be read by everybody on the machine."""
 FRONT_FLAGS = ("api_keys", "insecure", "open_metrics")
 """For the router, or without one for the instances that take requests."""
-ROUTERS_AND_INSTANCES = ("detach_ttl_s", "drain_s", "cors_origin", "max_body_bytes", "max_connections", "log_level")
+ROUTERS_AND_INSTANCES = (
+    "detach_ttl_s",
+    "drain_s",
+    "cors_origin",
+    "strict_fields",
+    "max_body_bytes",
+    "max_connections",
+    "log_level",
+)
 
 
 @dataclass(slots=True, frozen=True)

@@ -137,7 +137,11 @@ class NewKeys(msgspec.Struct, frozen=True, tag="new_keys"):
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """To the api processes: take no new requests, and hand over those that run."""
+    """To the api processes: take no new requests. Streams that run end here, or a router moves them."""
+
+
+class Undrain(msgspec.Struct, frozen=True, tag="undrain"):
+    """To the api processes: take requests again."""
 
 
 ToChild = (
@@ -156,6 +160,7 @@ ToChild = (
     | InstanceView
     | NewKeys
     | Drain
+    | Undrain
     | Stop
 )
 
@@ -199,4 +204,8 @@ class AskDrain(msgspec.Struct, frozen=True, tag="ask_drain"):
     """From an api process: someone wants the whole instance drained."""
 
 
-FromChild = Ready | Progress | StartFailed | RenewWorker | Snapshot | AskInstance | AskDrain
+class AskUndrain(msgspec.Struct, frozen=True, tag="ask_undrain"):
+    """From an api process: someone wants the whole instance to take requests again."""
+
+
+FromChild = Ready | Progress | StartFailed | RenewWorker | Snapshot | AskInstance | AskDrain | AskUndrain

@@ -177,6 +177,8 @@ class RegisterAnswer(msgspec.Struct, frozen=True):
     wants_kv_events: bool = False
     next_kv_event: SerialOrNone = -1
     """The number to go on from; -1: everything."""
+    num_others: SerialOrNone = -1
+    """Other instances that are ready to take streams; -1: not known."""
 
 
 class Find(msgspec.Struct, frozen=True):

@@ -213,7 +213,7 @@ class Replicas:
             return self._answer(error=error)
         next_kv_event = self._take_kv_events(registration)
         self._take(registration, now_s)
-        return self._answer(next_kv_event=next_kv_event)
+        return self._answer(next_kv_event=next_kv_event, num_others=self.num_others(registration.url))
 
     def add_static(self, url: str) -> None:
         self._probes[_normal(url)] = _Probe(is_static=True)
@@ -332,9 +332,14 @@ class Replicas:
             return self.index.expected(registration.instance)
         return self.index.apply(registration.instance, registration.kv_events)
 
-    def _answer(self, *, error: str = "", next_kv_event: int = EVERYTHING) -> RegisterAnswer:
+    def num_others(self, url: str) -> int:
+        """Instances that are ready to take streams, beside the one at this URL."""
+        others = [member for member in self._members.values() if member.url != url.rstrip("/")]
+        return sum(one.registration.role != "prefill" and one.state(self._now_s) is State.READY for one in others)
+
+    def _answer(self, *, error: str = "", next_kv_event: int = EVERYTHING, num_others: int = -1) -> RegisterAnswer:
         wants = self.index is not None
-        return RegisterAnswer(self._incarnation, AGAIN_AFTER_S, error, wants, next_kv_event)
+        return RegisterAnswer(self._incarnation, AGAIN_AFTER_S, error, wants, next_kv_event, num_others)
 
     def _remove(self, instance: str) -> None:
         """Its bookings go with it: they are held by the member, and a release finds nothing to take away."""

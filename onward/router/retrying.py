@@ -92,9 +92,12 @@ class Retrying:
             case Cause.UNREACHABLE:
                 self._replicas.not_reached(instance, now_s)
                 route.resting[instance] = now_s + REFUSED_PAUSE_S
+            case Cause.DRAIN:
+                # Its state keeps it out from now on; it may be taken back into service.
+                route.resting[instance] = now_s + max(rest_s, STEP_S)
             case Cause.OVERLOADED if route.stream.accepted_once:
                 route.resting[instance] = now_s + (rest_s or STEP_S)
-            case Cause.OVERLOADED | Cause.REJECTED | Cause.DRAIN:
+            case Cause.OVERLOADED | Cause.REJECTED:
                 route.exclude.add(instance)
             case Cause.LOST | Cause.STALL | Cause.PROTOCOL | Cause.GONE:
                 self._replicas.failed(instance, now_s)

@@ -259,7 +259,8 @@ class Serving:
     async def _probe(self, url: str) -> None:
         replicas = self.core.replicas
         wants = replicas.index is not None
-        question = RegisterAnswer(self.core.incarnation, 1.0, "", wants, replicas.next_kv_event(url))
+        num_others = replicas.num_others(url)
+        question = RegisterAnswer(self.core.incarnation, 1.0, "", wants, replicas.next_kv_event(url), num_others)
         registration = await self.upstream.probe(url, question)
         before = replicas.get(registration.instance) if registration is not None else None
         error = self.core.probed(url, registration, self.clock.now_s())

@@ -23,6 +23,7 @@ from onward.proto.control import (
     AskDrain,
     AskInstance,
     AskSnapshot,
+    AskUndrain,
     Drain,
     EngineGone,
     EngineUp,
@@ -43,6 +44,7 @@ from onward.proto.control import (
     StartWorker,
     Stop,
     ToChild,
+    Undrain,
     WorkerGone,
     WorkerStarting,
 )
@@ -299,13 +301,21 @@ class Supervisor:
                 self._open_question(child, message)
             case AskDrain():
                 self._drain()
+            case AskUndrain():
+                self._undrain()
 
     def _drain(self) -> None:
-        """All api processes take no more requests, those to come as well. There is no way back but a restart."""
+        """All api processes take no more requests, those to come as well."""
         if not self._is_draining:
             logger.info(log.event("draining"))
         self._is_draining = True
         self._tell(Role.API, Drain())
+
+    def _undrain(self) -> None:
+        if self._is_draining:
+            logger.info(log.event("undrained"))
+        self._is_draining = False
+        self._tell(Role.API, Undrain())
 
     def _reload_keys(self) -> None:
         """A file that is broken changes nothing."""

@@ -22,6 +22,7 @@ from onward.proto.control import (
     AskDrain,
     AskInstance,
     AskSnapshot,
+    AskUndrain,
     Drain,
     EngineGone,
     EngineUp,
@@ -35,6 +36,7 @@ from onward.proto.control import (
     StartApi,
     StartShelf,
     Stop,
+    Undrain,
 )
 from onward.proto.model import PreparedModel
 from onward.proto.request import AbortByName, AskKvEvents, Deltas, ErrorInfo, FromEngine, Holding
@@ -294,6 +296,8 @@ class Instance:
                 child.ready.set()
             case AskDrain():
                 self._tell_all(Drain())
+            case AskUndrain():
+                self._tell_all(Undrain())
             case AskInstance():
                 threading.Thread(target=self._answer, args=(child, message.ask_id), daemon=True).start()
             case Snapshot():

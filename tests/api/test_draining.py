@@ -1,4 +1,4 @@
-"""An instance that is being drained: nothing new, what routers sent goes on elsewhere, clients' own streams end."""
+"""An instance that is being drained: nothing new is taken, and what runs ends there unless a router moves it."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +16,7 @@ from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES, ask, read, request
 from tests.api.routed import attempt_of, error_in, given, post
 from tests.api.stand_in_engine import hashed_token
+from tests.api.test_registering import router
 
 PATH = "/v1/completions"
 
@@ -44,13 +45,15 @@ def begin(instance: Instance, threads: ThreadPoolExecutor) -> tuple[list[Future[
     return asked, whole
 
 
-def test_streams_move_or_end_and_nothing_new_begins(model: PreparedModel) -> None:
+def live_streams(instance: Instance) -> dict[str, Any]:
+    return httpx.get(f"{instance.url}/info", verify=NO_CERTIFICATES).json()["live_streams"]
+
+
+def test_streams_end_where_they_are_and_nothing_new_begins(model: PreparedModel) -> None:
     with running(model) as instance, ThreadPoolExecutor(3) as threads:
         asked, whole = begin(instance, threads)
         assert httpx.post(f"{instance.url}/drain", verify=NO_CERTIFICATES).json() == {"status": "draining"}
-        for one in asked[1:]:
-            error = error_in(one.result(20))
-            assert (error["code"], error["retryable"]) == ("draining", True)
+        assert live_streams(instance) == {"routed": 2, "direct": 1, "can_move": None}
         refused = [
             plain(instance.url),
             post(instance.url, attempt_of(PATH, request(PATH, True))),
@@ -64,7 +67,30 @@ def test_streams_move_or_end_and_nothing_new_begins(model: PreparedModel) -> Non
         assert probed(instance).state == "draining"
         instance.engine.choose, instance.engine.paused = hashed_token, False
         assert read(asked[0].result(20), {"stream": True}).texts == [whole]
+        for one in asked[1:]:
+            assert b"event: error" not in one.result(20).content, "no router has moved it"
         assert httpx.post(f"{instance.url}/drain", verify=NO_CERTIFICATES).status_code == 200
+
+
+def test_an_instance_can_be_taken_back_into_service(model: PreparedModel) -> None:
+    with router(again_after_s=10.0) as one, running(model, ApiConfig(routers=(one.url,))) as instance:
+        one.hears(lambda told: told.state == "ready")
+        assert httpx.post(f"{instance.url}/drain", verify=NO_CERTIFICATES).status_code == 200
+        one.hears(lambda told: told.state == "draining")  # at once, however long it would have been silent
+        assert plain(instance.url, max_tokens=1).status_code == 503
+        assert httpx.post(f"{instance.url}/undrain", verify=NO_CERTIFICATES).json() == {"status": "ok"}
+        one.hears(lambda told: told.state == "ready")
+        assert plain(instance.url, max_tokens=1).status_code == 200
+        assert httpx.get(f"{instance.url}/health", verify=NO_CERTIFICATES).status_code == 200
+
+
+def test_only_who_may_drain_may_undo_it(model: PreparedModel) -> None:
+    key = "ab" * 32
+    with running(model, ApiConfig(cluster_key=key)) as instance:
+        for path in ("/drain", "/undrain"):
+            assert httpx.post(instance.url + path, verify=NO_CERTIFICATES).status_code == 403
+            right = {PROOF_HEADER: prove(key, "POST", path, b"", SystemClock().wall_s())}
+            assert httpx.post(instance.url + path, headers=right, verify=NO_CERTIFICATES).status_code == 200
 
 
 def test_only_who_holds_the_clusters_key_may_drain_an_instance_that_has_one(model: PreparedModel) -> None:
@@ -101,6 +127,36 @@ def test_whichever_process_is_asked_all_of_them_drain(model: PreparedModel) -> N
             if set(answers) == {503}:
                 return
         raise AssertionError(f"one of them still takes requests: {answers}")
+
+
+def test_streams_that_no_other_instance_can_take_have_the_grace_of_a_stop(model: PreparedModel) -> None:
+    with (
+        router(num_others=0) as one,
+        running(model, ApiConfig(routers=(one.url,))) as instance,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        asked, whole = begin(instance, threads)
+        one.hears(lambda _: live_streams(instance)["can_move"] is False)
+        instance.stop(grace_s=20.0)
+        one.hears(lambda told: told.state == "leaving")
+        instance.engine.choose, instance.engine.paused = hashed_token, False
+        assert read(asked[0].result(20), {"stream": True}).texts == [whole]
+        for routed in asked[1:]:
+            assert b"event: error" not in routed.result(20).content
+
+
+def test_streams_that_outlast_the_grace_go_back_to_their_router(model: PreparedModel) -> None:
+    with (
+        router(num_others=0) as one,
+        running(model, ApiConfig(routers=(one.url,))) as instance,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        asked, _ = begin(instance, threads)
+        one.hears(lambda _: live_streams(instance)["can_move"] is False)
+        instance.stop(grace_s=0.1)
+        for routed in asked[1:]:
+            assert error_in(routed.result(20))["code"] == "draining"
+        asked[0].result(20)
 
 
 def test_a_stop_drains_first(model: PreparedModel) -> None:

@@ -67,8 +67,10 @@ class Router:
 
 
 @contextlib.contextmanager
-def router(again_after_s: float = 0.1, error: str = "", cluster_key: str = "") -> Iterator[Router]:
-    one = Router(RegisterAnswer("router-1", again_after_s, error), cluster_key)
+def router(
+    again_after_s: float = 0.1, error: str = "", cluster_key: str = "", num_others: int = -1
+) -> Iterator[Router]:
+    one = Router(RegisterAnswer("router-1", again_after_s, error, num_others=num_others), cluster_key)
     try:
         yield one
     finally:

@@ -419,6 +419,29 @@ def test_a_drained_instance_loses_its_streams_to_others_and_that_is_no_attempt()
     assert second.instance != first and route.stream.failures == 0
 
 
+def test_a_stream_may_return_to_an_instance_that_was_taken_back_into_service() -> None:
+    world = World("a", "b")
+    route = world.open()
+    first = world.start(route, tokens=2)
+    other = "b" if first == "a" else "a"
+    world.states[first] = "draining"
+    world.register()
+    assert world.core.tick(world.now_s) == [route]
+    world.core.ended(route, world.now_s)
+    world.states[other], world.states[first] = "draining", "ready"
+    world.register()
+    world.pass_time(2.0)
+    assert world.dispatch(route).instance == first
+
+
+def test_an_instance_is_told_how_many_others_could_take_its_streams() -> None:
+    world = World("a", "b", "c")
+    world.states["c"] = "draining"
+    world.register()
+    told = {name: world.core.register(world.registration(name, state), 100.0) for name, state in world.states.items()}
+    assert {name: answer.num_others for name, answer in told.items()} == {"a": 1, "b": 1, "c": 2}
+
+
 def test_the_only_instance_keeps_its_streams_while_it_drains() -> None:
     world = World("a")
     route = world.open()

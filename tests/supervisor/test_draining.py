@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import closing
 
 from onward.config import ServeConfig
-from onward.proto.control import AskDrain, AskSnapshot, Drain, Snapshot, StartApi
+from onward.proto.control import AskDrain, AskSnapshot, AskUndrain, Drain, Snapshot, StartApi, Undrain
 from onward.proto.stats import EngineStats
 from onward.supervisor.children import Role
 from onward.supervisor.supervisor import Supervisor
@@ -67,6 +67,11 @@ def test_one_api_process_asks_and_all_are_told_to_drain_also_those_that_start_la
             supervisor._brief_api(first)
             assert isinstance(firsts_end.receive(), StartApi)
             assert firsts_end.receive() == Drain()
+            supervisor._on_message(first, AskUndrain())
+            assert [end.receive() for end in (firsts_end, seconds_end)] == [Undrain(), Undrain()]
+            supervisor._brief_api(first)
+            assert isinstance(firsts_end.receive(), StartApi)
+            assert firsts_end.receive() is None
 
 
 def test_an_api_process_learns_its_routers_and_what_they_call_it() -> None:

@@ -1,0 +1,22 @@
+"""`onward undrain URL`: a drained instance takes requests again."""
+
+import argparse
+
+from rich.console import Console
+
+from onward.cli import admin_calls
+from onward.errors import NotFound
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    admin_calls.add_arguments(parser, "the instance")
+
+
+def run(args: argparse.Namespace) -> int:
+    server = admin_calls.server_of(args)
+    try:
+        server.post("/undrain")
+    except NotFound as fault:
+        raise NotFound(f"{fault.message}; only instances can be drained, is this one?") from None
+    Console(stderr=True, highlight=False).print(f"{server.url} takes requests again", soft_wrap=True)
+    return 0
