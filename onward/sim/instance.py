@@ -111,7 +111,7 @@ class Instance:
     def __init__(self, place: Place, machine: Machine) -> None:
         self.place, self.machine = place, machine
         self.url = url_of(machine.name)
-        self.handoff_address = f"tcp://{machine.name}" if machine.role != "decode" else ""
+        self.handoff_address = f"tcp://{machine.name}:7000" if machine.role != "decode" else ""
         self._ground = place.web.ground
         self._numbers = itertools.count(1)
         self._shelf_numbers = itertools.count(1)

@@ -118,7 +118,7 @@ class World:
             routers=() if scenario.lists_instances else tuple(router.url for router in self.routers.values()),
             prefill_peers=()
             if self.routers
-            else tuple(f"tcp://{one.name}" for one in scenario.machines if one.role == "prefill"),
+            else tuple(f"tcp://{one.name}:7000" for one in scenario.machines if one.role == "prefill"),
             keys=tuple(keys),
             cluster_key=cluster_key,
             after_turn=self.watch.after_turn,
