@@ -16,7 +16,9 @@ from onward.router import core as router_core
 from onward.router.kept import kept_at_instances
 from onward.router.responses import FoundResponses
 from onward.router.route import Route
+from onward.shelf import records as shelf_records
 from onward.shelf.core import ShelfCore
+from onward.shelf.records import Records
 from onward.web.keys import Caller
 from onward.web.response_ids import PREFIX, unknown
 from tests.sabotage_kinds import Patches, Sabotage
@@ -25,6 +27,7 @@ STORED = "tests/api/responses/test_stored.py::"
 CUTS = "tests/api/responses/test_cuts.py::"
 ROUTED = "tests/api/responses/test_behind_router.py::"
 FOR_EVER_S = 1e9
+_ENDS = ("complete", "cancelled")
 
 
 def _show_it_and_let_it_run(patch: Patches) -> None:
@@ -97,6 +100,7 @@ def _keep_only_streams(patch: Patches) -> None:
         return route.stream.origin.streams and original(route)
 
     patch.around(router_core, "_is_of_use", is_of_use)
+    _copy_none(patch)
 
 
 def _say_unknown_too_soon(patch: Patches) -> None:
@@ -123,7 +127,54 @@ def _let_others_start_what_is_ended(patch: Patches) -> None:
     patch.put(ShelfCore, "_settled_epoch", lambda self, record_id, now_s: None)
 
 
+def _replace_an_end(patch: Patches) -> None:
+    patch.put(shelf_records, "_may_replace", lambda known, record: known.epoch <= record.epoch)
+
+
+def _forget_it_between_two_attempts(patch: Patches) -> None:
+    patch.around(Records, "forget", lambda original, self, record_id, *rest: self.drop(record_id))
+
+
+def _copy_none(patch: Patches) -> None:
+    async def keep_end(original: Callable, self: FoundResponses, *end: Any) -> None:
+        pass
+
+    patch.around(FoundResponses, "keep_end", keep_end)
+
+
+def _number_a_failure_from_the_break(patch: Patches) -> None:
+    patch.put(ResponseForm, "has_numbers", False)
+
+
+FOUND = "tests/sim/test_regressions.py::test_what_was_found_does_not_happen_again"
 TABLE = [
+    Sabotage(
+        "end-replaced",
+        "a later attempt replaces the record of a response that was completed or cancelled",
+        _replace_an_end,
+        [f"tests/shelf/test_records.py::test_a_record_that_has_ended_is_never_replaced[{one}]" for one in _ENDS],
+    ),
+    Sabotage(
+        "response-forgotten-between-attempts",
+        "the record of a response is dropped when its next attempt starts, and not when that one has put its own",
+        _forget_it_between_two_attempts,
+        [
+            "tests/shelf/test_records.py::test_a_response_is_kept_until_a_later_attempt_replaces_its_record",
+            f"{FOUND}[a_response_is_forgotten_between_two_attempts]",
+        ],
+    ),
+    Sabotage(
+        "finished-not-copied",
+        "a finished response is kept by the instance that made it alone",
+        _copy_none,
+        [ROUTED + "test_a_finished_response_outlives_its_instance_and_no_other_is_unknown_meanwhile"],
+    ),
+    Sabotage(
+        "failure-numbered-from-the-break",
+        "a response that is made again and fails before its client's place gives a number again",
+        _number_a_failure_from_the_break,
+        [f"{FOUND}[a_failure_is_numbered_before_the_place_of_its_client]"],
+    ),
     Sabotage(
         "cancel-not-told",
         "a cancelled response is shown as such, and computed to its end",

@@ -34,6 +34,11 @@ class Form(Protocol):
         """What ends every stream of this form, however it went."""
         ...
 
+    @property
+    def has_numbers(self) -> bool:
+        """Whether the event about a failure is numbered by the tokens before it."""
+        ...
+
 
 class Collected:
     """Everything that was said, for an answer that is written when it is whole."""
@@ -59,6 +64,7 @@ class ToldByError:
     """The way in which most streams say that they have failed, and that they are over."""
 
     done = sse.DONE
+    has_numbers = False
 
     def failed(self, info: ErrorInfo) -> list[bytes]:
         return [sse.error_event(info)]

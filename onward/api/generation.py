@@ -6,7 +6,7 @@ tokens, by which it can be gone on with.
 """
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -100,27 +100,39 @@ class Generator:
             pieces = pieces + news
         if error is not None and not pieces:
             raise error  # there is no status yet, so it is an error of HTTP
-        await send(http.start_message(200, {**sse.HEADERS, **ignored_header(job.prepared.unknown_fields)}))
-        form = self._new_form(job)
+        headers = {**sse.HEADERS, **ignored_header(job.prepared.unknown_fields)}
+        out, form = _EventStream(send, headers), self._new_form(job)
+        if not (form.has_numbers and job.prepared.attempt.skip_to):
+            await out.begin()
         try:
-            await self._stream_events(job, form, pieces, error, send)
+            await self._stream_events(job, form, pieces, error, out.write)
         except RequestFailed as failure:
             stream.failure = failure.info
+            if not out.has_begun:
+                raise
             await send(http.part(b"".join(form.failed(failure.info))))
         except Exception:
             _logger.exception("a stream failed by a fault of ours")
             stream.failure = BROKEN
+            if not out.has_begun:
+                raise RequestFailed(BROKEN) from None
             await send(http.part(b"".join(form.failed(BROKEN))))
+        await out.begin()
         await send(http.part(form.done, more=False))
 
     async def _stream_events(
-        self, job: Job, form: Form, pieces: list[Piece], error: RequestFailed | None, send: Send
+        self,
+        job: Job,
+        form: Form,
+        pieces: list[Piece],
+        error: RequestFailed | None,
+        write: Callable[[bytes], Awaitable[None]],
     ) -> None:
         events = form.opening()
         while True:
             events += form.news(pieces)
-            if events:
-                await send(http.part(b"".join(events)))
+            if told := b"".join(events):
+                await write(told)
             if error is not None:
                 raise error
             if job.answer.finished:
@@ -128,7 +140,7 @@ class Generator:
             pieces, error = self._advance(job, await _news(job))
             events = [] if pieces or error else self._signs_of_life(job)
         if end := form.end():
-            await send(http.part(b"".join(end)))
+            await write(b"".join(end))
 
     def _signs_of_life(self, job: Job) -> list[bytes]:
         """A router takes a stream elsewhere if it hears nothing."""
@@ -145,6 +157,28 @@ class Generator:
             self._backend.client.stop(choice.request_id, choice.position)
         job.note_scores(progress.pieces)
         return progress.pieces, RequestFailed(progress.error) if progress.error is not None else None
+
+
+class _EventStream:
+    """An answer of events. Its head is sent with the first event at the latest.
+
+    A stream that is made again from its seed has nothing to tell until it reaches the client's place. Where events have
+    numbers, an event about a failure before that would have a number that the client has seen already. So the head of such
+    a stream waits for the place, and the failure is an error of HTTP.
+    """
+
+    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
+        self.has_begun = False
+        self._send, self._headers = send, headers
+
+    async def begin(self) -> None:
+        if not self.has_begun:
+            self.has_begun = True
+            await self._send(http.start_message(200, self._headers))
+
+    async def write(self, events: bytes) -> None:
+        await self.begin()
+        await self._send(http.part(events))
 
 
 def _news(job: Job) -> Coroutine[Any, Any, list[Delivery]]:

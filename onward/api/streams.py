@@ -11,14 +11,14 @@ import msgspec
 
 from onward.api.engine_client import EngineClient
 from onward.api.jobs import Job
-from onward.api.ledger import ABORTED, GIVEN_UP, MAX_ATTEMPT
+from onward.api.ledger import ABORTED, GIVEN_UP, MAX_ATTEMPT, RESCHEDULE
 from onward.api.shelf_link import ShelfLink
 from onward.clock import Clock
 from onward.errors import Conflict, InternalError
 from onward.obs.metrics import LabelValues
 from onward.proto.request import ErrorInfo
 from onward.proto.router import Attempt, Record
-from onward.proto.shelf import RecordKind, ShelfRecord
+from onward.proto.shelf import Ending, RecordKind, ShelfRecord
 from onward.web.failures import RequestFailed, info_of
 
 DRAINING = ErrorInfo("draining", "this instance is being drained; try another one", 503, True, retry_after_s=1.0)
@@ -117,7 +117,8 @@ class Streams:
         epoch = record.attempt.epoch + 1
         for _ in range(MAX_RIVALS):
             live = self._live.get(request_id)
-            if live is not None and _follows(epoch, caller, live):
+            if live is not None and live.attempt.caller == caller:
+                epoch = max(epoch, live.attempt.epoch + 1)
                 record = self._record_of(live)
                 self._detach(live)
                 return _ended_under(record, epoch)
@@ -219,6 +220,7 @@ class Streams:
             epoch=record.attempt.epoch,
             data=msgspec.msgpack.encode(record),
             ttl_s=self._ttls_s[kind],
+            ending=_ending(record) if kind == "response" else "open",
         )
 
     def _record_of(self, stream: Stream, *, is_live: bool = False) -> Record:
@@ -242,6 +244,15 @@ def _worth_keeping_as(stream: Stream) -> RecordKind | None:
     if has_reader and (failure is None or failure.retryable):
         return "ended" if has_ended else "detached"
     return None
+
+
+def _ending(record: Record) -> Ending:
+    """Of a response. One that has failed or was given up may still be completed by a later attempt."""
+    if record.is_cancelled:
+        return "cancelled"
+    reasons = [choice.finish_reason for choice in record.attempt.choices]
+    is_complete = bool(reasons) and record.error is None and None not in reasons and RESCHEDULE not in reasons
+    return "complete" if is_complete else "open"
 
 
 def _final_error(stream: Stream) -> ErrorInfo | None:

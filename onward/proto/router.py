@@ -213,9 +213,17 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 class AskResponse(msgspec.Struct, frozen=True, kw_only=True):
     """About a response of which the router has found this record. An instance knows what the tokens mean."""
 
-    what: Literal["show", "events", "input_items", "context", "keep", "take_up"]
-    """`context`: its items, for one that goes on from it. `keep` it as it is. `take_up`: it is to be made to its end."""
+    what: Literal["show", "events", "failure", "input_items", "context", "keep", "take_up"]
+    """`failure`: the last event of a response that has failed. `context`: its items, for one that goes on from it. `keep`
+    it as it is; if it is cancelled, whatever runs of it at the instance ends. `take_up`: it is to be made to its end."""
     record: Record
     after: SerialOrNone = -1
     """The number of the last event that the client has."""
     query: dict[str, str] = {}
+
+
+class KeptEnd(msgspec.Struct, frozen=True):
+    """The answer to `keep`, as JSON."""
+
+    is_cancelled: bool
+    """False also where it was to be cancelled, and had completed before."""

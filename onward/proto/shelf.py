@@ -22,6 +22,9 @@ from onward.proto.numbers import Duration, Serial
 RecordKind = Literal["detached", "ended", "response"]
 """`detached`: cut off in the middle; `ended`: written to its end, which the client may not have read; `response`: to be
 asked for by its id, for longer. Each kind has bounds of its own, so that none pushes out one of another."""
+Ending = Literal["open", "complete", "cancelled"]
+"""`open`: a later attempt may replace the record. A record that is `complete` or `cancelled` is never replaced, so a
+response has one end. No attempt at a request starts once it is `cancelled`."""
 
 
 class ShelfRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +40,7 @@ class ShelfRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Of two with one id the higher one counts."""
     data: bytes
     ttl_s: Duration
+    ending: Ending = "open"
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

@@ -28,6 +28,7 @@ from onward.web.response_ids import PREFIX
 from onward.web.sse import named_event
 
 MAX_BACKGROUND = 512
+MAX_COPIES = 256
 LOOK_EVERY_S = 0.01
 LAST_WORDS_S = 3.0
 """A stream fails where instances do, and then none of them is waited for as a client would wait for its answer."""
@@ -36,6 +37,7 @@ LAST_WORDS_S = 3.0
 class _Sketch(msgspec.Struct, frozen=True):
     model: str = ""
     background: bool | None = None
+    store: bool | None = None
 
 
 _sketches = msgspec.json.Decoder(_Sketch)
@@ -55,6 +57,8 @@ class ResponseCreation(GenerationEndpoint):
         self._found = found
         self._tells_resumes = serving.core.config.tell_resumes
         self._background: set[asyncio.Task[None]] = set()
+        self._copies: set[asyncio.Task[None]] = set()
+        """Responses that are being copied to a second instance."""
 
     async def completed(self, caller: Caller, body: bytes) -> bytes:
         previous = previous_of(decode_fields(body), body)
@@ -74,11 +78,21 @@ class ResponseCreation(GenerationEndpoint):
         is_taken_up = route.stream.has_progress  # by a client that wants to read on from its place
         if is_taken_up or not sketch_of(route.stream.origin.body).background:
             client = ResponseClientSide(send, route.stream, self._found, tells_resumes=self._tells_resumes)
-            await http.while_connected(receive, self._serving.serve(route, client))
+            await http.while_connected(receive, self._carried(route, client))
             return
         route.is_asked_for_later = True
         await self._begin(route)
         await http.while_connected(receive, self._tell(route, caller, send))
+
+    async def _carried(self, route: Route, client: ClientSide) -> None:
+        stream = route.stream
+        await self._serving.serve(route, client)
+        is_stored = sketch_of(stream.origin.body).store is not False
+        if stream.all_finished and is_stored and len(self._copies) < MAX_COPIES:
+            # A task of its own: the client has its answer, and may hang up now.
+            copy = asyncio.create_task(self._found.keep_end(stream))
+            self._copies.add(copy)
+            copy.add_done_callback(self._copies.discard)
 
     async def _begin(self, route: Route) -> None:
         """Until an instance has taken it."""
@@ -92,7 +106,6 @@ class ResponseCreation(GenerationEndpoint):
         while not (route.stream.accepted_once or task.done()):
             await asyncio.wait((task,), timeout=LOOK_EVERY_S)
         if not route.stream.accepted_once and client.info is not None:
-            self._found.forget(route.stream.request_id)
             raise RequestFailed(client.info)
 
     async def _tell(self, route: Route, caller: Caller, send: Send) -> None:
@@ -121,14 +134,21 @@ class ResponseClientSide(ClientSide):
         await super().write(events)
 
     async def failure(self, info: ErrorInfo) -> bytes:
-        """As an instance tells it, or without the output where there is none to ask."""
-        after = last_number(self._last)
-        record = msgspec.structs.replace(self._found.record_of(self._told_stream, is_live=False), error=info)
+        """The last event, as an instance makes it: its number follows from the tokens that the client has. Without an
+        instance it has no output. Where its number is not known, there is none: the stream ends as one that was cut."""
+        stream = self._told_stream
+        if not stream.is_at_place:
+            return b""
+        # Before the first token its client has been told nothing, not even that it has begun.
+        what = "failure" if stream.has_progress else "events"
+        record = msgspec.structs.replace(self._found.record_of(stream, is_live=False), error=info)
         try:
             async with asyncio.timeout(LAST_WORDS_S):
-                return await self._found.asked("events", record, after=after)
+                return await self._found.asked(what, record)
         except (OnwardError, RequestFailed, TimeoutError):
-            return _failed_event(self._told_stream, info, after + 1)
+            last = last_number(self._last)
+            is_known = last >= 0 or not stream.has_progress
+            return _failed_event(stream, info, last + 1) if is_known else b""
 
 
 class Nobody(ClientSide):
@@ -137,18 +157,19 @@ class Nobody(ClientSide):
     def __init__(self, stream: Stream, found: FoundResponses) -> None:
         super().__init__(_ignore, stream, tells_resumes=False)
         self.info: ErrorInfo | None = None
-        self._of = stream
+        self._carried = stream
         self._found = found
 
     async def write(self, events: bytes) -> None:
         pass
 
     async def finish(self) -> None:
-        pass
+        await self._found.keep_end(self._carried)
 
     async def fail(self, info: ErrorInfo, body: bytes | None) -> None:
         self.info = info
-        self._found.note_failure(self._of.request_id, info)
+        if self._carried.accepted_once:
+            await self._found.keep_end(self._carried, info)
 
 
 async def _ignore(_: object) -> None:

@@ -43,7 +43,8 @@ class ResponseItems:
     ) -> None:
         record = await self._found.find(caller, response_id)
         if path.endswith(CANCEL):
-            await self._show(await self._cancelled(record), send)
+            await self._cancel(record)
+            await self._show(await self._found.find(caller, response_id), send)
         elif path.endswith(INPUT_ITEMS):
             await http.respond(send, 200, await self._found.asked("input_items", record, query=query))
         elif method == "DELETE":
@@ -60,20 +61,12 @@ class ResponseItems:
     async def _show(self, record: Record, send: Send) -> None:
         await http.respond(send, 200, await self._found.asked("show", record))
 
-    async def _cancelled(self, record: Record) -> Record:
-        """It is ended as by an abort, here and at the instances, and what there was of it is kept there."""
+    async def _cancel(self, record: Record) -> None:
         if not sketch_of(record.attempt.body).background:
             raise wrong("response_id", "only a response with background: true can be cancelled")
-        if record.is_over:
-            return record
-        attempt = msgspec.structs.replace(record.attempt, epoch=record.attempt.epoch + 1)
-        cancelled = msgspec.structs.replace(record, attempt=attempt, is_live=False, is_cancelled=True)
-        with self._found.ending(cancelled):
-            await self._serving.abort([record.attempt.request_id], record.attempt.caller or None)
-            await self._found.keep(cancelled)
-        return cancelled
+        if not record.is_over:
+            await self._found.cancel(record)
 
     async def _delete(self, record: Record) -> None:
         await self._found.asked("show", record)  # it is unknown unless it is stored
         await self._serving.abort([record.attempt.request_id], record.attempt.caller or None)
-        self._found.forget(record.attempt.request_id)

@@ -15,7 +15,7 @@ from onward.errors import InternalError, Unavailable
 from onward.proto.request import ErrorInfo
 from onward.proto.router import ABORT_PATH, IGNORED_FIELDS_HEADER, RegisterAnswer, Registration
 from onward.router.client_side import KEEP_ALIVE_S, ClientSide
-from onward.router.core import STREAM_UNKNOWN, Dispatch, Finish, GiveUp, RouterCore, Wait, out_of_reach
+from onward.router.core import STREAM_UNKNOWN, Aborted, Dispatch, Finish, GiveUp, RouterCore, Wait, out_of_reach
 from onward.router.events import BLANK_LINE, EventSplitter, MalformedEvent, read_event
 from onward.router.failures import info_from_body
 from onward.router.posting import Answer, NotReached
@@ -194,15 +194,20 @@ class Serving:
     async def abort(self, names: list[str] | None, caller: str | None = None) -> set[str]:
         """Ends streams by id or label, here and at the instances; a caller's own, or everybody's. Returns the names that
         anybody knew."""
-        aborted = self.core.abort(names, self.clock.now_s(), caller)
-        for route in aborted.routes:
-            self._cut(route)
-        self.wake()
+        aborted = self.end_here(names, caller)
         # Instances know labels too, so it does not matter where a label means more streams than may be named.
         every_name = [] if names is None else list(dict.fromkeys((*names, *aborted.ids)))[: 2 * MAX_IDS]
         asked: dict[str, object] = {"all": True} if names is None else {"ids": every_name}
         at_instances = await self._abort_at_instances(asked if caller is None else {**asked, "caller": caller})
         return {*aborted.known, *at_instances}
+
+    def end_here(self, names: list[str] | None, caller: str | None = None) -> Aborted:
+        """The part of an abort that is this router's own."""
+        aborted = self.core.abort(names, self.clock.now_s(), caller)
+        for route in aborted.routes:
+            self._cut(route)
+        self.wake()
+        return aborted
 
     async def _abort_at_instances(self, asked: dict[str, object]) -> set[str]:
         urls = [replica.url for replica in self.core.takers(self.clock.now_s())]

@@ -163,6 +163,14 @@ class Stream:
     def all_finished(self) -> bool:
         return bool(self.choices) and all(choice.finish_reason is not None for choice in self.choices)
 
+    @property
+    def is_at_place(self) -> bool:
+        """Whether the tokens that are known reach the place that the client has named."""
+        if not self.origin.skip_to:
+            return True
+        pairs = zip(self.choices, self.origin.skip_to, strict=True) if self.choices else ()
+        return bool(self.choices) and all(len(choice.token_ids) >= told.position for choice, told in pairs)
+
     def begin(self, instance: str, now_s: float) -> None:
         assert not self.is_under_way, "one attempt at a time"
         self.epoch += 1

@@ -123,11 +123,14 @@ class ShelfCore:
 
     def _find(self, api: str, ask: Find, now_s: float) -> Letters:
         record = self._own(ask, now_s)
-        if record is not None and 0 < ask.epoch <= record.epoch:
+        if record is not None and (record.ending != "open" or 0 < ask.epoch <= record.epoch):
             return [(api, Found(ask.ask_id, record))]
         return self._ask_others(api, ask, now_s)
 
     def _claim(self, api: str, ask: Claim, now_s: float) -> Letters:
+        kept = self.records.get(ask.record_id, now_s)
+        if kept is not None and kept.ending == "cancelled":
+            return [(api, Claimed(ask.ask_id, max(kept.epoch, ask.epoch)))]
         settled_epoch = self._settled_epoch(ask.record_id, now_s)
         if settled_epoch is not None and settled_epoch >= ask.epoch:
             return [(api, Claimed(ask.ask_id, settled_epoch))]

@@ -58,9 +58,10 @@ class Records:
         return {kind: row.num_bytes for kind, row in self._rows.items()}
 
     def put(self, record: ShelfRecord, now_s: float) -> int:
-        """In the place of an earlier one; not of a later or another caller's. Returns how many had to go to make room."""
+        """Replaces an earlier record; not a later one, one that has ended, or another caller's. Returns the number of
+        records that were evicted."""
         known = self.get(record.record_id, now_s)
-        if known is not None and (known.epoch > record.epoch or known.caller != record.caller):
+        if known is not None and not _may_replace(known, record):
             return 0
         self.drop(record.record_id)
         row = self._rows[record.kind]
@@ -85,8 +86,12 @@ class Records:
                 row.remove(record_id)
 
     def forget(self, record_id: str, epoch: int, caller: str, now_s: float) -> None:
+        """Drops what an earlier attempt left. A response stays until the later attempt replaces its record: the process
+        that runs the attempt may die before it has put anything."""
         record = self.get(record_id, now_s)
-        if record is not None and record.epoch <= epoch and record.caller == caller:
+        if record is None or record.kind == "response":
+            return
+        if record.epoch <= epoch and record.caller == caller:
             self.drop(record_id)
 
     def drop_named(self, names: Collection[str], everything: bool, caller: str | None, now_s: float) -> set[str]:
@@ -104,6 +109,10 @@ class Records:
         for row in self._rows.values():
             for record_id in [one for one, (_, until_s) in row.kept.items() if until_s <= now_s]:
                 row.remove(record_id)
+
+
+def _may_replace(known: ShelfRecord, record: ShelfRecord) -> bool:
+    return known.ending == "open" and known.epoch <= record.epoch and known.caller == record.caller
 
 
 def is_for(record: ShelfRecord, caller: str | None) -> bool:

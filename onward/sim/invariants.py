@@ -50,6 +50,10 @@ class Watch:
         outlived = {"kill-api"} if is_background and not self._world.routers else set[str]()
         return self.may_pause() or not fired.keys() <= HARMLESS | KEEPS_RECORDS | outlived
 
+    def may_lose_tokens(self) -> bool:
+        """Whether a response may have fewer tokens than its client was told, until they are made again."""
+        return not self._world.weather.fired.keys() <= HARMLESS | KEEPS_RECORDS
+
     def is_undisturbed(self) -> bool:
         return self._world.weather.fired.keys() <= HARMLESS
 

@@ -29,6 +29,10 @@ class Circumstances(Protocol):
         """Whether what keeps records, or the way there, has suffered."""
         ...
 
+    def may_lose_tokens(self) -> bool:
+        """Whether a process that ran a response, or the way to it, was lost with tokens that were told."""
+        ...
+
     def is_undisturbed(self) -> bool:
         """Nothing has happened but what clients do."""
         ...
@@ -145,6 +149,8 @@ class ResponseVisitor(Visitor):
         try:
             async for event_id, data in events_of(response):
                 answer.take_event(event_id, msgspec.json.decode(data))
+                if answer.lost_events and not self._circumstances.may_lose_tokens():
+                    raise Wrong(3, "the end is told in the place of an earlier event")
                 self._check_failure(answer)
                 if self.ask.detach_s is not None and is_own and answer.response_id:
                     return

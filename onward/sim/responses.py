@@ -55,6 +55,8 @@ class Response(Reply):
         """The response, once nothing will follow."""
         self.was_cancelled = False
         """Somebody has been told so."""
+        self.lost_events = False
+        """It was ended before events that the client has been told."""
         self._ask, self._num_prompt = ask, len(prompt)
         self._expected = expected_choice(ask, prompt, ask.seed or 0, 0)
         self._next = self._num_at_cursor = 0
@@ -86,7 +88,8 @@ class Response(Reply):
     def begin_again(self) -> None:
         """As another response, under another id."""
         super().begin_again()
-        self.response_id, self.cursor, self.final, self.was_cancelled = "", "", None, False
+        self.response_id, self.cursor, self.final = "", "", None
+        self.was_cancelled = self.lost_events = False
         self.events, self._text, self._logprobs = [], "", []
         self._next = self._num_at_cursor = 0
 
@@ -105,12 +108,17 @@ class Response(Reply):
         if number != self._next:
             raise Wrong(3, f"event {number} is told in the place of {self._next}")
         self._next += 1
+        if number < len(self.events) and self.final is None and _is_cut(event):
+            # Its tokens were lost with their process, and it was ended before all of them were made again.
+            self.lost_events = True
+            del self.events[number:]
         if number < len(self.events):
             if event != self.events[number]:
                 kind = OtherEnd if _is_cut(self.events[number]) or _is_cut(event) else Wrong
                 raise kind(2, f"event {number} was {self.events[number]}, and is told again as {event}")
         elif self.events and _ends(self.events[-1]):
-            raise Wrong(1, f"{event} follows the end")
+            kind = OtherEnd if _is_cut(self.events[-1]) else Wrong
+            raise kind(1, f"{event} follows the end")
         else:
             self._take_new(event)
         if event_id is not None:

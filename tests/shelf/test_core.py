@@ -138,6 +138,14 @@ def test_what_somebody_is_about_to_end_is_not_taken_up_meanwhile() -> None:
     assert core.receive("a", Claim(4, "r", 3, ""), SETTLING_S + 1.0) == [("a", Claimed(4))]
 
 
+def test_no_attempt_starts_once_a_response_is_cancelled_and_it_is_found_without_asking_others() -> None:
+    core = shelf_of("a", "b")
+    cancelled = record_of("r", kind="response", epoch=2, ending="cancelled")
+    core.receive("a", Put(cancelled), 0.0)
+    assert core.receive("b", Claim(1, "r", 9, ""), 0.0) == [("b", Claimed(1, 9))]
+    assert core.receive("b", Find(2, "r"), 0.0) == [("b", Found(2, cancelled))]
+
+
 def test_who_does_not_end_what_it_was_about_to_end_holds_it_up_for_a_while_only() -> None:
     core = shelf_of("a")
     core.receive("a", Claim(1, "r", 2, "", settles=True), 0.0)

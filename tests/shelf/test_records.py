@@ -1,8 +1,10 @@
 """What is kept, for how long, and what goes first."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onward.proto.shelf import Ending
 from onward.shelf.records import Bounds, Records, size_of
 from tests.shelf.records import record_of
 
@@ -113,3 +115,27 @@ def test_the_bounds_hold_and_the_bytes_are_those_of_what_is_there(steps: list[tu
         assert all(size <= 4000 for size in records.num_bytes().values())
     records.expire(1000.0)
     assert records.num_bytes() == {"detached": 0, "ended": 0}
+
+
+@pytest.mark.parametrize("ending", ["complete", "cancelled"])
+def test_a_record_that_has_ended_is_never_replaced(ending: Ending) -> None:
+    records = Records()
+    ended = record_of("a", kind="response", epoch=2, ending=ending)
+    records.put(ended, 0.0)
+    for later in (
+        record_of("a", kind="detached", epoch=3),
+        record_of("a", kind="response", epoch=3, ending="complete"),
+    ):
+        assert records.put(later, 1.0) == 0
+        assert records.get("a", 1.0) == ended
+
+
+def test_a_response_is_kept_until_a_later_attempt_replaces_its_record() -> None:
+    records = Records()
+    for kind in ("detached", "response"):
+        records.put(record_of(kind, kind=kind, epoch=1), 0.0)
+        records.forget(kind, 2, "", 0.0)
+    assert records.get("detached", 0.0) is None
+    assert records.get("response", 0.0) is not None
+    records.put(later := record_of("response", kind="response", epoch=2), 0.0)
+    assert records.get("response", 0.0) == later

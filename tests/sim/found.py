@@ -14,12 +14,18 @@ from onward.api.ledger import RESCHEDULE, Delivery, Ledger, Promise
 from onward.api.pieces import Piece
 from onward.api.requests import GenerationRequest
 from onward.api.responses import stored, view
+from onward.api.responses.form import ResponseForm
 from onward.api.starts import STREAM_UNKNOWN
 from onward.proto.cursor import Cursor
 from onward.proto.request import Submit
-from onward.proto.router import GivenChoice
+from onward.proto.router import GivenChoice, Record
 from onward.router import generation
+from onward.router import responses as router_responses
 from onward.router.response_creation import ResponseCreation
+from onward.router.responses import FoundResponses
+from onward.shelf import records
+from onward.shelf.records import Records
+from onward.sim import responses
 from tests.sabotage_kinds import Patches
 
 
@@ -40,7 +46,7 @@ def the_usage_has_no_place_in_the_stream(patch: Patches) -> None:
 def a_short_record_is_all_there_is(patch: Patches) -> None:
     async def generate(original: Callable, self: GenerationEndpoint, *args: Any) -> None:
         identity, body, cursor, _ = args
-        if cursor is not None and await self._next_attempt(identity, cursor) is None:
+        if cursor is not None and await self._next_attempt(identity, cursor, must_answer=False) is None:
             record = await self._streams.find(cursor.request_id)
             if record is not None and record.attempt.body == body:
                 raise STREAM_UNKNOWN
@@ -106,7 +112,43 @@ def scores_that_were_never_told_are_not_asked_for(patch: Patches) -> None:
 
 
 def a_response_that_is_cancelled_is_taken_up_and_has_failed(patch: Patches) -> None:
+    def cancel(original: Callable, self: FoundResponses, record: Record) -> Any:
+        """Without a record that nothing replaces: an abort, and then a record like any other."""
+
+        async def cancelled() -> None:
+            await self._serving.abort([record.attempt.request_id], record.attempt.caller or None)
+            await original(self, record)
+
+        return cancelled()
+
     patch.put(stored, "OF_OTHERS", ())
+    patch.put(records, "_may_replace", lambda known, record: known.epoch <= record.epoch)
+    patch.around(FoundResponses, "cancel", cancel)
+
+
+def a_cancelled_response_ends_before_events_that_were_told(patch: Patches) -> None:
+    patch.put(responses, "_is_cut", lambda event: False)
+
+
+def a_response_is_forgotten_between_two_attempts(patch: Patches) -> None:
+    def forget(original: Callable, self: Records, record_id: str, epoch: int, caller: str, now_s: float) -> None:
+        record = self.get(record_id, now_s)
+        if record is not None and record.epoch <= epoch:
+            self.drop(record_id)
+
+    patch.around(Records, "forget", forget)
+
+
+def a_failure_is_numbered_before_the_place_of_its_client(patch: Patches) -> None:
+    patch.put(ResponseForm, "has_numbers", False)
+
+
+def a_response_is_lost_with_the_instance_that_finished_it(patch: Patches) -> None:
+    async def keep_end(original: Callable, self: FoundResponses, *end: Any) -> None:
+        pass
+
+    patch.around(FoundResponses, "keep_end", keep_end)
+    patch.put(router_responses, "REACH_S", 0.0)
 
 
 def a_response_that_was_given_up_cannot_be_told(patch: Patches) -> None:

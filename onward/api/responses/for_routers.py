@@ -32,12 +32,14 @@ class ForRouters:
         check_schema(asked.record.attempt)
         record = asked.record
         if asked.what == "keep":
-            self._streams.keep_response(record)
-            return json_response({})
+            kept = await self._stored.keep(record)
+            return json_response({"is_cancelled": kept.is_cancelled})
         if asked.what == "take_up":
             await self._stored.take_up(record, even_if_left=True)
             return json_response({})
         view = await self._stored.view(record)
+        if asked.what == "failure":
+            return Response(event_bytes(view.events[-1]), media_type="text/event-stream")
         if asked.what == "events":
             events = [event for event in view.events if event.number > asked.after]
             return Response(b"".join(map(event_bytes, events)), media_type="text/event-stream")

@@ -29,6 +29,7 @@ def event_bytes(event: NumberedEvent, cursor: str | None = None) -> bytes:
 class ResponseForm:
     done = b""
     """The last event says that it is the last."""
+    has_numbers = True
 
     def __init__(self, job: Job) -> None:
         assert isinstance(job.writer, ResponseWriter)
@@ -86,6 +87,7 @@ class RoutedResponseForm(ResponseForm):
     """The same for a router, which is told more."""
 
     done = sse.DONE
+    has_numbers = False
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)

@@ -80,8 +80,16 @@ class StoredResponses:
         view = await self.view(record)
         if not view.request.is_background:
             raise wrong("response_id", "only a response with background: true can be cancelled")
-        if view.is_over:
-            return record
+        return record if view.is_over else await self._ended(record)
+
+    async def keep(self, record: Record) -> Record:
+        """As a router has decided that it has ended. Returns how it has."""
+        if record.is_cancelled:
+            return await self._ended(msgspec.structs.replace(record, is_cancelled=False))
+        self._streams.keep_response(record)
+        return record
+
+    async def _ended(self, record: Record) -> Record:
         left = await self._streams.take_away(record)
         if left.is_over:
             return left  # it was faster

@@ -360,7 +360,7 @@ def test_who_follows_waits_with_the_response_until_there_is_an_instance_again(th
         run([one], scenario)
 
 
-def test_what_an_instance_may_have_is_not_unknown_while_it_does_not_answer(thinker: PreparedModel) -> None:
+def test_a_finished_response_outlives_its_instance_and_no_other_is_unknown_meanwhile(thinker: PreparedModel) -> None:
     with running(thinker, name="a") as one, running(thinker, name="b") as other:
         pair = [one, other]
 
@@ -371,7 +371,8 @@ def test_what_an_instance_may_have_is_not_unknown_while_it_does_not_answer(think
             assert (await ask(router, "GET", f"/resp_{'0' * 32}")).status == 404, "all of them say so"
             [finisher] = [one for one in pair if one.engine.submits]
             await asyncio.to_thread(finisher.kill_api, finisher.children[0])
-            asked = await ask(router, "GET", f"/{made['id']}")
-            assert (asked.status, asked.json["error"]["code"]) == (503, "unavailable")
+            assert (await ask(router, "GET", f"/{made['id']}")).json == made
+            asked = await ask(router, "GET", f"/resp_{'1' * 32}")
+            assert (asked.status, asked.json["error"]["code"]) == (503, "unavailable"), "the other one may have it"
 
         run(pair, scenario)
