@@ -5,11 +5,12 @@ from typing import Any
 
 import msgspec
 
+from onward.api import jobs
 from onward.api.responses import endpoint, stored
 from onward.api.responses.endpoint import CreateEndpoint
 from onward.api.responses.form import ResponseForm
 from onward.api.streams import Streams
-from onward.api.tasks import Tasks
+from onward.fair_records import FairRecords
 from onward.proto.router import Record
 from onward.proto.shelf import RecordKind, ShelfRecord
 from onward.router import core as router_core
@@ -19,8 +20,10 @@ from onward.router.route import Route
 from onward.shelf import records as shelf_records
 from onward.shelf.core import ShelfCore
 from onward.shelf.records import Records
+from onward.web import tasks
 from onward.web.keys import Caller
 from onward.web.response_ids import PREFIX, unknown
+from onward.web.tasks import Tasks
 from tests.sabotage_kinds import Patches, Sabotage
 
 STORED = "tests/api/responses/test_stored.py::"
@@ -75,8 +78,8 @@ def _find_anybody_s(patch: Patches) -> None:
 def _tie_it_to_its_creator(patch: Patches) -> None:
     begun: list[Any] = []
 
-    def start(original: Callable, self: Tasks, work: Any) -> Any:
-        begun.append(original(self, work))
+    def start(original: Callable, self: Tasks, work: Any, caller: str) -> Any:
+        begun.append(original(self, work, caller))
         return begun[-1]
 
     async def generate(original: Callable, self: CreateEndpoint, *args: Any) -> None:
@@ -147,7 +150,45 @@ def _number_a_failure_from_the_break(patch: Patches) -> None:
 
 
 FOUND = "tests/sim/test_regressions.py::test_what_was_found_does_not_happen_again"
+
+
+def _evict_the_oldest_of_all(patch: Patches) -> None:
+    def evict(original: Callable, self: FairRecords, usage: Any) -> None:
+        self.drop(next(iter(self._kept)))
+
+    patch.around(FairRecords, "_evict", evict)
+
+
+def _keep_the_raw_body(patch: Patches) -> None:
+    patch.put(jobs, "compact", lambda body: body)
+
+
+def _let_a_caller_take_all(patch: Patches) -> None:
+    patch.put(tasks, "fits", lambda amount, own, of_others, bound, is_named: own + of_others + amount <= bound)
+
+
 TABLE = [
+    Sabotage(
+        "oldest-of-all-evicted",
+        "a caller that stores much evicts the records of others",
+        _evict_the_oldest_of_all,
+        [
+            "tests/shelf/test_records.py::test_a_caller_that_fills_the_store_evicts_none_of_another_caller",
+            "tests/test_fair_records.py::test_a_caller_that_fills_the_store_loses_its_own_oldest_records",
+        ],
+    ),
+    Sabotage(
+        "raw-body-kept",
+        "spaces in a request's body are stored with it",
+        _keep_the_raw_body,
+        [STORED + "test_spaces_in_a_body_are_not_stored"],
+    ),
+    Sabotage(
+        "background-taken-by-one",
+        "one caller takes all places of background responses",
+        _let_a_caller_take_all,
+        ["tests/web/test_tasks.py::test_a_caller_leaves_room_for_others"],
+    ),
     Sabotage(
         "end-replaced",
         "a later attempt replaces the record of a response that was completed or cancelled",

@@ -27,6 +27,7 @@ from onward.proto.cursor import Cursor
 from onward.proto.request import ErrorInfo
 from onward.proto.router import Attempt
 from onward.web import http, sse
+from onward.web.body import compact
 from onward.web.envelope import with_straight_body
 from onward.web.error_answers import answer_errors
 from onward.web.failures import RequestFailed
@@ -244,7 +245,7 @@ class GenerationEndpoint:
 
     def repeats(self, known: bytes, body: bytes) -> bool:
         """Whether a client has sent the request again that these are known by."""
-        return known == body
+        return known == compact(body)
 
     async def completed(self, identity: Identity, body: bytes) -> bytes:
         """With whatever must be known before the first attempt."""

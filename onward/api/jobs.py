@@ -25,7 +25,6 @@ from onward.api.request_checks import check_prompt_ids, check_token_ids
 from onward.api.requests import Bounds, GenerationRequest
 from onward.api.sampling import end_token_ids, sampling_of
 from onward.api.starts import STREAM_UNKNOWN, given_of, known_of, made_again, made_of, starts_of, text_before_end
-from onward.api.tasks import Tasks
 from onward.api.thinking import check_ends
 from onward.api.tool_grammar import structure_of
 from onward.api.unknown_fields import UnknownFields
@@ -38,7 +37,8 @@ from onward.proto.cursor import ChoiceCursor, Cursor
 from onward.proto.model import PreparedModel
 from onward.proto.router import Attempt
 from onward.proto.step import TokenLogprobs, WorkerHello
-from onward.web.body import wrong
+from onward.web.body import compact, wrong
+from onward.web.tasks import Tasks
 
 MAX_RETOLD = 1 << 31
 """Tokens of an answer that has been made: whatever bounded it then."""
@@ -146,7 +146,7 @@ class Jobs:
         attempt = Attempt(
             schema_version=SCHEMA_VERSION,
             path=self.path,
-            body=body,
+            body=compact(body),
             request_id=identity.request_id,
             epoch=1,
             seed=seed,

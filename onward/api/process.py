@@ -22,7 +22,6 @@ from onward.api.shelf_link import ShelfLink
 from onward.api.shelf_link import Wire as ShelfWire
 from onward.api.streams import Streams
 from onward.api.supervisor_link import Channel, SupervisorLink
-from onward.api.tasks import Tasks
 from onward.api.unknown_fields import UnknownFields
 from onward.api.work_queues import NewThreads, work_queues
 from onward.chance import Chance
@@ -32,6 +31,7 @@ from onward.proto.control import NewKeys, Ready, StartApi
 from onward.transport.control import ChannelClosed
 from onward.web.callers import Keyring
 from onward.web.keys import Keys
+from onward.web.tasks import Tasks
 
 _logger = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ unknown, unless somebody has nothing to go on with but that. Knows nothing of wh
 import asyncio
 import itertools
 import logging
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ from onward.proto.shelf import (
     Shown,
     ToShelf,
 )
+from onward.shares import fits
 
 ANSWER_S = 0.5
 HELLO_EVERY_S = 1.0
@@ -41,7 +43,7 @@ MAX_ASKS = 256
 DROP_TRIES = 3
 """An abort must not be forgotten."""
 MAX_UNHEARD_BYTES = 32 << 20
-"""Of records that are on their way. More are not kept."""
+"""Of records that are on their way, of all callers. What exceeds a caller's share (`shares.fits`) is not kept."""
 HELLO_BYTES = 4 << 20
 """So much on its way is asked about before the next second."""
 
@@ -92,6 +94,10 @@ class ShelfLink:
         """By the id of the claim."""
         self._num_put = self._num_greeted = self._num_heard = 0
         """Bytes: sent, sent at the last hello, and known to have arrived."""
+        self._unheard: deque[tuple[int, str, int]] = deque()
+        """Of each record on its way: the bytes sent with it, its caller and its own bytes."""
+        self._unheard_bytes: Counter[str] = Counter()
+        """By caller."""
 
     def attach(self, runner: Runner) -> None:
         self._runner = runner
@@ -101,6 +107,8 @@ class ShelfLink:
         self._shelf, self._wire = message.incarnation, self._connect(message.address)
         self._has_met.set()
         self._num_put = self._num_greeted = self._num_heard = 0
+        self._unheard.clear()
+        self._unheard_bytes.clear()
         self._reading = asyncio.get_running_loop().create_task(self._read_for_ever(self._wire))
         self._reading.add_done_callback(self._read_ended)
         self._greet()
@@ -112,12 +120,16 @@ class ShelfLink:
 
     def put(self, record: ShelfRecord) -> None:
         """Fire and forget, within a bound."""
-        num_bytes = len(record.data)
-        fits = self._num_put - self._num_heard + num_bytes <= MAX_UNHEARD_BYTES
-        if not fits or not self._send(Put(record)):
+        num_bytes, caller = len(record.data), record.caller
+        own = self._unheard_bytes[caller]
+        of_others = self._unheard_bytes.total() - own
+        has_room = fits(num_bytes, own, of_others, MAX_UNHEARD_BYTES, is_named=bool(caller))
+        if not has_room or not self._send(Put(record)):
             self._lost.inc()
             return
         self._num_put += num_bytes
+        self._unheard.append((self._num_put, caller, num_bytes))
+        self._unheard_bytes[caller] += num_bytes
         if self._num_put - self._num_greeted > HELLO_BYTES:
             self._say_hello()
 
@@ -200,13 +212,21 @@ class ShelfLink:
         assert self._runner is not None, "there are streams before there is a shelf"
         match message:
             case Heard():
-                self._num_heard = max(self._num_heard, message.num_bytes)
+                self._hear(message.num_bytes)
             case Show():
                 self._send(Shown(message.number, self._runner.show(message.record_id)))
             case Release():
                 self._send(self._released(self._runner, message))
             case Found() | Claimed() | Dropped():
                 self._answered(message)
+
+    def _hear(self, num_bytes: int) -> None:
+        self._num_heard = max(self._num_heard, num_bytes)
+        while self._unheard and self._unheard[0][0] <= self._num_heard:
+            _, caller, size = self._unheard.popleft()
+            self._unheard_bytes[caller] -= size
+            if not self._unheard_bytes[caller]:
+                del self._unheard_bytes[caller]
 
     def _answered(self, message: Found | Claimed | Dropped) -> None:
         starting = self._starting.get(message.ask_id)

@@ -72,7 +72,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """Of the client's request."""
     body: bytes
-    """As the client sent it."""
+    """As the client sent it, without whitespace between its tokens."""
     request_id: str
     epoch: Serial
     """Of this attempt: higher than any before. It stands in the cursors."""

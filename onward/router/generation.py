@@ -19,6 +19,7 @@ from onward.router.serving import Serving
 from onward.router.stream import Stream, reaches
 from onward.router.tokenizing import Tokenizing
 from onward.web import http
+from onward.web.body import compact
 from onward.web.callers import caller_of, may_see
 from onward.web.envelope import label_of, show_id
 from onward.web.error_answers import answer_errors
@@ -75,7 +76,7 @@ class GenerationEndpoint:
         if isinstance(why_anew, Route):
             return why_anew
         check_body(body)
-        body = await self.completed(caller, body)
+        body = compact(await self.completed(caller, body))
         arrival = Arrival(
             request_id=owned_id(serving.chance.token(), caller.name),
             random_seed=serving.chance.bits(SEED_BITS),

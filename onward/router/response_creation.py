@@ -26,8 +26,8 @@ from onward.web.response_context import PREVIOUS, previous_of, with_context
 from onward.web.response_failures import error_of
 from onward.web.response_ids import PREFIX
 from onward.web.sse import named_event
+from onward.web.tasks import Tasks
 
-MAX_BACKGROUND = 512
 MAX_COPIES = 256
 LOOK_EVERY_S = 0.01
 LAST_WORDS_S = 3.0
@@ -56,7 +56,7 @@ class ResponseCreation(GenerationEndpoint):
         self._serving = serving
         self._found = found
         self._tells_resumes = serving.core.config.tell_resumes
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = Tasks()
         self._copies: set[asyncio.Task[None]] = set()
         """Responses that are being copied to a second instance."""
 
@@ -96,13 +96,12 @@ class ResponseCreation(GenerationEndpoint):
 
     async def _begin(self, route: Route) -> None:
         """Until an instance has taken it."""
-        if len(self._background) >= MAX_BACKGROUND:
-            self._serving.core.close(route, self._serving.clock.now_s(), keep=False)
-            raise Overloaded(f"{MAX_BACKGROUND} background responses are under way already", retry_after_s=1.0)
         client = Nobody(route.stream, self._found)
-        task = asyncio.create_task(self._serving.serve(route, client))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        try:
+            task = self._background.start(self._serving.serve(route, client), route.stream.origin.caller)
+        except Overloaded:
+            self._serving.core.close(route, self._serving.clock.now_s(), keep=False)
+            raise
         while not (route.stream.accepted_once or task.done()):
             await asyncio.wait((task,), timeout=LOOK_EVERY_S)
         if not route.stream.accepted_once and client.info is not None:

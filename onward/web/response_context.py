@@ -5,7 +5,7 @@ So every attempt sees the same ones, also when the earlier response is gone. For
 
 import msgspec
 
-from onward.web.body import decode_fields, plain, short, wrong
+from onward.web.body import compact, decode_fields, plain, short, wrong
 
 CONTEXT_FIELD = "onward_context"
 """Ours: nobody else may write it."""
@@ -31,6 +31,7 @@ def with_context(body: bytes, items: bytes, max_body_bytes: int) -> bytes:
 
 def repeats(known: bytes, body: bytes) -> bool:
     """Whether a client's body is the one that a known one was made from. What it goes on from may be gone by now."""
+    body = compact(body)
     if known == body:
         return True
     items = decode_fields(known).get(CONTEXT_FIELD)

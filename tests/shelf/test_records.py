@@ -39,6 +39,15 @@ def test_those_that_were_written_to_their_end_push_out_none_that_was_cut() -> No
     assert records.count() == {"detached": 1, "ended": 3}
 
 
+def test_a_caller_that_fills_the_store_evicts_none_of_another_caller() -> None:
+    records = few(10, 8192)
+    records.put(record_of("mine", caller="a"), 0.0)
+    for number in range(20):
+        records.put(record_of(f"r{number}", caller="b", data=b"x" * 2000), 0.0)
+    assert records.get("mine", 0.0) is not None
+    assert records.count()["detached"] == 1 + 3
+
+
 def test_room_is_made_by_what_is_over_before_anything_else_goes() -> None:
     records = few(2)
     records.put(record_of("old"), 0.0)

@@ -8,9 +8,9 @@ from starlette.types import Message
 from onward.api.generation import Generator
 from onward.api.prepared import Prepared
 from onward.api.streams import BROKEN, Stream, Streams
-from onward.api.tasks import Tasks
 from onward.errors import OnwardError
 from onward.web.failures import RequestFailed
+from onward.web.tasks import Tasks
 
 _logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Background:
     async def begin(self, prepared: Prepared) -> None:
         """Until the engine has taken it. Raises what it is refused by."""
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        task = self._tasks.start(self._run(prepared, taken))
+        task = self._tasks.start(self._run(prepared, taken), prepared.attempt.caller)
         try:
             await asyncio.shield(taken)
         except asyncio.CancelledError:

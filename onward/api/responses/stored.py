@@ -61,7 +61,7 @@ class StoredResponses:
             # What a router or a client has left is kept for a short time only, and an engine may take longer to come.
             self._streams.keep_response(record)
             # Whoever has asked for it does not wait for an engine.
-            beginning = self._backend.tasks.start(self._begin_again(prepared, record))
+            beginning = self._backend.tasks.start(self._begin_again(prepared, record), attempt.caller)
             await asyncio.wait((beginning,), timeout=TAKE_UP_S)
 
     async def _begin_again(self, prepared: Prepared, record: Record) -> None:

@@ -1,15 +1,16 @@
 """Faults of ours while a response is made in the background: told as such, and not met again with every question."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
 import pytest
 
 from onward.api.responses.background import Background
-from onward.api.tasks import Tasks
 from onward.proto.model import PreparedModel
 from onward.web.failures import RequestFailed
+from onward.web.tasks import Tasks
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.api.responses.reading import ask, body_of
@@ -31,7 +32,8 @@ class BreaksAtOnce:
 def test_a_fault_before_the_engine_has_taken_it_is_an_error_in_our_words() -> None:
     async def begin() -> None:
         nobody = cast(Any, None)
-        await Background(cast(Any, BreaksAtOnce()), nobody, Tasks()).begin(nobody)
+        prepared = cast(Any, SimpleNamespace(attempt=SimpleNamespace(caller="")))
+        await Background(cast(Any, BreaksAtOnce()), nobody, Tasks()).begin(prepared)
 
     with pytest.raises(RequestFailed) as failure:
         asyncio.run(begin())

@@ -53,6 +53,18 @@ def test_a_response_is_found_by_every_process(pair: tuple[Instance, list[httpx.C
     assert goes_on.json()["previous_response_id"] == made["id"]
 
 
+def test_spaces_in_a_body_are_not_stored(keeper: Instance, http: httpx.Client) -> None:
+    speak(keeper, TEXT)
+    lean = msgspec.json.encode(body_of("words", stream=True))
+    padded = lean.replace(b"{", b"{" + b" " * 200_000, 1).replace(b",", b"\n, ") + b" " * 200_000
+    streamed = ask(http, "POST", content=padded, headers={"content-type": "application/json"})
+    [cursor, *_] = [line.removeprefix("id: ") for line in streamed.text.split("\n") if line.startswith("id: ")]
+    record = find(keeper.url, cursor.split(";")[1])
+    assert record is not None and record.attempt.body == lean
+    again = ask(http, "POST", content=padded, headers={"last-event-id": cursor})
+    assert told(events_of(again)) == told(events_of(streamed))[-len(events_of(again)) :], "known by its padded body too"
+
+
 def test_an_item_whose_id_was_left_open_is_listed_with_one(keeper: Instance, http: httpx.Client) -> None:
     speak(keeper, TEXT)
     given = [

@@ -1,0 +1,107 @@
+"""Records by id, each with a caller, a size and an expiry time, within bounds on their number and their bytes.
+
+Where a bound is exceeded, the caller that uses most of it loses its oldest record. So a caller that uses less than an equal
+share of a bound never loses a record to another caller, and a caller alone may use all of it. Takes the time; does no I/O.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    max_records: int = 512
+    max_bytes: int = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept(Generic[T]):
+    value: T
+    caller: str
+    num_bytes: int
+    until_s: float
+
+
+@dataclass(slots=True)
+class _Usage:
+    """Of one caller."""
+
+    ids: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
+    """Oldest first."""
+    num_bytes: int = 0
+
+
+class FairRecords(Generic[T]):
+    def __init__(self, bounds: Bounds) -> None:
+        self.num_bytes = 0
+        self._bounds = bounds
+        self._kept: dict[str, _Kept[T]] = {}
+        self._usage: dict[str, _Usage] = {}
+        self._next_expiry_s = math.inf
+        """No record expires before this time."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, record_id: str) -> bool:
+        return record_id in self._kept
+
+    def values(self) -> Iterator[T]:
+        return (kept.value for kept in self._kept.values())
+
+    def get(self, record_id: str, now_s: float) -> T | None:
+        kept = self._kept.get(record_id)
+        return kept.value if kept is not None and kept.until_s > now_s else None
+
+    def put(self, record_id: str, caller: str, value: T, num_bytes: int, until_s: float, now_s: float) -> int:
+        """Replaces a record of the same id. Returns the number of records that were evicted."""
+        self.drop(record_id)
+        self._kept[record_id] = _Kept(value, caller, num_bytes, until_s)
+        usage = self._usage.setdefault(caller, _Usage())
+        usage.ids[record_id] = None
+        usage.num_bytes += num_bytes
+        self.num_bytes += num_bytes
+        self._next_expiry_s = min(self._next_expiry_s, until_s)
+        if self._has_too_many or self._is_too_large:
+            self.expire(now_s)
+        num_before = len(self._kept)
+        while self._has_too_many:
+            self._evict(max(self._usage.values(), key=lambda one: len(one.ids)))
+        while self._is_too_large:
+            self._evict(max(self._usage.values(), key=lambda one: one.num_bytes))
+        return num_before - len(self._kept)
+
+    def drop(self, record_id: str) -> bool:
+        kept = self._kept.pop(record_id, None)
+        if kept is None:
+            return False
+        usage = self._usage[kept.caller]
+        del usage.ids[record_id]
+        usage.num_bytes -= kept.num_bytes
+        self.num_bytes -= kept.num_bytes
+        if not usage.ids:
+            del self._usage[kept.caller]
+        return True
+
+    def expire(self, now_s: float) -> None:
+        if now_s < self._next_expiry_s:
+            return
+        for record_id in [one for one, kept in self._kept.items() if kept.until_s <= now_s]:
+            self.drop(record_id)
+        self._next_expiry_s = min((kept.until_s for kept in self._kept.values()), default=math.inf)
+
+    @property
+    def _has_too_many(self) -> bool:
+        return len(self._kept) > self._bounds.max_records
+
+    @property
+    def _is_too_large(self) -> bool:
+        return self.num_bytes > self._bounds.max_bytes
+
+    def _evict(self, usage: _Usage) -> None:
+        self.drop(next(iter(usage.ids)))

@@ -1,0 +1,30 @@
+"""Work that no connection waits for: how much of it each caller may have."""
+
+import asyncio
+
+import pytest
+
+from onward.errors import Overloaded
+from onward.web.tasks import Tasks
+
+
+async def num_started(tasks: Tasks, caller: str) -> int:
+    """Until the next one is refused."""
+    for number in range(100):
+        try:
+            tasks.start(asyncio.sleep(3600), caller)
+        except Overloaded as refused:
+            assert f"{number} background responses of this caller" in str(refused)
+            return number
+    raise AssertionError("there is no bound")
+
+
+@pytest.mark.parametrize(("callers", "expected"), [(["a", "b", "c"], [4, 2, 1]), ([""], [8])])
+def test_a_caller_leaves_room_for_others(callers: list[str], expected: list[int]) -> None:
+    async def scenario() -> list[int]:
+        tasks = Tasks(max_tasks=8)
+        counts = [await num_started(tasks, caller) for caller in callers]
+        await tasks.close()
+        return counts
+
+    assert asyncio.run(scenario()) == expected
