@@ -10,6 +10,11 @@ import msgspec
 from onward import log
 from onward.api import attempts, generation, jobs, known_fields, request_checks, structured
 from onward.api.requests import Bounds, GenerationRequest
+from onward.engine import main as engine_main
+from onward.engine import replay, token_disguise
+from onward.engine.core import EngineCore
+from onward.engine.recording import RecordedCore
+from onward.engine.recording_file import RecordingWriter
 from onward.grammar import lark
 from onward.router import generation as router_generation
 from onward.router import origin
@@ -21,6 +26,7 @@ from tests.sabotage_kinds import Patches, Sabotage
 TAG_FAULT = "test_an_end_tag_that_min_tokens_forbids_is_a_fault_of_the_request_and_not_of_the_model"
 ARRIVAL = "test_an_attempt_at_a_time_that_is_none_is_refused_and_the_engine_goes_on"
 ROUTER = "tests/router/test_app.py::"
+RECORDING = "tests/engine/test_recording.py::"
 LOG = "tests/test_log.py::"
 KEYS = "tests/web/test_keys.py::"
 ALIAS = "tests/api/test_completion_token_ids.py::"
@@ -113,7 +119,51 @@ def _write_delete_as_it_is(patch: Patches) -> None:
     patch.put(lark, "_without_delete", lambda source: source)
 
 
+def _record_true_vectors(patch: Patches) -> None:
+    patch.put(token_disguise, "_blank", lambda vector: vector)
+
+
+def _record_names_of_blocks(patch: Patches) -> None:
+    for module in (token_disguise, replay):
+        patch.put(module, "hide_block_names", lambda message: message)
+
+
+def _do_not_record_the_end(patch: Patches) -> None:
+    patch.put(RecordedCore, "leave", EngineCore.leave)
+
+
+def _an_unusable_recording_stops_the_engine(patch: Patches) -> None:
+    patch.put(engine_main, "open_recording", RecordingWriter)
+
+
 TABLE = [
+    Sabotage(
+        "vectors-recorded",
+        "a disguised recording has the true vectors of texts",
+        _record_true_vectors,
+        [RECORDING + "test_what_is_computed_from_the_text_is_not_in_a_disguised_recording"],
+    ),
+    Sabotage(
+        "block-names-recorded",
+        "a disguised recording has hashes of the true tokens",
+        _record_names_of_blocks,
+        [RECORDING + "test_what_is_computed_from_the_text_is_not_in_a_disguised_recording"],
+    ),
+    Sabotage(
+        "end-not-recorded",
+        "that the engine was told to leave is not in its recording",
+        _do_not_record_the_end,
+        [RECORDING + "test_an_eventful_run_replays_with_the_same_answers[False]"],
+    ),
+    Sabotage(
+        "recording-stops-engine",
+        "an engine whose recording cannot be written does not start",
+        _an_unusable_recording_stops_the_engine,
+        [
+            RECORDING + "test_an_engine_that_is_started_anew_serves_though_the_recording_s_folder_is_unusable[gone]",
+            RECORDING + "test_an_engine_that_is_started_anew_serves_though_the_recording_s_folder_is_unusable[a file]",
+        ],
+    ),
     Sabotage(
         "end-tag-forbidden",
         "thinking_budget forces an end tag that min_tokens forbids, and the model's logits are blamed",

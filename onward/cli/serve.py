@@ -20,6 +20,7 @@ from onward.cli.progress import StartProgress
 from onward.cli.welcome import welcome
 from onward.clock import SystemClock
 from onward.config import ServeConfig, cache_dir
+from onward.engine.recording_file import check_recording
 from onward.errors import StartupError
 from onward.extras import require_torch
 from onward.models import store
@@ -169,6 +170,8 @@ def _check_files(config: ServeConfig) -> None:
         check_step_log(config.step_log)
     if config.record_tokens and config.record is None:
         raise StartupError("--record-tokens is about --record FILE, which is missing")
+    if config.record is not None:
+        check_recording(config.record)
 
 
 def _handoff_socket(config: ServeConfig) -> AbstractContextManager[socket.socket | None]:

@@ -154,10 +154,20 @@ class EngineProcess:
 
     def _new_core(self, hello: WorkerHello) -> EngineCore:
         config, incarnation = self._start.config, self._start.incarnation
-        if self._recording is None:
-            return EngineCore(config, incarnation, hello)
-        logger.info(log.event("recording", file=self._recording.path))
-        return RecordedCore(config, incarnation, hello, self._recording, self._clock.wall_s())
+        recording = self._recording
+        if recording is None:
+            core = EngineCore(config, incarnation, hello)
+        else:
+            logger.info(log.event("recording", file=recording.path))
+            core = RecordedCore(config, incarnation, hello, recording, self._clock.wall_s())
+        if config.record:
+            core.registry.gauge(
+                "onward_recording",
+                "With --record: 1 while the recording is written, 0 once it could not be.",
+                [],
+                lambda: {(): float(recording is not None and recording.is_writing)},
+            )
+        return core
 
     def _read_control(self, now_s: float) -> None:
         while (message := self._channel.receive()) is not None:

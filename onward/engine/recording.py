@@ -108,6 +108,10 @@ class DrainedHandovers(msgspec.Struct, frozen=True, array_like=True, tag="h"):
     to_data_plane: list[KvCommand]
 
 
+class Left(msgspec.Struct, frozen=True, array_like=True, tag="e"):
+    """Told to leave: the last turn."""
+
+
 class Died(msgspec.Struct, frozen=True, array_like=True, tag="x"):
     """The core raised, in the call that the record before this one tells of."""
 
@@ -129,6 +133,7 @@ Record = (
     | Planned
     | Drained
     | DrainedHandovers
+    | Left
     | Died
 )
 
@@ -210,6 +215,10 @@ class RecordedCore(EngineCore):
             to_decode = [(decode, self._hide(message)) for decode, message in outgoing.to_decode]
             self._writer.write(DrainedHandovers(to_prefill, to_decode, outgoing.to_data_plane))
         return outgoing
+
+    def leave(self) -> None:
+        self._writer.write(Left())
+        self._watched(super().leave)
 
     def _watched(self, call: Callable[..., None], *arguments: Any) -> None:
         try:

@@ -8,6 +8,7 @@ never holds the engine up. If the queue stays full the recording ends, and says 
 """
 
 import contextlib
+import errno
 import logging
 import queue
 import struct
@@ -38,13 +39,22 @@ _CHUNK_HEADER = struct.Struct("<II")
 _RECORD_HEADER = struct.Struct("<I")
 
 
+def check_recording(path: str) -> None:
+    """That a recording can be made there, before anything is loaded. Later, no fault of the path stops serving."""
+    try:
+        created, file = _create(Path(path))
+    except OSError as fault:
+        raise StartupError(f"cannot record to {path}: {fault.strerror}; choose another --record") from fault
+    file.close()
+    created.unlink(missing_ok=True)
+
+
 def open_recording(path: str) -> "RecordingWriter | None":
-    """None where the disk fails or is full, which is said: an engine that is started anew goes on without a recording.
-    Raises `StartupError` for a path that cannot be meant."""
+    """None where it cannot be written, which is logged: an engine that is started anew serves without a recording."""
     try:
         return RecordingWriter(path)
-    except OSError as fault:
-        logger.warning(log.event("no recording", file=path, cause=fault.strerror))
+    except (OSError, RuntimeError) as fault:  # RuntimeError: no thread could be started
+        logger.warning(log.event("no recording", file=path, cause=str(fault)))
         return None
 
 
@@ -60,12 +70,22 @@ class RecordingWriter:
         self._thread = threading.Thread(target=self._write_chunks, name="recording", daemon=True)
         self._thread.start()
 
+    @property
+    def is_writing(self) -> bool:
+        return not self._ended and self._fault is None
+
     def write(self, record: object) -> None:
         if self._ended:
             return
         at = len(self._buffer)
         self._buffer += bytes(_RECORD_HEADER.size)
-        self._encoder.encode_into(record, self._buffer, -1)
+        try:
+            self._encoder.encode_into(record, self._buffer, -1)
+        except Exception as fault:  # whatever it is: what cannot be recorded is served all the same
+            del self._buffer[at:]
+            self._hand_over(MAX_WAIT_S)
+            self._give_up(f"a {type(record).__name__} cannot be encoded: {fault!r}")
+            return
         _RECORD_HEADER.pack_into(self._buffer, at, len(self._buffer) - at - _RECORD_HEADER.size)
         if len(self._buffer) >= CHUNK_BYTES:
             self._hand_over(MAX_WAIT_S)
@@ -129,8 +149,6 @@ def _create(path: Path) -> tuple[Path, BinaryIO]:
             file = candidate.open("xb")
         except FileExistsError:
             continue
-        except (FileNotFoundError, NotADirectoryError, PermissionError) as fault:
-            raise StartupError(f"cannot record to {path}: {fault.strerror}; choose another --record") from fault
         try:
             file.write(MAGIC)
             file.flush()
@@ -140,7 +158,7 @@ def _create(path: Path) -> tuple[Path, BinaryIO]:
                 file.close()  # which tries to write once more
             raise
         return candidate, file
-    raise StartupError(f"{path} and {MAX_SIBLINGS - 1} more recordings are there already; choose another --record")
+    raise FileExistsError(errno.EEXIST, f"{MAX_SIBLINGS} recordings of this name are there already", str(path))
 
 
 class RecordingReader:

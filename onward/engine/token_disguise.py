@@ -2,6 +2,8 @@
 
 The table is one-to-one, so equal prompts stay equal, prefixes still hit and an end token still ends. Without the table
 the text is gone, though not beyond a cryptanalyst: it is a substitution, and long texts have telling frequencies.
+What is computed from true tokens and could be used to test a guess is left out: vectors become zeros, and names of blocks
+become their places in the message.
 """
 
 import hashlib
@@ -13,9 +15,9 @@ from typing import TypeVar
 import msgspec
 
 from onward.proto.handoff import Prefill, Ready
-from onward.proto.request import Deltas, Submit, TokenDelta
+from onward.proto.request import Deltas, KvEventsAnswer, Submit, TokenDelta
 from onward.proto.sampling import Sampling
-from onward.proto.step import Advanced, Assign, Event, StepPlan, StepResult, TokenLogprobs, Tokens
+from onward.proto.step import Advanced, Assign, Embedding, Event, StepPlan, StepResult, TokenLogprobs, Tokens
 from onward.proto.thinking import ThinkingRule
 
 replace = msgspec.structs.replace
@@ -41,6 +43,8 @@ class TokenDisguise:
                 return self._prefill(message)  # type: ignore[return-value]
             case Ready():
                 return self._ready(message)  # type: ignore[return-value]
+            case KvEventsAnswer():
+                return hide_block_names(message)
             case Deltas():
                 return replace(message, deltas=[self._delta(delta) for delta in message.deltas])
             case _:
@@ -118,6 +122,8 @@ class TokenDisguise:
                     event.num_drafted,
                     self.token_ids(event.draft_token_ids),
                 )
+            case Embedding():
+                return replace(event, vector=_blank(event.vector))
             case Advanced(prompt_logprobs=[_, *_]):
                 return replace(event, prompt_logprobs=self._logprobs(event.prompt_logprobs))
             case _:
@@ -136,7 +142,8 @@ class TokenDisguise:
             self._logprobs(delta.logprobs),
             self._logprobs(delta.prompt_logprobs),
             self._logprobs(delta.rescored),
-            num_drafted=delta.num_drafted,
+            None if delta.embedding is None else _blank(delta.embedding),
+            delta.num_drafted,
         )
 
     def _logprobs(self, logprobs: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:
@@ -152,3 +159,19 @@ class TokenDisguise:
         if not cache_salt:
             return ""
         return hashlib.blake2b(cache_salt.encode(), key=self._salt_key, digest_size=16).hexdigest()
+
+
+def hide_block_names(message: Message) -> Message:
+    """The same message with each name of a block replaced by the place of its first occurrence. A name is a hash of the
+    tokens up to its block, so anybody could hash a guessed prompt and compare."""
+    if not isinstance(message, KvEventsAnswer):
+        return message
+    places: dict[bytes, bytes] = {}
+    changes = [
+        (known, places.setdefault(name, len(places).to_bytes(4, "big"))) for known, name in message.events.changes
+    ]
+    return replace(message, events=replace(message.events, changes=changes))
+
+
+def _blank(vector: bytes) -> bytes:
+    return bytes(len(vector))

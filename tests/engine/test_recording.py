@@ -2,14 +2,20 @@
 
 import logging
 import random
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from onward.clock import SystemClock
+from onward.config import EngineConfig
 from onward.engine import recording_file
 from onward.engine.block_pool import BlockPool
 from onward.engine.core import EngineCore
+from onward.engine.main import EngineProcess
 from onward.engine.recording import (
     Committed,
     Died,
@@ -28,10 +34,14 @@ from onward.engine.recording_file import RecordingReader, RecordingWriter
 from onward.engine.replay import Outcome, first_difference, replay
 from onward.engine.token_disguise import TokenDisguise
 from onward.errors import InvalidRequest, StartupError
+from onward.proto.control import StartEngine
 from onward.proto.handoff import Prefill
-from onward.proto.request import CallerLimits, Deltas, Submit, TokenDelta
+from onward.proto.request import AskKvEvents, CallerLimits, Deltas, KvEventsAnswer, Submit, TokenDelta
 from onward.proto.sampling import Sampling
 from onward.proto.step import Advanced, Assign, Run, StepPlan, StepResult, TokenLogprobs, Tokens
+from onward.transport.control import ControlChannel
+from onward.transport.curve import private_addresses
+from onward.transport.zmq import Wires
 from tests.engine.harness import API, Harness
 from tests.engine.pd_cluster import Cluster
 
@@ -52,7 +62,8 @@ class RecordedHarness(Harness):
 
 
 def eventful_run(path: Path, **config: object) -> RecordedHarness:
-    """Preemptions, prefix hits, aborts by id and by name, a refusal, a deadline, a death of worker and one of an api."""
+    """Preemptions, prefix hits, vectors, questions about the cache, aborts by id and by name, a refusal, a deadline, a
+    death of worker and one of an api, and the end."""
     harness = RecordedHarness(path, num_blocks=17, max_num_seqs=4, max_num_batched_tokens=16, **config)
     for index in range(8):
         prompt = [3 + index % 3 + i // 2 for i in range(10 + index)]
@@ -62,6 +73,7 @@ def eventful_run(path: Path, **config: object) -> RecordedHarness:
     for index in range(3):
         harness.submit(f"limited{index}-0", [2] * 9, max_tokens=9, caller="ann", caller_limits=limits)
     harness.abort_by_name("r4", caller="ann")
+    harness.submit("vector-0", [7, 8, 9, 7, 8, 9], max_tokens=1, pooling="mean")
     harness.submit("moved-0", [1] * 5, max_tokens=3, epoch=7, asks_anew=True, caller="ann", caller_limits=limits)
     harness.submit("late-0", [1, 2, 3], max_tokens=60, deadline_s=0.2, cache_salt="tenant")
     for turn in range(1000):
@@ -69,6 +81,9 @@ def eventful_run(path: Path, **config: object) -> RecordedHarness:
             pass
         if turn == 7:
             harness.abort("r2-0")
+        if turn in (8, 30):
+            harness.core.receive("api-2", AskKvEvents(turn, turn, -1), harness.now_s)
+            assert any(isinstance(message, KvEventsAnswer) for _, message in harness.core.drain())
         if turn == 9:
             harness.abort_by_name("r3", "nobody")
         if turn == 12:
@@ -81,6 +96,7 @@ def eventful_run(path: Path, **config: object) -> RecordedHarness:
             break
         harness.answer()
     assert harness.core.idle
+    harness.core.leave()
     assert harness.metric("preemptions") > 0
     assert harness.metric("worker_losses") == 1
     harness.writer.close()
@@ -300,7 +316,77 @@ def test_a_recording_that_is_there_already_is_never_overwritten(tmp_path: Path) 
 
 def test_a_folder_that_is_not_there_is_named_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"cannot record to .*missing"):
-        RecordingWriter(str(tmp_path / "missing" / "run"))
+        recording_file.check_recording(str(tmp_path / "missing" / "run"))
+    recording_file.check_recording(str(tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == [], "the check leaves nothing behind"
+
+
+@pytest.mark.parametrize("hindrance", ["gone", "a file", "too many"])
+def test_an_engine_that_is_started_anew_serves_though_the_recording_s_folder_is_unusable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hindrance: str
+) -> None:
+    folder = tmp_path / "folder"
+    if hindrance == "a file":
+        folder.touch()
+    elif hindrance == "too many":
+        monkeypatch.setattr(recording_file, "MAX_SIBLINGS", 1)
+        folder.mkdir()
+        (folder / "run").touch()
+    with caplog.at_level(logging.WARNING), engine_process(str(folder / "run")) as process:
+        core = process._new_core(Harness().worker.hello())
+        assert type(core) is EngineCore
+        assert gauge(core, "onward_recording") == 0.0
+        assert "no recording" in caplog.text
+
+
+def test_a_record_that_cannot_be_encoded_ends_the_recording_and_not_the_engine(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with engine_process(str(tmp_path / "run")) as process, caplog.at_level(logging.WARNING):
+        core = process._new_core(Harness().worker.hello())
+        assert gauge(core, "onward_recording") == 1.0
+        core.peer_reached("p", True, 1 << 80)
+        assert "cannot be encoded" in caplog.text
+        assert gauge(core, "onward_recording") == 0.0
+        core.tick(1.0)
+    assert replayed(tmp_path / "run").difference is None, "what was written before is whole"
+
+
+@contextmanager
+def engine_process(record: str) -> Iterator[EngineProcess]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    start = StartEngine("engine-1", EngineConfig(record=record), private_addresses("engine-1")[0])
+    with ours, theirs, closing(Wires()) as wires:
+        process = EngineProcess(start, ControlChannel(ours), wires, SystemClock())
+        yield process
+        process.close()
+
+
+def gauge(core: EngineCore, name: str) -> float:
+    [family] = [family for family in core.registry.snapshot() if family.name == name]
+    return family.series[0].value
+
+
+def test_what_is_computed_from_the_text_is_not_in_a_disguised_recording(tmp_path: Path) -> None:
+    """Neither a vector nor the name of a block: with either a guessed prompt could be tested."""
+    harness = RecordedHarness(tmp_path / "run")
+    prompt = [7, 8, 9, 10, 11, 12, 13, 14, 15]
+    harness.submit("text-0", prompt, max_tokens=3)
+    client = harness.submit("vector-0", prompt, max_tokens=1, pooling="mean")
+    harness.run_until_idle()
+    harness.core.receive(API, AskKvEvents(99, 1, -1), harness.now_s)
+    answers = [m for _, m in harness.core.drain() if isinstance(m, KvEventsAnswer)]
+    harness.writer.close()
+    assert answers[0].events.changes and client.embedding
+    content = b"".join(bytes(record) for record in RecordingReader(tmp_path / "run"))
+    assert client.embedding not in content
+    assert not [name for _, name in answers[0].events.changes if name in content]
+    recorded = [m for r in records_of(tmp_path / "run") if isinstance(r, Drained) for _, m in r.messages]
+    [hidden] = [m for m in recorded if isinstance(m, KvEventsAnswer)]
+    assert len(hidden.events.changes) == len(answers[0].events.changes)
+    deltas = [delta for m in recorded if isinstance(m, Deltas) for delta in m.deltas]
+    assert [len(d.embedding) for d in deltas if d.embedding is not None] == [len(client.embedding)]
+    assert replayed(tmp_path / "run").difference is None
 
 
 def test_an_engine_that_is_started_anew_goes_on_without_a_recording_where_the_disk_is_full(
