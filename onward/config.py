@@ -122,6 +122,9 @@ class ServeConfig:
     max_body_bytes: int = knob(8 << 20, "largest request body")
     max_connections: int = knob(4096, "connections with a request under way that one process has; more get a 503")
     pooling: Pooling = knob("mean", "how /v1/embeddings makes a vector of a text, where a request does not say")
+    default_max_tokens: int = knob(
+        16, "longest output of /v1/completions and /v1/generate where a request does not say (0: what fits)"
+    )
     strict_fields: bool = knob(False, "refuse requests with unknown fields; else a response header names them")
     trust_request_chat_template: bool = knob(
         False, "whether requests may bring a chat_template of their own, which is rendered in a jailed process"
@@ -169,6 +172,9 @@ class RouterConfig:
     cluster_key_file: str | None = knob(None, "the cluster's secret, made by `onward keygen`; needed beyond one host")
     tell_resumes: bool = knob(False, "end each stream with a comment that says how often it was carried on")
     cors_origin: tuple[str, ...] = knob((), "origin that browsers may call from (may be given several times)")
+    default_max_tokens: int = knob(
+        16, "longest output of /v1/completions and /v1/generate where a request does not say (0: what fits)"
+    )
     strict_fields: bool = knob(False, "refuse requests with unknown fields; else a response header names them")
     max_body_bytes: int = knob(8 << 20, "largest request body")
     max_connections: int = knob(4096, "connections with a request under way that one process has; more get a 503")
@@ -229,6 +235,7 @@ class ApiConfig:
     max_body_bytes: int = 8 << 20
     max_connections: int = 4096
     max_choices: int = 16
+    default_max_tokens: int = 16
     strict_fields: bool = False
     trust_request_chat_template: bool = False
     pooling: Pooling = "mean"

@@ -1,13 +1,23 @@
 """Deliberate bugs in what a start needs, measures and says, and the tests that notice."""
 
+from collections.abc import Callable
+
+import msgspec
+
 from onward import extras
+from onward.api.requests import ChatRequest, GenerationRequest
 from onward.models import fingerprint
 from onward.obs import memory_groups
+from onward.proto.router import Attempt
+from onward.router import origin
+from onward.router.stream import Stream
 from onward.supervisor import oom
 from onward.supervisor.children import Child
 from onward.supervisor.oom import OomEvidence, OomWatch
 from tests.sabotage_kinds import Patches, Sabotage
 
+DEFAULT = "tests/api/test_default_max_tokens.py::"
+ROUTED_DEFAULT = "tests/router/test_default_max_tokens.py::"
 OOM = "tests/supervisor/test_oom.py::"
 TORCHLESS = "tests/e2e/test_without_torch.py::"
 
@@ -42,7 +52,54 @@ def _own_kills_are_the_kernels(patch: Patches) -> None:
     patch.put(Child, "was_killed_elsewhere", True)
 
 
+def _retries_without_the_default(patch: Patches) -> None:
+    def attempt(original: Callable, self: Stream, *given: object) -> Attempt:
+        made = original(self, *given)
+        return msgspec.structs.replace(made, default_max_tokens=0) if self.epoch > 1 else made
+
+    patch.around(Stream, "attempt", attempt)
+
+
+def _records_without_the_default(patch: Patches) -> None:
+    def replace_but(original: Callable, changed: object, **fields: object) -> object:
+        return original(changed, **{name: value for name, value in fields.items() if name != "default_max_tokens"})
+
+    patch.around(origin, "replace", replace_but)
+
+
+def _a_default_for_chats(patch: Patches) -> None:
+    patch.put(ChatRequest, "has_default_limit", True)
+
+
+def _no_default(patch: Patches) -> None:
+    patch.put(GenerationRequest, "has_default_limit", False)
+
+
 TABLE = [
+    Sabotage(
+        "no-default-max-tokens",
+        "a completion without max_tokens goes on to the end of the context",
+        _no_default,
+        [DEFAULT + "test_completions_end_at_16_tokens_unless_the_request_or_the_server_says_otherwise"],
+    ),
+    Sabotage(
+        "default-max-tokens-for-chats",
+        "a chat without max_tokens ends after 16 tokens",
+        _a_default_for_chats,
+        [DEFAULT + "test_a_chat_goes_on_to_the_end_of_the_context"],
+    ),
+    Sabotage(
+        "retry-forgets-default-max-tokens",
+        "a completion that is retried ends elsewhere than the first attempt would have",
+        _retries_without_the_default,
+        [ROUTED_DEFAULT + "test_every_attempt_has_the_limit_of_the_router_that_the_request_came_to"],
+    ),
+    Sabotage(
+        "record-forgets-default-max-tokens",
+        "a completion that is resumed from a record ends elsewhere than it would have",
+        _records_without_the_default,
+        [ROUTED_DEFAULT + "test_a_stream_that_an_instance_has_kept_keeps_its_limit_at_another_router"],
+    ),
     Sabotage(
         "parent-limits-ignored",
         "a parent's memory limit is ignored, and the pool is larger than what may be used",

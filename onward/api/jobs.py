@@ -153,6 +153,7 @@ class Jobs:
             created_s=identity.created_s,
             label=identity.label,
             deadline_s=self._deadline(request),
+            default_max_tokens=self._backend.config.default_max_tokens,
             caller=identity.caller.name,
             caller_limits=identity.caller.limits,
             caller_priority=identity.caller.priority,
@@ -197,8 +198,9 @@ class Jobs:
         """How long each choice may become. Refuses prompts that do not fit."""
         request = prepared.request
         asked, field_name, least = request.output_limit, request.output_limit_field, request.min_tokens or 0
+        default = prepared.attempt.default_max_tokens if request.has_default_limit else 0
         return [
-            output_limit(len(prompt), asked, least, limits, path, field_name)
+            output_limit(len(prompt), asked, least, limits, path, field_name, default)
             for index, prompt in enumerate(prepared.prompts)
             for path in [self.dialect.prompt_path(request, index)] * request.num_candidates
         ]

@@ -14,9 +14,10 @@ def output_limit(
     worker: WorkerHello,
     prompt_param: str,
     asked_param: str = "max_tokens",
+    default: int = 0,
 ) -> int:
     """How many tokens the output may have. Refuses what can never fit, before any work is done, by the names of the fields
-    that prompt and limit were given in."""
+    that prompt and limit were given in. `default`: where no limit was asked for; 0: what fits. It refuses nothing."""
     pool = worker.num_blocks * worker.block_size
     room = min(worker.max_model_len, pool)
     name = "the context" if worker.max_model_len <= pool else "the KV pool"
@@ -38,7 +39,9 @@ def output_limit(
             f"{num_prompt} prompt tokens and min_tokens {min_tokens} exceed {name} of {room} tokens "
             f"by {num_prompt + min_tokens - room}",
         )
-    return room - num_prompt if asked is None else asked
+    if asked is not None:
+        return asked
+    return min(room - num_prompt, max(default, min_tokens) if default else room)
 
 
 def check_fits(num_tokens: int, worker: WorkerHello, param: str) -> None:

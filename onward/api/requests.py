@@ -101,6 +101,11 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
         return "max_tokens"
 
     @property
+    def has_default_limit(self) -> bool:
+        """Whether `--default-max-tokens` limits the output where the request does not; chats end by themselves."""
+        return True
+
+    @property
     def num_logprobs(self) -> int | None:
         """How many of the likeliest tokens to report beside each one; None: no logprobs."""
         return None
@@ -213,6 +218,10 @@ class ChatRequest(TextRequest, frozen=True, kw_only=True):
     @property
     def output_limit_field(self) -> str:
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
+    def has_default_limit(self) -> bool:
+        return False
 
     @property
     def num_logprobs(self) -> int | None:

@@ -67,7 +67,7 @@ def check(config: RouterConfig) -> None:
     check_counts(config, "max_queue", "max_body_bytes", "max_connections")
     if config.preempt_retry_count < 0:
         raise StartupError("--preempt-retry-count must not be negative; 0 means that no stream is carried on")
-    check_not_negative(config, "retry_budget", "restart_grace_s", "detach_ttl_s", "drain_s")
+    check_not_negative(config, "default_max_tokens", "retry_budget", "restart_grace_s", "detach_ttl_s", "drain_s")
     check_positive_seconds(config, "stall_timeout_s", "request_timeout_s")
     check_log_level(config.log_level)
     check_origins(config.cors_origin)

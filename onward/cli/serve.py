@@ -120,7 +120,7 @@ def check(config: ServeConfig) -> None:
     check_counts(config, "max_connections", "max_body_bytes", "num_kv_blocks", "max_model_len", "threads")
     if not 1 <= config.api_processes <= MAX_API_PROCESSES:
         raise StartupError(f"--api-processes {config.api_processes} is not within 1 to {MAX_API_PROCESSES}")
-    check_not_negative(config, "drain_s", "log_interval_s", "detach_ttl_s", "response_ttl_s")
+    check_not_negative(config, "default_max_tokens", "drain_s", "log_interval_s", "detach_ttl_s", "response_ttl_s")
     check_log_level(config.log_level)
     check_origins(config.cors_origin)
     if config.max_num_batched_tokens < config.max_num_seqs:

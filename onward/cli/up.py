@@ -76,6 +76,7 @@ ROUTERS_AND_INSTANCES = (
     "strict_fields",
     "max_body_bytes",
     "max_connections",
+    "default_max_tokens",
     "log_level",
 )
 

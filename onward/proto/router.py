@@ -107,6 +107,9 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """The caller's, as they were when this attempt was made."""
     caller_priority: Priority | None = None
     """The best that the caller's requests may ask for. None: any."""
+    default_max_tokens: Count = 0
+    """Output limit of a completion whose body names none, as it was where the request arrived first: every attempt has the
+    same one. 0: what fits."""
     strict_fields: bool = False
     """The router refuses unknown fields of the body, whatever this instance does for its own clients."""
 

@@ -88,6 +88,7 @@ class GenerationEndpoint:
             caller_priority=caller.priority,
             session=http.header(scope, b"x-session-id") or "",
             timeout_s=self._config.request_timeout_s,
+            default_max_tokens=self._config.default_max_tokens,
             strict_fields=self._config.strict_fields,
         )
         origin = origin_of(scope["path"], body, arrival, place)

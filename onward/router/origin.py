@@ -69,6 +69,7 @@ class Arrival:
     caller_priority: int | None = None
     timeout_s: float | None = None
     """For requests that bring no deadline."""
+    default_max_tokens: int = 0
     strict_fields: bool = False
 
 
@@ -101,6 +102,7 @@ def origin_of(path: str, body: bytes, arrival: Arrival, place: Cursor | None = N
         known_prompt=_known_prompt(sketch),
         cache_salt=sketch.cache_salt or "",
         max_output=sketch.max_completion_tokens or sketch.max_output_tokens or sketch.max_tokens,
+        default_max_tokens=arrival.default_max_tokens,
         strict_fields=arrival.strict_fields,
         session=_session(sketch, arrival),
     )
@@ -174,6 +176,7 @@ def stream_of_record(attempt: Attempt, now_s: float) -> Stream:
         caller=attempt.caller,
         caller_limits=attempt.caller_limits,
         caller_priority=attempt.caller_priority,
+        default_max_tokens=attempt.default_max_tokens,
     )
     choices = [Choice(list(one.token_ids), one.finish_reason) for one in attempt.choices]
     stream = Stream(origin, 0, epoch=attempt.epoch, choices=choices)

@@ -91,6 +91,8 @@ class Origin:
     cache_salt: str = ""
     max_output: int | None = None
     session: str = ""
+    default_max_tokens: int = 0
+    """Of completions; see `Attempt`."""
     strict_fields: bool = False
     """Unknown fields of the body are refused."""
 
@@ -206,6 +208,7 @@ class Stream:
             skip_to=list(origin.skip_to),
             usage_told=self._usage_told,
             was_taken=self.accepted_once or self.has_progress,
+            default_max_tokens=origin.default_max_tokens,
             strict_fields=origin.strict_fields,
         )
 

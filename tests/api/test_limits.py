@@ -17,6 +17,13 @@ def test_without_a_wish_the_output_takes_what_fits() -> None:
     assert output_limit(40, None, 0, worker(num_blocks=5), "prompt") == 40, "the pool is smaller than the context"
 
 
+def test_a_default_limits_outputs_without_a_wish_and_refuses_nothing() -> None:
+    assert output_limit(40, None, 0, worker(), "prompt", default=16) == 16
+    assert output_limit(90, None, 0, worker(), "prompt", default=16) == 10, "what fits is less"
+    assert output_limit(40, None, 20, worker(), "prompt", default=16) == 20, "at least min_tokens"
+    assert output_limit(40, 50, 0, worker(), "prompt", default=16) == 50
+
+
 def test_what_just_fits_is_accepted_and_one_more_is_not() -> None:
     assert output_limit(40, 60, 0, worker(), "prompt") == 60
     with pytest.raises(InvalidRequest, match=r"by 1\Z"):
