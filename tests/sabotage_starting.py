@@ -3,10 +3,12 @@
 from collections.abc import Callable
 
 import msgspec
+from numba.core.caching import UserProvidedCacheLocator
 
 from onward import extras
 from onward.api.requests import ChatRequest, GenerationRequest
-from onward.models import fingerprint
+from onward.kernels.cpu.cache_locator import KernelCacheLocator
+from onward.models import file_facts, fingerprint
 from onward.obs import memory_groups
 from onward.proto.router import Attempt
 from onward.router import origin
@@ -75,7 +77,27 @@ def _no_default(patch: Patches) -> None:
     patch.put(GenerationRequest, "has_default_limit", False)
 
 
+def _kernels_from_writable_folders_only(patch: Patches) -> None:
+    patch.put(KernelCacheLocator, "ensure_cache_path", UserProvidedCacheLocator.ensure_cache_path)
+
+
+def _facts_must_be_kept(patch: Patches) -> None:
+    patch.shadow(file_facts, "OSError", KeyError)
+
+
 TABLE = [
+    Sabotage(
+        "read-only-kernels-ignored",
+        "kernels in a read-only cache folder are compiled again at each start",
+        _kernels_from_writable_folders_only,
+        ["tests/e2e/test_read_only_cache.py::test_a_complete_cache_that_is_read_only_serves"],
+    ),
+    Sabotage(
+        "facts-must-be-kept",
+        "a server does not start since it cannot write down a file's hash",
+        _facts_must_be_kept,
+        ["tests/e2e/test_read_only_cache.py::test_a_fact_that_cannot_be_kept_is_learned_each_time"],
+    ),
     Sabotage(
         "no-default-max-tokens",
         "a completion without max_tokens goes on to the end of the context",

@@ -1,12 +1,17 @@
 """What was once learned about a large file, kept by path, size and modification time, so that starts stay quick."""
 
 import hashlib
+import logging
 import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+
+from onward.log import event
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, float | None], None]
 
@@ -30,7 +35,10 @@ def remembered(path: Path, question: str, cache_dir: Path, learn: Callable[[Path
     if known is not None and (known.path, known.size, known.mtime_ns) == identity:
         return known.answer
     answer = learn(path)
-    write_atomically(memo, msgspec.json.encode(_Fact(*identity, answer)))
+    try:
+        write_atomically(memo, msgspec.json.encode(_Fact(*identity, answer)))
+    except OSError as fault:  # the next start learns it again
+        logger.info(event("fact not kept", question=question, why=fault))
     return answer
 
 

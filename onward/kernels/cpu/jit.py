@@ -11,6 +11,7 @@ Fast-math stays off everywhere: the order of float operations is part of the res
 import ctypes
 import functools
 import hashlib
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from onward.config import cache_dir
 from onward.kernels.cpu.dot import best_level
 from onward.kernels.cpu.target import kernel_target
 from onward.kernels.cpu.vectors import Builder, intrinsic
+from onward.log import event
+
+logger = logging.getLogger(__name__)
 
 
 def _cache_folder() -> Path:
@@ -35,6 +39,8 @@ def _cache_folder() -> Path:
 
 
 config.CACHE_DIR = str(_cache_folder())  # pyright: ignore[reportAttributeAccessIssue]
+# Kernels that our folder cannot take go to the user's own; numba's default would try the package's folder before.
+config.CACHE_LOCATOR_CLASSES = "onward.kernels.cpu.cache_locator.KernelCacheLocator,UserWideCacheLocator"  # pyright: ignore[reportAttributeAccessIssue]
 config.CPU_NAME = kernel_target().cpu  # pyright: ignore[reportAttributeAccessIssue]
 config.CPU_FEATURES = kernel_target().features  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -52,6 +58,15 @@ def inlined(function: Any) -> Any:
     return numba.njit(**_INNER, forceinline=True)(function)
 
 
+def cached(signature: Any, function: Any, **options: Any) -> Any:
+    """A C function, compiled or from the cache. A folder that cannot be written and lacks it costs the time to compile."""
+    try:
+        return numba.cfunc(signature, cache=True, **options)(function)
+    except (OSError, RuntimeError) as fault:
+        logger.warning(event("kernel not cached", kernel=function.__name__, why=fault))
+        return numba.cfunc(signature, **options)(function)
+
+
 class Kernel:
     """Compiled, or loaded from the cache, when its address is first asked for."""
 
@@ -61,7 +76,7 @@ class Kernel:
     @functools.cached_property
     def _compiled(self) -> Any:
         signature = types.void(types.int64, types.CPointer(numba.from_dtype(self.context)))
-        return numba.cfunc(signature, cache=True, error_model="numpy")(self._function)
+        return cached(signature, self._function, error_model="numpy")
 
     @property
     def address(self) -> int:

@@ -12,13 +12,12 @@ import threading
 import weakref
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 
 from onward.kernels.cpu.atomics import fetch_add, load_acquire, nap, pause, sleep_while, wake_all
-from onward.kernels.cpu.jit import Kernel
+from onward.kernels.cpu.jit import Kernel, cached
 from onward.kernels.cpu.vectors import Builder, intrinsic
 
 # Words of the control block, each on a cache line of its own.
@@ -81,12 +80,12 @@ _CONTROL = types.CPointer(types.int64)
 
 @functools.cache
 def _compiled_help() -> Any:
-    return numba.cfunc(types.void(types.int64, _CONTROL), cache=True)(_help)
+    return cached(types.void(types.int64, _CONTROL), _help)
 
 
 @functools.cache
 def _compiled_lead() -> Any:
-    return numba.cfunc(types.void(_CONTROL, types.int64, types.int64), cache=True)(_lead)
+    return cached(types.void(_CONTROL, types.int64, types.int64), _lead)
 
 
 class ThreadPool:
