@@ -3,14 +3,16 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from onward.engine import prefill_service
 from onward.engine.block_pool import BlockPool
 from onward.engine.leases import Leases
 from onward.engine.offers import Offers
 from onward.engine.prefill_peers import Peer, PrefillPeers
 from onward.engine.prefill_service import PrefillService
 from onward.engine.remote_prefill import RemotePrefill
-from onward.engine.request import Request
+from onward.engine.request import FinishReason, Request
 from onward.engine.seating import Room, Seating
+from onward.engine.token_processor import TokenProcessor
 from onward.pd import decode_side, prefill_side
 from onward.pd.decode_side import DecodeSide
 from onward.pd.prefill_side import PrefillSide
@@ -216,11 +218,38 @@ def _repeat_all_that_was_not_sent(patch: Patches) -> None:
     patch.around(DecodeSide, "unsent", unsent)
 
 
+def _count_when_sampled(patch: Patches) -> None:
+    def finish(
+        original: Callable, self: TokenProcessor, request: Request, reason: FinishReason, now_s: float, *rest: object
+    ) -> None:
+        original(self, request, reason, now_s, *rest)
+        if reason is FinishReason.HANDED_OVER:
+            self.count_end(request, reason, now_s)
+
+    patch.around(TokenProcessor, "finish", finish)
+
+
+def _do_not_log_failed_handovers(patch: Patches) -> None:
+    patch.put(prefill_service, "_log_failed", lambda request_id, key, error: None)
+
+
 def _row(name: str, breaks: str, apply: Callable[[Patches], None], *tests: str) -> Sabotage:
     return Sabotage(name, breaks, apply, [KV + test for test in tests])
 
 
 TABLE = [
+    _row(
+        "handed-over-when-sampled",
+        "F35: a prompt counts as handed over when its token is sampled",
+        _count_when_sampled,
+        "test_f35_success_is_counted_when_the_peer_has_taken_it",
+    ),
+    _row(
+        "failed-hand-over-not-logged",
+        "a prefill instance ends a hand-over and does not say why",
+        _do_not_log_failed_handovers,
+        "test_f35_a_hand_over_that_fails_behind_its_token_is_no_success_and_both_sides_say_why",
+    ),
     Sabotage(
         "all-unsent-repeated",
         "each turn sends every prompt again to a peer that cannot be reached",

@@ -96,10 +96,11 @@ def draft_fields(drafted: int, accepted: int, verifications: int) -> dict[str, o
     }
 
 
-def request_line(request: Request, reason: FinishReason, now_s: float, error_code: str | None = None) -> str:
+def request_line(request: Request, reason: FinishReason, now_s: float, role: str, error_code: str | None = None) -> str:
     first_s, scheduled_s = request.first_token_s, request.scheduled_s
     fields: dict[str, object] = {
         "id": request.request_id,
+        "role": role,
         "reason": reason.value,
         "prompt": request.num_prompt,
         "output": request.num_generated,

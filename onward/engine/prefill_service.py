@@ -170,6 +170,7 @@ class PrefillService:
                     self._on_granted(job, event.grant, now_s)
                 case Finished():
                     self._metrics.ended.inc("prefill", "taken")
+                    self._tokens.count_end(job.request, FinishReason.HANDED_OVER, now_s)
                     self._end(job, now_s, quiet=True)
                 case Dropped():
                     self._on_dropped(job, event.error, now_s)
@@ -177,14 +178,14 @@ class PrefillService:
     def _on_work(self, key: HandoverKey, prefill: Prefill, now_s: float) -> None:
         try:
             if reason := difference(self._layout, prefill.layout):
-                self._refuse(key, faults.layout_mismatch(reason), now_s)
+                self._refuse(prefill.request_id, key, faults.layout_mismatch(reason), now_s)
                 return
             if self._worker_is_silent:
                 raise _worker_silent()
             self._check_queue(len(prefill.token_ids), now_s)
             request = door.admit_prefill(prefill, key, self._limits, now_s)
         except OnwardError as error:
-            self._refuse(key, door.error_info(error), now_s)
+            self._refuse(prefill.request_id, key, door.error_info(error), now_s)
             return
         self._jobs[key] = Job(key, request)
         self._live.add(request)
@@ -203,8 +204,9 @@ class PrefillService:
         for job in [job for job in self._jobs.values() if job.result is None or job.sent is None]:
             self._fail(job, _worker_silent(), now_s)
 
-    def _refuse(self, key: HandoverKey, error: ErrorInfo, now_s: float) -> None:
+    def _refuse(self, request_id: str, key: HandoverKey, error: ErrorInfo, now_s: float) -> None:
         self._metrics.refusals.inc("prefill", error.code)
+        _log_failed(request_id, key, error)
         self._side.refuse(key, error, now_s)
 
     def _on_granted(self, job: Job, grant: Grant, now_s: float) -> None:
@@ -221,8 +223,8 @@ class PrefillService:
         self._scheduler.offers.start_push(request, push, now_s)
 
     def _on_dropped(self, job: Job, error: ErrorInfo, now_s: float) -> None:
-        self._metrics.ended.inc("prefill", error.code)
-        log.info(log_event("hand-over dropped", id=job.request.request_id, code=error.code, error=error.message))
+        self._note_failed(job.request.request_id, job.key, error)
+        self._count_unfinished(job, error.code, now_s)
         self._end(job, now_s, quiet=False)
 
     def _take_results(self, now_s: float) -> None:
@@ -256,9 +258,20 @@ class PrefillService:
         )
 
     def _fail(self, job: Job, error: OnwardError, now_s: float, *, quiet: bool = False) -> None:
-        self._metrics.ended.inc("prefill", error.code)
-        self._side.fail(job.key, door.error_info(error), now_s)
+        info = door.error_info(error)
+        self._note_failed(job.request.request_id, job.key, info)
+        self._count_unfinished(job, error.code, now_s)
+        self._side.fail(job.key, info, now_s)
         self._end(job, now_s, quiet=quiet)
+
+    def _note_failed(self, request_id: str, key: HandoverKey, error: ErrorInfo) -> None:
+        self._metrics.ended.inc("prefill", error.code)
+        _log_failed(request_id, key, error)
+
+    def _count_unfinished(self, job: Job, error_code: str, now_s: float) -> None:
+        """Its token was sampled, and the peer never had its KV."""
+        if job.request.finish_reason is FinishReason.HANDED_OVER:
+            self._tokens.count_end(job.request, FinishReason.ERROR, now_s, error_code)
 
     def _end(self, job: Job, now_s: float, *, quiet: bool) -> None:
         """Forgets the job. Its blocks stay in the transfer's hands until that is quiet."""
@@ -284,6 +297,20 @@ class PrefillService:
         if job.block_ids is not None:
             self._scheduler.end_push(job.block_ids)
             job.block_ids = None
+
+
+def _log_failed(request_id: str, key: HandoverKey, error: ErrorInfo) -> None:
+    log.info(
+        log_event(
+            "hand-over failed",
+            side="prefill",
+            id=request_id,
+            peer=key.decode,
+            code=error.code,
+            stage=error.stage or "-",
+            error=error.message,
+        )
+    )
 
 
 def _worker_silent() -> PdError:

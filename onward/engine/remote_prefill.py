@@ -335,12 +335,16 @@ class RemotePrefill:
     def _on_ended(self, errand: Errand, error: ErrorInfo, now_s: float) -> None:
         """A hand-over has failed. The request has not."""
         request = errand.request
-        level = logging.DEBUG if error.code == "pd_no_decode_blocks" else logging.INFO
-        log.log(
-            level,
+        log.info(
             log_event(
-                "hand-over failed", id=request.request_id, peer=errand.peer, code=error.code, error=error.message
-            ),
+                "hand-over failed",
+                side="decode",
+                id=request.request_id,
+                peer=errand.peer,
+                code=error.code,
+                stage=error.stage or "-",
+                error=error.message,
+            )
         )
         self._metrics.ended.inc("decode", error.code)
         self._forget(errand)

@@ -78,13 +78,18 @@ class TokenProcessor:
         self._count_generated()
 
     def finish(self, request: Request, reason: FinishReason, now_s: float, error_code: str | None = None) -> None:
-        """Ends a live request: release behind the fence, count, log, forget. Its last delta went out before."""
+        """Ends a live request: release behind the fence, count, log, forget. Its last delta went out before. A prompt whose
+        token is sampled for a peer is counted by `count_end`, once it is known whether the peer has its KV."""
         if request.slot is not None:
             self.rates.slots.add(1, now_s)
         self._scheduler.remove(request)
         self._live.remove(request)
+        if reason is not FinishReason.HANDED_OVER:
+            self.count_end(request, reason, now_s, error_code)
+
+    def count_end(self, request: Request, reason: FinishReason, now_s: float, error_code: str | None = None) -> None:
         self._metrics.finished.inc(reason.value)
-        log.info(request_line(request, reason, now_s, error_code))
+        log.info(request_line(request, reason, now_s, self._scheduler.config.role, error_code))
 
     def fail(self, request: Request, error: ErrorInfo, now_s: float) -> None:
         """Ends a request with a typed error. What it has generated stays with the layer above."""

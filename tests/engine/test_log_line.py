@@ -94,6 +94,7 @@ def test_a_request_tells_at_its_end_how_it_went(caplog: pytest.LogCaptureFixture
     first, second = lines(caplog, "request finished")
     assert first == {
         "id": "first",
+        "role": "mixed",
         "reason": "length",
         "prompt": "5",
         "output": "4",

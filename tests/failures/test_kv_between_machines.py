@@ -2,6 +2,7 @@
 rule that keeps it out. Real engine cores and hand-over machines; workers whose model is a hash, with a canary in their
 memory; a wire that the test controls."""
 
+import logging
 import socket
 
 import pytest
@@ -309,10 +310,33 @@ def test_f35_success_is_counted_when_the_peer_has_taken_it() -> None:
     until(cluster, lambda: any(isinstance(message, Taken) for _, message in cluster.to_prefill))
     ended = cluster.prefill.core._handovers._service._metrics.ended
     assert ended.value("prefill", "taken") == 0
+    assert cluster.prefill.metric("finished", "handed_over") == 0, "the token is sampled, and that is not enough"
     cluster.holds = lambda message: False
     cluster.settle()
     assert ended.value("prefill", "taken") == 1
+    assert cluster.prefill.metric("finished", "handed_over") == 1
     ended_well(cluster, client)
+
+
+def test_f35_a_hand_over_that_fails_behind_its_token_is_no_success_and_both_sides_say_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = Cluster(prefill={"lease_s": 1.0})
+    cluster.loses = lambda message: isinstance(message, Ready)
+    with caplog.at_level(logging.INFO):
+        client = cluster.submit("r", PROMPT)
+        until(cluster, lambda: any(isinstance(message, Ready) for message in cluster.seen))
+        cluster.prefill.crash_worker()
+        cluster.loses = lambda message: False
+        cluster.settle(seconds=20.0)
+    assert cluster.prefill.metric("finished", "handed_over") == 0
+    assert cluster.prefill.metric("finished", "error") == 1
+    ended_well(cluster, client)
+    failed = [record.message for record in caplog.records if "hand-over failed" in record.message]
+    assert any("side=prefill" in line and "lost its KV memory" in line for line in failed)
+    assert any("side=decode" in line and "code=pd_prefill_failed" in line for line in failed)
+    finished = [record.message for record in caplog.records if "request finished" in record.message]
+    assert any("role=prefill" in line for line in finished) and any("role=decode" in line for line in finished)
 
 
 @pytest.mark.parametrize("lost", [Taken, Ready, Offer, Grant, Prefill])
