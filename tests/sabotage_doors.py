@@ -11,6 +11,7 @@ from onward.api import generation as api_generation
 from onward.api import jobs
 from onward.api import streams as api_streams
 from onward.api.ledger import Order
+from onward.api.process import Api
 from onward.engine import callers as engine_callers
 from onward.engine import door
 from onward.engine.callers import TokenBucket
@@ -30,6 +31,8 @@ from onward.shelf import core as shelf_core
 from onward.shelf import records as shelf_records
 from onward.shelf.core import ShelfCore
 from onward.shelf.records import Records
+from onward.supervisor.children import Role
+from onward.supervisor.supervisor import Supervisor
 from onward.text import bounded_template
 from onward.web import callers, keys, responses
 from onward.web.callers import BoundedConnections, Callers
@@ -40,6 +43,8 @@ ADMISSION = "tests/engine/test_admission.py::"
 SCALE = "tests/engine/test_scale.py::"
 BOOKS = "tests/engine/test_callers.py::"
 DEADLINES = "tests/engine/test_deadlines.py::"
+STOPPING = "tests/supervisor/test_stopping.py::"
+SECOND_STOP = "test_a_second_stop_ends_streams_at_once_and_says_how_many"
 HOSTILE = "tests/models/test_hostile_files.py::"
 TEMPLATES = "tests/text/test_chat_template.py::"
 JAIL = "tests/web/test_template_jail.py::test_a_hostile_template_is_refused_and_harms_nobody_after_it"
@@ -51,6 +56,20 @@ CALLERS = "tests/web/test_callers.py::"
 TWO_PROCESSES = "tests/api/test_two_processes.py::"
 
 _logger = logging.getLogger(__name__)
+
+
+# The end.
+
+
+def _leave_streams_their_grace_at_a_second_signal(patch: Patches) -> None:
+    def stop_apis(self: Supervisor, wakeup: Any) -> None:
+        self._stop_role(Role.API, self._config.drain_s, wakeup)
+
+    patch.put(Supervisor, "_stop_apis", stop_apis)
+
+
+def _cut_streams_without_a_word(patch: Patches) -> None:
+    patch.put(Api, "_end_streams", lambda self: self._rim.leave_at_once())
 
 
 # Keys.
@@ -557,5 +576,17 @@ TABLE = [
             HOSTILE + "test_a_safetensors_head_that_cannot_be_is_refused_by_name[header0-b overlaps]",
             HOSTILE + "test_a_safetensors_head_that_cannot_be_is_refused_by_name[header1-b lies behind a gap]",
         ],
+    ),
+    Sabotage(
+        "second-signal-waits",
+        "a second signal ends the instance without telling the clients whose streams it cuts",
+        _leave_streams_their_grace_at_a_second_signal,
+        [STOPPING + "test_a_second_signal_leaves_the_api_processes_no_grace"],
+    ),
+    Sabotage(
+        "cut-without-a-word",
+        "streams that a stop cuts get no error event, and their number is not logged",
+        _cut_streams_without_a_word,
+        ["tests/api/test_carrying_on.py::" + SECOND_STOP],
     ),
 ]

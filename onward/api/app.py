@@ -40,7 +40,7 @@ from onward.proto.router import (
     TEXT_PATH,
     TOKENIZE_PATH,
 )
-from onward.web import docs_page, response_ids
+from onward.web import docs_page, response_ids, root_page
 from onward.web.browsers import for_browsers
 from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring
 from onward.web.envelope import Envelope, refuse
@@ -100,6 +100,7 @@ def build_app(
         *(GuardedRoute(path, one, methods=["POST"], access=Access.CLUSTER) for path, one in between.items()),
         *admin.routes(proven),
         GuardedRoute(docs_page.PATH, docs_page.show, methods=["GET"], access=Access.OPEN),
+        GuardedRoute(root_page.PATH, root_page.show, methods=["GET"], access=Access.OPEN),
     ]
     routes.append(openapi.route(routes, bounds_of(backend)))
     callers = Callers(keyring, routes, config.cluster_key, backend.clock, answers_preflights=bool(config.cors_origin))

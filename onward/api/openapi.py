@@ -64,6 +64,7 @@ SUMMARIES: dict[str, str] = {
     "/drain": "Takes the instance out of service",
     "/undrain": "Takes the instance back into service",
     "/docs": "This, as a page",
+    "/": "What this server is, and where its documentation is",
     "/openapi.json": "This document",
 }
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from onward import log
 from onward.api.admin import Admin
 from onward.api.app import build_app
 from onward.api.engine_client import EngineClient, Wire
@@ -138,6 +139,11 @@ class Api:
         self._rim.stop_server(grace_s, self._end_streams)
 
     def _end_streams(self) -> None:
+        counts = self._streams.counts()
+        if any(counts.values()):
+            _logger.warning(
+                log.event("streams cut", clients=int(counts[("client",)]), routers=int(counts[("router",)]))
+            )
         self._streams.hand_back()
         self._client.fail_all()
 

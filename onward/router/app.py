@@ -21,7 +21,7 @@ from onward.router.response_items import ResponseItems
 from onward.router.responses import FoundResponses
 from onward.router.serving import Serving
 from onward.router.tokenizing import Tokenizing
-from onward.web import docs_page, response_ids
+from onward.web import docs_page, response_ids, root_page
 from onward.web.browsers import for_browsers
 from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring
 from onward.web.envelope import Envelope, refuse
@@ -66,6 +66,7 @@ def routes_of(
         "/v1/models/{model:path}": (Access.USER, admin.told_by_an_instance),
         "/openapi.json": (Access.USER, admin.told_by_an_instance),
         docs_page.PATH: (Access.OPEN, docs_page.show),
+        root_page.PATH: (Access.OPEN, root_page.show),
         "/health": (Access.OPEN, admin.health),
         "/live": (Access.OPEN, admin.live),
         "/version": (Access.USER, admin.version),

@@ -225,7 +225,10 @@ class Serving:
     def stop_all(self) -> None:
         """The grace is over: every stream ends now, and says so."""
         info = info_of(Unavailable("the router is stopping; reconnect with Last-Event-ID", retry_after_s=1.0))
-        for route in self.core.routes():
+        routes = self.core.routes()
+        if routes:
+            _logger.warning(log.event("streams cut", clients=len(routes)))
+        for route in routes:
             route.settle(info)
             self._cut(route)
         self.wake()

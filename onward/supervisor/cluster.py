@@ -243,15 +243,18 @@ class Cluster:
     # The end.
 
     def _shut_down(self) -> None:
-        """A further signal ends all waiting."""
-        requests = self._stop_requests
+        """A further signal ends the streams at once: whoever serves clients is asked again, and tells them."""
         for roles in STOP_ORDER:
-            if self._stop_requests == requests:
-                self._stop([i for i in self.instances if i.plan.role in roles], requests)
+            requests = self._stop_requests  # one that comes while they are told counts as well
+            instances = [i for i in self.instances if i.plan.role in roles]
+            self._stop(instances, self._drain_s)
+            if self._stop_requests > requests:
+                self._stop(instances, 0.0)
+                return
 
-    def _stop(self, instances: list[Instance], requests: int) -> None:
+    def _stop(self, instances: list[Instance], grace_s: float) -> None:
         """Asks them to leave and waits; those that do not are ended before others are asked."""
-        deadline_s = self._clock.now_s() + self._drain_s + KILL_AFTER_S
+        requests, deadline_s = self._stop_requests, self._clock.now_s() + grace_s + KILL_AFTER_S
         running = [i.process for i in instances if i.process is not None]
         for process in running:
             process.terminate()

@@ -520,20 +520,29 @@ class Supervisor:
 
     def _shut_down(self, wakeup: socket.socket) -> None:
         """The apis first, while there is still an engine for their streams; a second signal ends the waiting."""
-        self._stop_role(Role.API, self._config.drain_s, wakeup)
+        self._stop_apis(wakeup)
         self._stop_role(Role.SHELF, 0.0, wakeup)
         self._let_peers_take_their_kv(wakeup)
         self._stop_role(Role.ENGINE, 0.0, wakeup)
         self._stop_role(Role.WORKER, 0.0, wakeup)
 
+    def _stop_apis(self, wakeup: socket.socket) -> None:
+        """At a second signal they end their streams at once, and tell each client."""
+        signals_before = self._stop_requests
+        self._stop_role(Role.API, self._config.drain_s, wakeup)
+        if self._of(Role.API) and self._stop_requests > signals_before:
+            logger.warning("stopping at once")
+            self._stop_role(Role.API, 0.0, wakeup)
+
     def _stop_role(self, role: Role, grace_s: float, wakeup: socket.socket) -> None:
         """Who is still starting has nothing to finish, and would not hear: a worker that loads listens to nobody."""
+        signals_before = self._stop_requests  # one that comes while they are told counts as well
         for child in self._of(role):
             if child.state is ChildState.STARTING:
                 child.begin_kill()
             else:
                 child.send(Stop(grace_s))
-        self._wait_until(lambda: not self._of(role), grace_s + KILL_AFTER_S, wakeup)
+        self._wait_until(lambda: not self._of(role), grace_s + KILL_AFTER_S, wakeup, signals_before)
 
     def _let_peers_take_their_kv(self, wakeup: socket.socket) -> None:
         """Decode instances that we have promised a prompt get it. Only what the engine says from now on counts; one that
@@ -550,15 +559,16 @@ class Supervisor:
                     engine.send(AskSnapshot(self._hub.next_number()))
             return not engines or self._hub.nothing_is_handed_over(since_ask=first_ask)
 
-        self._wait_until(is_over, self._config.drain_s, wakeup)
+        self._wait_until(is_over, self._config.drain_s, wakeup, self._stop_requests)
 
     def _ready_engines(self) -> list[Child]:
         return [engine for engine in self._of(Role.ENGINE) if engine.state is ChildState.READY]
 
-    def _wait_until(self, is_over: Callable[[], bool], timeout_s: float, wakeup: socket.socket) -> None:
-        """Buries who dies meanwhile, and restarts nobody."""
+    def _wait_until(
+        self, is_over: Callable[[], bool], timeout_s: float, wakeup: socket.socket, signals_before: int
+    ) -> None:
+        """Until then, for so long, or until there are more signals. Buries who dies meanwhile, and restarts nobody."""
         deadline_s = self._clock.now_s() + timeout_s
-        signals_before = self._stop_requests
         while not is_over() and self._clock.now_s() < deadline_s and self._stop_requests == signals_before:
             for key, _ in self._selector.select(POLL_S):
                 if key.fileobj is wakeup:

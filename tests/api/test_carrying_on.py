@@ -298,6 +298,22 @@ def test_a_stream_that_outlasts_the_grace_is_told_so(model: PreparedModel) -> No
             list(chunks)
 
 
+def test_a_second_stop_ends_streams_at_once_and_says_how_many(
+    model: PreparedModel, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running(model) as instance, openai.OpenAI(base_url=f"{instance.url}/v1", api_key="x") as client:
+        streams = [stream(client, max_tokens=100) for _ in range(2)]
+        for chunks in streams:
+            next(chunks)
+        instance.engine.paused = True
+        instance.stop(grace_s=600.0)
+        instance.stop(grace_s=0.0)
+        for chunks in streams:
+            with pytest.raises(openai.APIError, match="stopping"):
+                list(chunks)
+    assert "streams cut clients=2 routers=0" in capfd.readouterr().err
+
+
 def test_an_api_process_leaves_when_its_supervisor_has_died(model: PreparedModel) -> None:
     instance = Instance(model, ApiConfig())
     child = instance.children[0]

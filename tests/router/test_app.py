@@ -679,7 +679,7 @@ def test_status_shows_instances_and_the_last_resumes() -> None:
             status = (await router.get("/internal/status")).json
             shown = {one["id"]: one for one in status["instances"]}
             assert shown.keys() == {"a", "b"}
-            keys = {"id", "role", "state", "url", "incarnation", "load", "blocks", "streams", "pids"}
+            keys = {"id", "role", "state", "url", "incarnation", "load", "blocks", "streams", "pids", "oom_kills"}
             assert status.keys() == {"instances", "resumes"}
             assert shown["a"].keys() == keys and shown["a"]["url"] == a.url
             assert [one["cause"] for one in status["resumes"]] == ["lost"]
@@ -723,6 +723,25 @@ def test_a_router_that_stops_tells_its_streams() -> None:
             assert (received.num_done, received.errors[0]["retryable"]) == (1, True)
 
     uvloop.run(scenario())
+
+
+def test_a_second_stop_ends_streams_at_once_and_says_how_many(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        a = StandInInstance("a")
+        first_fails(Behaviour(silent_after=3, gate=asyncio.Event()), a)
+        async with running_router(a, drain_s=600.0) as router:
+            async with router.session.post(router.url + CHAT, json=STREAM) as response:
+                data = b""
+                while data.count(b"id: ") < 3:
+                    data += await response.content.readany()
+                router.process.stop()
+                router.process.stop()
+                data += await response.content.read()
+            assert [error["code"] for error in Received.of(data).errors] == ["unavailable"]
+
+    with caplog.at_level(logging.WARNING, "onward.router.serving"):
+        uvloop.run(scenario())
+    assert "streams cut clients=1" in [record.message for record in caplog.records]
 
 
 def test_a_slow_stream_is_kept_alive_by_comments() -> None:

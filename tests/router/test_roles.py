@@ -53,6 +53,7 @@ ACCESS = {
     "/version": Access.USER,
     "/live": Access.OPEN,
     "/docs": Access.OPEN,
+    "/": Access.OPEN,
     "/metrics": Access.ADMIN,
     "/info": Access.ADMIN,
     "/internal/status": Access.ADMIN,

@@ -1,6 +1,9 @@
 """How children end that a supervisor stops: those that serve are asked, those that are still starting are not."""
 
+import select
+import signal
 import socket
+import threading
 from contextlib import closing
 
 from onward.config import ServeConfig
@@ -26,3 +29,23 @@ def test_who_serves_is_asked_to_stop_and_told_how_long_it_may_take() -> None:
             api.process.terminate()
             supervisor._stop_role(Role.API, 7.0, wakeup)
             assert apis_end.receive() == Stop(7.0)
+
+
+def test_a_second_signal_leaves_the_api_processes_no_grace() -> None:
+    with supervisor_of(ServeConfig(drain_s=1000.0)) as supervisor, closing(socket.socket()) as wakeup:
+        api, apis_end = child_of(supervisor, Role.API, "api-1")
+        heard: list[object] = []
+
+        def serve() -> None:
+            for answer in (lambda: supervisor._on_signal(signal.SIGINT, None), api.process.terminate):
+                select.select([apis_end], [], [], 30)
+                heard.append(apis_end.receive())
+                answer()
+
+        with closing(apis_end):
+            serving = threading.Thread(target=serve)
+            serving.start()
+            supervisor._stop_apis(wakeup)
+            serving.join()
+        assert heard == [Stop(1000.0), Stop(0.0)]
+        assert not supervisor._of(Role.API)
