@@ -4,8 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
+from onward.api import jobs
 from onward.api.jobs import Jobs
 from onward.grammar.check_process import CheckProcesses
+from onward.router.stream import Stream as RouterStream
 from onward.router.tokenizing import Tokenizing as RouterTokenizing
 from onward.text import length_check, tokenizer
 from onward.web.fair_order import FairOrder, QueueBounds, RefusedWork
@@ -97,7 +101,39 @@ def _grammars_wait_for_each_other(patch: Patches) -> None:
     patch.around(CheckProcesses, "__init__", processes)
 
 
+# Resumed streams.
+
+
+def _an_instance_lets_resumed_streams_in(patch: Patches) -> None:
+    def order(original: Callable, prepared: Any, begun: Any) -> Any:
+        return replace(original(prepared, begun), asks_anew=bool(prepared.attempt.skip_to))
+
+    patch.around(jobs, "_order", order)
+
+
+def _a_router_says_that_resumed_streams_were_let_in(patch: Patches) -> None:
+    def attempt(original: Callable, self: RouterStream, *args: Any) -> Any:
+        made = original(self, *args)
+        return msgspec.structs.replace(made, was_taken=made.was_taken or self.has_progress)
+
+    patch.around(RouterStream, "attempt", attempt)
+
+
 TABLE = [
+    Sabotage(
+        "resumes-bypass-limits",
+        "limits: a stream that is resumed by Last-Event-ID passes the limits of its caller and the queue's",
+        _an_instance_lets_resumed_streams_in,
+        [
+            "tests/api/test_detached.py::test_a_resumed_stream_is_admitted_like_a_new_one_and_a_refusal_loses_nothing",
+        ],
+    ),
+    Sabotage(
+        "router-resumes-bypass-limits",
+        "limits: the same behind a router",
+        _a_router_says_that_resumed_streams_were_let_in,
+        ["tests/router/test_app.py::test_a_resumed_stream_is_admitted_like_a_new_one_and_a_refusal_loses_nothing"],
+    ),
     Sabotage(
         "first-come-first-served",
         "work of a caller is not charged to it",

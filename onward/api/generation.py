@@ -268,7 +268,10 @@ class GenerationEndpoint:
         return continued(record.attempt, cursor) if record is not None and is_ours else None
 
     async def _go_on(self, identity: Identity, attempt: Attempt, send: Send) -> None:
-        jobs, started_at_s = self.generator.jobs, identity.started_at_s
+        jobs, started_at_s, caller = self.generator.jobs, identity.started_at_s, identity.caller
+        if caller.name == attempt.caller:
+            # An admin may continue a stream of another caller, which is within that caller's limits.
+            attempt = replace(attempt, caller_limits=caller.limits, caller_priority=caller.priority)
         prepared = await self.generator.prepared(
             attempt.caller, attempt.body, lambda: jobs.of_attempt(attempt, started_at_s, is_routed=False)
         )

@@ -334,7 +334,7 @@ def _order(prepared: Prepared, begun: Begun) -> Order:
         label=attempt.label,
         caller=attempt.caller,
         caller_limits=attempt.caller_limits,
-        asks_anew=not attempt.was_taken if prepared.is_routed else bool(attempt.skip_to),
+        asks_anew=not attempt.was_taken,
         score_from=-1 if with_prompt else begun.start.rescore_from,
         attempt=attempt.epoch,
         num_cached_tokens=prepared.num_cached_tokens,

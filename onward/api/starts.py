@@ -51,7 +51,8 @@ def made_again(attempt: Attempt, request: GenerationRequest, cursor: Cursor) -> 
 
 
 def continued(attempt: Attempt, cursor: Cursor) -> Attempt | None:
-    """The next attempt, from where the client is. None if these tokens do not reach it."""
+    """The next attempt, from where the client is. None if these tokens do not reach it. It is admitted like a new request:
+    the slot of the earlier attempt was given back when its client went away."""
     if len(attempt.choices) != len(cursor.choices) or attempt.seed != cursor.seed:
         return None
     pairs = list(zip(attempt.choices, cursor.choices, strict=True))
@@ -63,6 +64,7 @@ def continued(attempt: Attempt, cursor: Cursor) -> Attempt | None:
         choices=[GivenChoice(made.token_ids[: client.position], client.finish_reason) for made, client in pairs],
         skip_to=[],
         usage_told=cursor.usage_told,
+        was_taken=False,
     )
 
 

@@ -4,6 +4,8 @@ A POST begins one, or with `Last-Event-ID` takes one up again; a GET with `Last-
 looked for here, then at the instances; only a POST can do without, since it brings the request and the cursor the seed.
 """
 
+from dataclasses import replace
+
 from starlette.types import Receive, Scope, Send
 
 from onward.chance import SEED_BITS
@@ -119,6 +121,9 @@ class GenerationEndpoint:
         # Somebody else may have come back for it while we asked around.
         if known is None or known.origin.path != path or core.live(place.request_id) is not None:
             return why_not
+        if caller.name == known.origin.caller:
+            # An admin may continue a stream of another caller, which is within that caller's limits.
+            known.origin = replace(known.origin, caller_limits=caller.limits, caller_priority=caller.priority)
         return core.continue_stream(known, place, clock.now_s()) or why_not
 
     async def _looked_for(self, request_id: str) -> tuple[Stream | None, bool]:

@@ -207,8 +207,8 @@ class Stream:
             final=self.is_final,
             skip_to=list(origin.skip_to),
             usage_told=self._usage_told,
-            was_taken=self.accepted_once or self.has_progress,
             default_max_tokens=origin.default_max_tokens,
+            was_taken=self.accepted_once,
             strict_fields=origin.strict_fields,
         )
 

@@ -11,6 +11,7 @@ import pytest
 from onward.config import ApiConfig
 from onward.proto.cursor import ChoiceCursor, Cursor, format_cursor, parse_cursor
 from onward.proto.model import PreparedModel
+from onward.proto.request import ErrorInfo
 from onward.proto.router import ATTEMPT_PATH
 from onward.proto.sampling import Sampling
 from onward.text.text_stream import TextStream
@@ -120,6 +121,25 @@ def test_a_lost_connection_stops_the_work_and_leaves_what_was_made(instance: Ins
         assert [told[name] + text for name, text in enumerate(rest.texts)] == whole.texts
         assert rest.cursor is not None and rest.cursor.epoch > cursor.epoch
         assert response.headers["content-type"].startswith("text/event-stream")
+
+
+def test_a_resumed_stream_is_admitted_like_a_new_one_and_a_refusal_loses_nothing(instance: Instance) -> None:
+    path = "/v1/completions"
+    body = request(path, True, n=1, max_tokens=60, seed=7)
+    whole = ask(instance.url, path, body)
+    instance.engine.choose = pausing(instance, at=9)
+    cursors, [told] = lose(instance, path, body)
+    instance.wait_until(lambda: not instance.engine.running)
+    instance.engine.choose, instance.engine.paused = hashed_token, False
+    instance.engine.refusal = ErrorInfo("rate_limited", "max_in_flight", 429, True, retry_after_s=7.0)
+    for again in (None, body):
+        refused = go_on(instance.url, path, cursors[-1], again)
+        assert refused.status_code == 429, refused.text
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "7")
+    instance.engine.refusal = None
+    [rest] = read(go_on(instance.url, path, cursors[-1]), body).texts
+    assert told[: cursors[-1].choices[0].position] + rest == whole.texts[0]
+    assert all(one.asks_anew for one in instance.engine.submits[-3:])
 
 
 def pausing(instance: Instance, at: int) -> Callable[..., int]:

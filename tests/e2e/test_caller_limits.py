@@ -1,7 +1,9 @@
 """Limits of keys with two api processes: the engine keeps them, whichever process a request comes to."""
 
 import asyncio
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -11,7 +13,13 @@ from onward.web.keys import hash_of
 from tests.e2e.server import Server
 from tests.e2e.streams import chat_body
 
-LIMITS = {"ann": "max_in_flight = 2", "bob": "", "cyd": "tokens_per_minute = 30"}
+LIMITS = {
+    "ann": "max_in_flight = 2",
+    "bob": "",
+    "cyd": "tokens_per_minute = 30",
+    "dee": "max_in_flight = 1",
+    "eve": "tokens_per_minute = 30",
+}
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +29,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     table.write_text("\n".join(rows))
     with Server("--api-processes", "2", "--api-keys", str(table), "--open-metrics") as server:
         yield server
+
+
+BODY = chat_body(0, 60) | {"stream": True, "seed": 7}
+
+
+@dataclass
+class Cut:
+    """What a client has of a stream."""
+
+    status: int = 0
+    retry_after: str | None = None
+    cursors: list[str] = field(default_factory=list)
+    text: str = ""
 
 
 def key(name: str) -> str:
@@ -62,3 +83,60 @@ def test_a_caller_that_has_used_its_tokens_is_told_when_there_are_some_again(ser
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
         assert int(refused.headers["retry-after"]) > 10
     assert asyncio.run(ask(server, "bob", 5)).status_code == 200
+
+
+async def stream(client: httpx.AsyncClient, num_events: int | None = None, cursor: str | None = None) -> Cut:
+    """Of a stream of 60 tokens, the first events; then the client goes away. None: all of them."""
+    headers = {} if cursor is None else {"Last-Event-ID": cursor}
+    told = Cut()
+    async with client.stream("POST", "/v1/chat/completions", json=BODY, headers=headers) as answer:
+        told.status, told.retry_after = answer.status_code, answer.headers.get("retry-after")
+        async for line in answer.aiter_lines():
+            if line.startswith("id: "):
+                told.cursors.append(line.removeprefix("id: "))
+            if line.startswith("data: {"):
+                [choice] = json.loads(line.removeprefix("data: "))["choices"]
+                told.text += choice["delta"].get("content") or ""
+            if num_events is not None and len(told.cursors) == num_events and line == "":
+                break
+    return told
+
+
+def client_of(server: Server, name: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=server.url, timeout=60, headers={"Authorization": f"Bearer {key(name)}"})
+
+
+def test_streams_that_are_cut_and_resumed_together_are_within_the_limit(server: Server) -> None:
+    async def scenario() -> None:
+        async with client_of(server, "dee") as client:
+            cut = []
+            while len(cut) < 4:  # one after the other, which is within the limit
+                one = await stream(client, 3)
+                cut += [one] if one.status == 200 else []
+            again = await asyncio.gather(*(stream(client, cursor=one.cursors[-1]) for one in cut))
+            assert {one.status for one in again} == {200, 429}, "one at a time"
+            whole = await until_taken(client, None)
+            for one, other in zip(cut, again, strict=True):
+                rest = other if other.status == 200 else await until_taken(client, one.cursors[-1])
+                assert other.status == 200 or int(other.retry_after or 0) >= 1
+                assert one.text + rest.text == whole.text, "a refused resume loses nothing"
+
+    asyncio.run(scenario())
+
+
+async def until_taken(client: httpx.AsyncClient, cursor: str | None) -> Cut:
+    while (told := await stream(client, cursor=cursor)).status == 429:
+        pass
+    return told
+
+
+def test_a_stream_that_has_ended_is_not_computed_again_when_the_tokens_are_used_up(server: Server) -> None:
+    async def scenario() -> None:
+        async with client_of(server, "eve") as client:
+            whole = await stream(client)
+            assert whole.status == 200
+            again = await stream(client, cursor=whole.cursors[0])
+            assert again.status == 429
+            assert int(again.retry_after or 0) > 10
+
+    asyncio.run(scenario())

@@ -436,6 +436,26 @@ def test_a_client_that_goes_stops_the_work_and_may_come_back() -> None:
     uvloop.run(scenario())
 
 
+def test_a_resumed_stream_is_admitted_like_a_new_one_and_a_refusal_loses_nothing() -> None:
+    async def scenario() -> None:
+        a = StandInInstance("a")
+        gate = asyncio.Event()
+        limited = {"code": "rate_limited", "message": "max_in_flight", "retryable": True}
+        refusing = Behaviour(status=429, error=limited, headers={"retry-after": "7"})
+        by_epoch = {1: Behaviour(silent_after=4, gate=gate), 2: refusing}
+        a.behave = lambda attempt, _: by_epoch.get(attempt.epoch, Behaviour())
+        async with running_router(a) as router:
+            first = await read_until(router, WITH_USAGE, 3)
+            await a.wait_until(lambda: len(a.cancelled) == 1)
+            refused = await router.get(CHAT, {"Last-Event-ID": first.last_id})
+            assert (refused.status, refused.headers["retry-after"]) == (429, "7")
+            second = (await router.get(CHAT, {"Last-Event-ID": first.last_id})).stream
+            assert_seamless(joined(first, second), 7, 6)
+            assert [attempt.was_taken for attempt in a.attempts] == [False, False, False]
+
+    uvloop.run(scenario())
+
+
 def test_a_client_that_lost_only_the_end_gets_the_end() -> None:
     async def scenario() -> None:
         async with running_router(StandInInstance("a")) as router:

@@ -5,6 +5,7 @@ died is taken up by the next process that is asked for it, from the tokens so fa
 """
 
 import asyncio
+import dataclasses
 
 import msgspec
 
@@ -60,6 +61,10 @@ class StoredResponses:
         if request.is_stored and (request.is_background or even_if_left):
             # What a router or a client has left is kept for a short time only, and an engine may take longer to come.
             self._streams.keep_response(record)
+            # One that runs in the background was let in, and runs until it is over. One that its client has left has given
+            # its slot back, so it is admitted like a new request.
+            attempt = msgspec.structs.replace(prepared.attempt, was_taken=request.is_background)
+            prepared = dataclasses.replace(prepared, attempt=attempt)
             # Whoever has asked for it does not wait for an engine.
             beginning = self._backend.tasks.start(self._begin_again(prepared, record), attempt.caller)
             await asyncio.wait((beginning,), timeout=TAKE_UP_S)
