@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
+from onward.api.ledger import Actions, Ledger, Promise
 from onward.engine import policy, request_queue, scheduler
 from onward.engine.block_pool import BlockPool, Reclaim
 from onward.engine.core import EngineCore
+from onward.engine.main import EngineProcess
 from onward.engine.plan_draft import PlanDraft
 from onward.engine.request import Request
 from onward.engine.scheduler import Scheduler
@@ -13,6 +15,8 @@ from onward.proto.step import StepPlan
 from tests.sabotage_kinds import Patches, Sabotage
 
 ARRIVAL = "tests/engine/test_arrival.py::"
+DEATHS = "tests/api/test_engine_deaths.py::"
+KILLER = "test_a_request_that_kills_every_engine_is_refused_after_four_and_all_others_complete"
 SUSPECTS = "tests/engine/test_suspects.py::"
 VICTIMS = "tests/engine/test_victims.py::"
 
@@ -141,7 +145,59 @@ def _a_resubmission_comes_last(patch: Patches) -> None:
     patch.around(EngineCore, "_submit", submit)
 
 
+def _engine_deaths_are_not_charged(patch: Patches) -> None:
+    patch.around(Ledger, "_charge_death", lambda original, self, promise, alone, actions: None)
+
+
+def _all_are_charged_alone(patch: Patches) -> None:
+    def charge(original: Callable, self: Ledger, promise: Promise, alone: str | None, actions: Actions) -> None:
+        original(self, promise, promise.order.request_id, actions)
+
+    patch.around(Ledger, "_charge_death", charge)
+
+
+def _the_engine_does_not_say_what_it_runs_alone(patch: Patches) -> None:
+    patch.around(EngineProcess, "_note_alone", lambda original, self, request_id: None)
+
+
+def _engine_deaths_make_no_suspects(patch: Patches) -> None:
+    patch.around(policy, "is_suspect", lambda original, crash_charges, engine_deaths: original(crash_charges, 0))
+
+
 TABLE = [
+    Sabotage(
+        "engine-deaths-not-charged",
+        "the death of an engine is charged to no request",
+        _engine_deaths_are_not_charged,
+        [
+            DEATHS + "test_a_request_under_which_two_engines_died_alone_is_refused_and_no_other_one",
+            DEATHS + KILLER + "[1]",
+        ],
+    ),
+    Sabotage(
+        "all-charged-alone",
+        "the death of an engine is charged to all of its requests as if each had run alone",
+        _all_are_charged_alone,
+        [
+            DEATHS + "test_requests_that_shared_an_engine_become_suspects_and_are_never_refused",
+            DEATHS + KILLER + "[1]",
+        ],
+    ),
+    Sabotage(
+        "alone-not-told",
+        "the engine does not tell the supervisor which request it runs alone",
+        _the_engine_does_not_say_what_it_runs_alone,
+        [DEATHS + KILLER + "[1]", DEATHS + KILLER + "[2]"],
+    ),
+    Sabotage(
+        "engine-deaths-no-suspects",
+        "a request under which engines died is not run alone",
+        _engine_deaths_make_no_suspects,
+        [
+            SUSPECTS + "test_a_request_under_which_two_engines_died_runs_alone_until_it_has_a_token",
+            DEATHS + KILLER + "[1]",
+        ],
+    ),
     Sabotage(
         "any-waiting-time",
         "credit for time waited elsewhere has no bound",

@@ -157,7 +157,7 @@ class EngineClient:
             return
         _logger.warning(log.event("engine gone", incarnation=message.incarnation, cause=message.cause))
         self._disconnect()
-        self._ledger.engine_gone(message.incarnation, self._clock.now_s())
+        self._perform(self._ledger.engine_gone(message.incarnation, self._clock.now_s(), message.alone))
 
     async def limits(self, deadline_at_s: float | None) -> WorkerHello:
         """What the engine can hold. Waits for the first one to come up, no longer than the request may wait."""

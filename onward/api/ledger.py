@@ -16,6 +16,7 @@ from onward.api.draft_stats import Drafts
 from onward.obs.metrics import Registry
 from onward.obs.shared_counters import resubmissions, stale_events
 from onward.proto.request import (
+    CRASHES_TO_RUN_ALONE,
     Abort,
     AbortByName,
     Accepted,
@@ -55,6 +56,13 @@ DEADLINE_MARGIN_S = 2.0
 """The engine ends a request at its deadline; if its word is lost, we do, this much later."""
 
 NO_ENGINE = ErrorInfo("unavailable", "no engine took the request in time; try again later", 503, True)
+LONE_DEATHS_TO_FAIL = 2
+"""Engines that died while they ran a request and no other. One such death may be a coincidence."""
+CRASHED_ENGINE = ErrorInfo(
+    "crashed_engine",
+    "engines died again and again while they ran this request alone; it is not tried again",
+    500,
+)
 NOT_REPAIRABLE = ErrorInfo("engine_lost_request", "the engine lost this request again and again", 500, True)
 ABORTED = ErrorInfo("aborted", "the request was aborted", 409)
 TOO_LATE = ErrorInfo("deadline_exceeded", "the request's deadline has passed", 504)
@@ -160,6 +168,10 @@ class Promise:
     accepted: bool = False
     """Some engine has taken it once. From then on a refusal means to wait, not to fail."""
     crash_charges: int = 0
+    engine_deaths: int = 0
+    """Since its last token: engines that died while they held it among others."""
+    lone_deaths: int = 0
+    """Since its last token: engines that died while they ran it alone."""
     num_cached_tokens: int | None = None
     score_from: int | None = None
     """None once there is nothing left to be scored again."""
@@ -304,13 +316,27 @@ class Ledger:
             actions.send += self._attempt(promise, now_s)
         return actions
 
-    def engine_gone(self, incarnation: str, now_s: float) -> None:
+    def engine_gone(self, incarnation: str, now_s: float, alone: str | None = None) -> Actions:
+        """`alone`: the request that it ran by itself, which so is the cause. Else all that it held are suspects."""
+        actions = Actions()
         if incarnation != self.engine:
-            return
+            return actions
         self.engine = None
         self._held = {}
-        for promise in self._promises.values():
+        for promise in list(self._promises.values()):
+            if promise.submitted_seq is not None:
+                self._charge_death(promise, alone, actions)
             self._lose_engine(promise, now_s)
+        return actions
+
+    def _charge_death(self, promise: Promise, alone: str | None, actions: Actions) -> None:
+        """A request that shared the engine with others runs alone from the second death on, and is never refused for it."""
+        if alone is None:
+            promise.engine_deaths = min(promise.engine_deaths + 1, CRASHES_TO_RUN_ALONE)
+        elif alone == promise.order.request_id:
+            promise.lone_deaths += 1
+            if promise.lone_deaths >= LONE_DEATHS_TO_FAIL:
+                self._fail(promise, CRASHED_ENGINE, actions)
 
     def receive(self, incarnation: str, message: FromEngine, now_s: float) -> Actions:
         actions = Actions()
@@ -382,7 +408,7 @@ class Ledger:
         if new:
             promise.tokens += new
             promise.fruitless_resubmissions = 0
-            promise.crash_charges = 0
+            promise.crash_charges = promise.engine_deaths = promise.lone_deaths = 0
             promise.accepted, promise.waiting_since_s = True, None
         if reason is not None:
             self._forget(promise)
@@ -493,6 +519,7 @@ class Ledger:
                 priority=order.priority,
                 cache_salt=order.cache_salt,
                 crash_charges=promise.crash_charges,
+                engine_deaths=promise.engine_deaths,
                 num_cached_tokens=promise.num_cached_tokens,
                 label=order.label,
                 score_from=promise.score_from,

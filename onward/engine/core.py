@@ -162,6 +162,16 @@ class EngineCore:
             self.metrics.steps.inc("true" if overlapped else "false")
         return plan
 
+    @property
+    def runs_alone(self) -> bool:
+        """A suspect's step is in flight, and nothing else may be done that could kill the engine meanwhile."""
+        return self.scheduler.runs_alone is not None
+
+    def next_alone(self) -> str | None:
+        """The suspect that runs, or that the next plan is about: a death of the engine from here on is charged to it."""
+        suspect = self.scheduler.next_alone() if self.worker is not None else None
+        return None if suspect is None else suspect.request_id
+
     def worker_lost(self, now_s: float) -> None:
         """The worker is dead and reaped. Whoever had a part in a step in flight is charged; all start again."""
         self.worker, self._worker_due_s = None, now_s

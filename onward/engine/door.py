@@ -64,6 +64,7 @@ def admit(submit: Submit, owner: str, limits: Limits, now_s: float) -> Request:
         caller_limits=submit.caller_limits,
         num_resumed=len(submit.generated_token_ids),
         crash_charges=submit.crash_charges,
+        engine_deaths=submit.engine_deaths,
         charged_position=len(submit.generated_token_ids),
         num_cached_tokens=submit.num_cached_tokens,
         score_from=_scored_from(submit),

@@ -11,6 +11,7 @@ import msgspec
 
 from onward import log
 from onward.clock import Clock, SystemClock
+from onward.engine import policy
 from onward.engine.core import EngineCore
 from onward.engine.peer_links import PeerLinks
 from onward.engine.recording import RecordedCore
@@ -23,6 +24,7 @@ from onward.proto.control import (
     AskSnapshot,
     Ready,
     RenewWorker,
+    RunsAlone,
     Snapshot,
     StartEngine,
     StartFailed,
@@ -31,6 +33,7 @@ from onward.proto.control import (
     WorkerGone,
     WorkerStarting,
 )
+from onward.proto.request import Submit, ToEngine
 from onward.proto.step import StepResult, WorkerHello
 from onward.transport.control import ChannelClosed, ControlChannel, join_supervisor
 from onward.transport.zmq import Wires
@@ -58,6 +61,8 @@ class EngineProcess:
         self._step_log = StepLogFile(start.config.step_log) if start.config.step_log else None
         self._recording = open_recording(start.config.record) if start.config.record else None
         self._stopped = False
+        self._alone: str | None = None
+        """The suspect that the supervisor knows of."""
 
     @property
     def core(self) -> EngineCore | None:
@@ -85,7 +90,10 @@ class EngineProcess:
             self._recording.close()
 
     def _act(self, core: EngineCore, now_s: float) -> None:
-        while self._link is not None and (plan := core.plan(now_s)) is not None:
+        while self._link is not None:
+            self._note_alone(core.next_alone())
+            if (plan := core.plan(now_s)) is None:
+                break
             self._link.send(plan)
         core.tick(now_s)
         for owner, message in core.drain():
@@ -94,6 +102,11 @@ class EngineProcess:
         self._renew_worker_if_due(core, now_s)
         if self._step_log is not None:
             self._step_log.write(core.step_log.take_finished())
+
+    def _note_alone(self, request_id: str | None) -> None:
+        """The supervisor knows it before anything is done for the request, and outlives us."""
+        if request_id != self._alone and self._channel.send(RunsAlone(request_id)):
+            self._alone = request_id
 
     def _send_handovers(self, core: EngineCore, now_s: float) -> None:
         outgoing = core.drain_handovers()
@@ -119,6 +132,8 @@ class EngineProcess:
             core.from_decode(decode, message, now_s)
 
     def _read_apis(self, now_s: float) -> None:
+        if self._core is not None and self._core.runs_alone:
+            return  # what dies now dies of the suspect: its step is short, and the others' messages wait for its end
         for _ in range(MAX_INBOX_PER_TURN):
             try:
                 received = self._apis.receive()
@@ -126,9 +141,12 @@ class EngineProcess:
                 logger.warning(log.event("message dropped", fault=str(fault)))
                 continue
             if received is None:
-                return
+                break
             assert self._core is not None, "nobody knows this address before the worker has said hello"
-            self._core.receive(*received, now_s)
+            owner, message = received
+            self._note_alone(_suspect_in(message))
+            self._core.receive(owner, message, now_s)
+        self._note_alone(None)
 
     def _read_worker(self, now_s: float) -> None:
         while self._link is not None and (message := self._link.receive()) is not None:
@@ -209,6 +227,12 @@ class EngineProcess:
         core = self._core
         families = core.registry.snapshot() if core else []
         self._channel.send(Snapshot(message.ask_id, families, core.stats(now_s) if core else None))
+
+
+def _suspect_in(message: ToEngine) -> str | None:
+    if isinstance(message, Submit) and policy.is_suspect(message.crash_charges, message.engine_deaths):
+        return message.request_id
+    return None
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from onward.config import EngineConfig
 from onward.engine.block_pool import Reclaim
 from onward.engine.draft_record import DraftRecord
 from onward.engine.request import Request
+from onward.proto.request import CRASHES_TO_RUN_ALONE
 
 QueueKey = tuple[int, float, int, str]
 
@@ -16,7 +17,6 @@ MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 MAX_WAIT_CREDIT_S = 300.0
 """How much earlier than it came to this engine a request can count as arrived, for the time it has waited before."""
 
-CHARGES_TO_RUN_ALONE = 2
 CHARGES_TO_FAIL = 3
 
 
@@ -183,5 +183,10 @@ def choose_victims(
 
 
 def must_run_alone(request: Request) -> bool:
-    """Twice under a crash without progress: the third time nobody else shall be hurt."""
-    return request.crash_charges >= CHARGES_TO_RUN_ALONE
+    """Twice under a crash without progress, of the worker or of the engine: the third time no other request is hurt, and
+    the cause is known."""
+    return is_suspect(request.crash_charges, request.engine_deaths)
+
+
+def is_suspect(crash_charges: int, engine_deaths: int) -> bool:
+    return max(crash_charges, engine_deaths) >= CRASHES_TO_RUN_ALONE

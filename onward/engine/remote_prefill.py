@@ -446,7 +446,7 @@ class RemotePrefill:
             waited_s=max(0.0, now_s - request.arrival_s),
             deadline_s=None if request.deadline_s is None else max(0.0, request.deadline_s - now_s),
             cache_salt=request.cache_salt,
-            crash_charges=request.crash_charges,
+            crash_charges=max(request.crash_charges, request.engine_deaths),
             score_from=request.score_from,
             num_drafts=request.max_drafts,
         )

@@ -106,7 +106,9 @@ class Request:
     num_resumed: int = 0
     """Tokens of earlier attempts. Their first token, and its prompt, were counted then."""
     crash_charges: int = 0
+    engine_deaths: int = 0
     charged_position: int = 0
+    """Of both: a token behind this place clears the request."""
     max_drafts: int = 0
     """Tokens that it may draft in a step, by its own wish and the instance's."""
     drafts: DraftRecord = field(default_factory=DraftRecord)

@@ -108,6 +108,17 @@ class Scheduler:
             self.steps_in_flight.append(StepInFlight(plan.step, list(draft.runs), list(draft.preempts), runs_alone))
         return plan
 
+    @property
+    def runs_alone(self) -> Request | None:
+        """The suspect whose step is in flight."""
+        return next((step.runs[0] for step in self.steps_in_flight if step.runs_alone), None)
+
+    def next_alone(self) -> Request | None:
+        """The suspect that runs, or that the next plan is about."""
+        if not self.suspects or self.steps_in_flight:
+            return self.runs_alone
+        return self._next_alone(PlanDraft(self._next_step, self.config.max_num_batched_tokens))
+
     def enqueue(self, request: Request) -> None:
         self.waiting.add(request)
         if self.asks_peers and request.handover is None:

@@ -209,8 +209,9 @@ class TokenProcessor:
         self._generated += num_tokens
         if request.caller_limits is not None:
             self._callers.charge(request.caller, request.caller_limits, num_tokens, now_s)
-        if request.crash_charges and request.num_generated > request.charged_position:
-            request.crash_charges = 0
+        charged = request.crash_charges or request.engine_deaths
+        if charged and request.num_generated > request.charged_position:
+            request.crash_charges = request.engine_deaths = 0
             self._scheduler.suspects.discard(request)
         if request.last_token_s is not None:
             metrics.inter_token.observe((now_s - request.last_token_s) / num_tokens)

@@ -80,6 +80,8 @@ class EngineUp(msgspec.Struct, frozen=True, tag="engine_up"):
 class EngineGone(msgspec.Struct, frozen=True, tag="engine_gone"):
     incarnation: str
     cause: str
+    alone: str | None = None
+    """The request that it ran, or was taking in, by itself when it died. None: any of its requests may be the cause."""
 
 
 class ShelfUp(msgspec.Struct, frozen=True, tag="shelf_up"):
@@ -190,6 +192,13 @@ class RenewWorker(msgspec.Struct, frozen=True, tag="renew_worker"):
     cause: str
 
 
+class RunsAlone(msgspec.Struct, frozen=True, tag="runs_alone"):
+    """From the engine, before it does anything for a request that is suspected of killing engines: a death from here on is
+    that request's. None: it is not any single one's."""
+
+    request_id: str | None
+
+
 class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
     ask_id: int
     families: list[Family]
@@ -208,4 +217,4 @@ class AskUndrain(msgspec.Struct, frozen=True, tag="ask_undrain"):
     """From an api process: someone wants the whole instance to take requests again."""
 
 
-FromChild = Ready | Progress | StartFailed | RenewWorker | Snapshot | AskInstance | AskDrain | AskUndrain
+FromChild = Ready | Progress | StartFailed | RenewWorker | RunsAlone | Snapshot | AskInstance | AskDrain | AskUndrain

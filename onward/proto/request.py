@@ -11,6 +11,9 @@ from onward.proto.numbers import Count, Duration, HttpError, Priority, Serial, S
 from onward.proto.sampling import Sampling
 from onward.proto.step import TokenLogprobs
 
+CRASHES_TO_RUN_ALONE = 2
+"""Deaths of workers, or of engines, without progress: then a request is a suspect, and runs with no other beside it."""
+
 
 class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """A typed error, as data. `code` is for machines, `message` for people."""
@@ -56,6 +59,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     cache_salt: str = ""
     crash_charges: Count = 0
     """How many worker crashes without progress this request was part of."""
+    engine_deaths: Count = 0
+    """How many engines have died, without progress of this request, while they held it among others."""
     num_cached_tokens: Count | None = None
     """Prefix hit of the first admission, once known. Later admissions do not change what the client is told."""
     label: str = ""

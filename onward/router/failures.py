@@ -11,6 +11,7 @@ _STATUS_OF_CODE = {
     "overloaded": 429,
     "unavailable": 503,
     "crashed_worker": 500,
+    "crashed_engine": 500,
 }
 
 

@@ -23,7 +23,7 @@ import msgspec
 
 from onward.sim.generate import Choice, scenario_of
 from onward.sim.scenario import SHAPES, Outcome, Scenario, Shape, Violation
-from onward.sim.vocabulary import DOOM, POISON
+from onward.sim.vocabulary import DOOM, ENGINE_POISON, POISON
 from onward.sim.world import run
 
 MIX: dict[Shape, float] = {"engine": 0.85, "pd": 0.10, "cluster": 0.05}
@@ -120,6 +120,7 @@ def drawn(scenario: Scenario) -> Counter[str]:
         counts["detach"] += ask.detach_s is not None
         counts["cancel"] += ask.cancel_at_s is not None
         counts["poison"] += POISON in ask.prompt
+        counts["poison-engine"] += ENGINE_POISON in ask.prompt
         counts["doom"] += DOOM in ask.prompt
     return +counts
 

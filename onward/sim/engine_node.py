@@ -30,6 +30,8 @@ class EngineNode:
         watch_plan: Callable[[StepPlan], None],
     ) -> None:
         self.process, self.incarnation = process, start.incarnation
+        self.runs_alone: str | None = None
+        """As the supervisor knows it."""
         self._after_turn = after_turn
         self._turn_is_due = False
         self.channel = ChildChannel(ground, supervisor, process, heard, self._wake)

@@ -44,6 +44,7 @@ KINDS: dict[str, Kind] = {
     "break-kv": Kind("KV transfers break off", WITH_PEERS),
     "drain": Kind("an instance is drained, leaves and is replaced", ROUTED),
     "poison": Kind("a request that no worker survives", is_of_clients=True),
+    "poison-engine": Kind("a request that no engine survives", ("engine",), is_of_clients=True),
     "doom": Kind("a request whose logits are no numbers", is_of_clients=True),
     "abort": Kind("a request is aborted by its label", is_of_clients=True),
     "leave": Kind("a client goes away", is_of_clients=True),

@@ -7,7 +7,7 @@ from onward.sim.faults import KINDS, kinds_of
 from onward.sim.responses import SCHEMAS
 from onward.sim.scenario import Ask, Fault, Machine, Path, Scenario, Shape
 from onward.sim.structures import STRUCTURES
-from onward.sim.vocabulary import DOOM, POISON
+from onward.sim.vocabulary import DOOM, ENGINE_POISON, POISON
 
 FIRST_ASK_S = 2.0
 ROUTED_FIRST_ASK_S = 3.0
@@ -199,6 +199,8 @@ def _structure(chance: Chance) -> str:
 
 def _of_another_kind(chance: Chance, shape: Shape, ask: Ask, kinds: list[str]) -> Ask:
     """Drawn apart, so that other requests stay as they were."""
+    if "poison-engine" in kinds and chance.of(f"engine poison of {ask.name}").happens(0.01):
+        return msgspec.structs.replace(ask, prompt=f"{ask.prompt}{ENGINE_POISON}", turns=1)
     ask = _for_vectors(chance.of(f"vectors of {ask.name}"), ask)
     if ask.path == "/v1/embeddings":
         return ask

@@ -24,6 +24,7 @@ from onward.proto.control import (
     ProcessView,
     Ready,
     RenewWorker,
+    RunsAlone,
     ShelfGone,
     ShelfUp,
     Snapshot,
@@ -48,7 +49,7 @@ from onward.sim.late_masks import LateMasks
 from onward.sim.process import Process
 from onward.sim.scenario import Machine
 from onward.sim.shelf_node import ShelfNode
-from onward.sim.vocabulary import DOOM_ID, NUM_SPOKEN, POISON_ID, grammars, pieces
+from onward.sim.vocabulary import DOOM_ID, ENGINE_POISON_ID, NUM_SPOKEN, POISON_ID, grammars, pieces
 from onward.sim.worker import HashWorker
 from onward.sim.worker_node import WorkerNode
 from onward.supervisor.restarts import RestartPolicy
@@ -179,10 +180,17 @@ class Instance:
             lambda message: self._heard_engine(life, engine, message),
             self.handoff_address,
             lambda _: self.place.after_turn(self),
-            lambda plan: self.place.watch_plan(self, plan),
+            lambda plan: self._watch_plan(engine, plan),
         )
         process.on_death.append(lambda: self._died(life, engine))
         self._start_worker(life, engine)
+
+    def _watch_plan(self, engine: EngineNode, plan: StepPlan) -> None:
+        self.place.watch_plan(self, plan)
+        if any(ENGINE_POISON_ID in assign.token_ids for assign in plan.assign):
+            self._ground.weather.fired["poison-engine"] += 1
+            self._ground.trace.note(f"{engine.process} does not survive step {plan.step}")
+            self._ground.loop.call_soon(engine.process.kill)
 
     def _start_worker(self, life: Life, engine: EngineNode) -> None:
         if life.supervisor.is_dead or engine.process.is_dead or life.is_leaving or life.worker is not None:
@@ -274,6 +282,8 @@ class Instance:
                 life.stats, life.engine_heard_s = message.engine, life.supervisor.now_s()
                 if has_moved and life.engine is engine:
                     self._start_worker(life, engine)  # if one has died since: there were steps before that
+            case RunsAlone():
+                engine.runs_alone = message.request_id
             case RenewWorker() if life.worker is not None and message.incarnation == life.worker_incarnation:
                 self._ground.trace.note(f"{life.worker.process} is renewed: {message.cause}")
                 life.worker.process.kill()
@@ -339,7 +349,7 @@ class Instance:
             worker, life.worker = life.worker, None
             worker.process.kill()
         for api in life.apis.values():
-            api.channel.tell(EngineGone(engine.incarnation, "killed"))
+            api.channel.tell(EngineGone(engine.incarnation, "killed", engine.runs_alone))
         life.supervisor.later(self._pause_s(life), self._start_engine, life)
 
     def _pause_s(self, life: Life) -> float:

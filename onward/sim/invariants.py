@@ -6,6 +6,7 @@ theirs), 6 (progress) and 7 (the first in line never loses its blocks).
 
 from typing import TYPE_CHECKING
 
+from onward.api.ledger import LONE_DEATHS_TO_FAIL
 from onward.engine.core import EngineCore
 from onward.engine.policy import CHARGES_TO_FAIL, queue_key
 from onward.proto.step import StepPlan
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
 LONGEST_TTL_S = 61.0
 """Of a record."""
-KEEPS_RECORDS = frozenset({"kill-worker", "kill-engine", "stop-worker", "stop-engine", "poison", "slow-kv", "break-kv"})
+KEEPS_RECORDS = frozenset(
+    {"kill-worker", "kill-engine", "stop-worker", "stop-engine", "poison", "poison-engine", "slow-kv", "break-kv"}
+)
 """Kinds of faults by which no record of a response is lost."""
 LOOKED_INTO = 16
 """One run in so many has its engines' books checked at every turn."""
@@ -38,10 +41,15 @@ class Watch:
         deaths = sum(fired[kind] for kind in ("kill-worker", "kill-engine", "stop-worker", "stop-instance", "poison"))
         return deaths >= CHARGES_TO_FAIL
 
+    def may_crash_engine(self) -> bool:
+        """Whether engines may have died, for other reasons, each time that a request which is not the cause ran alone."""
+        fired = self._world.weather.fired
+        return sum(fired[kind] for kind in ("kill-engine", "stop-engine", "stop-instance")) >= LONE_DEATHS_TO_FAIL
+
     def may_pause(self) -> bool:
         """Whether a supervisor may have seen so many deaths in a row that it waits for a minute before the next start."""
         fired = self._world.weather.fired
-        deaths = sum(count for kind, count in fired.items() if kind.startswith(("kill-", "stop-")) or kind == "poison")
+        deaths = sum(count for kind, count in fired.items() if kind.startswith(("kill-", "stop-", "poison")))
         return self.may_crash() or deaths >= MAX_DEATHS
 
     def may_forget(self, *, is_background: bool) -> bool:

@@ -21,7 +21,7 @@ from onward.sim.process import Process
 from onward.sim.reply import Reply, Wrong
 from onward.sim.scenario import Ask
 from onward.sim.structures import STRUCTURES
-from onward.sim.vocabulary import DOOM, POISON
+from onward.sim.vocabulary import DOOM, ENGINE_POISON, POISON
 from onward.text.prompt_tokens import ChatMessage, PromptTokens
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -30,7 +30,7 @@ MAX_TRIES = 200
 PATIENCE_S = 60.0
 """For one connection that says nothing: then the client tries another."""
 RETRYABLE = frozenset({429, 502, 503})
-FINAL = frozenset({"aborted", "deadline_exceeded", "crashed_worker", "invalid_logits"})
+FINAL = frozenset({"aborted", "deadline_exceeded", "crashed_worker", "crashed_engine", "invalid_logits"})
 """Codes of errors after which nobody tries again."""
 
 
@@ -73,6 +73,7 @@ class Visitor:
         books: Books,
         note: Callable[[str], None],
         may_crash: Callable[[], bool],
+        may_crash_engine: Callable[[], bool],
         may_pause: Callable[[], bool],
         *,
         expects_calm: bool = False,
@@ -84,6 +85,7 @@ class Visitor:
         """Of the request under way."""
         self._web, self._doors, self._tokens, self._books = web, doors, tokens, books
         self._note, self._may_crash, self._may_pause = note, may_crash, may_pause
+        self._may_crash_engine = may_crash_engine
         self._expects_calm = expects_calm
         """No error is good enough, also none after which one may try again."""
         self._session = Session(web, process)
@@ -256,6 +258,7 @@ class Visitor:
             or (code == "stream_unknown" and ask.abort_at_s is not None)
             or (code == "response_not_found" and (ask.abort_at_s is not None or ask.cancel_at_s is not None))
             or (code == "crashed_worker" and (POISON in ask.prompt or self._may_crash()))
+            or (code == "crashed_engine" and (ENGINE_POISON in ask.prompt or self._may_crash_engine()))
             or (code == "invalid_logits" and DOOM in ask.prompt)
             or (code == "context_length_exceeded" and ask.turns > 1)
         )

@@ -13,6 +13,8 @@ from onward.text.tokenizer import Tokenizer
 END = "<|end|>"
 POISON = "<|poison|>"
 """In a prompt: no worker survives it."""
+ENGINE_POISON = "<|engine-poison|>"
+"""In a prompt: no engine survives the plan that runs it."""
 DOOM = "<|doom|>"
 """In a prompt: its request fails."""
 SPECIAL = (END, "<|user|>", "<|assistant|>")
@@ -58,7 +60,7 @@ def _spoken() -> list[bytes]:
 
 _SPOKEN = _spoken()
 NUM_SPOKEN = len(SPECIAL) + len(_SPOKEN)
-POISON_ID, DOOM_ID = NUM_SPOKEN, NUM_SPOKEN + 1
+POISON_ID, DOOM_ID, ENGINE_POISON_ID = NUM_SPOKEN, NUM_SPOKEN + 1, NUM_SPOKEN + 2
 
 
 @functools.cache
@@ -71,7 +73,7 @@ def pieces() -> list[bytes]:
 @functools.cache
 def text() -> ModelText:
     letters = _byte_letters()
-    written = [*SPECIAL, *("".join(letters[byte] for byte in piece) for piece in _SPOKEN), POISON, DOOM]
+    written = [*SPECIAL, *("".join(letters[byte] for byte in piece) for piece in _SPOKEN), POISON, DOOM, ENGINE_POISON]
     written += [letters[piece[0]] for piece in pieces()[len(written) :]]
     vocabulary = {token: token_id for token_id, token in enumerate(written)}
     special = [
@@ -84,7 +86,7 @@ def text() -> ModelText:
             "rstrip": False,
             "normalized": False,
         }
-        for token in (*SPECIAL, POISON, DOOM)
+        for token in (*SPECIAL, POISON, DOOM, ENGINE_POISON)
     ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     spec = {

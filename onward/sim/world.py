@@ -172,6 +172,7 @@ class World:
             self.books,
             self.trace.note,
             self.watch.may_crash,
+            self.watch.may_crash_engine,
             self.watch.may_pause,
             expects_calm=self.scenario.expects_calm,
         )

@@ -38,6 +38,8 @@ class Child:
     state: ChildState = ChildState.STARTING
     was_killed_here: bool = False
     """By the supervisor, so that its SIGKILL needs no other explanation."""
+    runs_alone: str | None = None
+    """Of an engine: the request that its death is charged to."""
 
     def send(self, message: ToChild, fds: tuple[int, ...] = ()) -> bool:
         """False if the child cannot hear: it is dead or stuck, and will be found so soon."""

@@ -34,6 +34,7 @@ from onward.proto.control import (
     Progress,
     Ready,
     RenewWorker,
+    RunsAlone,
     ShelfGone,
     ShelfUp,
     Snapshot,
@@ -295,6 +296,8 @@ class Supervisor:
                 logger.error(log.event("cannot start", role=child.role.value, why=message.message))
             case RenewWorker():
                 self._renew_worker(message)
+            case RunsAlone():
+                child.runs_alone = message.request_id
             case Snapshot():
                 self._take_snapshot(child, message, self._clock.now_s())
             case AskInstance():
@@ -382,7 +385,7 @@ class Supervisor:
                     worker.kill()
                     self._bury(worker)
                 self._restart_at_s.pop((Role.WORKER, 0), None)  # the engine's restart brings one
-                self._tell(Role.API, EngineGone(child.incarnation, cause))
+                self._tell(Role.API, EngineGone(child.incarnation, cause, child.runs_alone))
             case Role.API:
                 self._tell(Role.ENGINE, ApiGone(child.incarnation))
                 self._tell(Role.SHELF, ApiGone(child.incarnation))

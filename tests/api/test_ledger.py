@@ -140,6 +140,7 @@ def test_another_engine_gets_everything_unfinished_with_the_tokens_so_far(ledger
         priority=3,
         cache_salt="s",
         crash_charges=2,
+        engine_deaths=1,
         num_cached_tokens=2,
     )
     assert counts(registry) == {"engine_restart": 1}

@@ -189,3 +189,20 @@ def test_a_preempted_request_is_charged_for_an_earlier_step_in_flight_in_which_i
     assert low.crash_charges == 1
     harness.run_until_idle()
     harness.check_all_exact()
+
+
+def test_a_request_under_which_two_engines_died_runs_alone_until_it_has_a_token() -> None:
+    harness = Harness()
+    harness.submit("other", [1] * 5, max_tokens=4)
+    suspect = harness.submit("suspect", [2] * 5, max_tokens=4, engine_deaths=2, epoch=3)
+    names: list[str | None] = []
+    while not suspect.tokens:
+        names.append(harness.core.next_alone())
+        while (plan := harness.plan()) is not None:
+            if "suspect" in assigned([plan]):
+                assert len(plan.run) == 1 and harness.core.runs_alone and harness.core.next_alone() == "suspect"
+        harness.answer()
+    assert "suspect" in names, "it is named before it is planned"
+    assert harness.core.next_alone() is None and not harness.core.scheduler.suspects
+    harness.run_until_idle()
+    harness.check_all_exact()

@@ -51,6 +51,9 @@ STEPS = [
     Row("pool-keeps-hashes", "a new worker's pool has the old hashes", bugs.a_new_pool_keeps_its_hashes, "engine", 400),
     Row("poison-for-ever", "who crashes every worker is tried again", bugs.a_suspect_is_let_go, "engine", 20),
     Row("crashes-not-charged", "a crash is nobody's", bugs.crashes_are_not_charged, "engine", 20),
+    _tested("engine-deaths-not-charged", "engine", 100),
+    _tested("all-charged-alone", "engine", 200),
+    _tested("alone-not-told", "engine", 100),
 ]
 
 LEDGER = [
