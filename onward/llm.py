@@ -85,12 +85,9 @@ class LLM:
             gc.collect()
             gc.freeze()
             return
-        from onward.models.loading import open_weights
-        from onward.worker.runner import Runner
-        from onward.worker.speculation.opening import new_opening
+        from onward.worker.running import open_cpu_runner
 
-        runner = Runner(prepared, worker_config, open_weights(prepared), drafter=new_opening(worker_config))
-        runner.warm_up(lambda message: progress(message, None))
+        runner = open_cpu_runner(prepared, worker_config, progress)
         self._start(prepared, OfflineEngine(runner, engine_config))
 
     @classmethod

@@ -1,12 +1,15 @@
 """Deliberate bugs in what a start needs, measures and says, and the tests that notice."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import msgspec
 from numba.core.caching import UserProvidedCacheLocator
 
 from onward import extras
 from onward.api.requests import ChatRequest, GenerationRequest
+from onward.cli import start_summary
+from onward.kernels.cpu import compile_progress
 from onward.kernels.cpu.cache_locator import KernelCacheLocator
 from onward.models import file_facts, fingerprint
 from onward.obs import memory_groups
@@ -20,6 +23,7 @@ from tests.sabotage_kinds import Patches, Sabotage
 
 DEFAULT = "tests/api/test_default_max_tokens.py::"
 ROUTED_DEFAULT = "tests/router/test_default_max_tokens.py::"
+SUMMARY = "tests/cli/test_start_summary.py::"
 OOM = "tests/supervisor/test_oom.py::"
 TORCHLESS = "tests/e2e/test_without_torch.py::"
 
@@ -85,7 +89,27 @@ def _facts_must_be_kept(patch: Patches) -> None:
     patch.shadow(file_facts, "OSError", KeyError)
 
 
+def _no_word_about_a_small_pool(patch: Patches) -> None:
+    patch.put(start_summary, "pool_warning", lambda worker: None)
+
+
+def _compile_in_silence(patch: Patches) -> None:
+    patch.put(compile_progress, "telling_compilation", lambda progress: nullcontext())
+
+
 TABLE = [
+    Sabotage(
+        "small-pool-unsaid",
+        "a start says nothing about a KV pool that holds no request of the context's length",
+        _no_word_about_a_small_pool,
+        [SUMMARY + "test_a_pool_smaller_than_the_context_is_a_warning"],
+    ),
+    Sabotage(
+        "silent-compilation",
+        "a first start shows no progress while it compiles kernels",
+        _compile_in_silence,
+        [SUMMARY + "test_compiling_kernels_is_told_in_fractions"],
+    ),
     Sabotage(
         "read-only-kernels-ignored",
         "kernels in a read-only cache folder are compiled again at each start",

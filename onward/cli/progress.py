@@ -26,6 +26,8 @@ class StartProgress:
 
     def __call__(self, message: str, fraction: float | None) -> None:
         if self._console.is_terminal:
+            if message != self._last:  # a bar of its own: one that was full would stand still, and its clock too
+                self._bar.reset(self._task)
             total = None if fraction is None else 1.0
             self._bar.update(self._task, description=message, total=total, completed=fraction or 0.0)
         elif message != self._last:

@@ -17,6 +17,7 @@ from onward.cli.api_key import check_doors, door_warnings, key_source_of
 from onward.cli.checks import check_counts, check_log_level, check_not_negative, check_origins, check_port
 from onward.cli.flags import add_flags, from_args
 from onward.cli.progress import StartProgress
+from onward.cli.start_summary import pool_warning, summary
 from onward.cli.welcome import welcome
 from onward.clock import SystemClock
 from onward.config import ServeConfig, cache_dir
@@ -27,6 +28,7 @@ from onward.models import store
 from onward.obs.step_log import check_step_log
 from onward.proto.model import PreparedModel
 from onward.proto.speculation import read_speculation
+from onward.proto.step import WorkerHello
 from onward.supervisor.cluster_key import read_key
 from onward.supervisor.pd import PdPlan, check_pd, handoff_port_to_open, peers_of, resolve, warnings_about
 from onward.supervisor.routers import RouterPlan, check_routers, http_url, resolve_routers
@@ -76,13 +78,17 @@ def serve(
 ) -> None:
     for warning in warnings_about(config):
         logging.getLogger(__name__).warning(warning)
+    num_keys = len(key_source.read())
     with StartProgress(Console(stderr=True)) as progress:
         model = prepare_model(config, progress)
 
-        def on_ready() -> None:
+        def on_ready(worker: WorkerHello) -> None:
             progress.stop()
+            if (warning := pool_warning(worker)) is not None:
+                logging.getLogger(__name__).warning(warning)
             url, console = _url_of(config, listening), Console(highlight=False)
-            welcome(console, config, model, url, pd, routers, needs_key=key_source.has_keys)
+            lines = summary(config, model, worker, url, pd, routers, num_keys=num_keys)
+            welcome(console, config, model, url, pd, routers, lines, needs_key=key_source.has_keys)
 
         supervisor = Supervisor(
             config,
@@ -93,7 +99,7 @@ def serve(
             routers=routers,
             handoff=handoff,
             key_source=key_source,
-            on_progress=progress.say,
+            on_progress=progress,
             on_ready=on_ready,
         )
         supervisor.run()

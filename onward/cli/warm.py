@@ -32,11 +32,8 @@ def run(args: argparse.Namespace) -> int:
 
             open_cuda_runner(model, worker_config).warm_up(progress.say)
         else:
-            from onward.models.loading import open_weights
-            from onward.worker.runner import Runner
-            from onward.worker.speculation.opening import new_opening
+            from onward.worker.running import open_cpu_runner
 
-            drafter = new_opening(worker_config)
-            Runner(model, worker_config, open_weights(model), drafter=drafter).warm_up(progress.say)
+            open_cpu_runner(model, worker_config, progress)
     console.print(f"{model.name} is ready in {model.folder}", highlight=False, soft_wrap=True)
     return 0

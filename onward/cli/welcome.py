@@ -1,6 +1,8 @@
 """What `onward serve` and `onward router` print when they are ready: where they are, and what to type next. `onward up`
 waits for it."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.text import Text
 
@@ -20,10 +22,14 @@ def welcome(
     url: str,
     pd: PdPlan,
     routers: RouterPlan,
+    summary: Sequence[tuple[str, str]] = (),
     *,
     needs_key: bool = False,
 ) -> None:
-    for line in _lines(config, model, url, pd, routers, needs_key):
+    """`summary`: titles, and what they are about."""
+    greeting, *others = _lines(config, model, url, pd, routers, needs_key)
+    told = [f"  {title:<10} {said}" for title, said in summary]
+    for line in (greeting, *told, *([""] if told else []), *others):
         console.print(line, soft_wrap=True, markup=False)
 
 

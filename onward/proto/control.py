@@ -177,6 +177,8 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     """What the child is busy with while it starts, for people to read."""
 
     message: str
+    fraction: float | None = None
+    """How much of it is done; None: unknown."""
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):

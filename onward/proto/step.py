@@ -171,5 +171,9 @@ class WorkerHello(msgspec.Struct, frozen=True):
     """Of its KV memory; None for a worker that cannot exchange it."""
     kv_endpoint: Endpoint | None = None
     """Where peers may write it."""
+    kernels: str = ""
+    """What computes, for people to read."""
+    threads: Count = 0
+    """Of the CPU; 0 where a device computes."""
     draft_cost: Factor = 0.0
     """Of guessing one token for each slot: a share of what the model's own pass over them takes."""

@@ -89,8 +89,8 @@ class Supervisor:
         pd: PdPlan,
         routers: RouterPlan,
         handoff: socket.socket | None,
-        on_progress: Callable[[str], None],
-        on_ready: Callable[[], None],
+        on_progress: Callable[[str, float | None], None],
+        on_ready: Callable[[WorkerHello], None],
         key_source: KeySource | None = None,
         oom_watch: OomWatch | None = None,
     ) -> None:
@@ -289,7 +289,7 @@ class Supervisor:
                 self._announce_readiness()
             case Progress():
                 if not self._was_ready:
-                    self._on_progress(message.message)
+                    self._on_progress(message.message, message.fraction)
             case StartFailed():
                 if not self._was_ready:
                     raise StartupError(message.message)
@@ -351,7 +351,7 @@ class Supervisor:
             return
         if all(child.state is ChildState.READY for child in self._children):
             self._was_ready = True
-            self._on_ready()
+            self._on_ready(self._announced.worker)
 
     # Deaths.
 

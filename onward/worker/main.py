@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 from onward import log
 from onward.errors import OnwardError, StartupError
-from onward.models.loading import open_weights
 from onward.proto.control import Progress, StartFailed, StartWorker, Stop
 from onward.proto.step import WorkerHello
 from onward.transport.control import ChannelClosed, ControlChannel, join_supervisor
 from onward.transport.shm import WireBroken
 from onward.transport.worker_wire import open_worker_end
 from onward.transport.zmq import Wires
-from onward.worker.running import OneByOne, OverlappedRunner, open_cuda_runner
+from onward.worker.running import OneByOne, OverlappedRunner, open_cpu_runner, open_cuda_runner
 
 if TYPE_CHECKING:
     from onward.worker.runner import Runner
@@ -45,12 +44,7 @@ class WorkerProcess:
         self._plans.send(hello)
 
     def _open_cpu(self, start: StartWorker) -> tuple[OverlappedRunner, WorkerHello]:
-        from onward.worker.runner import Runner
-        from onward.worker.speculation.opening import new_opening
-
-        drafter = new_opening(start.config)
-        runner = Runner(start.model, start.config, open_weights(start.model), drafter=drafter)
-        runner.warm_up(self._tell)
+        runner = open_cpu_runner(start.model, start.config, self._tell)
         self._plane = _open_plane(start, runner) if start.kv_address else None
         endpoint = None if self._plane is None else self._plane.endpoint
         return OneByOne(runner), runner.hello(start.incarnation, start.engine_incarnation, endpoint)
@@ -89,8 +83,8 @@ class WorkerProcess:
             self._plane.close()
         self._wires.close()
 
-    def _tell(self, message: str) -> None:
-        self._channel.send(Progress(message))
+    def _tell(self, message: str, fraction: float | None = None) -> None:
+        self._channel.send(Progress(message, fraction))
 
 
 def _open_plane(start: StartWorker, runner: "Runner") -> "Plane":

@@ -16,6 +16,8 @@ import numpy as np
 
 from onward.config import WorkerConfig
 from onward.errors import StartupError
+from onward.kernels.cpu.dot import best_level
+from onward.kernels.cpu.target import kernel_target
 from onward.kernels.cpu.threads import ThreadPool
 from onward.layers.paged_kv import kv_dtype
 from onward.models.decoder import build_decoder
@@ -97,7 +99,8 @@ class Runner:
         size = kv_store.block_bytes(model.config, dtype, config.block_size)
         size += 0 if drafter is None else drafter.bytes_per_block
         self.num_blocks = pool_blocks(config, size, self.max_model_len, free_memory_bytes)
-        threads = ThreadPool(_num_threads(config.threads))
+        self._num_threads = _num_threads(config.threads)
+        threads = ThreadPool(self._num_threads)
         max_blocks = -(-self.max_model_len // config.block_size)
         self._slots: list[Slot | None] = [None] * config.max_num_seqs
         self._tokens = np.zeros((config.max_num_seqs, self.max_model_len + 1), np.int32)
@@ -161,8 +164,15 @@ class Runner:
             vocab_size=self._model.config.vocab_size,
             layout=self.layout,
             kv_endpoint=kv_endpoint,
+            kernels=self._kernels,
+            threads=self._num_threads,
             draft_cost=self._draft_cost,
         )
+
+    @property
+    def _kernels(self) -> str:
+        family = "int8 kernels" if self._model.quantization == "int8" else "torch and our attention"
+        return f"{family} ({best_level()} SIMD, {kernel_target().cpu})"
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
         """Compiles (or loads) every kernel and touches every weight, through the same door as real requests."""

@@ -1,6 +1,7 @@
 """The one interface of all runners, and the choice among them. A step begins, and its result comes later, in order."""
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from onward.config import WorkerConfig, silence_torch
@@ -11,6 +12,7 @@ from onward.proto.step import StepPlan, StepResult
 if TYPE_CHECKING:
     from onward.worker.cuda.compiler import Compilation
     from onward.worker.cuda.runner import CudaRunner
+    from onward.worker.runner import Runner
 
 
 class OverlappedRunner(Protocol):
@@ -57,6 +59,21 @@ class OneByOne:
 
     def finish(self) -> StepResult | None:
         return self._runner.step(self._plans.popleft()) if self._plans else None
+
+
+def open_cpu_runner(
+    model: PreparedModel, config: WorkerConfig, progress: Callable[[str, float | None], None]
+) -> "Runner":
+    """Ready to run: kernels are compiled, or loaded, and weights touched. Imports what only a CPU needs."""
+    from onward.kernels.cpu.compile_progress import telling_compilation
+    from onward.models.loading import open_weights
+    from onward.worker.runner import Runner
+    from onward.worker.speculation.opening import new_opening
+
+    with telling_compilation(progress):
+        runner = Runner(model, config, open_weights(model), drafter=new_opening(config))
+        runner.warm_up(lambda message: progress(message, None))
+    return runner
 
 
 def open_cuda_runner(model: PreparedModel, config: WorkerConfig) -> "CudaRunner":

@@ -39,7 +39,7 @@ def supervisor_of(
             routers=resolve_routers(config, 4711),
             handoff=handoff if with_handoff else None,
             on_progress=print,
-            on_ready=lambda: None,
+            on_ready=lambda worker: None,
             key_source=key_source,
             oom_watch=oom_watch,
         )

@@ -23,6 +23,7 @@ from onward.kernels.ops import HeadShape, Ops, RowTensors
 from onward.layers.device.buffers import Buffers
 from onward.models.device_decoder import Chunks, DeviceDecoder, rotary_on
 from onward.models.device_weights import load
+from onward.models.fingerprint import gpu_model
 from onward.proto import SCHEMA_VERSION
 from onward.proto.model import PreparedModel
 from onward.proto.sampling import Sampling
@@ -128,6 +129,7 @@ class CudaRunner:
             block_size=self._config.block_size,
             max_model_len=self.max_model_len,
             vocab_size=self._model.config.vocab_size,
+            kernels=f"Triton kernels ({gpu_model()})",
         )
 
     def warm_up(self, progress: Callable[[str], None]) -> None:

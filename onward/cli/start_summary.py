@@ -1,0 +1,87 @@
+"""What a start has come to, in a few lines: model, kernels, memory, limits, keys and addresses. Knows no console."""
+
+from onward.config import ServeConfig
+from onward.proto.model import PreparedModel
+from onward.proto.step import WorkerHello
+from onward.supervisor.pd import PdPlan
+from onward.supervisor.routers import RouterPlan
+
+
+def summary(
+    config: ServeConfig,
+    model: PreparedModel,
+    worker: WorkerHello,
+    url: str,
+    pd: PdPlan,
+    routers: RouterPlan,
+    *,
+    num_keys: int,
+) -> list[tuple[str, str]]:
+    """Titles and what they are about."""
+    return [
+        ("model", f"{model.name}: {model.config.architecture}, {model.config.num_layers} layers, {precision(model)}"),
+        ("compute", f"{config.device}, {worker.kernels}" + (f", {worker.threads} threads" if worker.threads else "")),
+        ("context", f"{worker.max_model_len:,} tokens"),
+        ("KV pool", pool(config, worker)),
+        ("limits", limits(config)),
+        ("keys", keys(config, num_keys)),
+        ("addresses", ", ".join(addresses(url, pd, routers))),
+    ]
+
+
+def precision(model: PreparedModel) -> str:
+    return model.dtype if model.quantization == "none" else model.quantization
+
+
+def pool(config: ServeConfig, worker: WorkerHello) -> str:
+    tokens = worker.num_blocks * worker.block_size
+    whole = worker.num_blocks // -(-worker.max_model_len // worker.block_size)
+    each = min(worker.max_model_len, worker.num_blocks // config.max_num_seqs * worker.block_size)
+    room = (
+        f"{_requests(whole)} of {worker.max_model_len:,} tokens"
+        if whole
+        else f"none of {worker.max_model_len:,} tokens"
+    )
+    if whole < config.max_num_seqs and each:
+        room += f", or {_requests(config.max_num_seqs)} of {each:,}"
+    return f"{worker.num_blocks:,} blocks of {worker.block_size} = {tokens:,} tokens: {room}"
+
+
+def pool_warning(worker: WorkerHello) -> str | None:
+    """Requests that the context would allow are refused if the pool cannot hold one."""
+    tokens = worker.num_blocks * worker.block_size
+    if tokens >= worker.max_model_len:
+        return None
+    needed = -(-worker.max_model_len // worker.block_size)
+    return (
+        f"the KV pool holds {tokens:,} tokens, less than the context of {worker.max_model_len:,}: longer requests are "
+        f"refused; --num-kv-blocks {needed} holds one, and --max-model-len {tokens} says what fits"
+    )
+
+
+def limits(config: ServeConfig) -> str:
+    return (
+        f"{config.max_num_seqs:,} running and {config.max_queue:,} waiting requests, "
+        f"{config.max_num_batched_tokens:,} tokens per step, {config.max_queue_tokens:,} waiting prompt tokens, "
+        f"{config.max_connections:,} connections, bodies of {config.max_body_bytes >> 10:,} KiB"
+    )
+
+
+def keys(config: ServeConfig, num_keys: int) -> str:
+    if not num_keys:
+        return "none: whoever can connect may do everything"
+    metrics = "; /metrics is open" if config.open_metrics else ""
+    return f"{num_keys}, from {config.api_keys}{metrics}" if config.api_keys else f"{num_keys}{metrics}"
+
+
+def addresses(url: str, pd: PdPlan, routers: RouterPlan) -> list[str]:
+    listed = [url]
+    if pd.handoff_address is not None:
+        listed.append(f"hand-overs at {pd.handoff_address}")
+    if routers.routers:
+        listed.append(f"registered as {routers.own_url}")
+    return listed
+
+
+def _requests(count: int) -> str:
+    return f"{count:,} request" + ("s" if count != 1 else "")

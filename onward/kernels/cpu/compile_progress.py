@@ -1,0 +1,38 @@
+"""Tells how far numba is with the kernels, where they have to be compiled: the first start on a machine takes half a
+minute for it, later ones load them."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from numba.core import event
+
+MESSAGE = "compiling kernels for this CPU, kept for later starts"
+
+_NUM_FUNCTIONS = 85
+"""Of an int8 model, as numba counts them. Only the bar's speed depends on it."""
+
+
+class _CompileListener(event.Listener):
+    def __init__(self, progress: Callable[[str, float | None], None]) -> None:
+        self._progress, self._num_done = progress, 0
+
+    def on_start(self, event: event.Event) -> None:
+        self._tell()
+
+    def on_end(self, event: event.Event) -> None:
+        self._num_done += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        self._progress(MESSAGE, min(0.99, self._num_done / _NUM_FUNCTIONS))
+
+
+@contextlib.contextmanager
+def telling_compilation(progress: Callable[[str, float | None], None]) -> Iterator[None]:
+    """Says nothing where every kernel is in the cache."""
+    listener = _CompileListener(progress)
+    event.register("numba:compile", listener)
+    try:
+        yield
+    finally:
+        event.unregister("numba:compile", listener)

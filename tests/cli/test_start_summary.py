@@ -1,0 +1,105 @@
+"""What a start says about memory, limits, keys and addresses, and when it warns."""
+
+import io
+
+import msgspec
+import numba
+import pytest
+from rich.console import Console
+
+from onward.cli import start_summary
+from onward.cli.progress import StartProgress
+from onward.cli.start_summary import summary
+from onward.cli.welcome import GREETING, welcome
+from onward.config import ServeConfig
+from onward.kernels.cpu import compile_progress
+from onward.proto.step import WorkerHello
+from onward.supervisor.pd import resolve
+from onward.supervisor.routers import resolve_routers
+from tests.supervisor.test_wires import MODEL
+
+URL = "http://127.0.0.1:8000"
+WORKER = WorkerHello(1, "w", "e", 1, "fp", 1000, 16, 4096, 320, kernels="int8 kernels (avx2 SIMD, cpu)", threads=2)
+
+
+def told(
+    config: ServeConfig, worker: WorkerHello = WORKER, num_keys: int = 0, handoff_port: int | None = None
+) -> dict[str, str]:
+    pd, routers = resolve(config, "", handoff_port), resolve_routers(config, 8000)
+    model = msgspec.structs.replace(MODEL, name="small", quantization="int8")
+    return dict(summary(config, model, worker, URL, pd, routers, num_keys=num_keys))
+
+
+def pool_of(num_blocks: int) -> str:
+    return told(ServeConfig(), msgspec.structs.replace(WORKER, num_blocks=num_blocks))["KV pool"]
+
+
+def test_a_start_says_what_it_has_come_to() -> None:
+    lines = told(ServeConfig())
+    assert lines["model"] == f"small: {MODEL.config.architecture}, {MODEL.config.num_layers} layers, int8"
+    assert lines["compute"] == "cpu, int8 kernels (avx2 SIMD, cpu), 2 threads"
+    assert lines["context"] == "4,096 tokens"
+    assert lines["limits"].startswith("64 running and 1,024 waiting requests, 192 tokens per step")
+    assert lines["addresses"] == URL
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "expected"),
+    [
+        (1000, "1,000 blocks of 16 = 16,000 tokens: 3 requests of 4,096 tokens, or 64 requests of 240"),
+        (256, "256 blocks of 16 = 4,096 tokens: 1 request of 4,096 tokens, or 64 requests of 64"),
+        (255, "255 blocks of 16 = 4,080 tokens: none of 4,096 tokens, or 64 requests of 48"),
+        (64 * 256, "16,384 blocks of 16 = 262,144 tokens: 64 requests of 4,096 tokens"),
+    ],
+)
+def test_the_pool_is_counted_in_blocks_tokens_and_requests(num_blocks: int, expected: str) -> None:
+    assert pool_of(num_blocks) == expected
+
+
+def test_a_pool_smaller_than_the_context_is_a_warning() -> None:
+    assert start_summary.pool_warning(msgspec.structs.replace(WORKER, num_blocks=256)) is None
+    warning = start_summary.pool_warning(msgspec.structs.replace(WORKER, num_blocks=255))
+    assert warning is not None and "4,080 tokens" in warning
+    assert "--num-kv-blocks 256" in warning and "--max-model-len 4080" in warning
+
+
+def test_keys_and_addresses_are_named() -> None:
+    assert told(ServeConfig())["keys"] == "none: whoever can connect may do everything"
+    assert told(ServeConfig(api_keys="keys.json", open_metrics=True), num_keys=3)["keys"] == (
+        "3, from keys.json; /metrics is open"
+    )
+    lines = told(ServeConfig(role="prefill", router="http://127.0.0.1:8080"), handoff_port=7000)
+    assert lines["addresses"] == f"{URL}, hand-overs at tcp://127.0.0.1:7000, registered as {URL}"
+
+
+def test_the_greeting_stays_the_first_line() -> None:
+    out, config = io.StringIO(), ServeConfig()
+    pd, routers = resolve(config, "", None), resolve_routers(config, 8000)
+    lines = list(told(config).items())
+    welcome(Console(file=out, highlight=False, width=20), config, MODEL, URL, pd, routers, lines)
+    shown = out.getvalue().splitlines()
+    assert shown[1].startswith(GREETING), "`onward up` looks for it"
+    assert [line for line in shown if line.startswith("  KV pool    1,000 blocks")], "a line stays whole"
+
+
+def test_each_phase_of_a_start_has_a_bar_of_its_own() -> None:
+    out = io.StringIO()
+    with StartProgress(Console(file=out, force_terminal=True, width=100)) as progress:
+        progress("converting", 1.0)
+        progress("compiling", 0.25)
+        [task] = progress._bar.tasks
+        assert (task.description, task.completed, task.finished) == ("compiling", 0.25, False)
+
+
+def test_compiling_kernels_is_told_in_fractions() -> None:
+    told: list[tuple[str, float | None]] = []
+
+    def plus_one(number: int) -> int:
+        return number + 1
+
+    with compile_progress.telling_compilation(lambda message, fraction: told.append((message, fraction))):
+        numba.njit("int64(int64)")(plus_one)
+    assert [message.startswith("compiling kernels") for message, _ in told] == [True, True]
+    assert told[0][1] == 0.0 and 0 < (told[1][1] or 0) < 1
+    numba.njit("int32(int32)")(plus_one)
+    assert len(told) == 2, "only what is compiled meanwhile"
