@@ -1,8 +1,15 @@
 """Deliberate bugs in HTTP: connections, and which requests are believed. See `tests/sabotage.py`."""
 
+from collections.abc import Callable
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
 from onward.transport import proof
+from onward.web import connection, half_closed
+from onward.web.connection import BoundedConnection
 from tests.sabotage_kinds import Patches, Sabotage
 
+CONNECTIONS = "tests/web/test_connections.py::"
 CALLERS = "tests/web/test_callers.py::"
 
 
@@ -11,7 +18,81 @@ def _a_proof_is_for_any_method(patch: Patches) -> None:
     patch.put(proof, "_mac", lambda key, stamp, method, path, body: original(key, stamp, "ANY", path, body))
 
 
+def _the_idle_time_goes_on_during_a_request(patch: Patches) -> None:
+    def on_message_begin(original: Callable, self: BoundedConnection) -> None:
+        armed, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
+        original(self)
+        self.timeout_keep_alive_task = armed
+
+    patch.around(BoundedConnection, "on_message_begin", on_message_begin)
+
+
+def _a_head_has_no_time_that_begins_in_the_middle_of_a_read(patch: Patches) -> None:
+    def on_message_begin(original: Callable, self: BoundedConnection) -> None:
+        has_time = self._reading_timer is not None
+        original(self)
+        if not has_time:
+            self._set_timer(None)
+
+    patch.around(BoundedConnection, "on_message_begin", on_message_begin)
+
+
+def _every_client_knows_chunks(patch: Patches) -> None:
+    patch.put(BoundedConnection, "_start_asgi_task", HttpToolsProtocol._start_asgi_task)
+
+
+def _whoever_sends_no_more_has_gone(patch: Patches) -> None:
+    patch.put(BoundedConnection, "eof_received", lambda self: False)
+
+
+def _nobody_looks_whether_a_half_closed_client_has_gone(patch: Patches) -> None:
+    patch.put(half_closed, "_is_reset", lambda transport: False)
+
+
+def _routers_may_still_read(patch: Patches) -> None:
+    patch.put(connection, "INTERNAL_PREFIX", "/none/")
+
+
 TABLE = [
+    Sabotage(
+        "idle-time-goes-on",
+        "a request that begins in the read in which another ended is cut off when the idle time is over",
+        _the_idle_time_goes_on_during_a_request,
+        [CONNECTIONS + "test_a_request_in_the_same_read_as_the_end_of_a_body_is_not_ended_for_the_idle_time"],
+    ),
+    Sabotage(
+        "head-without-time",
+        "a head that begins in the read in which another request ended may take for ever",
+        _a_head_has_no_time_that_begins_in_the_middle_of_a_read,
+        [CONNECTIONS + "test_a_head_that_begins_in_the_same_read_as_the_end_of_a_body_has_a_time_too"],
+    ),
+    Sabotage(
+        "chunks-for-all",
+        "a client of HTTP/1.0 gets a body in chunks",
+        _every_client_knows_chunks,
+        [CONNECTIONS + "test_a_client_of_http_1_0_gets_a_body_that_ends_with_the_connection[/parts-one two]"],
+    ),
+    Sabotage(
+        "half-closed-is-gone",
+        "a client that closes its sending side gets no response",
+        _whoever_sends_no_more_has_gone,
+        [
+            CONNECTIONS + f"test_a_client_that_closes_its_sending_side_gets_its_response[{case}]"
+            for case in ("/slow-at last-1.1", "/slow-at last-1.0")
+        ],
+    ),
+    Sabotage(
+        "gone-is-half-closed",
+        "the work for a client that has gone goes on",
+        _nobody_looks_whether_a_half_closed_client_has_gone,
+        [CONNECTIONS + "test_a_client_that_has_gone_is_noticed_although_it_could_still_be_reading[/slow]"],
+    ),
+    Sabotage(
+        "routers-half-close",
+        "an attempt that its router has given up goes on",
+        _routers_may_still_read,
+        [CONNECTIONS + "test_a_router_that_closes_its_connection_has_given_the_attempt_up"],
+    ),
     Sabotage(
         "proof-of-any-method",
         "a proof that was made for a GET is good for a DELETE",

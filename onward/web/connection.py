@@ -2,7 +2,8 @@
 
 A head that is too large or too slow is answered with an error and ends the connection; so does what is no HTTP. Requests
 are taken one at a time: what comes before an answer is over is not read, and the connection ends with that answer. A
-client that does not read is cut off, which its stream hears of as of any client that goes.
+client that does not read is cut off, which its stream hears of as of any client that goes. A client that closes its
+sending side after a whole request gets its response (see `half_closed`).
 """
 
 import asyncio
@@ -12,15 +13,18 @@ from typing import Any
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from onward.proto.request import ErrorInfo
 from onward.web.burst import BurstTransport
+from onward.web.close_delimited import CloseDelimitedCycle
 from onward.web.connections import Connections
 from onward.web.failures import error_body, error_headers
+from onward.web.half_closed import HalfClosed, probe_of
 
 ALIVE_URL = b"/live"
+INTERNAL_PREFIX = "/internal/"
 _OF_UPGRADES = frozenset({b"upgrade", b"http2-settings"})
 
 NO_HTTP = ErrorInfo("invalid_http", "this is no request of HTTP/1.1", 400)
@@ -56,6 +60,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._refusal: tuple[str, ErrorInfo] | None = None
         self._reading_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
+        self._half_closed: HalfClosed | None = None
         self._num_unread = 0
         self._num_headers = self._num_header_bytes = 0
         self._num_bytes = 0
@@ -73,6 +78,8 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_timer(None)
         self._stop_unread_timer()
+        if self._half_closed is not None:
+            self._half_closed.stop()
         self._unset_keepalive_if_required()
         self._all.remove(self)
         super().connection_lost(exc)
@@ -112,6 +119,24 @@ class BoundedConnection(HttpToolsProtocol):
         if self._num_bytes > self._bounds.max_head_bytes:
             self._refuse("head_too_large", self._too_large())
 
+    def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Whether the connection stays open for writing: after a whole request, until its response is over. A router
+        closes its whole connection to give an attempt up, and never half of it."""
+        if not self._is_answering or self.scheme == "https" or self.scope["path"].startswith(INTERNAL_PREFIX):
+            self.transport.close()  # after what waits for the end of this turn
+            return False
+        self.cycle.keep_alive = False
+        if probe := probe_of(self.cycle.scope, self.cycle):  # pyright: ignore[reportArgumentType]
+            self.transport.write(probe)
+        self._half_closed = HalfClosed(self.transport, self.transport.abort)
+        return True
+
+    @property
+    def _is_answering(self) -> bool:
+        """A request has wholly come, and its response is not over."""
+        has_come = self._reading in (_Reading.AHEAD, _Reading.DISCARDING) and self.cycle is not None
+        return has_come and not (self.cycle.response_complete or self.cycle.disconnected)
+
     def _feed(self, data: bytes) -> None:
         assert self.parser is not None, "nothing comes after the end"
         try:
@@ -138,6 +163,11 @@ class BoundedConnection(HttpToolsProtocol):
             raise _Refused
         self._reading = _Reading.HEAD
         self._num_headers = self._num_header_bytes = 0
+        # It may have begun in the same read in which the last one ended: then the time for the next one to come has just
+        # been set, and the time for its head has not.
+        self._unset_keepalive_if_required()
+        if self._reading_timer is None:
+            self._set_timer(self._bounds.head_s, self._head_is_late)
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -170,6 +200,11 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_headers_complete()
         self._reading = _Reading.BODY
         self._all.set_busy(self)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if self.scope["http_version"] != "1.1":
+            cycle = self.cycle = CloseDelimitedCycle.in_place_of(cycle)
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         self._num_bytes = 0

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from onward.obs.metrics import Counter
 from onward.proto.request import ErrorInfo
 from onward.web import http
+from onward.web.half_closed import note_start
 
 MAX_LABEL_LENGTH = 256
 
@@ -87,6 +88,7 @@ class Envelope:
                 shown = scope.get(_SHOWN_ID) or secrets.token_hex(16)
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", shown.encode())]
                 self._requests.inc(path, str(message["status"]))
+                note_start(scope, message)
             await send(message)
 
         refusal = self._refusal(scope) or (_WRONG_LABEL if is_wrong else None)

@@ -18,6 +18,7 @@ from onward.proto.router import ATTEMPT_PATH
 from onward.web import http
 from onward.web.connection import BoundedConnection
 from onward.web.connections import Bounds, Connections, affordable_connections
+from onward.web.half_closed import COMMENT, PROBE, note_start
 from onward.web.server import HttpServer, Tls
 from tests.web import certificate
 
@@ -29,7 +30,8 @@ END_OF_TEST_S = 30.0
 
 @dataclass
 class App:
-    """`/slow` answers when let, `/endless` never stops, `/body` tells the size of what it read, others answer at once."""
+    """`/slow` answers when let, `/parts` begins at once and ends when let, `/endless` never stops, `/body` tells the size
+    of what it read, others answer at once."""
 
     asked: list[str] = field(default_factory=list)
     left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -42,8 +44,10 @@ class App:
             if scope["path"] == "/body":
                 body = await http.read_body(receive, 1 << 20)
                 await http.respond(send, 200, str(len(body)).encode())
-            elif scope["path"] == "/slow":
+            elif scope["path"].endswith("/slow"):
                 await http.while_connected(receive, self._wait(send))
+            elif scope["path"] == "/parts":
+                await http.while_connected(receive, self._write_parts(scope, send))
             elif scope["path"].startswith("/endless"):
                 await http.while_connected(receive, self._write_on(send))
             else:
@@ -55,6 +59,16 @@ class App:
         self.is_slow.set()
         await self.may_answer.wait()
         await http.respond(send, 200, b"at last")
+
+    async def _write_parts(self, scope: Scope, send: Send) -> None:
+        start = http.start_message(200, {"content-type": "text/event-stream"})
+        note_start(scope, start)
+        await send(start)
+        await send(http.part(b"one "))
+        self.is_slow.set()
+        await self.may_answer.wait()
+        await send(http.part(b""))
+        await send(http.part(b"two", more=False))
 
     async def _write_on(self, send: Send) -> None:
         await send(http.start_message(200, {}))
@@ -474,6 +488,101 @@ def test_after_a_body_that_nobody_needed_the_connection_goes_on() -> None:
         await server.holds(busy=0, idle=1)
 
     over_sockets(Bounds(head_s=1.0, discard_s=0.5, idle_s=NEVER_S), scenario)
+
+
+def test_a_request_in_the_same_read_as_the_end_of_a_body_is_not_ended_for_the_idle_time() -> None:
+    async def scenario(server: Server) -> None:
+        client, idle = await server.ask(POST_HEAD + b"b" * 500), await server.ask(get("/"))
+        assert (await client.answer())[0] == 200
+        client.send(b"b" * 500 + get("/slow"))
+        await server.app.is_slow.wait()
+        assert (await idle.answer())[0] == 200
+        assert await idle.is_ended()
+        later = await server.ask(get("/"))
+        assert (await later.answer())[0] == 200
+        assert await later.is_ended()  # the time is over that was set before
+        server.app.may_answer.set()
+        assert (await client.answer())[2] == b"at last"
+
+    over_sockets(Bounds(head_s=NEVER_S, discard_s=NEVER_S, idle_s=SOON_S), scenario)
+
+
+def test_a_head_that_begins_in_the_same_read_as_the_end_of_a_body_has_a_time_too() -> None:
+    async def scenario(server: Server) -> None:
+        client = await server.ask(POST_HEAD + b"b" * 500)
+        assert (await client.answer())[0] == 200
+        client.send(b"b" * 500 + b"GET / HT")
+        assert (await client.answer())[0] == 408
+
+    over_sockets(Bounds(head_s=SOON_S, discard_s=NEVER_S, idle_s=NEVER_S), scenario)
+
+
+@pytest.mark.parametrize(("path", "body"), [("/parts", b"one two"), ("/", b"at once")])
+def test_a_client_of_http_1_0_gets_a_body_that_ends_with_the_connection(path: str, body: bytes) -> None:
+    async def scenario(server: Server) -> None:
+        server.app.may_answer.set()
+        client = await server.ask(f"GET {path} HTTP/1.0\r\nexpect: 100-continue\r\n\r\n".encode())
+        head, _, rest = (await client.reader.read()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ") and b"transfer-encoding" not in head and rest == body
+        assert (b"content-length: 7" in head) == (path == "/"), "a length that is known is told"
+
+    over_sockets(PATIENT, scenario)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize(("path", "body"), [("/slow", b"at last"), ("/parts", b"two"), ("/", b"at once")])
+def test_a_client_that_closes_its_sending_side_gets_its_response(path: str, body: bytes, version: str) -> None:
+    async def scenario(server: Server) -> None:
+        client = await server.ask(f"GET {path} HTTP/{version}\r\nhost: x\r\n\r\n".encode())
+        client.writer.write_eof()
+        if path != "/":
+            await server.app.is_slow.wait()
+            await server.holds(busy=1, idle=0)
+        server.app.may_answer.set()
+        received = await client.reader.read()
+        assert received.count(b"HTTP/1.1 200 OK") == 1 and body in received
+        assert received.count(PROBE) + received.count(COMMENT) <= 1 and (version == "1.1" or PROBE not in received)
+        assert not server.app.left.is_set()
+        await server.holds(busy=0, idle=0)
+
+    over_sockets(PATIENT, scenario)
+
+
+@pytest.mark.parametrize("path", ["/slow", "/endless", "/parts"])
+def test_a_client_that_has_gone_is_noticed_although_it_could_still_be_reading(path: str) -> None:
+    async def scenario(server: Server) -> None:
+        client = await server.ask(get(path))
+        while not server.app.asked:
+            await asyncio.sleep(0)
+        client.writer.close()
+        await server.app.left.wait()
+        await server.holds(busy=0, idle=0)
+
+    over_sockets(PATIENT, scenario)
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HT", POST_HEAD.replace(b"/ ", b"/body ") + b"half"])
+def test_a_client_that_closes_its_sending_side_before_its_request_is_whole_has_gone(said: bytes) -> None:
+    async def scenario(server: Server) -> None:
+        client = await server.ask(said)
+        while said.startswith(b"POST") and not server.app.asked:
+            await asyncio.sleep(0)
+        client.writer.write_eof()
+        assert await client.is_ended()
+        await server.holds(busy=0, idle=0)
+
+    over_sockets(PATIENT, scenario)
+
+
+def test_a_router_that_closes_its_connection_has_given_the_attempt_up() -> None:
+    async def scenario(server: Server) -> None:
+        client = await server.ask(get("/internal/slow"))
+        await server.app.is_slow.wait()
+        client.writer.write_eof()
+        await server.app.left.wait()
+        assert await client.is_ended()
+
+    over_sockets(PATIENT, scenario)
 
 
 @pytest.mark.parametrize("around", [b"4;a=", b"4\r\nwhat\r\n0\r\na: ", b"4\r\nwhat\r\n0\r\n" + b"a: b\r\n" * 20])

@@ -1,0 +1,38 @@
+"""Responses to HTTP/1.0 clients, which do not know chunked encoding: a body of unknown length ends with the connection."""
+
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+
+class CloseDelimitedCycle(RequestResponseCycle):
+    """uvicorn encodes every body without a `Content-Length` in chunks. It leaves a body alone whose length it expects, so
+    each part of an open-ended one is announced to it just before it is sent."""
+
+    @classmethod
+    def in_place_of(cls, cycle: RequestResponseCycle) -> "CloseDelimitedCycle":
+        """Takes over a cycle that has not begun yet."""
+        return cls(
+            scope=cycle.scope,
+            transport=cycle.transport,
+            flow=cycle.flow,
+            logger=cycle.logger,
+            access_logger=cycle.access_logger,
+            access_log=cycle.access_log,
+            default_headers=cycle.default_headers,
+            message_event=cycle.message_event,
+            expect_100_continue=False,  # such a client knows no interim responses either
+            keep_alive=False,
+            on_response=cycle.on_response,
+        )
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self._is_open_ended = not any(name.lower() == b"content-length" for name, _ in message["headers"])
+            if self._is_open_ended:
+                self.chunked_encoding = False
+        elif self._is_open_ended:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+    _is_open_ended = False
