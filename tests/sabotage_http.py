@@ -2,8 +2,13 @@
 
 from collections.abc import Callable
 
+import uvicorn
+from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from onward.api import app as api_app
+from onward.api import proven
+from onward.router import app as router_app
 from onward.transport import proof
 from onward.web import connection, half_closed
 from onward.web.connection import BoundedConnection
@@ -53,7 +58,49 @@ def _routers_may_still_read(patch: Patches) -> None:
     patch.put(connection, "INTERNAL_PREFIX", "/none/")
 
 
+def _slashes_are_redirected(patch: Patches) -> None:
+    def routed(original: Callable, *args: object) -> Starlette:
+        app = original(*args)
+        app.router.redirect_slashes = True
+        return app
+
+    for module in (api_app, router_app):
+        patch.around(module, "application", routed)
+
+
+def _proxies_say_who_asks(patch: Patches) -> None:
+    def config(original: Callable, *args: object, **options: object) -> uvicorn.Config:
+        return original(*args, **{**options, "proxy_headers": True})
+
+    patch.around(uvicorn, "Config", config)
+
+
+def _a_proxy_on_this_machine_is_this_machine(patch: Patches) -> None:
+    patch.put(proven, "_OF_PROXIES", frozenset())
+
+
 TABLE = [
+    Sabotage(
+        "slashes-redirected",
+        "a path with a slash too many is redirected to the host that the client has named",
+        _slashes_are_redirected,
+        [
+            "tests/api/test_roles.py::test_no_path_is_redirected_to_the_host_that_a_client_names",
+            "tests/router/test_app.py::test_no_path_is_redirected_to_the_host_that_a_client_names",
+        ],
+    ),
+    Sabotage(
+        "headers-say-who-asks",
+        "a header says from where a request comes",
+        _proxies_say_who_asks,
+        ["tests/web/test_server.py::test_who_a_client_is_says_its_connection_and_no_header"],
+    ),
+    Sabotage(
+        "proxies-are-local",
+        "what a proxy on this machine passes on is taken for this machine's own",
+        _a_proxy_on_this_machine_is_this_machine,
+        ["tests/api/test_proven.py::test_what_a_proxy_passes_on_does_not_come_from_this_machine"],
+    ),
     Sabotage(
         "idle-time-goes-on",
         "a request that begins in the read in which another ended is cut off when the idle time is over",

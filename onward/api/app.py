@@ -1,6 +1,5 @@
 """The HTTP application: routes, and what wraps them all."""
 
-from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
@@ -41,10 +40,10 @@ from onward.proto.router import (
     TOKENIZE_PATH,
 )
 from onward.web import docs_page, response_ids, root_page
+from onward.web.application import application
 from onward.web.browsers import for_browsers
 from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring
 from onward.web.envelope import Envelope, refuse
-from onward.web.error_answers import EXCEPTION_HANDLERS
 
 
 def build_app(
@@ -106,14 +105,8 @@ def build_app(
     callers = Callers(keyring, routes, config.cluster_key, backend.clock, answers_preflights=bool(config.cors_origin))
     requests = registry.counter("onward_http_requests_total", "HTTP responses begun", ["path", "status"])
     paths = [route.path for route in routes]
-    app = Starlette(
-        routes=routes,
-        middleware=[
-            Middleware(BoundedConnections),
-            Middleware(Identified, clock=backend.clock, chance=backend.chance),
-        ],
-        exception_handlers=EXCEPTION_HANDLERS,
-    )
+    identified = Middleware(Identified, clock=backend.clock, chance=backend.chance)
+    app = application(routes, [Middleware(BoundedConnections), identified])
     origins = config.cors_origin
     # A browser is shown refusals too, or its page learns nothing but that something has failed.
     return Envelope(for_browsers(app, origins), requests, paths, callers.refusal, for_browsers(refuse, origins))

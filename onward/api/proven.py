@@ -15,6 +15,8 @@ from onward.transport.proof import is_proven
 from onward.web import http
 from onward.web.failures import RequestFailed
 
+_OF_PROXIES = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
+
 
 class Proven:
     def __init__(self, cluster_key: str, clock: Clock) -> None:
@@ -41,6 +43,9 @@ class Proven:
 
 
 def _is_local(scope: Scope) -> bool:
+    """A proxy on this machine passes on what others ask."""
+    if any(name in _OF_PROXIES for name, _ in scope["headers"]):
+        return False
     host, _ = scope.get("client") or ("", 0)
     try:
         address = ipaddress.ip_address(host)

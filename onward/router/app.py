@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -22,10 +21,10 @@ from onward.router.responses import FoundResponses
 from onward.router.serving import Serving
 from onward.router.tokenizing import Tokenizing
 from onward.web import docs_page, response_ids, root_page
+from onward.web.application import application
 from onward.web.browsers import for_browsers
 from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring
 from onward.web.envelope import Envelope, refuse
-from onward.web.error_answers import EXCEPTION_HANDLERS
 
 GENERATING_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/generate", response_ids.PATH)
 GENERATING_METHODS = ("GET", "POST")
@@ -45,8 +44,7 @@ def build_app(serving: Serving, registry: Registry, cluster_key: str, keyring: K
     routes = routes_of(serving, Admin(serving, registry, cluster_key), generating, tokenizing, found)
     origins = serving.core.config.cors_origin
     callers = Callers(keyring, routes, cluster_key, serving.clock, answers_preflights=bool(origins))
-    others = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
-    app = _Streams(generating, others)
+    app = _Streams(generating, application(routes))
     paths = [route.path for route in routes]
     inside = for_browsers(BoundedConnections(app), origins)
     return Envelope(inside, serving.core.metrics.requests, paths, callers.refusal, for_browsers(refuse, origins))

@@ -93,6 +93,8 @@ class HttpServer(uvicorn.Server):
             log_level="warning",
             access_log=False,
             server_header=False,
+            # Else who a client is would be what a header says, for peers that FORWARDED_ALLOW_IPS names.
+            proxy_headers=False,
             ssl_certfile=None if tls is None else tls.cert,
             ssl_keyfile=None if tls is None else tls.key,
         )

@@ -27,10 +27,12 @@ from onward.text.prompt_tokens import read_text
 from onward.transport.proof import prove
 from onward.web.callers import Access, guarded
 from onward.web.envelope import Envelope
+from onward.web.keys import ANONYMOUS
 from onward.web.owned_ids import owned_id
 from tests.api.instance import PATIENCE_S, Instance, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.web import doors
+from tests.web.exchange import exchanged, request_scope
 
 CLUSTER_KEY = "ab" * 32
 ACCESS = {
@@ -164,6 +166,16 @@ def test_health_tells_a_probe_its_status_and_a_caller_with_a_key_the_reason(mode
             assert (answer.status_code, answer.json()) == (503, {"status": "unavailable"})
         answer = get(instance, "/health", "user")
         assert (answer.status_code, answer.json()["reason"]) == (503, "the engine has no worker")
+
+
+def test_no_path_is_redirected_to_the_host_that_a_client_names(model: PreparedModel) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        app = asyncio.run(app_of(model, threads))
+    for path in (path for path in ACCESS if "{" not in path):
+        scope = request_scope(path + "/", {"Host": "elsewhere.example"})
+        scope.update({"server": ("127.0.0.1", 8000), "onward.caller": ANONYMOUS})
+        answer = asyncio.run(exchanged(app, scope))
+        assert (answer.status, "location" in answer.headers) == (404, False), path
 
 
 def test_with_a_clusters_key_what_is_between_router_and_instance_wants_its_proof(model: PreparedModel) -> None:

@@ -355,6 +355,16 @@ def test_a_stream_that_fails_over_to_an_unreachable_instance_is_not_lost() -> No
     uvloop.run(scenario())
 
 
+def test_no_path_is_redirected_to_the_host_that_a_client_names() -> None:
+    async def scenario() -> None:
+        async with running_router(StandInInstance("a")) as router:
+            for path in ("/health/", "/live/", "/v1/chat/completions/", "/internal/register/", "/metrics/", "/docs/"):
+                async with router.session.get(router.url + path, allow_redirects=False) as response:
+                    assert (response.status, "location" in response.headers) == (404, False), path
+
+    uvloop.run(scenario())
+
+
 def test_requests_wait_for_the_first_instance() -> None:
     async def scenario() -> None:
         a = StandInInstance("a")

@@ -47,6 +47,32 @@ async def asked_server(slow: Slow) -> AsyncIterator[tuple[HttpServer, "asyncio.T
             yield server, asking, serving
 
 
+@pytest.mark.parametrize("trusted", ["*", "127.0.0.1"])
+def test_who_a_client_is_says_its_connection_and_no_header(trusted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", trusted)
+    seen: list[tuple[str, str]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append((scope["client"][0], scope["scheme"]))
+        await http.respond(send, 200, b"")
+
+    async def scenario() -> None:
+        started = asyncio.Event()
+        server = HttpServer(app, started.set)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            serving = asyncio.create_task(server.serve([listening]))
+            await started.wait()
+            headers = {"X-Forwarded-For": "192.0.2.7", "X-Forwarded-Proto": "https"}
+            url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+            async with aiohttp.ClientSession() as session, session.get(url, headers=headers):
+                pass
+            server.stop(0.0, lambda: None)
+            await serving
+
+    asyncio.run(scenario())
+    assert seen == [("127.0.0.1", "http")]
+
+
 def test_what_is_under_way_may_finish_within_the_grace() -> None:
     async def scenario() -> None:
         slow, ends = Slow(), []
