@@ -27,6 +27,7 @@ from tests import (
     sabotage_http,
     sabotage_inputs,
     sabotage_messages,
+    sabotage_partial,
     sabotage_pd,
     sabotage_responses,
     sabotage_router,
@@ -645,4 +646,5 @@ TABLE = [
     *sabotage_inputs.TABLE,
     *sabotage_tenants.TABLE,
     *sabotage_starting.TABLE,
+    *sabotage_partial.TABLE,
 ]

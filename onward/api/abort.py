@@ -1,8 +1,8 @@
 """`POST /v1/abort`: ends requests by name (see `web.aborts`), whichever api process serves them.
 
-An aborted request is told so: a stream by an error event with the code `aborted` before its `[DONE]`, any other by a 409
-with that code. The record of a stream whose client has gone is dropped. Asking again is harmless, and finds the names
-unknown. Whoever is no admin finds those of others unknown too, and may not end all; a router says for whom it asks.
+An aborted request is answered by what was generated of it, and each choice that was open ends with `abort`. The record of
+a stream whose client has gone is dropped. Asking again is harmless, and finds the names unknown. Whoever is no admin finds
+those of others unknown too, and may not end all; a router says for whom it asks.
 """
 
 from starlette.requests import Request

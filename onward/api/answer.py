@@ -1,8 +1,8 @@
 """The answer to one request while it grows: what the engine delivers for its choices in, pieces out.
 
 A function of the tokens, so it can be replayed. A choice that the engine gives up (`pd_reschedule`) has ended, and the
-others go on to their own ends; the answer is what was generated, unless that is nothing at all: then it is the error.
-Knows nothing of sockets, JSON or the engine.
+others go on to their own ends; the answer is what was generated, unless that is nothing at all: then it is the error. An
+aborted choice has ended too, also without a token. Knows nothing of sockets, JSON or the engine.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from onward.api.choice import Choice
 from onward.api.draft_stats import DraftStats
-from onward.api.ledger import RESCHEDULE, Delivery
+from onward.api.ledger import ABORT, CUT, RESCHEDULE, Delivery
 from onward.api.logprobs import PromptLogprobs
 from onward.api.pieces import Piece, chained
 from onward.proto.cursor import ChoiceCursor
@@ -56,7 +56,7 @@ class Progress(msgspec.Struct):
 
 class Answer:
     """Every prompt has equally many choices, one behind the other. `is_all_or_nothing`: if one choice is given up, so is
-    the answer."""
+    the answer. `shows_text`: the client reads text, not token ids."""
 
     def __init__(
         self,
@@ -65,12 +65,14 @@ class Answer:
         *,
         is_all_or_nothing: bool = False,
         tells_drafts: bool = False,
+        shows_text: bool = True,
     ) -> None:
         self.choices = choices
         self._prompts = prompts
         self._num_each = len(choices) // len(prompts)
         self._is_all_or_nothing = is_all_or_nothing
         self._tells_drafts = tells_drafts
+        self._shows_text = shows_text
         self._by_id = {choice.request_id: choice for choice in choices}
         self._held: list[Piece] = []
         """News that wait until every choice is where the client has it."""
@@ -87,6 +89,21 @@ class Answer:
     def rescheduled(self) -> bool:
         """Some choice was given up: what was generated is to be continued elsewhere."""
         return any(choice.finish_reason == RESCHEDULE for choice in self.choices)
+
+    @property
+    def aborted(self) -> bool:
+        return any(choice.finish_reason == ABORT for choice in self.choices)
+
+    @property
+    def was_cut(self) -> bool:
+        """Some choice has ended without being complete."""
+        return any(choice.finish_reason in CUT for choice in self.choices)
+
+    @property
+    def has_partial(self) -> bool:
+        """Whether there is anything that a client can be given with an error. Not while the answer is made again and is
+        behind what its client has."""
+        return not self._is_catching_up and any(choice.token_ids for choice in self.choices)
 
     def take(self, deliveries: list[Delivery]) -> Progress:
         progress = Progress()
@@ -105,7 +122,10 @@ class Answer:
             if progress.error is not None:
                 break
             if choice.finish_reason == RESCHEDULE and self._leaves_nothing:
-                return Progress(error=delivery.error)
+                progress.error = delivery.error
+                if not self.has_partial:
+                    progress.pieces = []
+                break
         if self._is_catching_up:
             progress.pieces = self._in_turn(progress.pieces)
         return progress
@@ -152,10 +172,23 @@ class Answer:
                 progress.stopped.append(choice)
 
     def with_ids(self, piece: Piece) -> Piece:
-        """With all of its choice's tokens, if it ends in an answer that is to be continued."""
-        if piece.finish_reason is None or not self.rescheduled:
+        """With all of its choice's tokens, if it ends in an answer that was cut. A choice that was given up before the
+        request was aborted is aborted: nobody wants it continued."""
+        if piece.finish_reason is None or not self.was_cut:
             return piece
-        return replace(piece, completion_token_ids=self.choices[piece.choice].token_ids)
+        if piece.finish_reason == RESCHEDULE and self.aborted:
+            piece = replace(piece, finish_reason=ABORT, error=None)
+        return self._with_ids(piece)
+
+    def partial_piece(self, index: int, piece: Piece | None = None) -> Piece:
+        """What there is of a choice, of an answer that has failed. `piece`: all that was said about it."""
+        piece, reason = piece or Piece(index, [], ""), self.choices[index].finish_reason
+        return self._with_ids(replace(piece, finish_reason=None if reason in CUT else reason, error=None))
+
+    def _with_ids(self, piece: Piece) -> Piece:
+        choice = self.choices[piece.choice]
+        num_text_tokens = choice.num_text_tokens if self._shows_text else None
+        return replace(piece, completion_token_ids=choice.token_ids, num_text_tokens=num_text_tokens)
 
     def usage(self, num_tokens: int | None = None) -> Usage:
         """Each prompt counts once, as the first of its choices that was run has found it. `num_tokens`: where not all of

@@ -8,6 +8,7 @@ from onward.api.abort import Aborting
 from onward.api.admin import Admin
 from onward.api.attempts import AttemptEndpoint, Finding
 from onward.api.chat import Chat
+from onward.api.closing import Closing
 from onward.api.completions import Completions
 from onward.api.dialect import Dialect
 from onward.api.embeddings import Embeddings, OfClients, OfRouters
@@ -31,6 +32,7 @@ from onward.obs.metrics import Registry
 from onward.proto.router import (
     ABORT_PATH,
     ATTEMPT_PATH,
+    CLOSE_PATH,
     DETOKENIZE_PATH,
     EMBED_PATH,
     FIND_PATH,
@@ -61,6 +63,7 @@ def build_app(
     endpoints: dict[str, ASGIApp] = {
         path: GenerationEndpoint(one, backend, streams) for path, one in generators.items()
     }
+    closing = Closing(dict(generators), backend, proven)
     responding = generators[response_ids.PATH] = Generator(
         ResponseJobs(Responses(prompts), response_ids.PATH, backend), backend, streams, response_form_of
     )
@@ -75,6 +78,7 @@ def build_app(
     embed = OfClients(embeddings, config.max_body_bytes)
     between = {
         ATTEMPT_PATH: attempts,
+        CLOSE_PATH: closing.close,
         FIND_PATH: Finding(streams, proven).find,
         PROBE_PATH: Probing(description, proven).probe,
         TEXT_PATH: TellingText(backend, proven).tell,

@@ -22,6 +22,7 @@ from onward.text.tool_calls.ids import IdStyle, tool_call_id
 
 class Chat:
     id_prefix = "chatcmpl-"
+    shows_text = True
 
     def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts

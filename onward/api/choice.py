@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from onward.api.draft_stats import DraftStats
-from onward.api.ledger import RESCHEDULE, Delivery
+from onward.api.ledger import CUT, RESCHEDULE, Delivery
 from onward.api.limits import first_end
 from onward.api.logprobs import PromptLogprobs, TextOffsets
 from onward.api.pieces import Piece, Text
@@ -74,6 +74,12 @@ class Choice:
     @property
     def position(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_text_tokens(self) -> int:
+        """How many tokens, from the first on, have all of their text among what was shown."""
+        is_complete = self.finish_reason is not None and self.finish_reason not in CUT
+        return self.position if is_complete else self.text.num_covered(self.token_ids)
 
     def replay(self, start: Start) -> Piece | None:
         """Goes to where an earlier answer stopped. A piece if there is something to tell about it."""

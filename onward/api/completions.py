@@ -21,6 +21,7 @@ from onward.proto.sampling import Sampling
 
 class Completions:
     id_prefix = "cmpl-"
+    shows_text = True
 
     def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts

@@ -1,8 +1,10 @@
-"""What a client is told so that it can have a given-up request (`pd_reschedule`) continued by another instance.
+"""What a client is told about a request that has ended without being complete: `pd_reschedule`, `abort`, or an error.
 
-Not streamed: each choice has `completion_token_ids`, all of its tokens, and each that was given up has the `error`;
-beside the choices stand the `seed` and `resume`. Streamed: a choice that was given up, or ends after another one was,
-has its ids on its last chunk; the stream's last chunk has `seed` and `resume` beside its choice.
+Not streamed: each choice has `completion_token_ids`, all of its tokens, and `num_text_tokens`, how many of them its text
+covers; each that was given up has the `error`; beside the choices stand the `seed` and `resume`. Streamed: a choice that
+was cut, or ends after another one was, has its ids on its last chunk; the stream's last chunk has `seed` and `resume`
+beside its choice. With an error, the same stands in `partial` next to `error` (`of_failed_stream`; a whole answer has all
+of its usual form there).
 
     "resume": {"seed": 7, "generated_token_ids": [[5, 6], [9]], "generated_finish_reasons": ["stop", null]}
 
@@ -14,7 +16,7 @@ from typing import Any
 
 from onward.api.answer import Answer
 from onward.api.choice import Choice
-from onward.api.ledger import RESCHEDULE
+from onward.api.ledger import CUT
 from onward.api.pieces import Piece
 from onward.api.requests import GenerationRequest
 from onward.web.failures import error_fields
@@ -25,6 +27,8 @@ def of_choice(piece: Piece) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if piece.completion_token_ids is not None:
         fields["completion_token_ids"] = piece.completion_token_ids
+    if piece.num_text_tokens is not None:
+        fields["num_text_tokens"] = piece.num_text_tokens
     if piece.error is not None:
         fields["error"] = error_fields(piece.error)
     return fields
@@ -32,7 +36,21 @@ def of_choice(piece: Piece) -> dict[str, Any]:
 
 def of_answer(request: GenerationRequest, seed: int, answer: Answer) -> dict[str, Any]:
     """What stands beside the choices of an answer that has ended."""
-    if not answer.rescheduled:
+    return how_to_resume(request, seed, answer) if answer.was_cut else {}
+
+
+def of_failed_stream(request: GenerationRequest, seed: int, answer: Answer) -> dict[str, Any] | None:
+    """`partial` of a stream: its client has had the text. None: there is nothing to return."""
+    if not answer.has_partial:
+        return None
+    pieces = [answer.partial_piece(choice.index) for choice in answer.choices]
+    listed = [{"index": one.choice, "finish_reason": one.finish_reason} | of_choice(one) for one in pieces]
+    return {"choices": listed} | how_to_resume(request, seed, answer)
+
+
+def how_to_resume(request: GenerationRequest, seed: int, answer: Answer) -> dict[str, Any]:
+    """The seed and the fields to add to the request. A request with `best_of` cannot be resumed from tokens."""
+    if request.picks_best:
         return {}
     token_ids = [choice.token_ids for choice in answer.choices]
     resume: dict[str, Any] = {
@@ -47,7 +65,7 @@ def of_answer(request: GenerationRequest, seed: int, answer: Answer) -> dict[str
 
 
 def _told_reason(choice: Choice) -> str | None:
-    return None if choice.finish_reason == RESCHEDULE else choice.finish_reason
+    return None if choice.finish_reason in CUT else choice.finish_reason
 
 
 def _unscored_from(choice: Choice) -> int:

@@ -79,6 +79,8 @@ class Writer(Protocol):
 
 class Dialect(Protocol):
     id_prefix: str
+    shows_text: bool
+    """Whether clients read text. Else they read token ids."""
 
     def decode(self, body: bytes, bounds: Bounds) -> tuple[GenerationRequest, tuple[str, ...]]:
         """The request, and the names of its unknown fields."""

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from onward.api.answer import Usage
 from onward.api.best_of import best_of_each, with_shared_prompts
@@ -10,6 +11,7 @@ from onward.api.chunks import Chunks
 from onward.api.cursors import Cursors
 from onward.api.jobs import Job
 from onward.api.pieces import Piece, joined
+from onward.api.streams import BROKEN
 from onward.proto.request import ErrorInfo
 from onward.proto.router import Facts
 from onward.web import sse
@@ -59,19 +61,27 @@ class Collected:
             choices = best_of_each(choices, request)
         return job.writer.whole(job.head, choices, answer.usage(), job.to_continue())
 
+    def partial(self, info: ErrorInfo) -> bytes | None:
+        """What there is of an answer that has failed for this reason, in its own form. None: nothing."""
+        job, answer, request = self._job, self._job.answer, self._job.prepared.request
+        if not answer.has_partial:
+            return None
+        choices = [
+            answer.partial_piece(index, joined(pieces) if pieces else None) for index, pieces in enumerate(self._said)
+        ]
+        choices = with_shared_prompts(choices, request.num_candidates)
+        if request.picks_best:
+            choices = best_of_each(choices, request)
+        if request.tells_all:
+            choices = [replace(piece, error=info) for piece in choices]  # a response says itself why it has failed
+        return job.writer.whole(job.head, choices, answer.usage(), job.after_failure())
 
-class ToldByError:
-    """The way in which most streams say that they have failed, and that they are over."""
+
+class ChunkForm:
+    """What a client reads: chunks."""
 
     done = sse.DONE
     has_numbers = False
-
-    def failed(self, info: ErrorInfo) -> list[bytes]:
-        return [sse.error_event(info)]
-
-
-class ChunkForm(ToldByError):
-    """What a client reads: chunks."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -110,9 +120,17 @@ class ChunkForm(ToldByError):
             return []
         return [sse.event(self._chunks.usage(self._job.answer.usage()), self._cursors.at_usage())]
 
+    def failed(self, info: ErrorInfo) -> list[bytes]:
+        # After a fault of ours nothing that is known of the answer can be trusted.
+        partial = None if info is BROKEN else self._job.partial_of_stream()
+        return [sse.error_event(info, None if partial is None else msgspec.json.encode(partial))]
 
-class RoutedChunkForm(ToldByError):
+
+class RoutedChunkForm:
     """The same for a router, which is told more."""
+
+    done = sse.DONE
+    has_numbers = False
 
     def __init__(self, job: Job) -> None:
         self._chunks = ChunkForm(job)
@@ -127,9 +145,15 @@ class RoutedChunkForm(ToldByError):
     def end(self) -> list[bytes]:
         return self._chunks.end()
 
+    def failed(self, info: ErrorInfo) -> list[bytes]:
+        return self._chunks.failed(info)
 
-class RoutedWholeForm(ToldByError):
+
+class RoutedWholeForm:
     """For a router whose client wants the answer as a whole: the tokens as they come, the body at the end."""
+
+    done = sse.DONE
+    has_numbers = False
 
     def __init__(self, job: Job) -> None:
         self._facts = FactsOnce(job)
@@ -147,6 +171,9 @@ class RoutedWholeForm(ToldByError):
 
     def end(self) -> list[bytes]:
         return [sse.named_event("answer", self._collected.body())]
+
+    def failed(self, info: ErrorInfo) -> list[bytes]:
+        return [sse.error_event(info, None if info is BROKEN else self._collected.partial(info))]
 
 
 def form_of(job: Job) -> Form:

@@ -21,6 +21,7 @@ from onward.proto.sampling import Sampling
 
 class Generate:
     id_prefix = "gen-"
+    shows_text = False
 
     def __init__(self, prompts: Prompts, internal_adapter: bool) -> None:
         self._prompts = prompts

@@ -16,7 +16,7 @@ from onward.api.forms import Collected, Form, form_of
 from onward.api.identity import Identity, identity_of
 from onward.api.jobs import Backend, Job, Jobs
 from onward.api.known_fields import ignored_header
-from onward.api.ledger import RESCHEDULE, Delivery
+from onward.api.ledger import ABORT, ABORTED, RESCHEDULE, Delivery
 from onward.api.pieces import Piece
 from onward.api.prepared import Prepared
 from onward.api.starts import STREAM_UNKNOWN, continued
@@ -69,6 +69,8 @@ class Generator:
         try:
             if stream.job.mailbox is not None:
                 await self._backend.fullness.accepted(stream.job.mailbox)
+                if prepared.request.tells_all and stream.job.mailbox.has_abort:
+                    raise RequestFailed(ABORTED)
             begun(stream)
             if prepared.request.stream or prepared.is_routed:
                 await self._stream(stream, send)
@@ -88,9 +90,9 @@ class Generator:
         collected.add(job.replayed)
         while not job.answer.finished:
             pieces, error = self._advance(job, await _news(job))
-            if error is not None:
-                raise error
             collected.add(pieces)
+            if error is not None:
+                raise RequestFailed(error.info, collected.partial(error.info))
         headers = {**http.JSON_HEADERS, **ignored_header(job.prepared.unknown_fields)}
         await http.respond(send, 200, collected.body(), headers)
 
@@ -152,7 +154,10 @@ class Generator:
     def _advance(self, job: Job, deliveries: list[Delivery]) -> tuple[list[Piece], RequestFailed | None]:
         """The next pieces, and the error that follows them, if one does."""
         if job.prepared.is_routed and not job.prepared.attempt.final:
-            deliveries = [_given_up_for_good(one) for one in deliveries]
+            deliveries = [_as_failure(one, RESCHEDULE) for one in deliveries]
+        if job.prepared.request.tells_all:
+            # Its status is decided by those who keep it: an abort is told to them as an error.
+            deliveries = [_as_failure(one, ABORT) for one in deliveries]
         progress = job.answer.take(deliveries)
         for choice in progress.stopped:
             self._backend.client.stop(choice.request_id, choice.position)
@@ -187,9 +192,9 @@ def _news(job: Job) -> Coroutine[Any, Any, list[Delivery]]:
     return job.mailbox.take()
 
 
-def _given_up_for_good(delivery: Delivery) -> Delivery:
-    """For a router that will carry on: one choice takes the others along."""
-    return replace(delivery, finish_reason="error") if delivery.finish_reason == RESCHEDULE else delivery
+def _as_failure(delivery: Delivery, reason: str) -> Delivery:
+    """For a router that will carry on, or a response: one choice that ends for this reason fails the answer."""
+    return replace(delivery, finish_reason="error") if delivery.finish_reason == reason else delivery
 
 
 class GenerationEndpoint:

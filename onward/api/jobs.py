@@ -99,6 +99,14 @@ class Job:
         """What stands beside the last choice, if this answer is to be continued elsewhere."""
         return continuing.of_answer(self.prepared.request, self.prepared.attempt.seed, self.answer)
 
+    def after_failure(self) -> dict[str, object]:
+        """What stands beside the choices of `partial`."""
+        return continuing.how_to_resume(self.prepared.request, self.prepared.attempt.seed, self.answer)
+
+    def partial_of_stream(self) -> dict[str, object] | None:
+        """`partial` next to the error that ends a stream."""
+        return continuing.of_failed_stream(self.prepared.request, self.prepared.attempt.seed, self.answer)
+
     def attempt_from_here(self, now_s: float) -> Attempt:
         """The same request with all tokens that were made."""
         prepared, usage = self.prepared, self.answer.usage()
@@ -177,6 +185,17 @@ class Jobs:
         limit = self._output_limits(prepared, limits)
         begun = [self._begin(prepared, index, limit[index], start) for index, start in enumerate(starts_of(prepared))]
         orders = [_order(prepared, one) for one in begun if one.choice.finish_reason is None]
+        return self._job(prepared, begun, self._open(prepared, orders) if orders else None)
+
+    def closed(self, prepared: Prepared) -> Job:
+        """For an answer that ends where its tokens end: nothing is generated, and no token is scored again."""
+        begun: list[Begun] = []
+        for index, start in enumerate(starts_of(prepared)):
+            choice, start = self._choice(prepared, index, MAX_RETOLD), replace(start, rescore_from=None, skip_to=None)
+            begun.append(Begun(choice, start, choice.replay(start), known_of(prepared, start, choice)))
+        return self._job(prepared, begun, None)
+
+    def _job(self, prepared: Prepared, begun: list[Begun], mailbox: Mailbox | None) -> Job:
         choices = [one.choice for one in begun]
         return Job(
             head=self.head_of(prepared.attempt),
@@ -187,11 +206,12 @@ class Jobs:
                 choices,
                 is_all_or_nothing=prepared.request.picks_best,
                 tells_drafts=bool(prepared.request.return_speculative_stats),
+                shows_text=self.dialect.shows_text,
             ),
             positions=[one.choice.position for one in begun],
             known=[one.known for one in begun],
             replayed=[one.piece for one in begun if one.piece is not None],
-            mailbox=self._open(prepared, orders) if orders else None,
+            mailbox=mailbox,
         )
 
     def _output_limits(self, prepared: Prepared, limits: WorkerHello) -> list[int]:

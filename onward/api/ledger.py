@@ -73,6 +73,10 @@ NO_PROGRESS = Progress("-", 0, 0, 0)
 
 RESCHEDULE = "pd_reschedule"
 """The finish reason of an output that may be continued elsewhere."""
+ABORT = "abort"
+"""The finish reason of an output that a client has ended by `/v1/abort`."""
+CUT = frozenset({RESCHEDULE, ABORT})
+"""Finish reasons of an output that is not complete. The client is told how to continue it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +149,8 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def failed(self) -> bool:
-        """Whether this takes the whole answer with it. What was only given up leaves what was generated."""
-        return self.error is not None and self.finish_reason != RESCHEDULE
+        """Whether this fails the whole answer. An output that was given up or aborted keeps what was generated."""
+        return self.error is not None and self.finish_reason not in CUT
 
 
 @dataclass(slots=True)
@@ -537,7 +541,8 @@ class Ledger:
         self._forget(promise)
         if promise.was_submitted:
             actions.send += self._aborts({request_id: promise.epoch})
-        actions.deliver.append(Delivery(request_id, [], promise.num_cached_tokens, finish_reason="error", error=error))
+        reason = ABORT if error.code == ABORTED.code else "error"
+        actions.deliver.append(Delivery(request_id, [], promise.num_cached_tokens, finish_reason=reason, error=error))
 
     def _forget(self, promise: Promise) -> None:
         request_id = promise.order.request_id
@@ -580,8 +585,8 @@ def _end(delta: TokenDelta) -> tuple[str | None, ErrorInfo | None]:
     """Why the output has ended, if it has. Decided here once: an abort stays one, whatever else befell the request."""
     if delta.finish_reason is None:
         return None, delta.error
-    if delta.finish_reason == "abort":
-        return "abort", ABORTED
+    if delta.finish_reason == ABORT:
+        return ABORT, ABORTED
     if _is_given_up(delta):
         return RESCHEDULE, delta.error or GIVEN_UP
     return delta.finish_reason, delta.error
@@ -596,7 +601,7 @@ def _is_given_up(delta: TokenDelta) -> bool:
 
 def _passing_refusal(delta: TokenDelta) -> ErrorInfo | None:
     """The error of an engine that would take the request a little later."""
-    if delta.error is None or not delta.error.retryable or delta.finish_reason == "abort" or _is_given_up(delta):
+    if delta.error is None or not delta.error.retryable or delta.finish_reason == ABORT or _is_given_up(delta):
         return None
     return delta.error
 

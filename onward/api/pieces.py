@@ -24,6 +24,10 @@ class Text(Protocol):
         """What the text has been found to say since the last time. None: it is not taken apart."""
         ...
 
+    def num_covered(self, token_ids: Sequence[int]) -> int:
+        """How many of the tokens that were pushed, from the first on, have all of their text among what was shown."""
+        ...
+
     @property
     def num_calls(self) -> int: ...
     @property
@@ -44,6 +48,9 @@ class NoText:
 
     def finish(self, reason: str) -> str:
         return ""
+
+    def num_covered(self, token_ids: Sequence[int]) -> int:
+        return len(token_ids)
 
     def take_events(self) -> None:
         return None
@@ -70,7 +77,10 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     rescored_token_ids: list[int] = []
     """Tokens of an earlier answer, in front of `token_ids`, whose logprobs only are told here."""
     completion_token_ids: list[int] | None = None
-    """At the end of a choice, where the answer can be continued elsewhere: all of the choice's tokens."""
+    """Where the answer is not complete: all of the choice's tokens."""
+    num_text_tokens: int | None = None
+    """With `completion_token_ids`, where the endpoint shows text: how many of them the text covers, from the first on. The
+    others end in an incomplete character or may become a stop string or markup."""
     error: ErrorInfo | None = None
     """Why the choice was given up."""
     skipped: bool = False
@@ -99,6 +109,7 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         ended_by_token=last.ended_by_token,
         rescored_token_ids=[token_id for piece in pieces for token_id in piece.rescored_token_ids],
         completion_token_ids=last.completion_token_ids,
+        num_text_tokens=last.num_text_tokens,
         error=last.error,
         events=_all_events(pieces),
         has_calls=last.has_calls,

@@ -5,7 +5,7 @@ the field.
 import re
 from typing import Any, Protocol
 
-from onward.api.ledger import RESCHEDULE
+from onward.api.ledger import ABORT, RESCHEDULE
 from onward.api.requests import CALLED, Bounds, ChatRequest, CompletionRequest, GenerationRequest, TokenRequest
 from onward.proto.cursor import MAX_CHOICES
 from onward.proto.speculation import MAX_DRAFTS
@@ -23,7 +23,7 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
 MAX_REPETITION_PENALTY = 10
 MAX_THINKING_BUDGET = 1 << 20
-FINISH_REASONS = ("stop", "length", CALLED, RESCHEDULE)
+FINISH_REASONS = ("stop", "length", CALLED, RESCHEDULE, ABORT)
 """Those that an answer can have."""
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")

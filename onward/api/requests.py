@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from onward.api.ledger import RESCHEDULE
+from onward.api.ledger import CUT
 from onward.api.structured import StructuredFields
 from onward.text.prompt_tokens import ChatMessage
 from onward.web.template_fields import ReasoningEffort
@@ -167,7 +167,7 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
     def told_reasons(self) -> list[str | None]:
         """How each choice has ended in an earlier answer, if it has."""
         given = self.generated_finish_reasons or [None] * self.num_choices
-        return [None if reason == RESCHEDULE else "stop" if reason == CALLED else reason for reason in given]
+        return [None if reason in CUT else "stop" if reason == CALLED else reason for reason in given]
 
     def rescored_from(self) -> list[int | None]:
         """For each choice the first position to be scored again, if there is one."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from onward.api.choice import Choice, Start
-from onward.api.ledger import MAX_ATTEMPT, RESCHEDULE
+from onward.api.ledger import CUT, MAX_ATTEMPT
 from onward.api.prepared import Prepared
 from onward.api.requests import GenerationRequest
 from onward.errors import NotFound
@@ -33,8 +33,8 @@ def made_again(attempt: Attempt, request: GenerationRequest, cursor: Cursor) -> 
         raise wrong("Last-Event-ID", problem)
     if request.seed is not None and request.seed != cursor.seed:
         raise wrong("seed", f"the stream that is gone on with has the seed {cursor.seed}, got {request.seed}")
-    if any(choice.finish_reason == RESCHEDULE for choice in cursor.choices):
-        # It was given up, and its client has been told so: it goes on as a new request with `generated_token_ids`.
+    if any(choice.finish_reason in CUT for choice in cursor.choices):
+        # It was cut, and its client has been told so: it goes on as a new request with `generated_token_ids`.
         raise STREAM_UNKNOWN
     for choice, given in zip(cursor.choices, request.generated(), strict=True):
         if choice.position < len(given):
@@ -121,7 +121,7 @@ def _start_whole(
         return Start(token_ids[:num_own], own_end, rescore_from=rescore_from)
     scored_from = num_own if rescore_from is None else rescore_from
     is_scored = has_logprobs and scored_from < len(token_ids)
-    end = None if given.finish_reason == RESCHEDULE else given.finish_reason
+    end = None if given.finish_reason in CUT else given.finish_reason
     return Start(token_ids, end, tells_from=num_own, rescore_from=scored_from if is_scored else None)
 
 
@@ -144,4 +144,4 @@ def made_of(choice: Choice, given: GivenChoice) -> GivenChoice:
     if choice.position < len(given.token_ids):
         return given
     reason = choice.finish_reason
-    return GivenChoice(list(choice.token_ids), None if reason == RESCHEDULE else reason)
+    return GivenChoice(list(choice.token_ids), None if reason in CUT else reason)

@@ -236,7 +236,7 @@ def _worth_keeping_as(stream: Stream) -> RecordKind | None:
     """When it has been left. None: it is of no use to anybody."""
     prepared, failure = stream.job.prepared, stream.failure
     has_ended = stream.job.answer.finished
-    if failure is not None and failure.code == ABORTED.code:
+    if stream.job.answer.aborted or (failure is not None and failure.code == ABORTED.code):
         return None
     if prepared.request.is_stored and (has_ended or _final_error(stream) is not None):
         return "response"

@@ -4,6 +4,7 @@ The router owns the client's stream. It sends the request as the client wrote it
 far, and reads tokens and ends from the `id:` lines of the answer; what the tokens mean it need not know.
 
     POST /internal/attempt      router -> instance   an Attempt; answered by a stream of events
+    POST /internal/close        router -> instance   a Close: how an attempt's answer ends; answered by a Closed
     POST /internal/register     instance -> router   a Registration, each second; answered by a RegisterAnswer
     POST /internal/probe        router -> instance   what it would answer to a Registration; answered by a Registration
     POST /internal/find         router -> instance   a Find: who has this stream's record? answered by a Record, or 404
@@ -26,7 +27,8 @@ The events of an attempt's answer, in order:
     data: CHUNK                 without an id: openings (not for a resumed choice) and, where asked for, usage
     : held                      in front of an event: it goes to the client with the next one that has an id, or not at all
     event: answer               instead of chunks, for a client that does not stream: data is the whole body
-    event: error                it cannot go on: data is the error as JSON. `retryable` says whether another attempt may
+    event: error                it cannot go on: data is the error as JSON, with `partial` where there are tokens.
+                                `retryable` says whether another attempt may
     data: [DONE]
 """
 
@@ -47,6 +49,7 @@ CALLER_HEADER = "x-onward-caller"
 IGNORED_FIELDS_HEADER = "x-onward-ignored-fields"
 """Of an answer: the names of the request's fields that the instance does not know. A router passes it on."""
 ATTEMPT_PATH = "/internal/attempt"
+CLOSE_PATH = "/internal/close"
 REGISTER_PATH = "/internal/register"
 PROBE_PATH = "/internal/probe"
 FIND_PATH = "/internal/find"
@@ -112,6 +115,22 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     same one. 0: what fits."""
     strict_fields: bool = False
     """The router refuses unknown fields of the body, whatever this instance does for its own clients."""
+
+
+class Close(msgspec.Struct, frozen=True):
+    """A router gives a request up, and asks how its answer ends after the tokens that the client has."""
+
+    attempt: Attempt
+    """With these tokens. It is not run."""
+    error: ErrorInfo
+    """With the code `aborted`, every choice that is open ends with `abort`."""
+
+
+class Closed(msgspec.Struct, frozen=True):
+    status: Annotated[int, msgspec.Meta(ge=200, le=599)]
+    """Of a response that has none yet."""
+    body: bytes
+    """Of a stream the events that are missing, but for `[DONE]`; else the whole body."""
 
 
 class Facts(msgspec.Struct, frozen=True):

@@ -54,12 +54,12 @@ class ClientSide:
         if not self._has_started:
             await http.respond_error(self._send, info, body)
             return
-        await self.write(await self.failure(info) + self.done)
+        await self.write(await self.failure(info, body) + self.done)
         await self._send(http.part(b"", more=False))
 
-    async def failure(self, info: ErrorInfo) -> bytes:
-        """The event that says it."""
-        return sse.error_event(info)
+    async def failure(self, info: ErrorInfo, body: bytes | None) -> bytes:
+        """The event that says it. `body`: as an instance has written it."""
+        return sse.error_event(info) if body is None else sse.named_event("error", body)
 
     def _ignored_header(self) -> dict[str, str]:
         ignored = self._stream.ignored_fields

@@ -426,6 +426,8 @@ def _is_of_use(route: Route) -> bool:
     stream = route.stream
     if route.verdict is not None and route.verdict.code == ABORTED.code:
         return False  # here, or at another router
+    if stream.was_aborted:
+        return False  # at an instance
     return stream.accepted_once if route.is_asked_for_later else stream.origin.streams and stream.has_progress
 
 

@@ -56,6 +56,8 @@ class WholeAnswer:
 @dataclass(frozen=True, slots=True)
 class Failure:
     info: ErrorInfo
+    body: bytes = b""
+    """The error as the instance has written it, with what there is of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def _named_event(event: bytes) -> Event | None:
         case b"event: answer":
             return WholeAnswer(data)
         case b"event: error":
-            return Failure(info_from_body(data, None))
+            return Failure(info_from_body(data, None), data)
     return None
 
 

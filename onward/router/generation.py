@@ -12,7 +12,7 @@ from onward.chance import SEED_BITS
 from onward.errors import InvalidRequest, NotFound, OnwardError, Unavailable
 from onward.proto.cursor import Cursor
 from onward.proto.router import Attempt
-from onward.router.client_side import ClientSide
+from onward.router.closing import ClosingClientSide
 from onward.router.core import out_of_reach, unknown_stream
 from onward.router.kept import kept_at_instances
 from onward.router.origin import Arrival, check_body, origin_of, stream_of_record
@@ -69,7 +69,7 @@ class GenerationEndpoint:
         return place
 
     async def carry(self, route: Route, caller: Caller, receive: Receive, send: Send) -> None:
-        client = ClientSide(send, route.stream, tells_resumes=self._config.tell_resumes)
+        client = ClosingClientSide(send, route.stream, self._serving, tells_resumes=self._config.tell_resumes)
         await http.while_connected(receive, self._serving.serve(route, client))
 
     async def _posted(self, scope: Scope, body: bytes, place: Cursor | None) -> Route:

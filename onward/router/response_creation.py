@@ -132,7 +132,7 @@ class ResponseClientSide(ClientSide):
             self._last = events
         await super().write(events)
 
-    async def failure(self, info: ErrorInfo) -> bytes:
+    async def failure(self, info: ErrorInfo, body: bytes | None) -> bytes:
         """The last event, as an instance makes it: its number follows from the tokens that the client has. Without an
         instance it has no output. Where its number is not known, there is none: the stream ends as one that was cut."""
         stream = self._told_stream

@@ -57,14 +57,14 @@ class Retrying:
                     route.settle(info, failed.body)
                 return
             case Cause.DEADLINE:
-                route.settle(info)
+                route.settle(info, failed.body)
                 return
             case Cause.DRAIN:
                 self._resumes.begin(route, failed.cause, instance, now_s)
                 self._pace(route, now_s)
                 return
         if not info.retryable:
-            route.settle(info)
+            route.settle(info, failed.body)
             return
         self._resumes.begin(route, failed.cause, instance, now_s)
         self._spend(route, failed, now_s)
@@ -119,7 +119,7 @@ class Retrying:
         """One attempt more, if the stream's own count and the cluster's budget have one left."""
         stream, info = route.stream, failed.info
         if stream.last_attempt_is_due or stream.failures > self._config.preempt_retry_count:
-            route.settle(info)
+            route.settle(info, failed.body)
         elif stream.advanced or (stream.failures == 1 and failed.cause in LOSSES):
             self._pace(route, now_s)
         elif self._budget.may_retry(now_s):

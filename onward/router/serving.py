@@ -48,6 +48,7 @@ class Serving:
         self.clock = clock
         self.chance = chance
         self.settled_s = clock.now_s() + settle_s
+        self.is_stopping = False
         self._keep_alive_s = keep_alive_s
         self._streams: dict[str, asyncio.Task[None]] = {}
         self._attempts: dict[str, asyncio.Task[None]] = {}
@@ -159,7 +160,8 @@ class Serving:
         cause = refusal_cause(info)
         if route.may_be_kept and info.code == STREAM_UNKNOWN:
             info, body = info_of(out_of_reach("Last-Event-ID")), b""
-        route.stream.fail(cause, info, body or None)
+        # Once there are tokens, an error without them says too little.
+        route.stream.fail(cause, info, None if route.stream.has_progress else body or None)
 
     async def _pump(self, route: Route, response: Answer, client: ClientSide) -> None:
         # Runs for every token of every stream: no JSON, no timers, one write for all that has come together.
@@ -224,6 +226,7 @@ class Serving:
 
     def stop_all(self) -> None:
         """The grace is over: every stream ends now, and says so."""
+        self.is_stopping = True
         info = info_of(Unavailable("the router is stopping; reconnect with Last-Event-ID", retry_after_s=1.0))
         routes = self.core.routes()
         if routes:

@@ -15,6 +15,9 @@ from onward.proto.router import Attempt, Facts, GivenChoice, Progress
 from onward.router.events import BLANK_LINE, Advance, Done, Event, Failure, Held, Plain, WholeAnswer
 
 RESCHEDULE = "pd_reschedule"
+ABORT = "abort"
+CUT = frozenset({RESCHEDULE, ABORT})
+"""Finish reasons of a choice that is not complete."""
 RESTARTING_ENGINE = "-"
 DRAINING = "draining"
 """The code of an instance's error when it hands its streams over."""
@@ -52,7 +55,7 @@ class Failed:
     cause: Cause
     info: ErrorInfo
     body: bytes | None = None
-    """Of an HTTP response, as it came."""
+    """The error as the instance has written it: of an HTTP response, or of an event, which may have `partial`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,14 @@ class Stream:
         return bool(self.choices)
 
     @property
+    def has_tokens(self) -> bool:
+        return any(choice.token_ids for choice in self.choices)
+
+    @property
+    def was_aborted(self) -> bool:
+        return any(choice.finish_reason == ABORT for choice in self.choices)
+
+    @property
     def is_final(self) -> bool:
         """Whether an attempt that fails now, without progress, is the last one."""
         return self.last_attempt_is_due or self.failures >= self._retry_limit
@@ -237,7 +248,7 @@ class Stream:
             case WholeAnswer():
                 self.answer, self.is_complete = event.body, True
             case Failure():
-                self.fail(_CAUSES.get(event.info.code, Cause.ERROR), event.info)
+                self.fail(_CAUSES.get(event.info.code, Cause.ERROR), event.info, event.body or None)
             case Done():
                 self.close()
         return None

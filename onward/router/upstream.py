@@ -15,6 +15,7 @@ from onward.proto.model import ModelText
 from onward.proto.router import (
     ATTEMPT_PATH,
     CALLER_HEADER,
+    CLOSE_PATH,
     FIND_PATH,
     IGNORED_FIELDS_HEADER,
     PROBE_PATH,
@@ -22,6 +23,8 @@ from onward.proto.router import (
     TEXT_PATH,
     AskText,
     Attempt,
+    Close,
+    Closed,
     Find,
     Record,
     RegisterAnswer,
@@ -93,6 +96,10 @@ class Upstream:
         if answer is None or answer.status >= 500:
             return None, False
         return (_decoded(answer.body, Record) if answer.status == 200 else None), True
+
+    async def close_stream(self, url: str, question: Close) -> Closed | None:
+        answer = await self._ask(url, CLOSE_PATH, msgspec.msgpack.encode(question))
+        return None if answer is None else _decoded(answer, Closed)
 
     async def probe(self, url: str, question: RegisterAnswer) -> Registration | None:
         answer = await self._ask(url, PROBE_PATH, msgspec.msgpack.encode(question))

@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 
 from onward.proto.cursor import Cursor, parse_cursor
-from onward.sim.oracle import Expected, expected_choice
+from onward.sim.oracle import Expected, expected_choice, text_of
 from onward.sim.reply import Reply, Wrong
 from onward.sim.scenario import Ask
 
-RESCHEDULE = "pd_reschedule"
+RESCHEDULE, ABORT = "pd_reschedule", "abort"
+CUT = (RESCHEDULE, ABORT)
 
 
 @dataclass(slots=True)
@@ -22,6 +23,10 @@ class Received:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
+    all_token_ids: list[int] | None = None
+    """`completion_token_ids`, where the answer is not complete."""
+    num_text_tokens: int | None = None
+    """How many of them the text covers, as the server says."""
 
 
 class Answer(Reply):
@@ -47,7 +52,15 @@ class Answer(Reply):
 
     @property
     def was_given_up(self) -> bool:
-        return any(choice.finish_reason == RESCHEDULE for choice in self.choices)
+        return not self._was_aborted and any(choice.finish_reason == RESCHEDULE for choice in self.choices)
+
+    @property
+    def _was_aborted(self) -> bool:
+        return any(choice.finish_reason == ABORT for choice in self.choices)
+
+    @property
+    def outcome(self) -> str:
+        return "aborted" if self._was_aborted else "complete"
 
     @property
     def text(self) -> str:
@@ -55,7 +68,7 @@ class Answer(Reply):
 
     def own_resume(self) -> dict[str, Any]:
         token_ids = [choice.token_ids for choice in self.choices]
-        reasons = [None if one.finish_reason == RESCHEDULE else one.finish_reason for one in self.choices]
+        reasons = [None if one.finish_reason in CUT else one.finish_reason for one in self.choices]
         return {
             "seed": parse_cursor(self.cursor).seed,
             "generated_token_ids": token_ids[0] if len(token_ids) == 1 else token_ids,
@@ -127,11 +140,14 @@ class Answer(Reply):
             if choice.finish_reason is not None:
                 raise Wrong(1, f"choice {told['index']} ends twice")
             choice.finish_reason = told["finish_reason"]
+        _take_ids(choice, told)
 
     # A whole answer.
 
     def take_whole(self, body: bytes) -> None:
-        data = msgspec.json.decode(body)
+        self._take_whole(msgspec.json.decode(body))
+
+    def _take_whole(self, data: dict[str, Any]) -> None:
         for told in data["choices"]:
             choice = self.choices[told["index"]]
             message = told.get("message", told)
@@ -139,7 +155,63 @@ class Answer(Reply):
             choice.logprobs += _logprobs(told.get("logprobs"))
             choice.finish_reason = told["finish_reason"]
             choice.token_ids += told.get("token_ids", [])
+            _take_ids(choice, told)
         self.usage, self.resume = data["usage"], data.get("resume", {})
+        if "seed" in self.resume:
+            self._fix_seed(self.resume["seed"])
+        for index, choice in enumerate(self.choices):
+            if choice.finish_reason in CUT:
+                self._check_cut(index, choice)
+
+    # What there is of one that has failed.
+
+    def check_partial(self, partial: dict[str, Any]) -> None:
+        """It is a beginning of the true answer, and what continues it is what was told."""
+        resume = partial.get("resume")
+        if resume is not None:
+            self._fix_seed(resume["seed"])
+        if self._expected is None:
+            return  # several candidates with a seed that nobody was told
+        listed = partial.get("choices", [])
+        if not self.ask.streams and listed:
+            part = copy.deepcopy(self)
+            part.choices = copy.deepcopy(self._base)
+            part._take_whole(partial)
+            for index, choice in enumerate(part.choices):
+                part._check_cut(index, choice)
+        for told in listed if self.ask.streams else []:
+            choice = copy.deepcopy(self.choices[told["index"]])
+            _take_ids(choice, told)
+            self._check_cut(told["index"], choice)
+        if resume is not None:
+            given = resume["generated_token_ids"]
+            for expected, token_ids in zip(self.expected, [given] if self.ask.n == 1 else given, strict=True):
+                if token_ids != expected.token_ids[: len(token_ids)]:
+                    raise Wrong(2, f"it is to be continued from {token_ids} instead of {expected.token_ids}")
+
+    def _check_cut(self, index: int, choice: Received) -> None:
+        """A choice that is not complete, or was not when another one failed: no token without its text, and no text but
+        that of its tokens."""
+        token_ids, num_covered = choice.all_token_ids, choice.num_text_tokens
+        if token_ids is None:
+            raise Wrong(2, f"choice {index} was cut, and its tokens are not told")
+        if self._expected is None:
+            return
+        expected = self.expected[index]
+        if token_ids != expected.token_ids[: len(token_ids)]:
+            raise Wrong(2, f"choice {index} is cut behind {token_ids} instead of {expected.token_ids}")
+        if self.ask.streams and token_ids != choice.token_ids:
+            raise Wrong(3, f"choice {index} has told {choice.token_ids}, and is cut behind {token_ids}")
+        if self._speaks_tokens:
+            return
+        if num_covered is None or not 0 <= num_covered <= len(token_ids):
+            raise Wrong(2, f"the text of choice {index} covers {num_covered} of {len(token_ids)} tokens")
+        covered = text_of(token_ids[:num_covered])
+        is_ended = choice.finish_reason not in (None, *CUT)
+        if not is_ended and not (choice.text.startswith(covered) and text_of(token_ids).startswith(choice.text)):
+            raise Wrong(2, f"choice {index} reads {choice.text!r}, which is not the text {covered!r} of its tokens")
+        if not expected.text.startswith(choice.text):
+            raise Wrong(2, f"choice {index} reads {choice.text!r} instead of {expected.text!r}")
 
     # What it should be.
 
@@ -167,8 +239,11 @@ class Answer(Reply):
                 raise Wrong(2, f"choice {index} reads {choice.text!r} instead of {expected.text!r}")
 
     def check_end(self) -> None:
-        """It claims to be complete."""
+        """It claims to be complete, or to have been aborted."""
         self._check_texts()
+        if self._was_aborted:
+            self._check_aborted()
+            return
         if self._expected is None:
             return  # a whole answer with a seed that nobody was told
         for index, (choice, expected) in enumerate(zip(self.choices, self.expected, strict=True)):
@@ -184,6 +259,13 @@ class Answer(Reply):
         if not self.ask.streams:
             self.num_tokens = sum(len(one.token_ids) for one in self.expected)
 
+    def _check_aborted(self) -> None:
+        if self.ask.abort_at_s is None:
+            raise Wrong(2, "it was aborted, and nobody wanted that")
+        for index, choice in enumerate(self.choices):
+            if choice.finish_reason == ABORT:
+                self._check_cut(index, choice)
+
     def _check_logprobs(self, index: int, choice: Received, expected: Expected) -> None:
         wanted = [-token / 8 for token in expected.token_ids]
         if choice.logprobs != wanted:
@@ -198,6 +280,11 @@ class Answer(Reply):
         told = (self.usage["prompt_tokens"], self.usage["completion_tokens"])
         if told != wanted:
             raise Wrong(2, f"the usage is {told} instead of {wanted}")
+
+
+def _take_ids(choice: Received, told: dict[str, Any]) -> None:
+    choice.all_token_ids = told.get("completion_token_ids", choice.all_token_ids)
+    choice.num_text_tokens = told.get("num_text_tokens", choice.num_text_tokens)
 
 
 def _logprobs(told: Any) -> list[float]:

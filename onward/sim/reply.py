@@ -57,6 +57,10 @@ class Reply(ABC):
     def check_end(self) -> None:
         """It claims to be complete."""
 
+    def check_partial(self, partial: dict[str, Any]) -> None:
+        """What came of it next to an error."""
+        raise Wrong(2, f"a part {partial} of what comes whole or not at all")
+
     def own_resume(self) -> dict[str, Any]:
         """To be put into a request that goes on with this one, from the cursors alone."""
         return {}

@@ -136,6 +136,9 @@ class Response(Reply):
             if _ends(event):
                 self._end(event["response"])
 
+    def check_partial(self, partial: dict[str, Any]) -> None:
+        self._check_text(_text_of(partial))
+
     # The response itself.
 
     def take_whole(self, body: bytes) -> None:
@@ -170,7 +173,7 @@ class Response(Reply):
         final, expected = self._final, self._expected
         self.num_tokens = final["usage"]["output_tokens"]
         if final["status"] == "cancelled":
-            if self._ask.cancel_at_s is None:
+            if self._ask.cancel_at_s is None and self._ask.abort_at_s is None:
                 raise Wrong(1, "it was cancelled, and nobody wanted that")
             return
         is_cut = expected.finish_reason == "length"

@@ -299,7 +299,10 @@ class Visitor:
         return await self._session.post(url, data=msgspec.json.encode(body), headers=headers)
 
     async def _refusal(self, answer: Reply, response: Response) -> None:
-        told = msgspec.json.decode(await response.read())["error"]
+        body = msgspec.json.decode(await response.read())
+        told = body["error"]
+        if "partial" in body:
+            answer.check_partial(body["partial"])
         self._judge(response.status, told["code"], float(response.headers.get("retry-after", RETRY_S)), answer)
 
     def _judge(self, status: int, code: str, pause_s: float, answer: Reply) -> None:
@@ -322,6 +325,8 @@ class Visitor:
             told = msgspec.json.decode(data)
             if "error" in told and "choices" not in told:
                 error = told["error"]
+                if "partial" in told:
+                    answer.check_partial(told["partial"])
                 continue
             answer.take_event(event_id, told)
             if self.ask.reads_slowly:

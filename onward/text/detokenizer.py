@@ -18,6 +18,12 @@ class Detokenizer:
         self._texts = table.plain_texts if skip_special_tokens else table.texts
         self._pending = b""
 
+    def renewed(self) -> "Detokenizer":
+        """One for the same vocabulary that has read nothing."""
+        new = Detokenizer.__new__(Detokenizer)
+        new._pieces, new._texts, new._pending = self._pieces, self._texts, b""
+        return new
+
     @property
     def pending(self) -> bytes:
         """The beginning of a character whose rest has not come: at most three bytes."""

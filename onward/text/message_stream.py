@@ -28,6 +28,11 @@ class MessageStream:
     def follows_reasoning(self) -> bool:
         return self._reasoning is not None
 
+    @property
+    def num_held(self) -> int:
+        """Characters that were pushed and are not part of any event yet."""
+        return sum(parser.num_held for parser in (self._reasoning, self._calls) if parser is not None)
+
     def push(self, text: str) -> list[Event]:
         assert not self.stopped
         if self._reasoning is None:

@@ -4,6 +4,8 @@ For outputs with tools or thinking. As with plain text, what has been told up to
 to there: replay the tokens, drop what was told, go on.
 """
 
+from collections.abc import Sequence
+
 from onward.text.message_events import Event, joined
 from onward.text.message_stream import MessageStream
 from onward.text.text_stream import CUT_REASONS, TextStream
@@ -53,6 +55,12 @@ class MessageText:
         self._tell(self._message.push(rest) if rest else [])
         self._tell(self._message.finish())
         return rest
+
+    def num_covered(self, token_ids: Sequence[int]) -> int:
+        """How many of the tokens that were pushed, from the first on, have all of their text among the events."""
+        if self.stopped:
+            return len(token_ids)
+        return self._text.num_covered(token_ids, self._message.num_held)
 
     def take_events(self) -> list[Event]:
         """What was told since the last time, in as few events as can be."""

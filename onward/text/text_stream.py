@@ -5,7 +5,7 @@ function of the tokens up to there. That is what makes a stream resumable: repla
 on. Knows nothing of requests, and does not decide that an output ends but by a stop string.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from onward.text.detokenizer import Detokenizer
 from onward.text.stop_strings import StopMatcher
@@ -83,6 +83,23 @@ class TextStream:
             return ""
         held = self._matcher.flush() if self._matcher else ""
         return held + self._detokenizer.flush()
+
+    def num_covered(self, token_ids: Sequence[int], num_hidden: int = 0) -> int:
+        """How many of the tokens that were pushed, from the first on, have all of their text among the text that was
+        returned. Of the next token a beginning may have been returned. `num_hidden`: characters at the end of the returned
+        text that do not count. Replays the tokens: for the end of an output that was cut."""
+        if self.stopped:
+            return len(token_ids)
+        detokenizer = self._detokenizer.renewed()
+        num_chars, boundaries = 0, [(0, 0)]
+        for num_tokens, token_id in enumerate(token_ids, 1):
+            if token_id not in self._end_token_ids or self._include_stop:
+                num_chars += len(detokenizer.push(token_id))
+            if not detokenizer.pending:
+                boundaries.append((num_tokens, num_chars))
+        num_held = len(self._matcher.held) if self._matcher else 0
+        num_returned = num_chars - num_held - num_hidden
+        return max(num_tokens for num_tokens, end in boundaries if end <= num_returned)
 
     def take_events(self) -> None:
         """Plain text is not taken apart. `MessageText` does that."""

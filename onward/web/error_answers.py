@@ -28,7 +28,7 @@ async def answer_errors(send: Send, work: Coroutine[Any, Any, None]) -> None:
     except OnwardError as error:
         await http.respond_error(send, info_of(error))
     except RequestFailed as failure:
-        await http.respond_error(send, failure.info)
+        await http.respond_error(send, failure.info, error_body(failure.info, failure.partial))
     except Exception:
         _logger.exception("a request failed by a fault of ours")
         await http.respond_error(send, INTERNAL_ERROR)

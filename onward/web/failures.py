@@ -10,11 +10,13 @@ from onward.proto.request import ErrorInfo
 
 
 class RequestFailed(Exception):
-    """An error that came as data: from another process, or from what was noted of a request."""
+    """An error that came as data: from another process, or from what was noted of a request. `partial`: JSON, what there is
+    of the answer."""
 
-    def __init__(self, info: ErrorInfo) -> None:
+    def __init__(self, info: ErrorInfo, partial: bytes | None = None) -> None:
         super().__init__(info.message)
         self.info = info
+        self.partial = partial
 
 
 def info_of(error: OnwardError) -> ErrorInfo:
@@ -23,9 +25,12 @@ def info_of(error: OnwardError) -> ErrorInfo:
     )
 
 
-def error_body(info: ErrorInfo) -> bytes:
-    """`{"error": {...}}`, as the openai package reads it."""
-    return msgspec.json.encode({"error": error_fields(info)})
+def error_body(info: ErrorInfo, partial: bytes | None = None) -> bytes:
+    """`{"error": {...}}`, as the openai package reads it, and `partial` next to it, where there is a part of the answer."""
+    fields: dict[str, Any] = {"error": error_fields(info)}
+    if partial is not None:
+        fields["partial"] = msgspec.Raw(partial)
+    return msgspec.json.encode(fields)
 
 
 def error_fields(info: ErrorInfo) -> dict[str, Any]:

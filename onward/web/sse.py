@@ -30,8 +30,8 @@ def named_event(name: str, data: bytes, cursor: str | None = None) -> bytes:
     return event if cursor is None else b"id: %b\n%b" % (cursor.encode(), event)
 
 
-def error_event(info: ErrorInfo) -> bytes:
-    return named_event("error", error_body(info))
+def error_event(info: ErrorInfo, partial: bytes | None = None) -> bytes:
+    return named_event("error", error_body(info, partial))
 
 
 def progress_comment(progress: Progress) -> bytes:

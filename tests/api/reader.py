@@ -31,6 +31,7 @@ class ChoiceRead:
     finish_reason: str | None = None
     num_ends: int = 0
     completion_token_ids: list[int] | None = None
+    num_text_tokens: int | None = None
     error: dict[str, Any] | None = None
     returned_token_ids: list[int] = field(default_factory=list)
     """With `return_token_ids`."""
@@ -50,6 +51,8 @@ class AnswerRead:
     """The last one of a stream."""
     error: dict[str, Any] | None = None
     """Of a stream that ended with one."""
+    partial: dict[str, Any] | None = None
+    """Next to it."""
     prompt_token_ids: list[int] | None = None
     usages: list[int] = field(default_factory=list)
     """Output tokens so far, as each chunk tells them, or an answer at its end."""
@@ -106,7 +109,7 @@ def _read_stream(answer: AnswerRead, text: str) -> None:
         data = msgspec.json.decode(lines["data"])
         if "event" in lines:
             assert lines["event"] == "error" and event is events[-1]
-            answer.error = data["error"]
+            answer.error, answer.partial = data["error"], data.get("partial")
             return
         take(answer, data)
         if "id" in lines:
@@ -137,6 +140,7 @@ def take(answer: AnswerRead, data: dict[str, Any]) -> None:
         one.prompt_token_ids = choice.get("prompt_token_ids", one.prompt_token_ids)
         one.logprobs += _entries(choice["logprobs"])
         one.completion_token_ids = choice.get("completion_token_ids", one.completion_token_ids)
+        one.num_text_tokens = choice.get("num_text_tokens", one.num_text_tokens)
         one.error = choice.get("error", one.error)
         if choice["finish_reason"] is not None:
             one.finish_reason = choice["finish_reason"]

@@ -69,7 +69,7 @@ def test_a_choice_that_is_given_up_shows_only_what_can_no_longer_change() -> Non
     answer = Answer([[1, 2, 3]], [choice(stop=("stop",))])
     progress = answer.take([news("né st".encode()), news("😀".encode()[:2], "pd_reschedule", error=GIVEN_UP)])
     output = list("né st".encode() + "😀".encode()[:2])
-    ended = Piece(0, output, "né ", "pd_reschedule", completion_token_ids=output, error=GIVEN_UP)
+    ended = Piece(0, output, "né ", "pd_reschedule", completion_token_ids=output, num_text_tokens=4, error=GIVEN_UP)
     assert (progress.pieces, progress.error, answer.finished) == ([ended], None, True)
 
 

@@ -433,7 +433,7 @@ def test_an_abort_stays_an_abort_whatever_else_befell_the_request(ledger: Ledger
     ledger.submit(order(), 0.0)
     ledger.receive("engine-1", Accepted("a-0", 1), 0.0)
     [one] = ledger.receive("engine-1", delta(0, 5, finish_reason="abort", error=PREEMPTED), 0.0).deliver
-    assert (one.finish_reason, one.error, one.failed, len(ledger)) == ("abort", ABORTED, True, 0)
+    assert (one.finish_reason, one.error, one.failed, len(ledger)) == ("abort", ABORTED, False, 0)
 
 
 def test_a_reschedule_that_comes_behind_a_users_abort_is_not_heard(ledger: Ledger) -> None:

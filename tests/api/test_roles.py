@@ -60,6 +60,7 @@ ACCESS = {
     "/drain": Access.ADMIN,
     "/undrain": Access.ADMIN,
     "/internal/attempt": Access.CLUSTER,
+    "/internal/close": Access.CLUSTER,
     "/internal/find": Access.CLUSTER,
     "/internal/probe": Access.CLUSTER,
     "/internal/text": Access.CLUSTER,
@@ -230,10 +231,10 @@ def test_an_abort_reaches_the_callers_own_requests_only(
         assert abort(instance, "user", all=True) == 403
         assert len(instance.engine.running) == 2
         assert abort(instance, "user", ids=["mine"]) == {"aborted": ["mine"], "unknown": []}
-        assert asked[0].result(20).json()["error"]["code"] == "aborted"
+        assert asked[0].result(20).json()["choices"][0]["finish_reason"] == "abort"
         assert [one.submit.caller for one in instance.engine.running.values()] == ["other"]
         assert abort(instance, "admin", ids=["mine"]) == {"aborted": ["mine"], "unknown": []}
-        assert asked[1].result(20).json()["error"]["code"] == "aborted"
+        assert asked[1].result(20).json()["choices"][0]["finish_reason"] == "abort"
         assert abort(instance, "admin", all=True) == {"aborted": [], "unknown": []}
     told = [line.partition("audit ")[2] for line in capfd.readouterr().err.splitlines() if "audit " in line]
     assert told == ["caller=admin action=abort targets=1", "caller=admin action=abort_all targets=0"]
@@ -297,7 +298,7 @@ def test_nobody_learns_whether_another_callers_stream_runs_is_kept_was_aborted_o
             assert abort(instance, "other", ids=[request_id]) == {"aborted": [], "unknown": [request_id]}
             assert [one.submit.caller for one in instance.engine.running.values()] == ["user"]
             assert abort(instance, "user", ids=[request_id])["aborted"] == [request_id]
-            assert asked[0].result(20).json()["error"]["code"] == "aborted"
+            assert asked[0].result(20).json()["choices"][0]["finish_reason"] == "abort"
         assert answers_to(instance, "other", running_one) == unknown, "what was aborted"
         assert {one.caller for one in instance.engine.submits} == {"user"}
 

@@ -33,11 +33,13 @@ class OpenStream:
             if line.startswith("id: "):
                 return
 
-    async def last_words(self) -> tuple[list[str], list[str]]:
-        """The codes of the errors that came, and the last line."""
+    async def ends(self) -> list[str]:
+        """The finish reasons that came before the end. Nothing follows it, and no error comes."""
         data = [line.removeprefix("data: ") async for line in self._lines if line.startswith("data: ")]
-        errors = [msgspec.json.decode(one)["error"]["code"] for one in data if one.startswith('{"error"')]
-        return errors, data[-1:]
+        assert data.pop() == "[DONE]"
+        chunks = [msgspec.json.decode(one) for one in data]
+        reasons = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
+        return [reason for reason in reasons if reason is not None]
 
 
 @asynccontextmanager
@@ -79,7 +81,7 @@ def test_a_running_stream_is_aborted_by_its_id_and_told_so(server: Server) -> No
             await stream.first_token()
             name = "chatcmpl-" + stream.id
             assert await abort(server, ids=[name, "x"]) == {"aborted": [name], "unknown": ["x"]}
-            assert await stream.last_words() == (["aborted"], ["[DONE]"])
+            assert await stream.ends() == ["abort"]
             assert await abort(server, ids=[name]) == {"aborted": [], "unknown": [name]}
 
     asyncio.run(scenario())
@@ -94,7 +96,7 @@ def test_a_request_is_aborted_by_its_label_while_it_waits(server: Server) -> Non
         ):
             await running[0].first_token()
             assert await abort(server, ids=["q"]) == {"aborted": ["q"], "unknown": []}
-            assert await late.last_words() == (["aborted"], ["[DONE]"])
+            assert await late.ends() == ["abort"]
             await running[1].first_token()
             await abort(server, ids=[one.id for one in running])
 
@@ -102,7 +104,7 @@ def test_a_request_is_aborted_by_its_label_while_it_waits(server: Server) -> Non
     assert_nothing_is_left(server)
 
 
-def test_a_request_that_is_not_streamed_is_a_409(server: Server) -> None:
+def test_a_request_that_is_not_streamed_returns_what_was_generated(server: Server) -> None:
     async def scenario() -> None:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             asking = asyncio.ensure_future(
@@ -115,7 +117,10 @@ def test_a_request_that_is_not_streamed_is_a_409(server: Server) -> None:
                     break
             assert told == {"aborted": ["whole"], "unknown": []}
             response = await asking
-        assert (response.status_code, response.json()["error"]["code"]) == (409, "aborted")
+        assert response.status_code == 200
+        [choice] = response.json()["choices"]
+        assert (choice["finish_reason"], choice["message"]["role"]) == ("abort", "assistant")
+        assert len(choice["completion_token_ids"]) == response.json()["usage"]["completion_tokens"]
 
     asyncio.run(scenario())
     assert_nothing_is_left(server)
@@ -128,7 +133,7 @@ def test_all_ends_everything_of_every_process_and_new_requests_are_served(server
             told = await abort(server, all=True)
             # Records of streams whose clients have gone, as other tests leave them, are named too.
             assert {stream.id for stream in streams} <= set(told["aborted"]) and not told["unknown"]
-            assert [await stream.last_words() for stream in streams] == [(["aborted"], ["[DONE]"])] * 6
+            assert [await stream.ends() for stream in streams] == [["abort"]] * 6
 
     asyncio.run(scenario())
     assert_nothing_is_left(server)

@@ -64,6 +64,8 @@ class Received:
     cursors: list[Cursor] = field(default_factory=list)
     chunks: list[dict[str, Any]] = field(default_factory=list)
     errors: list[dict[str, Any]] = field(default_factory=list)
+    partials: list[dict[str, Any] | None] = field(default_factory=list)
+    """Next to each error."""
     num_done: int = 0
     last_id: str = ""
 
@@ -88,6 +90,7 @@ class Received:
                 self.num_done += 1
             elif key == "data" and name == "error":
                 self.errors.append(msgspec.json.decode(value)["error"])
+                self.partials.append(msgspec.json.decode(value).get("partial"))
             elif key == "data":
                 assert name == "message", f"{name} is not for clients"
                 self.chunks.append(msgspec.json.decode(value))

@@ -17,10 +17,13 @@ from onward.proto.cursor import ChoiceCursor, Cursor, format_cursor
 from onward.proto.router import (
     ABORT_PATH,
     ATTEMPT_PATH,
+    CLOSE_PATH,
     FIND_PATH,
     PROBE_PATH,
     REGISTER_PATH,
     Attempt,
+    Close,
+    Closed,
     Facts,
     Find,
     Load,
@@ -87,6 +90,9 @@ class StandInInstance:
         self.key: str | None = None
         """An admin's, for a router that asks for one."""
         self.records: dict[str, Record] = {}
+        self.closes: Callable[[Close], Closed] | None = None
+        """How it ends the answer to a request that the router gives up. None: it does not answer that."""
+        self.asked_to_close: list[Close] = []
         self.behave: Callable[[Attempt, int], Behaviour] = lambda attempt, number: Behaviour()
         """By the attempt and how many came here before."""
         self.seen = asyncio.Condition()
@@ -178,6 +184,9 @@ class StandInInstance:
             respond(writer, *self.answers[path], self.answer_headers)
         elif path == ATTEMPT_PATH:
             await self._attempt(msgspec.msgpack.decode(body, type=Attempt), reader, writer)
+        elif path == CLOSE_PATH and self.closes is not None:
+            self.asked_to_close.append(msgspec.msgpack.decode(body, type=Close))
+            respond(writer, 200, msgspec.msgpack.encode(self.closes(self.asked_to_close[-1])))
         elif path == PROBE_PATH:
             respond(writer, 200, msgspec.msgpack.encode(self.registration()))
         elif path == FIND_PATH:

@@ -140,3 +140,14 @@ def test_where_no_thinking_is_looked_for_none_is_counted() -> None:
     text = MessageText(TextStream(TABLE), message)
     text.push(IDS[b"hm"])
     assert text.num_reasoning_tokens is None
+
+
+def test_tokens_of_what_may_become_a_call_or_a_tag_are_not_covered() -> None:
+    text = new_text()
+    said = [b"hm", b"\n", b"[TOOL_CALLS]", b"f"]
+    covered: list[int] = []
+    for num_tokens in range(len(said)):
+        text.push(IDS[said[num_tokens]])
+        covered.append(text.num_covered([IDS[piece] for piece in said[: num_tokens + 1]]))
+    assert covered[0] == 1 and covered[2:] == [covered[2]] * 2, "a name may go on"
+    assert covered[2] <= 3

@@ -1,3 +1,4 @@
+import codecs
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,3 +138,32 @@ def test_the_end_token_has_no_text() -> None:
 def test_tokens_behind_a_stop_string_are_not_replayed() -> None:
     stream, text = TextStream.replay([4, 2, 4, 4], TABLE, stop=("ab",))
     assert (text, stream.stopped, stream.num_tokens) == ("c", True, 2)
+
+
+def covered(token_ids: list[int], chosen: Options, shown: str) -> int:
+    """From the bytes alone: the most tokens that end between two characters of the shown text."""
+    decoder, text, most = codecs.getincrementaldecoder("utf-8")("replace"), "", 0
+    for num_tokens, token_id in enumerate(token_ids, 1):
+        is_hidden = token_id == EOS and chosen.skip_special_tokens
+        text += decoder.decode(b"" if is_hidden else PIECES[token_id])
+        if not decoder.getstate()[0] and len(text) <= len(shown):
+            most = num_tokens
+    return most
+
+
+@settings(max_examples=400, deadline=None)
+@given(tokens, options)
+def test_the_tokens_that_the_text_covers_are_those_whose_text_is_all_shown(
+    token_ids: list[int], chosen: Options
+) -> None:
+    released, _, stream = run(token_ids, chosen, "abort")
+    if stream.stopped:
+        assert stream.num_covered(token_ids[: len(released)]) == len(released)
+    else:
+        assert stream.num_covered(token_ids) == covered(token_ids, chosen, "".join(released))
+
+
+def test_half_a_character_and_the_beginning_of_a_stop_string_are_not_covered() -> None:
+    stream = TextStream(TABLE, stop=("ab",))
+    assert [stream.push(one) for one in (4, 10)] == ["c", ""]
+    assert stream.num_covered([4, 10]) == 1, "its first character may begin a stop string, its second is incomplete"

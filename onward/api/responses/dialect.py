@@ -25,6 +25,7 @@ from onward.web.response_ids import PREFIX
 
 class Responses:
     id_prefix = PREFIX
+    shows_text = True
 
     def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts

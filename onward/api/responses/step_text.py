@@ -1,5 +1,7 @@
 """A text that is told token by token, however its tokens have come: so what is made of it is a function of the tokens."""
 
+from collections.abc import Sequence
+
 from onward.api.pieces import Text
 from onward.text.message_events import Content, EndTold, Event, TokenTold
 
@@ -34,6 +36,9 @@ class StepText:
         said = self._text.finish(reason)
         self._steps.append(EndTold(self._told(said)))
         return said
+
+    def num_covered(self, token_ids: Sequence[int]) -> int:
+        return self._text.num_covered(token_ids)
 
     def take_events(self) -> list[Event]:
         steps, self._steps = self._steps, []

@@ -34,6 +34,8 @@ class ResponseWriter:
         teller = self.teller(head, lambda _: usage)
         teller.take(choices[0])
         teller.without_scores()
+        if choices[0].finish_reason is None and choices[0].error is not None:
+            teller.failed(choices[0].error)
         return msgspec.json.encode(teller.response())
 
     def opening(self, choice: int) -> Opening | None:

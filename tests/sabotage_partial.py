@@ -1,0 +1,94 @@
+"""Deliberate bugs in what an aborted or failed request returns. See `tests/sabotage.py`, which has the other rows."""
+
+from typing import Any
+
+from onward.api import ledger
+from onward.api.forms import ChunkForm, Collected
+from onward.api.ledger import RESCHEDULE
+from onward.router.closing import ClosingClientSide
+from onward.router.stream import Stream
+from onward.text.message_stream import MessageStream
+from onward.text.text_stream import TextStream
+from onward.web import sse
+from tests.sabotage_kinds import Patches, Sabotage
+
+PARTIAL = "tests/api/test_partial.py::"
+CLOSING = "tests/router/test_closing.py::"
+CHAT = "/v1/chat/completions"
+
+
+def _an_abort_is_an_error(patch: Patches) -> None:
+    patch.put(ledger, "CUT", frozenset({RESCHEDULE}))
+
+
+def _an_error_drops_the_answer(patch: Patches) -> None:
+    patch.put(Collected, "partial", lambda self, info: None)
+
+
+def _an_error_event_drops_the_tokens(patch: Patches) -> None:
+    patch.put(ChunkForm, "failed", lambda self, info: [sse.error_event(info)])
+
+
+def _every_token_is_covered(patch: Patches) -> None:
+    patch.put(TextStream, "num_covered", lambda self, token_ids, num_hidden=0: len(token_ids))
+
+
+def _held_tags_are_covered(patch: Patches) -> None:
+    patch.put(MessageStream, "num_held", 0)
+
+
+def _a_router_asks_nobody(patch: Patches) -> None:
+    async def closed(self: ClosingClientSide, info: Any) -> None:
+        return None
+
+    patch.put(ClosingClientSide, "_closed", closed)
+
+
+def _a_router_keeps_what_an_instance_has_aborted(patch: Patches) -> None:
+    patch.put(Stream, "was_aborted", False)
+
+
+TABLE = [
+    Sabotage(
+        "abort-is-an-error",
+        "an aborted request is answered by an error, and what it had is lost",
+        _an_abort_is_an_error,
+        [PARTIAL + f"test_a_request_that_is_aborted_before_its_first_token_returns_empty_text[whole-{CHAT}]"],
+    ),
+    Sabotage(
+        "error-without-partial",
+        "a request that fails loses the text and tokens that it had",
+        _an_error_drops_the_answer,
+        [PARTIAL + f"test_a_failed_request_returns_what_it_has_next_to_the_error[deadline-whole-{CHAT}]"],
+    ),
+    Sabotage(
+        "error-event-without-partial",
+        "a stream that fails does not say how to continue it",
+        _an_error_event_drops_the_tokens,
+        [PARTIAL + f"test_a_failed_request_returns_what_it_has_next_to_the_error[crashed-streamed-{CHAT}]"],
+    ),
+    Sabotage(
+        "half-characters-covered",
+        "tokens count as covered by a text that does not show all of theirs",
+        _every_token_is_covered,
+        ["tests/text/test_text_stream.py::test_half_a_character_and_the_beginning_of_a_stop_string_are_not_covered"],
+    ),
+    Sabotage(
+        "held-tags-covered",
+        "tokens of what may become a call count as covered by the text",
+        _held_tags_are_covered,
+        ["tests/text/test_message_text.py::test_tokens_of_what_may_become_a_call_or_a_tag_are_not_covered"],
+    ),
+    Sabotage(
+        "router-ends-without-text",
+        "a router that gives a request up has no instance write what there is of it",
+        _a_router_asks_nobody,
+        [CLOSING + "test_an_aborted_request_ends_as_an_instance_writes_it[2-whole]"],
+    ),
+    Sabotage(
+        "router-keeps-aborted",
+        "a router keeps a stream that was aborted at its instance",
+        _a_router_keeps_what_an_instance_has_aborted,
+        [CLOSING + "test_a_stream_that_was_aborted_at_its_instance_is_not_kept[abort-0]"],
+    ),
+]
