@@ -131,7 +131,7 @@ def check_packages(model: str, *, device: str, quantization: str) -> None:
 
 
 def _require_torch_for_floats(model: str) -> None:
-    require_torch(f"the model {model} has float weights, which on CPU", instead="--quantization int8")
+    require_torch(f"the model {model} (float weights, on CPU)", instead="--quantization int8")
 
 
 def find(model: str, *, with_weights: bool, cache_dir: Path, progress: Progress) -> Source:

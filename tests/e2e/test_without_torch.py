@@ -153,7 +153,9 @@ def test_the_library_names_the_extra_too(tmp_path: Path) -> None:
 def test_a_gguf_file_of_floats_is_refused_when_its_header_is_read(tmp_path: Path) -> None:
     config = tiny_config()
     file = write_gguf(tmp_path / "floats.gguf", config, random_tensors(config))
-    with pytest.raises(StartupError, match=r"floats\.gguf has float weights.*onward\[torch\].*--quantization int8"):
+    with pytest.raises(
+        StartupError, match=r"floats\.gguf \(float weights, on CPU\).*onward\[torch\].*--quantization int8"
+    ):
         prepare(str(file), cache_dir=tmp_path / "cache")
     assert not (tmp_path / "cache" / "models").exists()
     assert prepare(str(file), quantization="int8", cache_dir=tmp_path / "cache").weights
