@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from onward.api import jobs
-from onward.api.responses import endpoint, stored
+from onward.api.responses import stored
 from onward.api.responses.endpoint import CreateEndpoint
 from onward.api.responses.form import ResponseForm
 from onward.api.streams import Streams
@@ -20,7 +20,7 @@ from onward.router.route import Route
 from onward.shelf import records as shelf_records
 from onward.shelf.core import ShelfCore
 from onward.shelf.records import Records
-from onward.web import tasks
+from onward.web import response_endpoint, tasks
 from onward.web.keys import Caller
 from onward.web.response_ids import PREFIX, unknown
 from onward.web.tasks import Tasks
@@ -51,7 +51,7 @@ def _count_events_from_the_break(patch: Patches) -> None:
 
 
 def _tell_the_last_event_again(patch: Patches) -> None:
-    patch.around(endpoint, "starting_after", lambda original, query: max(-1, original(query) - 1))
+    patch.around(response_endpoint, "starting_after", lambda original, query: max(-1, original(query) - 1))
 
 
 def _keep_them_for_ever(patch: Patches) -> None:

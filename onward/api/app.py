@@ -20,7 +20,7 @@ from onward.api.proven import Proven
 from onward.api.registering import Description, Probing
 from onward.api.responses.background import Background
 from onward.api.responses.dialect import ResponseJobs, Responses
-from onward.api.responses.endpoint import CreateEndpoint, ItemEndpoint
+from onward.api.responses.endpoint import CreateEndpoint
 from onward.api.responses.for_routers import ForRouters
 from onward.api.responses.form import form_of as response_form_of
 from onward.api.responses.stored import StoredResponses
@@ -46,6 +46,7 @@ from onward.web.application import application
 from onward.web.browsers import for_browsers
 from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring
 from onward.web.envelope import Envelope, refuse
+from onward.web.response_endpoint import ResponseEndpoint
 
 
 def build_app(
@@ -70,7 +71,7 @@ def build_app(
     background = Background(responding, streams, backend.tasks)
     stored = StoredResponses(responding, backend, streams, background)
     endpoints[response_ids.PATH] = CreateEndpoint(responding, backend, streams, stored, background)
-    of_response = ItemEndpoint(stored) if generates else WrongRole()
+    of_response = ResponseEndpoint(stored) if generates else WrongRole()
     attempts = AttemptEndpoint(generators if generates else {}, backend, streams, proven)
     aborting = Aborting(backend.client, streams, config.max_body_bytes, proven)
     tokenizing = Tokenizing(backend, proven)
@@ -85,7 +86,7 @@ def build_app(
         ABORT_PATH: aborting.abort_for_router,
         TOKENIZE_PATH: tokenizing.tokenize_for_router,
         DETOKENIZE_PATH: tokenizing.detokenize_for_router,
-        RESPONSE_PATH: ForRouters(stored, streams, proven, config.max_body_bytes).answer,
+        RESPONSE_PATH: ForRouters(stored, proven, config.max_body_bytes).answer,
         EMBED_PATH: OfRouters(embeddings, config.max_body_bytes, proven, backend.clock),
     }
     routes = [

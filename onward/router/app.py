@@ -16,7 +16,6 @@ from onward.router.generation import GenerationEndpoint
 from onward.router.passing_on import PATHS as PASSED_ON
 from onward.router.passing_on import PassingOn
 from onward.router.response_creation import ResponseCreation
-from onward.router.response_items import ResponseItems
 from onward.router.responses import FoundResponses
 from onward.router.serving import Serving
 from onward.router.tokenizing import Tokenizing
@@ -25,6 +24,7 @@ from onward.web.application import application
 from onward.web.browsers import for_browsers
 from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring
 from onward.web.envelope import Envelope, refuse
+from onward.web.response_endpoint import ResponseEndpoint
 
 GENERATING_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/generate", response_ids.PATH)
 GENERATING_METHODS = ("GET", "POST")
@@ -74,7 +74,7 @@ def routes_of(
     }
     aborting = Aborting(serving, config.max_body_bytes)
     passing_on = PassingOn(serving, config.max_body_bytes)
-    of_response = ResponseItems(serving, found)
+    of_response = ResponseEndpoint(found)
     register = _looking_for_text(admin.register, tokenizing)
     return [
         *(GuardedRoute(path, one, methods=GENERATING_METHODS, access=Access.USER) for path, one in generating.items()),

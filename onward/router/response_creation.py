@@ -12,17 +12,15 @@ from onward.proto.request import ErrorInfo
 from onward.router.client_side import ClientSide
 from onward.router.generation import GenerationEndpoint
 from onward.router.kept import kept_at_instances
-from onward.router.response_following import follow
-from onward.router.responses import FoundResponses, last_number
+from onward.router.responses import FoundResponses
 from onward.router.route import Route
 from onward.router.serving import Serving
 from onward.router.stream import Stream
 from onward.router.tokenizing import Tokenizing
 from onward.web import http
-from onward.web.body import decode_fields
 from onward.web.failures import RequestFailed
 from onward.web.keys import Caller
-from onward.web.response_context import PREVIOUS, previous_of, with_context
+from onward.web.response_endpoint import completed, follow, last_number, sketch_of
 from onward.web.response_failures import error_of
 from onward.web.response_ids import PREFIX
 from onward.web.sse import named_event
@@ -32,22 +30,6 @@ MAX_COPIES = 256
 LOOK_EVERY_S = 0.01
 LAST_WORDS_S = 3.0
 """A stream fails where instances do, and then none of them is waited for as a client would wait for its answer."""
-
-
-class _Sketch(msgspec.Struct, frozen=True):
-    model: str = ""
-    background: bool | None = None
-    store: bool | None = None
-
-
-_sketches = msgspec.json.Decoder(_Sketch)
-
-
-def sketch_of(body: bytes) -> _Sketch:
-    try:
-        return _sketches.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _Sketch()
 
 
 class ResponseCreation(GenerationEndpoint):
@@ -61,12 +43,7 @@ class ResponseCreation(GenerationEndpoint):
         """Responses that are being copied to a second instance."""
 
     async def completed(self, caller: Caller, body: bytes) -> bytes:
-        previous = previous_of(decode_fields(body), body)
-        if previous is None:
-            return body
-        record = await self._found.find(caller, previous, PREVIOUS)
-        items = await self._found.asked("context", record)
-        return with_context(body, items, self._serving.core.config.max_body_bytes)
+        return await completed(self._found, caller, body, self._serving.core.config.max_body_bytes)
 
     async def behind_all(self, place: Cursor) -> Cursor:
         """Whoever has followed it by its id has had it taken up by an instance, without us."""
@@ -113,7 +90,7 @@ class ResponseCreation(GenerationEndpoint):
             await follow(self._found, caller, PREFIX + stream.request_id, -1, send)
             return
         record = self._found.record_of(stream, is_live=True)
-        await http.respond(send, 200, await self._found.asked("show", record))
+        await http.respond(send, 200, await self._found.show(record))
 
 
 class ResponseClientSide(ClientSide):

@@ -35,20 +35,40 @@ _ENDED_BY_OTHERS = ("aborted", "stale_attempt")
 """Errors of a run that was ended by an abort, a cancel or a later attempt, which decides what is kept."""
 
 
-class _Number(msgspec.Struct, frozen=True):
-    sequence_number: int = -1
-
-
-_numbers = msgspec.json.Decoder(_Number)
 _kept_ends = msgspec.json.Decoder(KeptEnd)
 
 
 class FoundResponses:
+    """`Responses` of `web.response_endpoint`, behind a router."""
+
+    ask_every_s = 0.2
+
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
     def now_s(self) -> float:
         return self._serving.clock.now_s()
+
+    def reader(self) -> "FoundResponses":
+        return self
+
+    async def events(self, record: Record, after: int) -> bytes:
+        return await self.asked("events", record, after=after)
+
+    async def show(self, record: Record) -> bytes:
+        return await self.asked("show", record)
+
+    async def input_items(self, record: Record, query: Mapping[str, str]) -> bytes:
+        return await self.asked("input_items", record, query=query)
+
+    async def context(self, record: Record) -> bytes:
+        return await self.asked("context", record)
+
+    async def take_up(self, record: Record) -> None:
+        await self.asked("take_up", record)
+
+    async def delete(self, record: Record) -> None:
+        await self._serving.abort([record.attempt.request_id], record.attempt.caller or None)
 
     async def find(self, caller: Caller, response_id: str, param: str = "response_id") -> Record:
         """The furthest record that this router and the instances have. A router that has just started waits for the
@@ -142,12 +162,3 @@ def _rank(record: Record) -> tuple[bool, bool, bool, int, int, int]:
     """One that was cancelled stays so, although an instance that could not be reached has completed it."""
     num_tokens = sum(len(choice.token_ids) for choice in record.attempt.choices)
     return record.is_over, record.is_cancelled, record.is_live, num_tokens, len(record.scores), record.attempt.epoch
-
-
-def last_number(events: bytes) -> int:
-    """Of the last of these events; -1: they have none."""
-    _, _, data = events.rpartition(b"\ndata: ")
-    try:
-        return _numbers.decode(data.strip()).sequence_number
-    except msgspec.MsgspecError:
-        return -1

@@ -210,6 +210,8 @@ class ResponseVisitor(Visitor):
         self._web.ground.weather.fired["cancel"] += 1
         self._note(f"{self.label} is cancelled")
         told = await self._cancel_told(answer)
+        if told.get("status") in ("queued", "in_progress") and self._circumstances.is_undisturbed():
+            raise Wrong(2, f"a cancel is answered with {told['status']}")
         if told.get("status") == "cancelled":
             answer.was_cancelled = answer.response_id == response_id
             await self._check_work_ends(response_id)

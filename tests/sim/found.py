@@ -13,17 +13,16 @@ from onward.api.generation import GenerationEndpoint
 from onward.api.ledger import RESCHEDULE, Delivery, Ledger, Promise
 from onward.api.pieces import Piece
 from onward.api.requests import GenerationRequest
-from onward.api.responses import stored, view
+from onward.api.responses import view
 from onward.api.responses.form import ResponseForm
 from onward.api.starts import STREAM_UNKNOWN
 from onward.proto.cursor import Cursor
 from onward.proto.request import Submit
-from onward.proto.router import GivenChoice, Record
+from onward.proto.router import GivenChoice
 from onward.router import generation
 from onward.router import responses as router_responses
 from onward.router.response_creation import ResponseCreation
 from onward.router.responses import FoundResponses
-from onward.shelf import records
 from onward.shelf.records import Records
 from onward.sim import responses
 from onward.web.body import compact
@@ -110,21 +109,6 @@ def scores_that_were_never_told_are_not_asked_for(patch: Patches) -> None:
         return told
 
     patch.around(continuing, "of_answer", of_answer)
-
-
-def a_response_that_is_cancelled_is_taken_up_and_has_failed(patch: Patches) -> None:
-    def cancel(original: Callable, self: FoundResponses, record: Record) -> Any:
-        """Without a record that nothing replaces: an abort, and then a record like any other."""
-
-        async def cancelled() -> None:
-            await self._serving.abort([record.attempt.request_id], record.attempt.caller or None)
-            await original(self, record)
-
-        return cancelled()
-
-    patch.put(stored, "OF_OTHERS", ())
-    patch.put(records, "_may_replace", lambda known, record: known.epoch <= record.epoch)
-    patch.around(FoundResponses, "cancel", cancel)
 
 
 def a_cancelled_response_ends_before_events_that_were_told(patch: Patches) -> None:

@@ -19,8 +19,9 @@ from onward.pd.decode_side import DecodeSide, State
 from onward.proto import block_hash
 from onward.proto.handoff import Offer
 from onward.proto.request import Abort, Submit, TokenDelta
-from onward.proto.router import Attempt
+from onward.proto.router import Attempt, KeptEnd, Record
 from onward.proto.step import StepPlan
+from onward.router.responses import FoundResponses
 from onward.router.retrying import Retrying
 from onward.router.route import Route
 from onward.router.serving import Serving
@@ -270,8 +271,8 @@ def who_left_is_computed_for(patch: Patches) -> None:
 
 
 def a_cancel_stays_at_the_router(patch: Patches) -> None:
-    async def nowhere(self: Serving, asked: dict[str, object]) -> set[str]:
-        return set()
+    async def keep(original: Callable, self: FoundResponses, record: Record, urls: list[str]) -> list[KeptEnd]:
+        return [KeptEnd(is_cancelled=True)] if record.is_cancelled else await original(self, record, urls)
 
-    patch.put(Serving, "_abort_at_instances", nowhere)
+    patch.around(FoundResponses, "_keep", keep)
     patch.put(Serving, "_cut", lambda self, route: None)

@@ -2,8 +2,6 @@
 
 import asyncio
 
-import pytest
-
 from onward.errors import Overloaded
 from onward.web.tasks import Tasks
 
@@ -19,12 +17,19 @@ async def num_started(tasks: Tasks, caller: str) -> int:
     raise AssertionError("there is no bound")
 
 
-@pytest.mark.parametrize(("callers", "expected"), [(["a", "b", "c"], [4, 2, 1]), ([""], [8])])
-def test_a_caller_leaves_room_for_others(callers: list[str], expected: list[int]) -> None:
+def counts_of(*callers: str) -> list[int]:
     async def scenario() -> list[int]:
         tasks = Tasks(max_tasks=8)
         counts = [await num_started(tasks, caller) for caller in callers]
         await tasks.close()
         return counts
 
-    assert asyncio.run(scenario()) == expected
+    return asyncio.run(scenario())
+
+
+def test_a_caller_leaves_room_for_others() -> None:
+    assert counts_of("a", "b", "c") == [4, 2, 1]
+
+
+def test_without_keys_all_places_are_there_for_the_one_caller() -> None:
+    assert counts_of("") == [8]

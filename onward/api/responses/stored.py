@@ -6,6 +6,7 @@ died is taken up by the next process that is asked for it, from the tokens so fa
 
 import asyncio
 import dataclasses
+from collections.abc import Mapping
 
 import msgspec
 
@@ -14,19 +15,25 @@ from onward.api.jobs import Backend
 from onward.api.ledger import MAX_ATTEMPT
 from onward.api.prepared import Prepared
 from onward.api.responses.background import Background
+from onward.api.responses.form import event_bytes
+from onward.api.responses.input_items import page_of
 from onward.api.responses.view import View
 from onward.api.streams import OF_OTHERS, Streams
 from onward.errors import Conflict, OnwardError
 from onward.proto.router import Record
-from onward.web.body import wrong
 from onward.web.failures import RequestFailed, info_of
 from onward.web.keys import Caller
+from onward.web.response_context import not_over
 from onward.web.response_ids import PATH, PREFIX, own_request_id, unknown
 
 TAKE_UP_S = 1.0
 
 
 class StoredResponses:
+    """`Responses` of `web.response_endpoint`, in one instance."""
+
+    ask_every_s = 0.05
+
     def __init__(self, generator: Generator, backend: Backend, streams: Streams, background: Background) -> None:
         self._jobs = generator.jobs
         self._generator, self._background = generator, background
@@ -47,8 +54,29 @@ class StoredResponses:
             raise unknown(PREFIX + record.attempt.request_id)
         return view
 
-    async def take_up(self, record: Record, *, even_if_left: bool = False) -> None:
-        """Somebody asks for one that nobody runs. `even_if_left`: also where it ran for a client that has gone."""
+    def now_s(self) -> float:
+        return self._backend.clock.now_s()
+
+    def reader(self) -> "ViewReader":
+        return ViewReader(self)
+
+    async def show(self, record: Record) -> bytes:
+        return msgspec.json.encode((await self.view(record)).response(record))
+
+    async def last_event(self, record: Record) -> bytes:
+        return event_bytes((await self.view(record)).events[-1])
+
+    async def input_items(self, record: Record, query: Mapping[str, str]) -> bytes:
+        return msgspec.json.encode(page_of((await self.view(record)).request, record.attempt.request_id, query))
+
+    async def context(self, record: Record) -> bytes:
+        view = await self.view(record)
+        if not view.is_over:
+            raise not_over(PREFIX + record.attempt.request_id)
+        return msgspec.json.encode(view.context())
+
+    async def take_up(self, record: Record) -> None:
+        """From the tokens so far, by this process. Waits for a while only: the caller does not wait for an engine."""
         attempt = record.attempt
         if record.is_live or record.is_over:
             return
@@ -57,15 +85,13 @@ class StoredResponses:
         prepared = await self._generator.prepared(
             attempt.caller, attempt.body, lambda: self._jobs.of_attempt(attempt, started_at_s, is_routed=False)
         )
-        request = prepared.request
-        if request.is_stored and (request.is_background or even_if_left):
+        if prepared.request.is_stored:
             # What a router or a client has left is kept for a short time only, and an engine may take longer to come.
             self._streams.keep_response(record)
             # One that runs in the background was let in, and runs until it is over. One that its client has left has given
             # its slot back, so it is admitted like a new request.
-            attempt = msgspec.structs.replace(prepared.attempt, was_taken=request.is_background)
+            attempt = msgspec.structs.replace(prepared.attempt, was_taken=prepared.request.is_background)
             prepared = dataclasses.replace(prepared, attempt=attempt)
-            # Whoever has asked for it does not wait for an engine.
             beginning = self._backend.tasks.start(self._begin_again(prepared, record), attempt.caller)
             await asyncio.wait((beginning,), timeout=TAKE_UP_S)
 
@@ -80,12 +106,8 @@ class StoredResponses:
                 failed = msgspec.structs.replace(record, attempt=prepared.attempt, error=error)
                 self._streams.keep_response(failed)
 
-    async def cancel(self, record: Record) -> Record:
-        """As it is then. Only what runs in the background can be cancelled: of the rest its client hangs up."""
-        view = await self.view(record)
-        if not view.request.is_background:
-            raise wrong("response_id", "only a response with background: true can be cancelled")
-        return record if view.is_over else await self._ended(record)
+    async def cancel(self, record: Record) -> None:
+        await self._ended(record)
 
     async def keep(self, record: Record) -> Record:
         """As a router has decided that it has ended. Returns how it has."""
@@ -108,3 +130,18 @@ class StoredResponses:
             await self._backend.client.abort_by_name([name], everything=False, caller=caller)
         finally:
             await self._streams.drop([name], caller=caller)
+
+
+class ViewReader:
+    """Makes the events of one response, from record to record, without beginning at its first token each time."""
+
+    def __init__(self, stored: StoredResponses) -> None:
+        self._stored = stored
+        self._view: View | None = None
+
+    async def events(self, record: Record, after: int) -> bytes:
+        if self._view is None:
+            self._view = await self._stored.view(record)
+        else:
+            self._view.take(record)
+        return b"".join(map(event_bytes, self._view.events[after + 1 :]))

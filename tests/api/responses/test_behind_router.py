@@ -11,7 +11,8 @@ import uvloop
 
 from onward.proto.model import PreparedModel
 from onward.proto.request import ErrorInfo
-from onward.router.response_following import ASK_EVERY_S, MAX_ASK_EVERY_S, pause_after
+from onward.router.responses import FoundResponses
+from onward.web.response_endpoint import MAX_ASK_EVERY_S, pause_after
 from tests.api.instance import Instance, running
 from tests.api.responses.reading import (
     KINDS,
@@ -203,10 +204,11 @@ def test_what_runs_in_the_background_is_followed_and_found(two: list[Instance]) 
 
 
 def test_who_follows_a_long_response_leaves_its_instance_most_of_its_time() -> None:
-    assert pause_after(0.001) == ASK_EVERY_S, "of a short one events come soon"
+    every_s = FoundResponses.ask_every_s
+    assert pause_after(0.001, every_s) == every_s, "of a short one events come soon"
     for took_s in (0.02, 0.05, 0.15):
-        assert took_s / (took_s + pause_after(took_s)) < 0.1
-    assert pause_after(100.0) == MAX_ASK_EVERY_S, "and in any case they come"
+        assert took_s / (took_s + pause_after(took_s, every_s)) < 0.1
+    assert pause_after(100.0, every_s) == MAX_ASK_EVERY_S, "and in any case they come"
 
 
 def test_a_cancel_ends_the_work_and_is_remembered(two: list[Instance]) -> None:
@@ -349,7 +351,7 @@ def test_who_follows_waits_with_the_response_until_there_is_an_instance_again(th
                 shown = await ask(router, "GET", f"/{begun['id']}")
                 assert (shown.status, shown.json["error"]["code"]) == (503, "unavailable")
                 reading = asyncio.create_task(response.content.read())
-                await asyncio.wait((reading,), timeout=3 * ASK_EVERY_S)  # it asks, and nobody answers
+                await asyncio.wait((reading,), timeout=3 * FoundResponses.ask_every_s)  # it asks, and nobody answers
                 router.process.serving.core.replicas.add_static(other.url)
                 read += await reading
             events = told(events_in(Answer(200, {}, read)))
