@@ -1,9 +1,11 @@
-"""`make bench-doors`: what others feel of a thousand hostile connections, and how a server bears ten times its load.
+"""`make bench-doors`: what others feel of a hostile tenant, of a thousand hostile connections, and of ten times the load.
 
-First, ordinary streams of the default model without and with the hostile ones, in alternation; what counts is the median of
-the ratios. Then the hostile ones are left alone until the server has ended every one of them. Then overload: the
-most that the server does at any number of streams, new requests at ten times that rate, and a calm load before and after.
-Two tables, as markdown and with everything else as JSON; `--plot` draws the overload for the documentation.
+First, small requests of one tenant without and with the attack of another, for each kind of attack
+(`onward.bench.hostile_tenant`); what counts is their p99, and the memory of the api process. Then ordinary streams of the
+default model without and with the hostile connections, in alternation; what counts is the median of the ratios. Then the
+hostile ones are left alone until the server has ended every one of them. Then overload: the most that the server does at
+any number of streams, new requests at ten times that rate, and a calm load before and after. Tables, as markdown and with
+everything else as JSON; `--plot` draws the overload for the documentation.
 """
 
 import argparse
@@ -17,18 +19,23 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import bench_frame
 import uvloop
 from bench_sides import OnwardServer, Side
 from rich.console import Console
 
 from onward import config
-from onward.bench import doors_figures, environment
+from onward.bench import doors_figures, environment, tenant_figures
 from onward.bench.doors_figures import LEAST_RATIO, MOST_GROWTH, Memory, Overload, Pair
+from onward.bench.hostile_tenant import DECENT, KINDS
 from onward.bench.lean_streams import Asked, Stream, closed_load, open_load
+from onward.bench.report import percentiles
+from onward.bench.tenant_figures import TenantRound
 from onward.bench.time_plot import Line, Panel, draw
 from onward.proto.keys import KeyEntry
 from onward.web.key_file import add_entry, new_key
@@ -41,6 +48,8 @@ POLL_S = 0.2
 FENCES_S = 1.0
 """Slots of streams that were cut off are free when the steps under way are over."""
 MAX_UNREAD_IN_FLIGHT = 40
+ATTACKERS = {"resumes": "single", "stored": "single"}
+"""The keys of attacks on the engine: what a key may have in flight is its due."""
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
@@ -57,6 +66,20 @@ class Hostile(Side):
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
+
+
+class HostileTenant(Side):
+    """`onward.bench.hostile_tenant`."""
+
+    def __init__(self, port: int, kind: str, key: str) -> None:
+        command = [sys.executable, "-m", "onward.bench.hostile_tenant", str(port), config.DEFAULT_MODEL, kind, key]
+        super().__init__(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def ended(self) -> dict[str, int]:
+        """How its requests were answered."""
+        told, _ = self.process.communicate(timeout=WAIT_S)
+        self.stop()
+        return json.loads(told)
 
 
 class KeyedServer(OnwardServer):
@@ -89,6 +112,44 @@ class Bench:
         """Until every process has what it needs for any load here."""
         self._closed(self._args.saturating[-1], 2, f"{self._args.seed} warm-up")
         self.wait_idle()
+
+    # A hostile tenant.
+
+    def tenants(self, kind: str) -> TenantRound:
+        """Small requests of another tenant, without and with the attack."""
+        asked = partial(_small_requests, self._server.port, self._keys["others"], kind, self._args.tenant_seconds)
+        self.wait_idle()
+        uvloop.run(asked("warm-up", lambda: None))
+        with self._due_of(kind):
+            calm = uvloop.run(asked("calm", lambda: None))
+        before_mb, most_mb = self._api_mb(), [0.0]
+
+        def look() -> None:
+            most_mb.append(self._api_mb())
+
+        crowd = HostileTenant(self._server.port, kind, self._keys[ATTACKERS.get(kind, "hostile")])
+        try:
+            attacked = uvloop.run(asked("attacked", look))
+        finally:
+            statuses = crowd.ended()
+        without, beside = percentiles(calm), percentiles(attacked)
+        assert without is not None and beside is not None, "some were answered"
+        return TenantRound(kind, without, beside, len(attacked), before_mb, max(most_mb), statuses)
+
+    @contextlib.contextmanager
+    def _due_of(self, kind: str) -> Iterator[None]:
+        """What the attacker may have in flight is its due: without the attack it uses that decently."""
+        if kind not in ATTACKERS:
+            yield
+            return
+        decent = HostileTenant(self._server.port, DECENT, self._keys[ATTACKERS[kind]])
+        try:
+            yield
+        finally:
+            decent.ended()
+
+    def _api_mb(self) -> float:
+        return max(mb for role, mb in self.memory_mb().items() if role.startswith("api"))
 
     # Hostile connections.
 
@@ -250,6 +311,28 @@ class Bench:
         }
 
 
+async def _small_requests(
+    port: int, key: str, kind: str, seconds: float, seed: str, look: Callable[[], None]
+) -> list[float]:
+    """How long each of them took, one after the other. Where grammars are attacked each has a new one."""
+    took_s: list[float] = []
+    headers = {"Authorization": f"Bearer {key}"}
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers) as session:
+        ends_s = time.perf_counter() + seconds
+        while (began_s := time.perf_counter()) < ends_s:
+            name = f"{seed}{len(took_s)}"
+            body: dict[str, Any] = {"model": config.DEFAULT_MODEL, "prompt": f"Count: {name}", "max_tokens": 1}
+            if kind == "grammars":
+                body["guided_regex"] = f"(yes|no) {name}"
+            async with session.post("/v1/completions", json=body) as answer:
+                await answer.read()
+                if answer.status != 200:
+                    raise SystemExit(f"a small request of the other tenant was answered with {answer.status}")
+            took_s.append(time.perf_counter() - began_s)
+            look()
+    return took_s
+
+
 def _wait_for(what: str, has_come: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + WAIT_S
     while not has_come():
@@ -259,10 +342,10 @@ def _wait_for(what: str, has_come: Callable[[], bool]) -> None:
 
 
 def _new_keys(file: Path, max_in_flight: int) -> dict[str, str]:
-    """An admin's, that of ordinary clients, and two of hostile ones, with limits."""
-    limits = {"unread": MAX_UNREAD_IN_FLIGHT, "vanishing": max_in_flight}
+    """An admin's, that of ordinary clients, and those of hostile ones."""
+    limits = {"unread": MAX_UNREAD_IN_FLIGHT, "vanishing": max_in_flight, "single": 1}
     file.unlink(missing_ok=True)
-    keys = {name: new_key() for name in ("admin", "others", "unread", "vanishing")}
+    keys = {name: new_key() for name in ("admin", "others", "unread", "vanishing", "hostile", "single")}
     for name, key in keys.items():
         add_entry(
             file,
@@ -313,15 +396,22 @@ def main() -> int:
     console = bench_frame.console()
     key_file = args.out / "bench-doors-keys.toml"
     keys = _new_keys(key_file, args.hostile_in_flight)
-    flags = ["--api-keys", str(key_file), "--max-queue", str(args.max_queue), *args.serve_argument]
+    flags = ["--api-keys", str(key_file), "--max-queue", str(args.max_queue), "--trust-request-chat-template"]
+    flags += args.serve_argument
     server = KeyedServer(keys["admin"], flags, args.out / "onward-doors.log")
     document: dict[str, Any] = {"schema": 1, "environment": environment.facts(), "seed": args.seed, "flags": flags}
     pairs: list[Pair] = []
+    rounds: list[TenantRound] = []
     left_s, overload = None, None
     try:
         bench = Bench(server, keys, args)
         bench.warm_up()
         files, memory = bench.open_files(), bench.memory_mb()
+        if not args.skip_tenants:
+            for kind in args.attacks:
+                rounds.append(bench.tenants(kind))
+                console.print(tenant_figures.table(rounds[-1:]), markup=False)
+            document["tenants"] = rounds
         if not args.skip_hostile:
             for pair in bench.pairs():
                 pairs.append(pair)
@@ -340,11 +430,13 @@ def main() -> int:
     finally:
         server.stop()
         key_file.unlink()
-    written = doors_figures.markdown(pairs, left_s, overload)
+    # As code, so that its columns stay where they are.
+    tenants = f"```\n{tenant_figures.table(rounds)}```\n\n" if rounds else ""
+    written = tenants + doors_figures.markdown(pairs, left_s, overload)
     console.print(written, markup=False)
     console.print(f"before and after: {left}")
     _write(args, document, written, overload, console)
-    missed = _failures(pairs, overload)
+    missed = tenant_figures.missed(rounds) + _failures(pairs, overload)
     for bar in missed:
         console.print(f"missed: {bar}")
     return 1 if missed else 0
@@ -380,8 +472,15 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--calm-streams", type=int, default=4, metavar="N", help="before and after [%(default)s]")
     parser.add_argument("--max-queue", type=int, default=32, metavar="N", help="of the server [%(default)s]")
-    parser.add_argument("--skip-hostile", action="store_true", help="only overload")
-    parser.add_argument("--skip-overload", action="store_true", help="only hostile connections")
+    parser.add_argument(
+        "--attacks", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help="of a tenant [all]"
+    )
+    parser.add_argument(
+        "--tenant-seconds", type=int, default=20, metavar="S", help="of each round of small requests [%(default)s]"
+    )
+    parser.add_argument("--skip-tenants", action="store_true", help="no hostile tenant")
+    parser.add_argument("--skip-hostile", action="store_true", help="no hostile connections")
+    parser.add_argument("--skip-overload", action="store_true", help="no overload")
     parser.add_argument(
         "--plot", action="store_true", help=f"draw the overload to {PLOT.relative_to(bench_frame.ROOT)}"
     )

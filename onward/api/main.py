@@ -5,6 +5,8 @@ The rim around `process`: the event loop, the listening socket, the way out.
 
 import argparse
 import asyncio
+import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -29,6 +31,10 @@ from onward.transport.zmq import EngineSocket
 from onward.web.connections import Bounds
 from onward.web.server import HttpServer, tls_of
 from onward.web.template_jail import TemplateJails
+
+M_MMAP_THRESHOLD = -3
+"""As `malloc.h` has it."""
+LARGE_BYTES = 1 << 20
 
 
 async def _serve(start: StartApi, channel: ControlChannel, prompts: Prompts) -> None:
@@ -59,6 +65,13 @@ def _leave_at_once() -> None:
     os._exit(1)
 
 
+def _return_large_buffers() -> None:
+    """Bodies of megabytes go back to the operating system when they are freed. By default glibc raises this threshold to
+    the largest buffer that it has seen, and each thread's heap then keeps such buffers."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="onward.api.main")
     parser.add_argument("--control-fd", type=int, required=True)
@@ -79,6 +92,7 @@ def main() -> None:
     except OnwardError as error:
         channel.send(StartFailed(error.message))
         raise SystemExit(1) from error
+    _return_large_buffers()
     # What is here now stays: a look for garbage among the tokenizer's tables would hold up every stream.
     gc.collect()
     gc.freeze()

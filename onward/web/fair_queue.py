@@ -50,6 +50,10 @@ class FairQueue:
         except asyncio.CancelledError:
             self._order.withdraw(caller, work, num_bytes)
             raise
+        finally:
+            # An error refers to this frame, and `work` to the error: a cycle that would keep the request's body until the
+            # next garbage collection.
+            del work
 
     def _check(self, caller: str, num_bytes: int) -> None:
         if self._order.is_full(caller, num_bytes):
@@ -83,4 +87,5 @@ class FairQueue:
                 work.outcome.set_exception(fault)
             else:
                 work.outcome.set_result(ended.result())
+        del fault  # as above
         self._start()

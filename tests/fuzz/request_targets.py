@@ -3,15 +3,18 @@
 import json
 from typing import Any
 
+from hypothesis import strategies as st
+
 from onward.api.openai import decode_chat, decode_completion, decode_tokens
 from onward.api.requests import Bounds
 from onward.api.responses.request import decode_response
-from onward.errors import ClientError, StartupError
+from onward.errors import ClientError, InvalidRequest, StartupError
 from onward.proto.cursor import format_cursor, parse_cursor
 from onward.proto.model import ModelText
 from onward.text.chat_template import ChatTemplate
 from onward.text.gguf_tokenizer import build_tokenizer
-from onward.text.prompt_tokens import PromptTokens
+from onward.text.length_check import CODE
+from onward.text.prompt_tokens import ChatMessage, PromptTokens
 from onward.web.aborts import decode_abort, decode_abort_for
 from onward.web.keys import parse_table
 from onward.web.template_fields import rendering_of
@@ -19,6 +22,8 @@ from tests.fuzz.case import Target
 from tests.fuzz.mutation import byte_cases, cases
 from tests.models.checkpoints import GPT2_TOKENIZER
 
+HUGE_TIMES = 300_000
+MAX_COUNTED_CHARS = 20_000
 BOUNDS = Bounds("m", vocab_size=1000, max_choices=8)
 SHARED: dict[str, Any] = {
     "model": "m", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 9, "temperature": 0.5,
@@ -105,6 +110,27 @@ def _completion(body: bytes) -> None:
         assert request.prompt_path(index)
         if isinstance(prompt, str):
             _TOKENS.of_text(prompt)
+
+
+def _huge_text(data: bytes) -> None:
+    """Whatever its length, a text is refused quickly, and not if it fits."""
+    repeated, max_tokens, is_chat = json.loads(data)
+    text = "".join(piece * times for piece, times in repeated)
+    try:
+        if is_chat:
+            _TOKENS.of_chat([ChatMessage("user", text)], 0, max_tokens=max_tokens)
+        else:
+            _TOKENS.of_text(text, max_tokens)
+    except InvalidRequest as refused:
+        if refused.code == CODE and len(text) <= MAX_COUNTED_CHARS:
+            assert len(_TOKENS.of_text(text)) > max_tokens, "it would have fitted"
+        raise
+
+
+def _huge_texts() -> st.SearchStrategy[bytes]:
+    piece = st.text(max_size=12) | st.sampled_from(["1", " ", "a", "\n", "the ", "é", "#"])
+    repeated = st.lists(st.tuples(piece, st.integers(1, 50) | st.integers(1, HUGE_TIMES)), min_size=1, max_size=4)
+    return st.builds(lambda *case: _json(case), repeated, st.sampled_from([16, 8192, 131_072]), st.booleans())
 
 
 def _tokens(body: bytes) -> None:
@@ -206,6 +232,7 @@ TARGETS = [
     Target("keys", byte_cases([KEYS]), _keys, (StartupError,)),
     Target("chat", cases(CHAT, _json), _chat_prompt, (ClientError,)),
     Target("completion", cases(COMPLETION, _json), _completion, (ClientError,)),
+    Target("huge_text", _huge_texts(), _huge_text, (ClientError,)),
     Target("tokens", cases(TOKENS, _json), _tokens, (ClientError,)),
     Target("response", cases(RESPONSE, _json), _response, (ClientError,)),
     Target("aborts", cases([{"ids": ["a", "b"]}, {"all": True}], _json), _aborts, (ClientError,)),

@@ -1,6 +1,9 @@
 """Callers share threads fairly: nobody waits for another caller's queue, however long or slow that is."""
 
 import asyncio
+import contextlib
+import gc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
@@ -36,6 +39,7 @@ class ByHand(Executor):
             future.set_result(call())
         except Exception as fault:
             future.set_exception(fault)
+        del call, future  # as executors do
         await settled()
 
 
@@ -271,3 +275,34 @@ def test_callers_that_always_have_work_get_equal_shares(works: list[tuple[str, i
         assert not busy or max(busy) - min(busy) <= 5.01
     assert not any(left.values())
     assert len(order) == 0
+
+
+def test_refused_work_leaves_nothing_for_the_garbage_collector() -> None:
+    class Body:
+        """As large as a client likes."""
+
+    async def scenario(table: Table) -> None:
+        body = Body()
+        left = weakref.ref(body)
+
+        async def ask(body: Body) -> None:
+            def call() -> None:
+                raise InvalidRequest(f"not with {body}")
+
+            with contextlib.suppress(InvalidRequest):
+                await table.queue.run("a", call)
+
+        asking = asyncio.ensure_future(ask(body))
+        del body
+        await settled()
+        await table.end()
+        await asking
+        del asking
+        await settled()
+        assert left() is None
+
+    gc.disable()
+    try:
+        run(scenario)
+    finally:
+        gc.enable()
