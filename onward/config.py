@@ -32,6 +32,8 @@ SimdLevel = Literal["native", "avx2", "plain"]
 DEFAULT_MODEL = "smollm2-135m-instruct"
 API_KEY_VARIABLE = "ONWARD_API_KEY"
 SIMD_VARIABLE = "ONWARD_SIMD"
+BLOCK_MULTIPLE = 16
+"""What `--block-size` must be a multiple of."""
 
 
 def knob(default: Any, help: str, *, flag: str | None = None, on_cuda: Any = None) -> Any:
@@ -296,6 +298,11 @@ def api_key_in_environment() -> str | None:
 def environment_with(more: dict[str, str]) -> dict[str, str]:
     """For a process that we start."""
     return os.environ | more
+
+
+def terminal_is_dumb() -> bool:
+    """It understands no escape sequences."""
+    return os.environ.get("TERM", "dumb") == "dumb"
 
 
 def hub_endpoint() -> str | None:

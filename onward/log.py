@@ -7,22 +7,34 @@ are escaped, so that no value can end its field, begin a line or command a termi
 import logging
 import sys
 
+from onward.config import terminal_is_dumb
+
 CONTINUED = "    "
 """In front of every line but the first one of an event, such as those of a traceback. No event begins so."""
 
 
+ERASE_LINE = "\r\x1b[2K"
+"""On a terminal another process may have a progress bar in the line of the cursor. It is drawn again below the event."""
+
+
 class LineFormatter(logging.Formatter):
-    """Escapes what other libraries and exceptions bring, and marks every further line as one."""
+    """Escapes what other libraries and exceptions bring, and marks every further line as one. `before` is written in front
+    of each event."""
+
+    def __init__(self, form: str, before: str = "") -> None:
+        super().__init__(form)
+        self._before = before
 
     def format(self, record: logging.LogRecord) -> str:
         lines = super().format(record).splitlines()
-        return ("\n" + CONTINUED).join(map(_printable, lines))
+        return self._before + ("\n" + CONTINUED).join(map(_printable, lines))
 
 
 def set_up(process: str, level: str = "INFO") -> None:
     """Gives this process's root logger one handler whose lines name the process."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter(f"%(asctime)s {process:<10} %(levelname)-7s %(message)s"))
+    erase = ERASE_LINE if sys.stderr.isatty() and not terminal_is_dumb() else ""
+    handler.setFormatter(LineFormatter(f"%(asctime)s {process:<10} %(levelname)-7s %(message)s", erase))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -25,6 +25,7 @@ from onward.bench.api_cost import Row, Sample, Streamed, streamed_rows, whole_ro
 from onward.bench.api_load import Load
 from onward.bench.api_stages import FunctionSamples
 from onward.models import store
+from onward.obs.tables import print_table
 from onward.proto.model import PreparedModel
 from onward.text.tokenizer import Tokenizer
 
@@ -147,11 +148,11 @@ def main() -> int:
     document: dict[str, Any] = {"schema": 1, "environment": environment.facts()}
     if not args.skip_costs:
         rows = document["table"] = costs(args, model, token_ids, console)
-        console.print(table(rows))
+        print_table(console, table(rows))
     if not args.skip_profile:
         found = profiles(args, model, token_ids)
         for name, samples in found.items():
-            console.print(profile_table(name, samples))
+            print_table(console, profile_table(name, samples))
         document["profiles"] = {
             name: {"shares": api_stages.shares(samples), "dearest": samples[:NUM_DEAREST]}
             for name, samples in found.items()

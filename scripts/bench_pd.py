@@ -41,6 +41,7 @@ from onward.bench.pd_load import Load, observe
 from onward.bench.tail_plot import Curve, draw
 from onward.bench.transfer_rate import BACKENDS, Rate
 from onward.models import store
+from onward.obs.tables import print_table
 from onward.proto.model import ModelConfig
 
 PLOT = bench_frame.ROOT / "docs" / "pd-isolation.svg"
@@ -174,7 +175,7 @@ def isolation(args: argparse.Namespace, console: Console, model: str) -> dict[st
             pairs.append(pair)
             notes.append(noted)
             _show_pair(console, number, pair, noted)
-    console.print(_isolation_table(pairs))
+    print_table(console, _isolation_table(pairs))
     if args.plot:
         PLOT.write_text(_plot(pairs))
         console.print(f"drawn to {PLOT}")
@@ -255,7 +256,7 @@ def transfers(args: argparse.Namespace, console: Console, shape: ModelConfig) ->
     rates: list[Rate] = []
     for backend in args.backends:
         rates += transfer_rate.measure(backend, shape, args.transfer_bytes, args.repetitions)
-    console.print(_transfer_table(rates, args.transfer_bytes))
+    print_table(console, _transfer_table(rates, args.transfer_bytes))
     return {"num_bytes": args.transfer_bytes, "repetitions": args.repetitions, "rates": rates}
 
 

@@ -39,6 +39,7 @@ from onward.bench.router_report import Row
 from onward.bench.stream_load import Shape
 from onward.bench.tokenizing_cost import tokenizing_cost
 from onward.models import store
+from onward.obs.tables import print_table
 from onward.proto.model import PreparedModel
 from onward.text.prompt_tokens import read_text
 
@@ -169,7 +170,7 @@ def main() -> int:
     console.print(
         "Medians. Costs are processor time. Ratios: least_loaded to nginx, prefix to round_robin, pair by pair"
     )
-    console.print(router_report.table(rows))
+    print_table(console, router_report.table(rows))
     file = bench_frame.write("bench-router", document, args.out)
     console.print(f"written to {file}")
     if args.json:

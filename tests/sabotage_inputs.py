@@ -1,21 +1,25 @@
 """Deliberate bugs in how input is read (requests, messages of peers, log fields, key files), and the tests that notice."""
 
+import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import msgspec
+from rich.measure import Measurement
 
 from onward import log
 from onward.api import attempts, generation, jobs, known_fields, request_checks, structured
 from onward.api.requests import Bounds, GenerationRequest
+from onward.cli import flag_groups, parser, serve
 from onward.engine import main as engine_main
 from onward.engine import replay, token_disguise
 from onward.engine.core import EngineCore
 from onward.engine.recording import RecordedCore
 from onward.engine.recording_file import RecordingWriter
 from onward.grammar import lark
+from onward.obs import tables
 from onward.router import generation as router_generation
 from onward.router import origin
 from onward.transport import api_dialogue
@@ -28,11 +32,38 @@ ARRIVAL = "test_an_attempt_at_a_time_that_is_none_is_refused_and_the_engine_goes
 ROUTER = "tests/router/test_app.py::"
 RECORDING = "tests/engine/test_recording.py::"
 LOG = "tests/test_log.py::"
+FLAGS = "tests/cli/test_flags.py::"
+TABLES = "tests/obs/test_tables.py::"
 KEYS = "tests/web/test_keys.py::"
 ALIAS = "tests/api/test_completion_token_ids.py::"
 FIELDS = "tests/api/test_unknown_fields.py::"
 ROUTED_FIELDS = "tests/router/test_unknown_fields.py::"
 STRUCTURED = "tests/api/test_structured.py::"
+
+
+def _log_into_the_progress_bar(patch: Patches) -> None:
+    def set_up(self: log.LineFormatter, form: str, before: str = "") -> None:
+        logging.Formatter.__init__(self, form)
+        self._before = "" if before else before
+
+    patch.put(log.LineFormatter, "__init__", set_up)
+
+
+def _print_tables_as_wide_as_the_console(patch: Patches) -> None:
+    patch.put(tables.Measurement, "get", lambda console, options, table: Measurement(0, 0))
+
+
+def _know_no_similar_flags(patch: Patches) -> None:
+    patch.put(parser.difflib, "get_close_matches", lambda *_, **__: [])
+
+
+def _leave_a_knob_out_of_the_groups(patch: Patches) -> None:
+    groups = {title: names for title, names in flag_groups.SERVE.items() if "dtype" not in names}
+    patch.put(flag_groups, "SERVE", groups)
+
+
+def _take_any_block_size(patch: Patches) -> None:
+    patch.put(serve, "BLOCK_MULTIPLE", 1)
 
 
 def _forget_the_fields_of_other_servers(patch: Patches) -> None:
@@ -242,6 +273,36 @@ TABLE = [
         "a router that was started with --strict-fields does not ask instances to refuse unknown fields",
         _router_forgets_to_be_strict,
         [ROUTED_FIELDS + "test_a_strict_router_asks_instances_to_refuse_unknown_fields"],
+    ),
+    Sabotage(
+        "log-in-progress-bar",
+        "a log line begins in the line of another process's progress bar",
+        _log_into_the_progress_bar,
+        [LOG + "test_on_a_terminal_a_line_replaces_the_progress_bar_of_another_process"],
+    ),
+    Sabotage(
+        "tables-cut",
+        "a table that is wider than the terminal, or than 80 columns in a pipe, loses figures",
+        _print_tables_as_wide_as_the_console,
+        [TABLES + "test_no_figure_is_cut_or_dropped_and_a_row_is_a_line[80-False]"],
+    ),
+    Sabotage(
+        "flags-without-hint",
+        "an unknown flag is refused without the flag that may be meant",
+        _know_no_similar_flags,
+        [FLAGS + "test_a_mistake_names_the_flag_that_may_be_meant"],
+    ),
+    Sabotage(
+        "flag-in-no-group",
+        "a flag is in no group of the help",
+        _leave_a_knob_out_of_the_groups,
+        [FLAGS + "test_every_knob_is_in_one_group_of_the_help_and_the_first_has_ten"],
+    ),
+    Sabotage(
+        "block-size-unchecked",
+        "a block size that no worker takes is refused only after the model was fetched and converted",
+        _take_any_block_size,
+        [FLAGS + "test_a_block_size_that_no_worker_takes_is_refused_before_anything_is_fetched"],
     ),
     Sabotage(
         "completion-ids-ignored",

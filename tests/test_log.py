@@ -1,8 +1,12 @@
 """One event is one line, whatever its values are: a value cannot start a line or a field of its own."""
 
 import logging
+import os
+import pty
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -73,3 +77,25 @@ def test_an_instance_s_id_forges_no_audit_line(capsys: pytest.CaptureFixture[str
     events = [line for line in lines if not line.startswith("    ")]
     assert len(events) == 4, lines
     assert [line for line in events if re.match(r"\S+ \S+ \S+ +\w+ +audit ", line)] == [events[-1]]
+
+
+LOGGED = "import logging; from onward import log; log.set_up('api-0'); logging.getLogger().info('engine up')"
+
+
+def test_on_a_terminal_a_line_replaces_the_progress_bar_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(ours, "rb", buffering=0) as terminal, os.fdopen(theirs, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        stderr.write("warming up 0:00:12")
+        log.set_up("api-0", logging.getLevelName(root.level))
+        root.handlers[0].handle(logging.makeLogRecord({"msg": "engine up", "levelname": "INFO"}))
+        shown = terminal.read(4096)
+    assert re.fullmatch(rb"warming up 0:00:12\r\x1b\[2K[^\r\n]+ engine up\r\n", shown), shown
+
+
+def test_in_a_pipe_a_line_has_no_escape_sequences() -> None:
+    logged = subprocess.run([sys.executable, "-c", LOGGED], stderr=subprocess.PIPE, timeout=60, check=True).stderr
+    assert logged.endswith(b" engine up\n") and b"\x1b" not in logged and b"\r" not in logged

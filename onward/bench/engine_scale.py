@@ -15,6 +15,7 @@ from rich.table import Table
 
 from onward.config import EngineConfig
 from onward.engine.core import EngineCore
+from onward.obs.tables import print_table
 from onward.proto import SCHEMA_VERSION
 from onward.proto.kv_transfer import Endpoint, Layout
 from onward.proto.request import CallerLimits, Submit
@@ -139,7 +140,7 @@ def main() -> None:
     table = Table("CPU µs per event", *(f"{size:,} live" for size in SIZES))
     for name, load in LOADS.items():
         table.add_row(name, *(f"{cost_us(load(size), events):.1f}" for size in SIZES))
-    Console().print(table)
+    print_table(Console(), table)
 
 
 if __name__ == "__main__":

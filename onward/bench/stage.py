@@ -26,6 +26,7 @@ from onward.bench import environment, stage_wires
 from onward.bench.report import percentile
 from onward.config import EngineConfig
 from onward.engine.core import EngineCore
+from onward.obs.tables import print_table
 from onward.proto import SCHEMA_VERSION
 from onward.proto.request import Submit
 from onward.proto.sampling import Sampling
@@ -221,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(highlight=False)
     figures = measure(args.rounds, TOKENS_PER_RUN, EMPTY_STEPS, say=lambda line: console.print(line, style="dim"))
     for table in tables_of(figures):
-        console.print(table)
+        print_table(console, table)
     if args.json is not None:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
     missed = over_the_bar(figures)

@@ -19,6 +19,7 @@ from onward.cli import bench_offline
 from onward.cli.api_key import add_api_key_file, api_key_of
 from onward.cli.server_url import checked_url
 from onward.errors import InvalidRequest
+from onward.obs.tables import print_table
 
 SCHEMA = 1
 _AT_LEAST_ONE = ("streams", "requests", "prompt_tokens", "output_tokens")
@@ -75,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     target, records = asyncio.run(_measure(target, args, console))
     summary = summarize(records)
-    console.print(table_of(summary, f"{target.model} at {target.url}, {args.streams} streams, seed {args.seed}"))
+    title = f"{target.model} at {target.url}, {args.streams} streams, seed {args.seed}"
+    print_table(console, table_of(summary, title))
     if args.json is not None:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(_document(target, args, summary, records))))
     return 1 if summary.num_failed else 0

@@ -39,6 +39,12 @@ def check_counts(config: Any, *names: str) -> None:
             raise StartupError(f"{flag_of(name)} must be at least 1")
 
 
+def check_not_empty(config: Any, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) == "":
+            raise StartupError(f"{flag_of(name)} must not be empty")
+
+
 def check_not_negative(config: Any, *names: str) -> None:
     for name in names:
         if not 0 <= getattr(config, name) < math.inf:

@@ -6,6 +6,7 @@ import types
 import typing
 from typing import Any
 
+from onward.cli.flag_groups import OTHERS, Groups
 from onward.config import with_defaults
 
 
@@ -22,6 +23,20 @@ def add_flags(parser: argparse._ActionsContainer, config: type[Any], skip: tuple
         parser.add_argument(
             "--" + knob.name.replace("_", "-"), default=None, help=shown, **_kind_of(hints[knob.name], knob.name)
         )
+
+
+def add_grouped_flags(
+    parser: argparse.ArgumentParser, config: type[Any], groups: Groups, skip: tuple[str, ...] = ()
+) -> None:
+    """The same, in the order and under the titles of `groups`."""
+    names = [knob.name for knob in dataclasses.fields(config)]
+    named = {name for group in groups.values() for name in group}
+    for title, group in {**groups, OTHERS: tuple(name for name in names if name not in named)}.items():
+        shown = [name for name in group if name not in skip]
+        if shown:
+            section = parser.add_argument_group(title)
+            for name in shown:
+                add_flags(section, config, skip=tuple(other for other in names if other != name))
 
 
 def from_args(args: argparse.Namespace, config: type[Any]) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from onward.obs.tables import print_table
 from onward.proto.keys import KeyEntry
 from onward.web.key_file import add_entry, new_key, read_table, remove_entry
 from onward.web.keys import HASH_PREFIX, LIMITS, check_limit, check_name, hash_of
@@ -79,5 +80,5 @@ def _list(file: Path) -> int:
     for entry in read_table(file):
         limits = [getattr(entry, name) for name in LIMITS]
         table.add_row(entry.name, entry.role, *("" if value is None else str(value) for value in limits))
-    Console(highlight=False).print(table)
+    print_table(Console(highlight=False), table)
     return 0

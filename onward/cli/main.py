@@ -1,10 +1,10 @@
 """The `onward` command. Each subcommand is a module with `add_arguments` and `run`, imported only when it is asked for."""
 
-import argparse
 import importlib
 import sys
 from typing import Any
 
+from onward.cli.parser import CommandParser, meant
 from onward.errors import OnwardError
 from onward.version import __version__
 
@@ -32,17 +32,20 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(argv: list[str]) -> int:
     """The exit status. A fault that a person can mend is one line, without a traceback."""
-    parser = argparse.ArgumentParser(prog="onward", description="An LLM inference server whose streams carry on.")
+    parser = CommandParser(prog="onward", description="An LLM inference server whose streams carry on.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        parser.error(f"there is no command {argv[0]}{meant(argv[0], COMMANDS)}")
     chosen = next((word for word in argv if word in COMMANDS), None)
     subparsers = {name: commands.add_parser(name, help=help_text) for name, help_text in COMMANDS.items()}
     if chosen is not None:
         module_of(chosen).add_arguments(subparsers[chosen])
+        subparsers[chosen].check_flags(argv[argv.index(chosen) :])
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        # By the command, whose usage shows what there is; argparse itself would have the outermost one say it.
-        subparsers[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+        # By the command, whose flags they might be; argparse itself would have the outermost parser say it.
+        subparsers[args.command].refuse_unknown(unknown)
     try:
         return module_of(args.command).run(args)
     except OnwardError as error:

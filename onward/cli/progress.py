@@ -5,6 +5,7 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 
 class StartProgress:
@@ -15,7 +16,8 @@ class StartProgress:
         self._last = ""
         self._bar = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            # One line, whatever it says: log lines replace the line of the bar, and would be lost in a higher one.
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             BarColumn(bar_width=30),
             TaskProgressColumn(),
             TimeElapsedColumn(),

@@ -10,16 +10,18 @@ from dataclasses import replace
 from rich.console import Console
 
 from onward import log
+from onward.cli import flag_groups
 from onward.cli.api_key import check_doors, door_warnings, key_source_of
 from onward.cli.checks import (
     check_counts,
     check_log_level,
+    check_not_empty,
     check_not_negative,
     check_origins,
     check_port,
     check_positive_seconds,
 )
-from onward.cli.flags import add_flags, from_args
+from onward.cli.flags import add_grouped_flags, from_args
 from onward.cli.serve import listen
 from onward.cli.welcome import welcome_router
 from onward.config import RouterConfig
@@ -33,7 +35,8 @@ from onward.web.server import check_tls, tls_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, RouterConfig)
+    parser.usage = "onward router [flags]"
+    add_grouped_flags(parser, RouterConfig, flag_groups.ROUTER)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,6 +67,7 @@ def _serve(config: RouterConfig, cluster_key: str, listening: socket.socket, key
 def check(config: RouterConfig) -> None:
     """What can be seen to be wrong before anything is opened."""
     check_port(config.port)
+    check_not_empty(config, "host")
     check_counts(config, "max_queue", "max_body_bytes", "max_connections")
     if config.preempt_retry_count < 0:
         raise StartupError("--preempt-retry-count must not be negative; 0 means that no stream is carried on")

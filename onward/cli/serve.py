@@ -13,14 +13,22 @@ from dataclasses import replace
 from rich.console import Console
 
 from onward import log
+from onward.cli import flag_groups
 from onward.cli.api_key import check_doors, door_warnings, key_source_of
-from onward.cli.checks import check_counts, check_log_level, check_not_negative, check_origins, check_port
-from onward.cli.flags import add_flags, from_args
+from onward.cli.checks import (
+    check_counts,
+    check_log_level,
+    check_not_empty,
+    check_not_negative,
+    check_origins,
+    check_port,
+)
+from onward.cli.flags import add_grouped_flags, from_args
 from onward.cli.progress import StartProgress
 from onward.cli.start_summary import pool_warning, summary
 from onward.cli.welcome import welcome
 from onward.clock import SystemClock
-from onward.config import ServeConfig, cache_dir
+from onward.config import BLOCK_MULTIPLE, ServeConfig, cache_dir
 from onward.engine.recording_file import check_recording
 from onward.errors import StartupError
 from onward.extras import require_torch
@@ -37,13 +45,16 @@ from onward.web.key_file import KeySource
 from onward.web.server import check_tls, tls_of
 
 BACKLOG = 2048
+MAX_BLOCK_SIZE = 1024
+MAX_THREADS = 1024
 MAX_API_PROCESSES = 64
 """Each takes some 100 MB and a share of a core."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="the same as --model")
-    add_flags(parser, ServeConfig)
+    parser.usage = "onward serve [MODEL] [flags]"
+    add_grouped_flags(parser, ServeConfig, flag_groups.SERVE)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -126,6 +137,13 @@ def check(config: ServeConfig) -> None:
     check_counts(config, "max_connections", "max_body_bytes", "num_kv_blocks", "max_model_len", "threads")
     if not 1 <= config.api_processes <= MAX_API_PROCESSES:
         raise StartupError(f"--api-processes {config.api_processes} is not within 1 to {MAX_API_PROCESSES}")
+    check_not_empty(config, "model", "served_model_name", "host")
+    if config.block_size % BLOCK_MULTIPLE or config.block_size > MAX_BLOCK_SIZE:
+        raise StartupError(
+            f"--block-size {config.block_size} is not a multiple of {BLOCK_MULTIPLE} up to {MAX_BLOCK_SIZE}"
+        )
+    if (config.threads or 1) > MAX_THREADS:
+        raise StartupError(f"--threads {config.threads} is not within 1 to {MAX_THREADS}")
     check_not_negative(config, "default_max_tokens", "drain_s", "log_interval_s", "detach_ttl_s", "response_ttl_s")
     check_log_level(config.log_level)
     check_origins(config.cors_origin)

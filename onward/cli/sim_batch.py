@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from onward.obs.tables import print_table
 from onward.sim import batch, report, resume
 from onward.sim.batch import Part, Stopper, Tally
 from onward.sim.generate import Choice, scenario_of
@@ -137,7 +138,8 @@ class _Course:
     def _show(self, tallies: dict[Shape, Tally], total: Tally) -> None:
         rates = self._rates(total)
         for rows in (report.shape_rows, report.distribution_rows, report.fault_rows, report.end_rows):
-            self._console.print(report.table_of(rows(tallies)), "")
+            print_table(self._console, report.table_of(rows(tallies)))
+            self._console.print()
         self._console.print(report.rates_line(rates))
         if self._args.json is not None:
             document = msgspec.json.encode(report.document_of(tallies, rates, self._state.num_runs_by_code()))

@@ -15,10 +15,10 @@ from rich.text import Text
 from onward.cli import admin_calls
 from onward.cli.admin_calls import Server
 from onward.errors import NotFound, ServerError
+from onward.obs.tables import print_table
 
 STATUS_PATH = "/internal/status"
 MAX_RESUMES_SHOWN = 10
-MIN_WIDTH = 400
 STYLES = {"ready": "green", "suspect": "yellow", "draining": "yellow", "restarting": "yellow", "gone": "red"}
 
 
@@ -56,8 +56,6 @@ def run(args: argparse.Namespace) -> int:
     except msgspec.ValidationError as fault:
         raise ServerError(f"{server.url} speaks another version: {fault}") from None
     console = Console(highlight=False)
-    # A row stays a line, in a pipe and in a narrow terminal too: an address or a pid cut in pieces is of no use.
-    console.width = max(console.width, MIN_WIDTH)
     show(console, status)
     return 0
 
@@ -100,7 +98,7 @@ def show(console: Console, status: Status) -> None:
     if not status.instances:
         console.print("no instance has registered")
     else:
-        console.print(_instances(status.instances))
+        print_table(console, _instances(status.instances))
         for one in status.instances:
             if any(one.oom_kills.values()):
                 kills = said(one.oom_kills, names_first=True)
@@ -109,7 +107,7 @@ def show(console: Console, status: Status) -> None:
                 )
     if status.resumes:
         console.print("\nlast resumes", style="bold")
-        console.print(_resumes(status.resumes[-MAX_RESUMES_SHOWN:]))
+        print_table(console, _resumes(status.resumes[-MAX_RESUMES_SHOWN:]))
 
 
 def _instances(instances: list[InstanceStatus]) -> Table:

@@ -17,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from onward import log
+from onward.cli import flag_groups
 from onward.cli.api_key import check_doors, key_source_of
-from onward.cli.flags import add_flags, flags_of, from_args
+from onward.cli.flags import add_flags, add_grouped_flags, flags_of, from_args
 from onward.cli.progress import StartProgress
 from onward.cli.router import check as check_router
 from onward.cli.serve import check, prepare_model
@@ -26,6 +27,7 @@ from onward.cli.welcome import GREETING, curl
 from onward.clock import SystemClock
 from onward.config import API_KEY_VARIABLE, RouterConfig, ServeConfig
 from onward.errors import StartupError
+from onward.obs.tables import print_table
 from onward.supervisor.cluster import Cluster, InstancePlan
 from onward.supervisor.cluster_key import new_key
 from onward.supervisor.own_address import LOOPBACK, reached_from_here
@@ -107,7 +109,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=int, default=8000, metavar="N", help="port of the router, or else of the first instance [8000]"
     )
-    add_flags(parser, ServeConfig, skip=OURS_TO_SAY)
+    parser.usage = "onward up [MODEL] [flags]"
+    add_grouped_flags(parser, ServeConfig, flag_groups.SERVE, skip=OURS_TO_SAY)
     for title, names in (
         ("who may use it", (*FRONT_SECRETS, *FRONT_FLAGS)),
         ("options of the router", ROUTERS_OWN),
@@ -361,7 +364,7 @@ def show(console: Console, cluster: Cluster, model_name: str, key_fd: int, *, ne
         threads = str(told.threads) if told.threads is not None else ""
         table.add_row(told.name, told.url, told.handoff_address or "", threads, str(instance.process.pid))
     console.print(Text.assemble("\n  Onward serves ", (model_name, "bold"), " with a cluster\n"))
-    console.print(table)
+    print_table(console, table)
     front = next(instance.plan.url for instance in cluster.instances if instance.plan.role != "prefill")
     # The key has no name, but whoever may trace this process can read it, and that is its owner.
     key = f"--cluster-key-file /proc/{os.getpid()}/fd/{key_fd}"

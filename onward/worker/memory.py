@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from onward.config import WorkerConfig
+from onward.config import BLOCK_MULTIPLE, WorkerConfig
 from onward.errors import StartupError
 from onward.obs.memory_groups import PROC_SELF, memory_groups
 from onward.proto.model import ModelConfig
@@ -25,8 +25,8 @@ def longest_sequence(config: WorkerConfig, model: ModelConfig) -> int:
 
 def pool_blocks(config: WorkerConfig, size: int, max_model_len: int, free_bytes: Callable[[], int]) -> int:
     """The number of KV blocks, of `size` bytes each."""
-    if config.block_size <= 0 or config.block_size % 16:
-        raise StartupError(f"--block-size {config.block_size} is not a multiple of 16")
+    if config.block_size <= 0 or config.block_size % BLOCK_MULTIPLE:
+        raise StartupError(f"--block-size {config.block_size} is not a multiple of {BLOCK_MULTIPLE}")
     if config.num_kv_blocks is not None:
         return _checked(config.num_kv_blocks, size, free_bytes())
     useful = config.max_num_seqs * -(-max_model_len // config.block_size)

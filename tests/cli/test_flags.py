@@ -1,11 +1,14 @@
 import argparse
+import dataclasses
 
 import pytest
 
+from onward.cli import flag_groups
 from onward.cli.flags import add_flags, from_args
 from onward.cli.main import run
+from onward.cli.parser import meant
 from onward.cli.serve import check, listen
-from onward.config import ServeConfig
+from onward.config import RouterConfig, ServeConfig
 from onward.errors import StartupError
 
 PROMISED = {
@@ -60,6 +63,11 @@ def test_all_promised_flags_exist_and_the_help_shows_them(capsys: pytest.Capture
     [
         (["--block-size", "0"], "--block-size"),
         (["--num-kv-blocks", "-1"], "--num-kv-blocks"),
+        (["--block-size", "65536"], "--block-size 65536"),
+        (["--threads", "100000"], "--threads 100000"),
+        (["--host", ""], "--host must not be empty"),
+        (["--model", ""], "--model must not be empty"),
+        (["--served-model-name", ""], "--served-model-name must not be empty"),
         (["--max-queue-tokens", "0"], "--max-queue-tokens"),
         (["--max-num-batched-tokens", "8"], "--max-num-batched-tokens"),
         (["--max-body-bytes", "0"], "--max-body-bytes"),
@@ -86,6 +94,49 @@ def test_all_promised_flags_exist_and_the_help_shows_them(capsys: pytest.Capture
 def test_values_that_cannot_work_are_named(flags: list[str], named: str) -> None:
     with pytest.raises(StartupError, match=named):
         check(parse(*flags))
+
+
+def test_a_block_size_that_no_worker_takes_is_refused_before_anything_is_fetched() -> None:
+    with pytest.raises(StartupError, match="--block-size 24 is not a multiple of 16"):
+        check(parse("--block-size", "24"))
+
+
+def test_a_mistake_names_the_flag_that_may_be_meant() -> None:
+    assert meant("--prot", ["--port", "--model"]) == " (did you mean --port?)"
+    assert meant("--zzz", ["--port", "--model"]) == ""
+
+
+def test_every_knob_is_in_one_group_of_the_help_and_the_first_has_ten() -> None:
+    for config, groups in ((ServeConfig, flag_groups.SERVE), (RouterConfig, flag_groups.ROUTER)):
+        grouped = [name for group in groups.values() for name in group]
+        assert sorted(grouped) == sorted(knob.name for knob in dataclasses.fields(config))
+    assert len(next(iter(flag_groups.SERVE.values()))) == 10
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (
+            ["serve", "--prot", "9"],
+            "onward serve: there is no flag --prot (did you mean --port?); see onward serve --help",
+        ),
+        (["serve", "--max-seqs=3"], "onward serve: there is no flag --max-seqs (did you mean --max-num-seqs?)"),
+        (["bench", "--streems", "3"], "onward bench: there is no flag --streems (did you mean --streams?)"),
+        (["serve", "--zzz"], "onward serve: there is no flag --zzz; see"),
+        (["serv"], "onward: there is no command serv (did you mean serve?)"),
+        (["serve", "--port", "x"], "onward serve: argument --port: invalid int value: 'x'"),
+        (["status"], "onward status: the following arguments are required: URL"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_one_line_that_names_what_may_be_meant(
+    capsys: pytest.CaptureFixture[str], argv: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(argv)
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(said)
 
 
 @pytest.mark.parametrize("origin", ["*", "http://localhost:3000", "https://example.com", "chrome-extension://abc"])

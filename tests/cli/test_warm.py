@@ -30,8 +30,7 @@ def test_a_servers_other_knobs_are_refused_by_name(capsys: pytest.CaptureFixture
         run(["warm", "--port", "8001"])
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert "onward warm: error: unrecognized arguments: --port 8001" in said
-    assert "usage: onward warm" in said
+    assert said.startswith("onward warm: there is no flag --port")
 
 
 def test_a_value_that_cannot_work_is_named_before_anything_is_fetched(capsys: pytest.CaptureFixture[str]) -> None:
