@@ -244,7 +244,8 @@ class ResponseVisitor(Visitor):
             await self._chance.one_of((self._poll, self._follow_on))(answer)
             if self._chance.happens(0.3):
                 await self._delete(answer)
-            elif len(self._doors) == 1 and not self._is_routed and self._chance.happens(0.15):
+            elif len(self._doors) == 1 and not self._is_routed and self._chance.happens(0.15) and not self._may_pause():
+                # Where a supervisor has paused for a minute, the rest of the run is too short for this.
                 await self._outwait(answer)
         except Forgotten:
             self._check_oblivion(answer)
