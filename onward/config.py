@@ -121,6 +121,10 @@ class ServeConfig:
     tls_cert: str | None = knob(None, "certificate chain, as PEM: HTTPS instead of HTTP; needs --tls-key")
     tls_key: str | None = knob(None, "private key of --tls-cert, as PEM")
     cors_origin: tuple[str, ...] = knob((), "origin that browsers may call from (may be given several times)")
+    allowed_host: tuple[str, ...] = knob(
+        (),
+        "name that clients may call this server by, where it has no API keys; * for any (may be given several times)",
+    )
     max_body_bytes: int = knob(8 << 20, "largest request body")
     max_connections: int = knob(4096, "connections with a request under way that one process has; more get a 503")
     pooling: Pooling = knob("mean", "how /v1/embeddings makes a vector of a text, where a request does not say")
@@ -176,6 +180,10 @@ class RouterConfig:
     cors_origin: tuple[str, ...] = knob((), "origin that browsers may call from (may be given several times)")
     default_max_tokens: int = knob(
         16, "longest output of /v1/completions and /v1/generate where a request does not say (0: what fits)"
+    )
+    allowed_host: tuple[str, ...] = knob(
+        (),
+        "name that clients may call this server by, where it has no API keys; * for any (may be given several times)",
     )
     strict_fields: bool = knob(False, "refuse requests with unknown fields; else a response header names them")
     max_body_bytes: int = knob(8 << 20, "largest request body")
@@ -233,7 +241,9 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
+    host: str = "127.0.0.1"
     cors_origin: tuple[str, ...] = ()
+    allowed_host: tuple[str, ...] = ()
     max_body_bytes: int = 8 << 20
     max_connections: int = 4096
     max_choices: int = 16

@@ -4,17 +4,24 @@ from collections.abc import Callable
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from onward.api import app as api_app
 from onward.api import proven
+from onward.proto.request import ErrorInfo
 from onward.router import app as router_app
 from onward.transport import proof
-from onward.web import connection, half_closed
+from onward.web import connection, cross_site, half_closed, http
+from onward.web.allowed_hosts import AllowedHosts
+from onward.web.callers import Callers
 from onward.web.connection import BoundedConnection
+from onward.web.cross_site import CrossSiteGuard
 from tests.sabotage_kinds import Patches, Sabotage
 
 CONNECTIONS = "tests/web/test_connections.py::"
+PAGES = "tests/api/test_web_pages.py::"
+CROSS_SITE = "tests/web/test_cross_site.py::"
 CALLERS = "tests/web/test_callers.py::"
 
 
@@ -79,7 +86,75 @@ def _a_proxy_on_this_machine_is_this_machine(patch: Patches) -> None:
     patch.put(proven, "_OF_PROXIES", frozenset())
 
 
+def _pages_of_any_origin_are_served(patch: Patches) -> None:
+    patch.put(CrossSiteGuard, "_is_allowed", lambda self, origin: True)
+
+
+def _only_an_origin_gives_a_page_away(patch: Patches) -> None:
+    patch.put(cross_site, "_OTHER_SITES", ())
+
+
+def _any_host_is_ours(patch: Patches) -> None:
+    patch.put(AllowedHosts, "has", lambda self, authority: True)
+
+
+def _any_body_is_json(patch: Patches) -> None:
+    for module in (api_app, router_app):
+        patch.put(module, "media_type_refusal", lambda scope: None)
+
+
+def _pages_are_looked_at_although_there_are_keys(patch: Patches) -> None:
+    def refusal(original: Callable, self: Callers, scope: Scope) -> ErrorInfo | None:
+        refused = original(self, scope)
+        return refused or (self._guard.refusal(scope) if self._guard is not None else None)
+
+    patch.around(Callers, "refusal", refusal)
+
+
+def _any_proof_will_do(patch: Patches) -> None:
+    def refusal(original: Callable, self: Callers, scope: Scope) -> ErrorInfo | None:
+        return None if http.header(scope, b"x-onward-proof") else original(self, scope)
+
+    patch.around(Callers, "_refusal_without_keys", refusal)
+
+
 TABLE = [
+    Sabotage(
+        "pages-of-any-origin",
+        "pages of other sites are served by a server without keys",
+        _pages_of_any_origin_are_served,
+        [CROSS_SITE + "test_pages_of_other_origins_are_refused"],
+    ),
+    Sabotage(
+        "pages-without-origin",
+        "a page whose browser tells no origin is served",
+        _only_an_origin_gives_a_page_away,
+        [CROSS_SITE + "test_a_page_whose_browser_tells_no_origin_is_refused_by_its_site"],
+    ),
+    Sabotage(
+        "any-host",
+        "a page that gives its name the server's address reads responses",
+        _any_host_is_ours,
+        [CROSS_SITE + "test_a_page_that_has_given_its_name_our_address_is_refused"],
+    ),
+    Sabotage(
+        "any-media-type",
+        "a form is taken for JSON",
+        _any_body_is_json,
+        [PAGES + "test_a_form_is_refused_and_a_body_without_a_type_is_taken"],
+    ),
+    Sabotage(
+        "keys-do-not-help",
+        "a server with keys cannot be used behind a proxy",
+        _pages_are_looked_at_although_there_are_keys,
+        [CALLERS + "test_pages_are_refused_where_there_are_no_keys_and_nobody_else_is_anywhere"],
+    ),
+    Sabotage(
+        "any-proof-opens",
+        "a header that looks like a proof lets a page in",
+        _any_proof_will_do,
+        [CALLERS + "test_a_router_that_proves_itself_may_call_a_server_without_keys_by_any_name"],
+    ),
     Sabotage(
         "slashes-redirected",
         "a path with a slash too many is redirected to the host that the client has named",

@@ -1,5 +1,7 @@
 """The HTTP application: routes, and what wraps them all."""
 
+from urllib.parse import urlsplit
+
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
@@ -42,10 +44,13 @@ from onward.proto.router import (
     TOKENIZE_PATH,
 )
 from onward.web import docs_page, response_ids, root_page
+from onward.web.allowed_hosts import AllowedHosts
 from onward.web.application import application
 from onward.web.browsers import for_browsers
 from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring
-from onward.web.envelope import Envelope, refuse
+from onward.web.cross_site import CrossSiteGuard
+from onward.web.envelope import Envelope, first_of, refuse
+from onward.web.media_type import media_type_refusal
 from onward.web.response_endpoint import ResponseEndpoint
 
 
@@ -107,11 +112,14 @@ def build_app(
         GuardedRoute(root_page.PATH, root_page.show, methods=["GET"], access=Access.OPEN),
     ]
     routes.append(openapi.route(routes, bounds_of(backend)))
-    callers = Callers(keyring, routes, config.cluster_key, backend.clock, answers_preflights=bool(config.cors_origin))
+    origins = config.cors_origin
+    own_host = urlsplit(config.url).hostname or ""
+    guard = CrossSiteGuard(AllowedHosts.of(config.host, (*config.allowed_host, own_host)), origins)
+    callers = Callers(keyring, routes, config.cluster_key, backend.clock, answers_preflights=bool(origins), guard=guard)
     requests = registry.counter("onward_http_requests_total", "HTTP responses begun", ["path", "status"])
     paths = [route.path for route in routes]
     identified = Middleware(Identified, clock=backend.clock, chance=backend.chance)
     app = application(routes, [Middleware(BoundedConnections), identified])
-    origins = config.cors_origin
     # A browser is shown refusals too, or its page learns nothing but that something has failed.
-    return Envelope(for_browsers(app, origins), requests, paths, callers.refusal, for_browsers(refuse, origins))
+    checks = (callers.refusal, media_type_refusal)
+    return Envelope(for_browsers(app, origins), requests, paths, first_of(*checks), for_browsers(refuse, origins))

@@ -5,6 +5,8 @@ import re
 from typing import Any
 
 from onward.errors import StartupError
+from onward.transport.http_urls import checked_host
+from onward.web.allowed_hosts import ANY
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -30,6 +32,16 @@ def check_origins(origins: tuple[str, ...]) -> None:
             raise StartupError(
                 f"--cors-origin {origin!r} is no origin; it looks like https://example.com, without a path"
             )
+
+
+def check_allowed_hosts(hosts: tuple[str, ...]) -> None:
+    """A name or an address without a port."""
+    for host in hosts:
+        try:
+            if host != ANY:
+                checked_host(host.strip("[]"))
+        except ValueError as fault:
+            raise StartupError(f"--allowed-host {host!r} is no name of a host: {fault}") from None
 
 
 def check_counts(config: Any, *names: str) -> None:

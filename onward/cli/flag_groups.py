@@ -37,7 +37,16 @@ SERVE: Groups = {
         "output_caching",
         "transport",
     ),
-    "keys and TLS": ("api_key", "api_keys", "insecure", "open_metrics", "tls_cert", "tls_key", "cors_origin"),
+    "keys and TLS": (
+        "api_key",
+        "api_keys",
+        "insecure",
+        "open_metrics",
+        "tls_cert",
+        "tls_key",
+        "cors_origin",
+        "allowed_host",
+    ),
     "requests and connections": (
         "default_max_tokens",
         "strict_fields",
@@ -94,7 +103,16 @@ ROUTER: Groups = {
         "detach_ttl_s",
         "tell_resumes",
     ),
-    "keys and TLS": ("api_key", "api_keys", "insecure", "open_metrics", "tls_cert", "tls_key", "cors_origin"),
+    "keys and TLS": (
+        "api_key",
+        "api_keys",
+        "insecure",
+        "open_metrics",
+        "tls_cert",
+        "tls_key",
+        "cors_origin",
+        "allowed_host",
+    ),
     "requests and connections": ("default_max_tokens", "strict_fields", "max_body_bytes", "max_connections"),
 }
 OTHERS = "other flags"

@@ -13,6 +13,7 @@ from onward import log
 from onward.cli import flag_groups
 from onward.cli.api_key import check_doors, door_warnings, key_source_of
 from onward.cli.checks import (
+    check_allowed_hosts,
     check_counts,
     check_log_level,
     check_not_empty,
@@ -75,6 +76,7 @@ def check(config: RouterConfig) -> None:
     check_positive_seconds(config, "stall_timeout_s", "request_timeout_s")
     check_log_level(config.log_level)
     check_origins(config.cors_origin)
+    check_allowed_hosts(config.allowed_host)
     if (tls := tls_of(config)) is not None:
         check_tls(tls)
     _check_reach(config)

@@ -38,6 +38,7 @@ OF_OTHERS = (
     "tls_cert",
     "tls_key",
     "cors_origin",
+    "allowed_host",
     "cluster_key_file",
 )
 """Knobs of a server that others reach; ours is for this batch alone."""

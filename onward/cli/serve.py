@@ -16,6 +16,7 @@ from onward import log
 from onward.cli import flag_groups
 from onward.cli.api_key import check_doors, door_warnings, key_source_of
 from onward.cli.checks import (
+    check_allowed_hosts,
     check_counts,
     check_log_level,
     check_not_empty,
@@ -147,6 +148,7 @@ def check(config: ServeConfig) -> None:
     check_not_negative(config, "default_max_tokens", "drain_s", "log_interval_s", "detach_ttl_s", "response_ttl_s")
     check_log_level(config.log_level)
     check_origins(config.cors_origin)
+    check_allowed_hosts(config.allowed_host)
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise StartupError(
             f"--max-num-batched-tokens ({config.max_num_batched_tokens}) must be at least --max-num-seqs "

@@ -75,6 +75,7 @@ ROUTERS_AND_INSTANCES = (
     "detach_ttl_s",
     "drain_s",
     "cors_origin",
+    "allowed_host",
     "strict_fields",
     "max_body_bytes",
     "max_connections",

@@ -44,6 +44,7 @@ from onward.proto.request import CallerLimits, ErrorInfo
 from onward.proto.step import TokenLogprobs
 
 PROOF_HEADER = "x-onward-proof"
+INTERNAL_PREFIX = "/internal/"
 CALLER_HEADER = "x-onward-caller"
 """For whom a router asks, where the message does not say it."""
 IGNORED_FIELDS_HEADER = "x-onward-ignored-fields"

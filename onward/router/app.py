@@ -20,10 +20,13 @@ from onward.router.responses import FoundResponses
 from onward.router.serving import Serving
 from onward.router.tokenizing import Tokenizing
 from onward.web import docs_page, response_ids, root_page
+from onward.web.allowed_hosts import AllowedHosts
 from onward.web.application import application
 from onward.web.browsers import for_browsers
 from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring
-from onward.web.envelope import Envelope, refuse
+from onward.web.cross_site import CrossSiteGuard
+from onward.web.envelope import Envelope, first_of, refuse
+from onward.web.media_type import media_type_refusal
 from onward.web.response_endpoint import ResponseEndpoint
 
 GENERATING_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/generate", response_ids.PATH)
@@ -42,12 +45,15 @@ def build_app(serving: Serving, registry: Registry, cluster_key: str, keyring: K
         response_ids.PATH: ResponseCreation(serving, tokenizing, found)
     }
     routes = routes_of(serving, Admin(serving, registry, cluster_key), generating, tokenizing, found)
-    origins = serving.core.config.cors_origin
-    callers = Callers(keyring, routes, cluster_key, serving.clock, answers_preflights=bool(origins))
+    config = serving.core.config
+    origins = config.cors_origin
+    guard = CrossSiteGuard(AllowedHosts.of(config.host, config.allowed_host), origins)
+    callers = Callers(keyring, routes, cluster_key, serving.clock, answers_preflights=bool(origins), guard=guard)
     app = _Streams(generating, application(routes))
     paths = [route.path for route in routes]
     inside = for_browsers(BoundedConnections(app), origins)
-    return Envelope(inside, serving.core.metrics.requests, paths, callers.refusal, for_browsers(refuse, origins))
+    refusal = first_of(callers.refusal, media_type_refusal)
+    return Envelope(inside, serving.core.metrics.requests, paths, refusal, for_browsers(refuse, origins))
 
 
 def routes_of(

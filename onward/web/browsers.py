@@ -1,4 +1,4 @@
-"""Pages of other origins: what a browser has to be told before it lets them read an answer."""
+"""Pages of other origins: what a browser has to be told before it lets them read an answer. `cross_site` refuses them."""
 
 from collections.abc import Sequence
 

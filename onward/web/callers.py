@@ -18,6 +18,7 @@ from onward.proto.request import ErrorInfo
 from onward.proto.router import PROOF_HEADER
 from onward.transport.proof import is_proven
 from onward.web import http
+from onward.web.cross_site import CrossSiteGuard
 from onward.web.failures import RequestFailed
 from onward.web.keys import ANONYMOUS, Caller, Keys
 
@@ -62,20 +63,23 @@ class Callers:
         clock: Clock,
         *,
         answers_preflights: bool = False,
+        guard: CrossSiteGuard | None = None,
     ) -> None:
-        """`answers_preflights`: browsers ask beforehand, without a key, what they may send."""
+        """`answers_preflights`: browsers ask beforehand, without a key, what they may send. `guard`: for where there are no
+        keys."""
         self._keyring = keyring
         self._routes = guarded(routes)
         self._by_path = {route.path: route.access for route in self._routes}
         self._cluster_key = cluster_key
         self._clock = clock
         self._answers_preflights = answers_preflights
+        self._guard = guard
 
     def refusal(self, scope: Scope) -> ErrorInfo | None:
         """Why it may not come in, if so. Else the exchange has a caller from here on."""
         if not len(self._keyring.keys):
             scope[_CALLER] = ANONYMOUS
-            return None
+            return self._refusal_without_keys(scope)
         access = self._access(scope)
         scope[_CALLER] = NOBODY
         if access is Access.CLUSTER and self._cluster_key:
@@ -88,6 +92,15 @@ class Callers:
             return _NO_KEY
         scope[_CALLER] = caller
         return None if access is Access.USER or caller.is_admin else _NOT_ADMIN
+
+    def _refusal_without_keys(self, scope: Scope) -> ErrorInfo | None:
+        """A router that proves itself may call this server by any name; on routes of their own the endpoint checks it."""
+        if self._guard is None or (refusal := self._guard.refusal(scope)) is None:
+            return None
+        has_proof = bool(self._cluster_key) and (
+            self._access(scope) is Access.CLUSTER or self._caller(scope) is CLUSTER
+        )
+        return None if has_proof else refusal
 
     def _access(self, scope: Scope) -> Access:
         if self._answers_preflights and scope["method"] == "OPTIONS":

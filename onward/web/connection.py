@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from onward.proto.request import ErrorInfo
+from onward.proto.router import INTERNAL_PREFIX
 from onward.web.burst import BurstTransport
 from onward.web.close_delimited import CloseDelimitedCycle
 from onward.web.connections import Connections
@@ -24,7 +25,6 @@ from onward.web.failures import error_body, error_headers
 from onward.web.half_closed import HalfClosed, probe_of
 
 ALIVE_URL = b"/live"
-INTERNAL_PREFIX = "/internal/"
 _OF_UPGRADES = frozenset({b"upgrade", b"http2-settings"})
 
 NO_HTTP = ErrorInfo("invalid_http", "this is no request of HTTP/1.1", 400)

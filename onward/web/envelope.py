@@ -48,6 +48,19 @@ def _nobody_is_refused(_: Scope) -> None:
     return None
 
 
+Refusal = Callable[[Scope], ErrorInfo | None]
+"""Why a request is not served, if so."""
+
+
+def first_of(*refusals: Refusal) -> Refusal:
+    """The first reason that there is."""
+
+    def refusal(scope: Scope) -> ErrorInfo | None:
+        return next((info for one in refusals if (info := one(scope)) is not None), None)
+
+    return refusal
+
+
 async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
     """An ASGI application for those who may not come in."""
     await http.respond_error(send, scope[_REFUSAL])
@@ -62,7 +75,7 @@ class Envelope:
         app: ASGIApp,
         requests: Counter,
         paths: Collection[str],
-        refusal: Callable[[Scope], ErrorInfo | None] = _nobody_is_refused,
+        refusal: Refusal = _nobody_is_refused,
         refusing: ASGIApp = refuse,
     ) -> None:
         self.app = app

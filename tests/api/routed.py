@@ -16,6 +16,8 @@ REQUEST_ID = "0123456789abcdef0123456789abcdef"
 _epochs = itertools.count(1)
 """Each attempt here is later than all before, as those of a router are."""
 
+MSGPACK_BODY = {"content-type": "application/msgpack"}
+
 
 @dataclass
 class Heard:
@@ -68,6 +70,7 @@ def given(*choices: tuple[list[int], str | None]) -> list[GivenChoice]:
 
 def post(url: str, attempt: Attempt, **headers: str) -> httpx.Response:
     message = msgspec.msgpack.encode(attempt)
+    headers = MSGPACK_BODY | headers
     return httpx.post(url + ATTEMPT_PATH, content=message, headers=headers, timeout=30, verify=NO_CERTIFICATES)
 
 
@@ -101,7 +104,13 @@ def error_in(response: httpx.Response) -> dict[str, Any]:
 
 def find(url: str, request_id: str) -> Record | None:
     message = msgspec.msgpack.encode(Find(request_id))
-    response = httpx.post(url + FIND_PATH, content=message, timeout=30, verify=NO_CERTIFICATES)
+    response = httpx.post(
+        url + FIND_PATH,
+        content=message,
+        headers=MSGPACK_BODY,
+        timeout=30,
+        verify=NO_CERTIFICATES,
+    )
     if response.status_code == 404:
         assert response.json()["error"]["code"] == "stream_unknown"
         return None

@@ -24,7 +24,7 @@ from onward.text.token_table import TokenTable
 from onward.transport.proof import prove
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES, PATHS, PROMPT, PROMPTS, AnswerRead, ask, request
-from tests.api.routed import REQUEST_ID, Heard, attempt_of, error_in, given, hear, heard_in, post
+from tests.api.routed import MSGPACK_BODY, REQUEST_ID, Heard, attempt_of, error_in, given, hear, heard_in, post
 from tests.api.small_model import EOS
 
 GIVEN_UP = ErrorInfo("pd_preempted", "PD Error: out of blocks", 503, True, retry_after_s=1.5, stage="decode")
@@ -342,7 +342,12 @@ def test_an_attempt_that_makes_no_sense_is_refused(instance: Instance, fields: d
 
 def test_a_message_that_is_no_attempt_is_refused(instance: Instance) -> None:
     for message in (b"", b"\xc1", msgspec.msgpack.encode({"path": "/v1/completions"})):
-        refused = httpx.post(instance.url + ATTEMPT_PATH, content=message, verify=NO_CERTIFICATES)
+        refused = httpx.post(
+            instance.url + ATTEMPT_PATH,
+            content=message,
+            headers=MSGPACK_BODY,
+            verify=NO_CERTIFICATES,
+        )
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_message")
 
 
@@ -383,7 +388,9 @@ def test_a_silent_stream_says_each_second_how_far_it_is(instance: Instance) -> N
     instance.engine.paused = True
     message = msgspec.msgpack.encode(attempt_of("/v1/generate", request("/v1/generate", True, n=2, max_tokens=3)))
     url = instance.url + ATTEMPT_PATH
-    with httpx.stream("POST", url, content=message, timeout=30, verify=NO_CERTIFICATES) as response:
+    with httpx.stream(
+        "POST", url, content=message, headers=MSGPACK_BODY, timeout=30, verify=NO_CERTIFICATES
+    ) as response:
         lines = (line for line in response.iter_lines() if line)
         engine, step = instance.engine.incarnation, instance.engine.num_steps
         assert next(lines) == f": progress {engine} {step} 27 3", "tokens of both choices, the nearer place"
@@ -399,7 +406,9 @@ def test_an_attempt_begins_to_speak_although_there_is_no_engine(instance: Instan
     message = msgspec.msgpack.encode(attempt_of("/v1/generate", request("/v1/generate", False, max_tokens=3)))
     url = instance.url + ATTEMPT_PATH
     try:
-        with httpx.stream("POST", url, content=message, timeout=30, verify=NO_CERTIFICATES) as response:
+        with httpx.stream(
+            "POST", url, content=message, headers=MSGPACK_BODY, timeout=30, verify=NO_CERTIFICATES
+        ) as response:
             lines = response.iter_lines()
             assert next(lines) == ": progress - 0 0 0"
             instance.start_engine()

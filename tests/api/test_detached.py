@@ -18,7 +18,7 @@ from onward.text.text_stream import TextStream
 from onward.text.token_table import TokenTable
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES, PATHS, AnswerRead, ask, read, request
-from tests.api.routed import REQUEST_ID, attempt_of, find, hear
+from tests.api.routed import MSGPACK_BODY, REQUEST_ID, attempt_of, find, hear
 from tests.api.small_model import EOS
 from tests.api.stand_in_engine import hashed_token
 
@@ -292,7 +292,9 @@ def test_a_router_that_dies_leaves_a_record_with_all_tokens(instance: Instance) 
     instance.engine.choose = pausing(instance, at=7)
     attempt = attempt_of("/v1/completions", request("/v1/completions", False, n=2, max_tokens=30))
     message, url = msgspec.msgpack.encode(attempt), instance.url + ATTEMPT_PATH
-    with httpx.stream("POST", url, content=message, timeout=30, verify=NO_CERTIFICATES) as response:
+    with httpx.stream(
+        "POST", url, content=message, headers=MSGPACK_BODY, timeout=30, verify=NO_CERTIFICATES
+    ) as response:
         for line in response.iter_lines():
             if line.startswith("id: ") and is_all(instance, parse_cursor(line[4:])):
                 break

@@ -14,7 +14,7 @@ from onward.proto.router import PROBE_PATH, PROOF_HEADER, RegisterAnswer, Regist
 from onward.transport.proof import prove
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES, ask, read, request
-from tests.api.routed import attempt_of, error_in, given, post
+from tests.api.routed import MSGPACK_BODY, attempt_of, error_in, given, post
 from tests.api.stand_in_engine import hashed_token
 from tests.api.test_registering import router
 
@@ -113,7 +113,12 @@ def test_only_who_holds_the_clusters_key_may_drain_an_instance_that_has_one(mode
 
 def probed(instance: Instance) -> Registration:
     question = msgspec.msgpack.encode(RegisterAnswer("r", 1.0))
-    response = httpx.post(instance.url + PROBE_PATH, content=question, verify=NO_CERTIFICATES)
+    response = httpx.post(
+        instance.url + PROBE_PATH,
+        content=question,
+        headers=MSGPACK_BODY,
+        verify=NO_CERTIFICATES,
+    )
     assert response.status_code == 200, response.text
     return msgspec.msgpack.decode(response.content, type=Registration)
 

@@ -13,7 +13,7 @@ from onward.proto.router import ATTEMPT_PATH, Attempt
 from onward.web.failures import RequestFailed
 from tests.api.instance import Instance
 from tests.api.reader import NO_CERTIFICATES, PATHS, request
-from tests.api.routed import attempt_of
+from tests.api.routed import MSGPACK_BODY, attempt_of
 
 FULL = ErrorInfo("overloaded", "9 requests are waiting already", 429, True, retry_after_s=3.0)
 OWN_LIMIT = ErrorInfo("rate_limited", "3 requests of this caller are in flight already", 429, True, retry_after_s=1.0)
@@ -93,7 +93,7 @@ def test_embeddings_note_a_full_queue_and_are_told_of_it(instance: Instance) -> 
 
 
 def post_attempt(client: httpx.Client, attempt: Attempt) -> httpx.Response:
-    return client.post(ATTEMPT_PATH, content=msgspec.msgpack.encode(attempt))
+    return client.post(ATTEMPT_PATH, content=msgspec.msgpack.encode(attempt), headers=MSGPACK_BODY)
 
 
 def early_refusals(client: httpx.Client) -> float:

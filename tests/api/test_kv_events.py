@@ -13,6 +13,7 @@ from onward.proto.router import PROBE_PATH, RegisterAnswer, Registration
 from onward.router.prefix_index import PrefixIndex
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES
+from tests.api.routed import MSGPACK_BODY
 from tests.api.stand_in_engine import StandInEngine
 from tests.api.test_registering import Router
 
@@ -53,7 +54,7 @@ def learn(instance: Instance, *changes: tuple[bool, bytes]) -> None:
 
 def probed(instance: Instance, question: RegisterAnswer) -> KvEvents | None:
     body = msgspec.msgpack.encode(question)
-    answer = httpx.post(instance.url + PROBE_PATH, content=body, verify=NO_CERTIFICATES)
+    answer = httpx.post(instance.url + PROBE_PATH, content=body, headers=MSGPACK_BODY, verify=NO_CERTIFICATES)
     return msgspec.msgpack.decode(answer.content, type=Registration).kv_events
 
 

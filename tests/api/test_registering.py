@@ -19,6 +19,7 @@ from onward.proto.stats import EngineStats
 from onward.transport.proof import is_proven, prove
 from tests.api.instance import BLOCK_SIZE, NUM_BLOCKS, News, running
 from tests.api.reader import NO_CERTIFICATES
+from tests.api.routed import MSGPACK_BODY
 
 KEY = "ab" * 32
 
@@ -141,7 +142,12 @@ def test_both_sides_show_that_they_hold_the_key(model: PreparedModel) -> None:
     ):
         one.hears(lambda told: told.state == "ready")
         question = msgspec.msgpack.encode(RegisterAnswer("r", 1.0))
-        refused = httpx.post(instance.url + PROBE_PATH, content=question, verify=NO_CERTIFICATES)
+        refused = httpx.post(
+            instance.url + PROBE_PATH,
+            content=question,
+            headers=MSGPACK_BODY,
+            verify=NO_CERTIFICATES,
+        )
         assert refused.status_code == 403
         headers = {PROOF_HEADER: prove(KEY, "POST", PROBE_PATH, question, time.time())}
         probed = httpx.post(instance.url + PROBE_PATH, content=question, headers=headers, verify=NO_CERTIFICATES)

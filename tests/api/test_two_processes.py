@@ -18,7 +18,7 @@ from onward.proto.model import PreparedModel
 from onward.proto.router import ATTEMPT_PATH
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES, AnswerRead, ask, read, request
-from tests.api.routed import REQUEST_ID, attempt_of, error_in, find, hear, post
+from tests.api.routed import MSGPACK_BODY, REQUEST_ID, attempt_of, error_in, find, hear, post
 from tests.api.stand_in_engine import hashed_token
 from tests.api.test_detached import go_on, is_all, pausing
 
@@ -108,7 +108,14 @@ def test_a_router_sees_a_stream_that_runs_in_the_other_process_and_does_not_end_
         pair.engine.choose = pausing(pair, at=7)
         attempt = attempt_of(PATH, request(PATH, False, max_tokens=30))
         message = msgspec.msgpack.encode(attempt)
-        with httpx.stream("POST", here + ATTEMPT_PATH, content=message, timeout=30, verify=NO_CERTIFICATES) as response:
+        with httpx.stream(
+            "POST",
+            here + ATTEMPT_PATH,
+            content=message,
+            headers=MSGPACK_BODY,
+            timeout=30,
+            verify=NO_CERTIFICATES,
+        ) as response:
             lines = response.iter_lines()
             while not is_all(pair, parse_cursor(next(one for one in lines if one.startswith("id: "))[4:])):
                 pass
@@ -151,7 +158,14 @@ def test_nobody_takes_the_place_of_another_callers_attempt(pair: Instance) -> No
 def status_of_attempt(url: str, attempt: Any) -> int:
     """One that is taken is left at once."""
     content = msgspec.msgpack.encode(attempt)
-    with httpx.stream("POST", url + ATTEMPT_PATH, content=content, timeout=30, verify=NO_CERTIFICATES) as response:
+    with httpx.stream(
+        "POST",
+        url + ATTEMPT_PATH,
+        content=content,
+        headers=MSGPACK_BODY,
+        timeout=30,
+        verify=NO_CERTIFICATES,
+    ) as response:
         return response.status_code
 
 

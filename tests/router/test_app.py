@@ -61,7 +61,11 @@ async def read_until(router: Router, body: dict[str, Any], num_cursors: int) -> 
 
 def joined(first: Received, second: Received) -> Received:
     return Received(
-        first.cursors + second.cursors, first.chunks + second.chunks, second.errors, second.num_done, second.last_id
+        cursors=first.cursors + second.cursors,
+        chunks=first.chunks + second.chunks,
+        errors=second.errors,
+        num_done=second.num_done,
+        last_id=second.last_id,
     )
 
 
@@ -351,6 +355,42 @@ def test_a_stream_that_fails_over_to_an_unreachable_instance_is_not_lost() -> No
             await sound.register_once(router.session, router.url)
             assert_seamless((await asking).stream, 7, 6)
             await sound.stop()
+
+    uvloop.run(scenario())
+
+
+PAGES: dict[str, dict[str, str]] = {
+    "of another site": {"Origin": "https://attacker.example", "Sec-Fetch-Site": "cross-site"},
+    "of another port": {"Origin": "http://127.0.0.1:3000", "Sec-Fetch-Site": "same-site"},
+    "that has given its name our address": {"Host": "attacker.example", "Sec-Fetch-Site": "same-origin"},
+    "of an old browser": {},
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_in_a_browser_can_register_no_instance_and_abort_nothing(page: str) -> None:
+    async def scenario() -> None:
+        rogue, running = StandInInstance("rogue"), StandInInstance("a")
+        running.behave = lambda *_: Behaviour(silent_after=3, gate=gate)
+        gate = asyncio.Event()
+        await rogue.start()
+        async with running_router(running, registers=False) as router:
+            await running.register_once(router.session, router.url)
+            streaming = asyncio.create_task(router.post(STREAM))
+            await running.wait_until(lambda: bool(running.attempts))
+            registration = msgspec.msgpack.encode(rogue.registration())
+            asked = {REGISTER_PATH: registration, "/v1/abort": b'{"all": true}', CHAT: msgspec.json.encode(BODY)}
+            named = "Content-Type" if page == "of an old browser" else next(iter(PAGES[page]))
+            refusals: list[tuple[int, str]] = []
+            for path, body in asked.items():
+                headers = {**PAGES[page], "Content-Type": "text/plain"}
+                async with router.session.post(router.url + path, data=body, headers=headers) as response:
+                    refusals.append((response.status, (await response.json())["error"]["param"]))
+            gate.set()
+            assert refusals == [(415 if named == "Content-Type" else 403, named)] * 3
+            assert list(states(router)) == ["a"]
+            assert_seamless((await streaming).stream, 7, 6)
+        await rogue.stop()
 
     uvloop.run(scenario())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,9 @@ from onward.obs.metrics import Registry
 from onward.proto.router import PROOF_HEADER
 from onward.transport.proof import prove
 from onward.web import http
+from onward.web.allowed_hosts import AllowedHosts
 from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring, caller_of, may_see
+from onward.web.cross_site import CrossSiteGuard
 from onward.web.envelope import Envelope
 from onward.web.keys import ANONYMOUS, Caller, Keys, hash_of, parse_table
 from tests.web.exchange import Client, body_part, exchanged, request_scope
@@ -36,7 +39,7 @@ async def who(request: Request) -> Response:
     return Response(caller_of(request.scope).name or "nobody")
 
 
-def guarded_app(keyring: Keyring, cluster_key: str = "", **more: bool) -> Envelope:
+def guarded_app(keyring: Keyring, cluster_key: str = "", **more: Any) -> Envelope:
     routes = [GuardedRoute(f"/{access.value}", who, methods=["GET"], access=access) for access in Access]
     routes.append(GuardedRoute("/admin/{name:path}", who, methods=["GET"], access=Access.ADMIN))
     callers = Callers(keyring, routes, cluster_key, SystemClock(), **more)
@@ -96,6 +99,26 @@ def test_without_keys_everybody_is_the_anonymous_admin() -> None:
     app = guarded_app(Keyring(Keys()))
     assert statuses(app, {}, PATHS) == [200, 200, 200, 200, 200, 404]
     assert may_see(ANONYMOUS, "somebody") and not may_see(Caller("a", "user"), "") and may_see(Caller("a", "user"), "a")
+
+
+GUARD = CrossSiteGuard(AllowedHosts.of("127.0.0.1", ()), ())
+PAGE = {"Host": "attacker.example", "Origin": "http://attacker.example"}
+
+
+def test_pages_are_refused_where_there_are_no_keys_and_nobody_else_is_anywhere() -> None:
+    assert statuses(guarded_app(Keyring(Keys()), guard=GUARD), PAGE, PATHS) == [403] * len(PATHS)
+    behind_a_proxy = guarded_app(Keyring(keys_of()), guard=GUARD)
+    assert statuses(behind_a_proxy, PAGE | USER, PATHS) == [200, 200, 403, 403, 403, 404]
+    assert statuses(behind_a_proxy, PAGE | ADMIN, PATHS) == [200, 200, 200, 200, 200, 404]
+
+
+def test_a_router_that_proves_itself_may_call_a_server_without_keys_by_any_name() -> None:
+    app = guarded_app(Keyring(Keys()), CLUSTER_KEY, guard=GUARD)
+    name = {"Host": "gpu-7.internal:8000"}
+    proof = prove(CLUSTER_KEY, "GET", "/user", b"", SystemClock().wall_s())
+    assert ask(app, "/user", name | {PROOF_HEADER: proof}).status == 200
+    assert ask(app, "/cluster", name).status == 200, "the endpoint looks at the proof"
+    assert [ask(app, "/user", name | more).status for more in ({}, {PROOF_HEADER: "x"}, USER)] == [403] * 3
 
 
 def test_keys_that_are_read_again_count_at_once() -> None:

@@ -11,6 +11,7 @@ from openai.types.responses import Response, ResponseItemList, ResponseStreamEve
 from onward.proto.router import ATTEMPT_PATH, Attempt
 from onward.proto.sampling import Sampling
 from tests.api.instance import Instance
+from tests.api.routed import MSGPACK_BODY
 from tests.api.small_model import END_OF_THOUGHT
 from tests.api.strict_types import extras
 from tests.api.thinking_model import CALL, FORCED_CALL, SECOND_CALL, TOOL, speak, tokens_of
@@ -79,7 +80,7 @@ def ask(http: httpx.Client, method: str, path: str = "", **more: Any) -> httpx.R
 
 def attempted(http: httpx.Client, attempt: Attempt) -> httpx.Response:
     """As a router asks."""
-    return http.post(ATTEMPT_PATH, content=msgspec.msgpack.encode(attempt))
+    return http.post(ATTEMPT_PATH, content=msgspec.msgpack.encode(attempt), headers=MSGPACK_BODY)
 
 
 def data_of(event: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tests.api.cut_streams import events_of
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.api.responses.reading import PATH, ask, body_of, check_items, check_response, speak_until, told
-from tests.api.routed import attempt_of, find
+from tests.api.routed import MSGPACK_BODY, attempt_of, find
 from tests.api.test_roles import keyed, until
 from tests.api.thinking_model import speak, tokens_of
 from tests.web import doors
@@ -268,7 +268,11 @@ def test_what_is_taken_up_again_is_kept_as_long_as_any_response_until_an_engine_
         attempt = attempt_of(PATH, body_of("words", max_output_tokens=5, **BACKGROUND))
         left = AskResponse(what="take_up", record=Record(attempt=attempt))
         asked = httpx.post(
-            instance.url + RESPONSE_PATH, content=msgspec.msgpack.encode(left), timeout=30, verify=NO_CERTIFICATES
+            instance.url + RESPONSE_PATH,
+            content=msgspec.msgpack.encode(left),
+            headers=MSGPACK_BODY,
+            timeout=30,
+            verify=NO_CERTIFICATES,
         )
         assert asked.status_code == 200, asked.text
         assert find(instance.url, attempt.request_id) == left.record

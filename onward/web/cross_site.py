@@ -1,0 +1,60 @@
+"""Requests that web pages have a browser send, at a server that has no API keys.
+
+A page of any site can have a browser of this machine, or of its network, send requests to the server. Where there are
+keys, such requests have none. Where there are none, they are told by what browsers say about them and pages cannot
+change: `Origin`, `Sec-Fetch-Site` and `Host`. Other clients do not send the first two.
+"""
+
+from collections.abc import Sequence
+
+from starlette.types import Scope
+
+from onward.proto.request import ErrorInfo
+from onward.web import docs_page, http
+from onward.web.allowed_hosts import ANY, AllowedHosts
+from onward.web.body import short
+
+OPEN_PATHS = frozenset({"/", "/live", "/health", docs_page.PATH})
+"""For probes, which may use any name, and for links: they change nothing and tell nothing about requests."""
+_OTHER_SITES = ("cross-site", "same-site")
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
+
+class CrossSiteGuard:
+    def __init__(self, hosts: AllowedHosts, origins: Sequence[str]) -> None:
+        """`origins`: of the pages that may call."""
+        self._hosts = hosts
+        self._origins = frozenset(origins)
+
+    def refusal(self, scope: Scope) -> ErrorInfo | None:
+        if scope["path"] in OPEN_PATHS:
+            return None
+        host = http.header(scope, b"host")
+        if host is not None and not self._hosts.has(host):
+            return _refused("Host", f"{short(host)} is not a name of this server", "--allowed-host NAME")
+        origin = http.header(scope, b"origin")
+        if origin is not None:
+            if self._is_allowed(origin) or is_same_origin(origin, host):
+                return None
+            return _refused("Origin", f"pages of {short(origin)} may not call this server", "--cors-origin ORIGIN")
+        if http.header(scope, b"sec-fetch-site") in _OTHER_SITES and ANY not in self._origins:
+            return _refused("Sec-Fetch-Site", "pages of other sites may not call this server", "--cors-origin ORIGIN")
+        return None
+
+    def _is_allowed(self, origin: str) -> bool:
+        return ANY in self._origins or origin in self._origins
+
+
+def is_same_origin(origin: str, host: str | None) -> bool:
+    """Whether a page of this origin was served under the name by which the server is called now. The schemes may differ:
+    a proxy in front may have ended TLS."""
+    scheme, _, authority = origin.lower().partition("://")
+    if host is None or not authority:
+        return False
+    default = _DEFAULT_PORTS.get(scheme, "")
+    return authority.removesuffix(default) == host.lower().removesuffix(default)
+
+
+def _refused(header: str, problem: str, flag: str) -> ErrorInfo:
+    advice = f"a server without API keys needs {flag} for that"
+    return ErrorInfo("forbidden", f"{header}: {problem}; {advice}", 403, param=header)
