@@ -42,6 +42,7 @@ KINDS: dict[str, Kind] = {
     "refuse": Kind("HTTP connections are refused"),
     "slow-kv": Kind("KV transfers crawl", WITH_PEERS),
     "break-kv": Kind("KV transfers break off", WITH_PEERS),
+    "clock": Kind("the wall clock of a machine or router is wrong, and is set right", ROUTED),
     "drain": Kind("an instance is drained, leaves and is replaced", ROUTED),
     "poison": Kind("a request that no worker survives", is_of_clients=True),
     "poison-engine": Kind("a request that no engine survives", ("engine",), is_of_clients=True),
@@ -66,6 +67,8 @@ def start(world: "World", fault: Fault) -> None:
         _kill(world, fault, role)
     elif verb == "stop":
         _stop(world, fault, role)
+    elif fault.kind == "clock":
+        _set_clock(world, fault)
     elif fault.kind == "drain":
         _drain(world, fault)
     else:
@@ -105,6 +108,18 @@ def _victims(world: "World", target: str, role: str) -> list[Process]:
         return [router.process] if router is not None and not router.process.is_dead else []
     found = world.instances[target].processes(role)
     return found if role == "instance" else found[:1]
+
+
+def _set_clock(world: "World", fault: Fault) -> None:
+    """By up to half a minute, either way: more than requests wait, and less than proofs of the cluster's key allow."""
+    offset_s = (fault.rate - 0.5) * 60.0
+    if fault.target in world.routers:
+        world.routers[fault.target].set_clock(offset_s)
+        world.after(fault.duration_s, lambda: world.routers[fault.target].set_clock(0.0))
+    else:
+        world.instances[fault.target].set_clock(offset_s)
+        world.after(fault.duration_s, lambda: world.instances[fault.target].set_clock(0.0))
+    _fired(world, fault)
 
 
 def _drain(world: "World", fault: Fault) -> None:

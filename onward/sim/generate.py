@@ -50,6 +50,8 @@ def scenario_of(seed: int, shape: Shape, choice: Choice = ANYTHING) -> Scenario:
     machines = _drafting(chance.of("drafts"), machines)
     if chance.of("squeeze").happens(0.35):
         machines = [_squeezed(machine, asks) for machine in machines]
+    if choice.kinds is None and shape == "engine":
+        asks, machines = _loaded(chance.of("load"), asks, machines)
     span_s = max(ask.at_s for ask in asks) + 3.0
     num_routers = (1 + chance.below(2)) if shape == "cluster" else 0
     is_calm = shape == "cluster" and choice.kinds is None and chance.happens(0.25)
@@ -60,7 +62,8 @@ def scenario_of(seed: int, shape: Shape, choice: Choice = ANYTHING) -> Scenario:
         shape=shape,
         machines=machines,
         asks=asks,
-        faults=_faults(chance.of("faults"), shape, machines, num_routers, kinds, choice, span_s),
+        faults=_faults(chance.of("faults"), shape, machines, num_routers, kinds, choice, span_s)
+        + _clock_faults(chance.of("clocks"), machines, num_routers, kinds, choice, span_s),
         num_routers=num_routers,
         policy=chance.one_of(("least_loaded", "round_robin", "random", "power_of_two", "prefix", "session")),
         lists_instances=chance.happens(0.15),
@@ -133,6 +136,31 @@ def _drafting(chance: Chance, machines: list[Machine]) -> list[Machine]:
         return machines
     counts = [chance.whole(0, 5) for _ in machines]
     return [msgspec.structs.replace(one, num_drafts=count) for one, count in zip(machines, counts, strict=True)]
+
+
+def _loaded(chance: Chance, asks: list[Ask], machines: list[Machine]) -> tuple[list[Ask], list[Machine]]:
+    """Some have a steady load of short requests beside the others, and hardly more room than the largest one needs: whoever
+    is passed by, or preempted in vain, waits for as long as the load lasts."""
+    if not chance.happens(0.1):
+        return asks, machines
+    count, every_s = chance.whole(40, 80), chance.one_of((0.03, 0.06))
+    first_s = min(ask.at_s for ask in asks)
+    short = [
+        Ask(
+            f"s{index}",
+            round(first_s + index * every_s, 4),
+            prompt=chance.one_of(WORDS),
+            max_tokens=chance.whole(3, 8),
+            seed=index,
+            priority=chance.weighted({0: 0.9, -1: 0.1}),
+        )
+        for index in range(count)
+    ]
+    busy = [
+        msgspec.structs.replace(_squeezed(one, asks), max_num_seqs=min(4, one.max_num_seqs), max_queue=256)
+        for one in machines
+    ]
+    return [*asks, *short], busy
 
 
 def _squeezed(machine: Machine, asks: list[Ask]) -> Machine:
@@ -282,7 +310,7 @@ def _faults(
     choice: Choice,
     span_s: float,
 ) -> list[Fault]:
-    weights = {kind: choice.rates.get(kind, 1.0) for kind in kinds if not KINDS[kind].is_of_clients}
+    weights = {kind: choice.rates.get(kind, 1.0) for kind in kinds if kind != "clock" and not KINDS[kind].is_of_clients}
     if not any(weights.values()):
         return []
     few = chance.weighted({3: 0.3, 4: 0.3, 6: 0.2, 9: 0.2})
@@ -291,6 +319,25 @@ def _faults(
         count = max(count, 3)
     faults = [_fault(chance, chance.weighted(weights), machines, num_routers, span_s) for _ in range(count)]
     return sorted(faults, key=lambda fault: fault.at_s)
+
+
+def _clock_faults(
+    chance: Chance, machines: list[Machine], num_routers: int, kinds: list[str], choice: Choice, span_s: float
+) -> list[Fault]:
+    """Drawn apart, so that other faults stay as they were."""
+    if "clock" not in kinds or not (choice.kinds is not None or chance.happens(0.3)):
+        return []
+    targets = [one.name for one in machines] + [f"r{index}" for index in range(num_routers)]
+    return [
+        Fault(
+            "clock",
+            target=chance.one_of(targets),
+            at_s=round(chance.between(0.0, span_s), 4),
+            duration_s=round(chance.between(1.0, 10.0), 3),
+            rate=round(chance.between(0.0, 1.0), 3),
+        )
+        for _ in range(1 + chance.below(3))
+    ]
 
 
 def _fault(chance: Chance, kind: str, machines: list[Machine], num_routers: int, span_s: float) -> Fault:

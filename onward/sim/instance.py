@@ -114,6 +114,7 @@ class Instance:
         self.url = url_of(machine.name)
         self.handoff_address = f"tcp://{machine.name}:7000" if machine.role != "decode" else ""
         self._ground = place.web.ground
+        self._wall_offset_s = 0.0
         self._numbers = itertools.count(1)
         self._shelf_numbers = itertools.count(1)
         """Apart, so that the names of all others, and so what befalls them, do not depend on it."""
@@ -135,7 +136,9 @@ class Instance:
         return self.life
 
     def _process(self, role: str, number: int) -> Process:
-        return Process(self._ground.loop, f"{self.machine.name}/{role}.{number}", self.machine.clock_rate)
+        process = Process(self._ground.loop, f"{self.machine.name}/{role}.{number}", self.machine.clock_rate)
+        process.wall_offset_s = self._wall_offset_s
+        return process
 
     def _start_shelf(self, life: Life) -> None:
         if life.supervisor.is_dead or life.is_leaving:
@@ -395,6 +398,12 @@ class Instance:
         }
         found["instance"] = [life.supervisor, *found["worker"], *found["engine"], *found["shelf"], *found["api"]]
         return [process for process in found[role] if not process.is_dead]
+
+    def set_clock(self, offset_s: float) -> None:
+        """The machine's wall clock: of all its processes, and of those to come."""
+        self._wall_offset_s = offset_s
+        for process in self.processes("instance"):
+            process.wall_offset_s = offset_s
 
     def kill(self) -> None:
         """All of it, without a word."""

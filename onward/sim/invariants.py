@@ -1,19 +1,22 @@
 """What must hold whatever happens, looked at from outside while a simulation runs. `docs/simulation.md` has the list.
 
 1 to 3 are the visitors' to check, with `answers`. Here are 4 (nothing is held at idle), 5 (nobody writes what is not
-theirs), 6 (progress) and 7 (the first in line never loses its blocks).
+theirs), 6 (progress), 7 (the first in line never loses its blocks) and 9 (no starvation).
 """
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from onward.api.ledger import LONE_DEATHS_TO_FAIL
 from onward.engine.core import EngineCore
 from onward.engine.policy import CHARGES_TO_FAIL, queue_key
+from onward.engine.request import Request
 from onward.proto.step import StepPlan
 from onward.router.core import RouterCore
 from onward.shelf.core import ShelfCore
 from onward.sim import engine_state
 from onward.sim.instance import Instance
+from onward.sim.loop import START_S
 from onward.sim.needless import HARMLESS, needless_repair
 from onward.supervisor.restarts import MAX_DEATHS
 
@@ -31,9 +34,21 @@ LOOKED_INTO = 16
 """One run in so many has its engines' books checked at every turn."""
 
 
+OVERTAKING_S = 1.0
+"""A request has overtaken another if its client sent it so much later than the other came to the engine."""
+MAX_OVERTAKEN = 4
+"""By how many of the same priority a request may be overtaken while it waits in one engine."""
+
+
 class Watch:
     def __init__(self, world: "World") -> None:
         self._world = world
+        self._sent_s = {ask.name: START_S + ask.at_s for ask in world.scenario.asks}
+        """By label: before this no client has sent it."""
+        self._came_s: dict[tuple[str, int], float] = {}
+        """By engine and serial: when each request was first seen there, by the simulation's own time. One that is aborted
+        and comes again has another serial."""
+        self._overtaken: Counter[tuple[str, int]] = Counter()
 
     def may_crash(self) -> bool:
         """Whether so many workers have died that a request may have been with each of them."""
@@ -95,7 +110,10 @@ class Watch:
 
     def on_plan(self, instance: Instance, plan: StepPlan) -> None:
         engine = instance.life.engine
-        if engine is None or engine.core is None or not plan.preempt or not engine.core._live:
+        if engine is None or engine.core is None or not engine.core._live:
+            return
+        self._check_order(instance, engine.core, plan)
+        if not plan.preempt:
             return
         alone = "" if plan.run else ", and runs nothing"
         self._world.trace.note(f"{instance.machine.name} preempts {len(plan.preempt)} in step {plan.step}{alone}")
@@ -103,11 +121,39 @@ class Watch:
         if first.slot_epoch in {preempt.epoch for preempt in plan.preempt}:
             self._world.fail(7, f"{instance.machine.name}: {first.request_id} is first in line, and is preempted")
 
+    # 9.
+
+    def _check_order(self, instance: Instance, core: EngineCore, plan: StepPlan) -> None:
+        """A request that is admitted has overtaken those of its priority that came before it and still wait."""
+        for assign in plan.assign:
+            admitted = core.scheduler.find(assign.epoch)
+            if admitted is None or admitted.handover is not None:
+                continue
+            for waiting in core.scheduler.waiting:
+                if waiting.handover is not None or not self._overtakes(core, admitted, waiting):
+                    continue
+                key = (core.incarnation, waiting.serial)
+                self._overtaken[key] += 1
+                if self._overtaken[key] > MAX_OVERTAKEN:
+                    what = f"{waiting.request_id} waits, and {self._overtaken[key]} that came later"
+                    self._world.fail(9, f"{instance.machine.name}: {what} were admitted before it")
+
+    def _overtakes(self, core: EngineCore, admitted: Request, waiting: Request) -> bool:
+        """Time that a request has waited elsewhere may put it before another, but not before its client has sent it."""
+        sent_s = self._sent_s.get(admitted.label.partition(".")[0])
+        came_s = self._came_s.get((core.incarnation, waiting.serial))
+        if sent_s is None or came_s is None or admitted.priority != waiting.priority:
+            return False
+        return sent_s > came_s + OVERTAKING_S
+
     # The engine's own books.
 
     def after_turn(self, instance: Instance) -> None:
         """Between two events of an engine. Looking at everything takes longer than the turn, so not every run does."""
         core = instance.life.engine.core if instance.life.engine is not None else None
+        if core is not None:
+            for request in core._live.values():
+                self._came_s.setdefault((core.incarnation, request.serial), self._world.loop.now_s)
         if core is None or self._world.scenario.seed % LOOKED_INTO:
             return
         try:

@@ -19,6 +19,8 @@ class Process:
     def __init__(self, loop: VirtualLoop, name: str, clock_rate: float = 1.0) -> None:
         self.name = name
         self.clock_rate = clock_rate
+        self.wall_offset_s = 0.0
+        """What its machine's wall clock is ahead by. Only `wall_s` shows it."""
         self.is_stopped = False
         self.is_dead = False
         self.held: list[asyncio.Handle] = []
@@ -38,7 +40,7 @@ class Process:
         return local_time(self, self._loop.now_s)
 
     def wall_s(self) -> float:
-        return EPOCH_S + self.now_s()
+        return EPOCH_S + self.now_s() + self.wall_offset_s
 
     # Its life.
 

@@ -18,18 +18,24 @@ class RouterNode:
         self._web, self._name, self._config = web, name, config
         self._keys, self._cluster_key = keys, cluster_key
         self._num_lives = 0
+        self._wall_offset_s = 0.0
         self._listener = web.listen(self.url, name, waits=False)
         self.start()
 
     def start(self) -> None:
         self._num_lives += 1
         process = self.process = Process(self._web.ground.loop, f"{self._name}.{self._num_lives}")
+        process.wall_offset_s = self._wall_offset_s
         chance = self._web.ground.chance.of(process.name)
         session = Session(self._web, process)
         router = partial(Router, self._config, self._cluster_key, keys=self._keys)
         self.router = process.run(router, process, chance, cast(Any, session), session.post_attempt)
         process.start(self.router.serving.run_clockwork())
         self._listener.serve(process, self.router.app)
+
+    def set_clock(self, offset_s: float) -> None:
+        """Its machine's wall clock, for lives to come too."""
+        self._wall_offset_s = self.process.wall_offset_s = offset_s
 
     def kill(self) -> None:
         self._web.ground.trace.note(f"{self.process} dies")

@@ -1,6 +1,7 @@
 """Deliberate bugs for the simulator, beside those of `tests/sabotage.py`: rules that no single test can show broken."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ import msgspec
 from onward.api.embeddings import Embeddings, Wanted
 from onward.api.ledger import EPOCHS_PER_ATTEMPT, Actions, Ledger, Order, Promise
 from onward.api.streams import Streams
-from onward.engine import policy, seating
+from onward.engine import policy, request_queue, seating
 from onward.engine.block_pool import BlockPool
 from onward.engine.core import EngineCore
 from onward.engine.outbox import Outbox
@@ -21,11 +22,14 @@ from onward.proto.handoff import Offer
 from onward.proto.request import Abort, Submit, TokenDelta
 from onward.proto.router import Attempt, KeptEnd, Record
 from onward.proto.step import StepPlan
+from onward.router import generation as router_generation
+from onward.router.origin import Arrival
 from onward.router.responses import FoundResponses
 from onward.router.retrying import Retrying
 from onward.router.route import Route
 from onward.router.serving import Serving
-from onward.router.stream import Failed, Stream
+from onward.router.stream import Failed, Origin, Stream
+from onward.sim.process import EPOCH_S
 from onward.sim.vocabulary import END_ID
 from onward.text.detokenizer import Detokenizer
 from onward.text.stop_strings import StopMatcher
@@ -276,3 +280,21 @@ def a_cancel_stays_at_the_router(patch: Patches) -> None:
 
     patch.around(FoundResponses, "_keep", keep)
     patch.put(Serving, "_cut", lambda self, route: None)
+
+
+# Who is served first.
+
+
+def the_last_is_first(patch: Patches) -> None:
+    def queue_key(original: Callable, request: Request) -> tuple:
+        return request.priority, -request.arrival_s, -request.serial, request.request_id
+
+    for module in (policy, request_queue):
+        patch.around(module, "queue_key", queue_key)
+
+
+def a_router_s_wall_clock_counts(patch: Patches) -> None:
+    def origin_of(original: Callable, path: str, body: bytes, arrival: Arrival, place: Any = None) -> Origin:
+        return replace(original(path, body, arrival, place), arrived_at_s=arrival.wall_s - EPOCH_S)
+
+    patch.around(router_generation, "origin_of", origin_of)

@@ -54,6 +54,13 @@ STEPS = [
     _tested("engine-deaths-not-charged", "engine", 100),
     _tested("all-charged-alone", "engine", 200),
     _tested("alone-not-told", "engine", 100),
+    Row(
+        "last-come-first-served",
+        "a later request is served before an earlier one",
+        bugs.the_last_is_first,
+        "engine",
+        100,
+    ),
 ]
 
 LEDGER = [
