@@ -79,8 +79,11 @@ class ServeConfig:
     speculative: str | None = knob(
         None, "who guesses tokens that a step then verifies: ngram:4, draft:PATH:4, eagle:PATH:1 (default: nobody)"
     )
+    prefix_caching: bool = knob(True, "whether requests reuse KV blocks of the prefixes that they share")
     output_caching: bool = knob(True, "whether full blocks of outputs join the prefix cache")
-    internal_adapter: bool = knob(False, "leave the token that ended the output out of what /v1/generate shows")
+    internal_adapter: bool = knob(
+        False, "leave the token that ended the output out of the token ids that /v1/generate and return_token_ids show"
+    )
     tool_call_parser: ToolCallParser = knob("auto", "how the model writes tool calls; auto: as its chat template shows")
     reasoning_parser: ReasoningParser = knob(
         "auto", "how the model marks its thinking; auto: as its chat template shows"

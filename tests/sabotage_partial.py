@@ -1,10 +1,12 @@
-"""Deliberate bugs in what an aborted or failed request returns. See `tests/sabotage.py`, which has the other rows."""
+"""Deliberate bugs in what is returned: by an aborted or failed request, of token ids, of echoed prompts. See
+`tests/sabotage.py`, which has the other rows."""
 
 from typing import Any
 
-from onward.api import ledger
+from onward.api import chat, completions, ledger
 from onward.api.forms import ChunkForm, Collected
 from onward.api.ledger import RESCHEDULE
+from onward.api.prompts import Prompts
 from onward.router.closing import ClosingClientSide
 from onward.router.stream import Stream
 from onward.text.message_stream import MessageStream
@@ -46,6 +48,15 @@ def _a_router_asks_nobody(patch: Patches) -> None:
 
 def _a_router_keeps_what_an_instance_has_aborted(patch: Patches) -> None:
     patch.put(Stream, "was_aborted", False)
+
+
+def _the_adapter_is_for_generate_only(patch: Patches) -> None:
+    for module in (chat, completions):
+        patch.put(module, "shown_token_ids", lambda piece, hides_end: piece.token_ids)
+
+
+def _echo_drops_special_tokens(patch: Patches) -> None:
+    patch.around(Prompts, "text_of", lambda text_of, self, token_ids, with_special=False: text_of(self, token_ids))
 
 
 TABLE = [
@@ -90,5 +101,17 @@ TABLE = [
         "a router keeps a stream that was aborted at its instance",
         _a_router_keeps_what_an_instance_has_aborted,
         [CLOSING + "test_a_stream_that_was_aborted_at_its_instance_is_not_kept[abort-0]"],
+    ),
+    Sabotage(
+        "adapter-for-generate-only",
+        "the internal adapter shows the end token in return_token_ids",
+        _the_adapter_is_for_generate_only,
+        ["tests/api/test_generate.py::test_the_adapter_holds_for_returned_token_ids_too"],
+    ),
+    Sabotage(
+        "echo-drops-special",
+        "echo leaves special tokens of a token prompt out",
+        _echo_drops_special_tokens,
+        ["tests/api/test_client_fields.py::test_echo_keeps_special_tokens_of_token_prompts_and_of_strings"],
     ),
 ]

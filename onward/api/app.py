@@ -59,8 +59,8 @@ def build_app(
 ) -> Envelope:
     prompts, config = backend.prompts, backend.config
     dialects: dict[str, Dialect] = {
-        "/v1/chat/completions": Chat(prompts),
-        "/v1/completions": Completions(prompts),
+        "/v1/chat/completions": Chat(prompts, config.internal_adapter),
+        "/v1/completions": Completions(prompts, config.internal_adapter),
         "/v1/generate": Generate(prompts, config.internal_adapter),
     }
     generates = config.role != "prefill"

@@ -9,7 +9,7 @@ from onward.api.answer import Usage
 from onward.api.dialect import Head, Opening
 from onward.api.message_json import CallId, delta_fields, message_fields
 from onward.api.openai import decode_chat
-from onward.api.pieces import Piece, Text
+from onward.api.pieces import Piece, Text, shown_token_ids
 from onward.api.prepared import Prepared
 from onward.api.prompts import Prompts
 from onward.api.requests import Bounds, ChatRequest
@@ -24,8 +24,9 @@ class Chat:
     id_prefix = "chatcmpl-"
     shows_text = True
 
-    def __init__(self, prompts: Prompts) -> None:
+    def __init__(self, prompts: Prompts, internal_adapter: bool = False) -> None:
         self._prompts = prompts
+        self._hides_end = internal_adapter
 
     def decode(self, body: bytes, bounds: Bounds) -> tuple[ChatRequest, tuple[str, ...]]:
         return decode_chat(body, bounds)
@@ -56,16 +57,17 @@ class Chat:
         return MessageText(self._prompts.new_marked_text(request.stop_strings(), sampling, shows_stop), take_apart)
 
     def writer(self, prepared: Prepared) -> "ChatWriter":
-        return ChatWriter(self._prompts, prepared)
+        return ChatWriter(self._prompts, prepared, self._hides_end)
 
 
 class ChatWriter:
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, prompts: Prompts, prepared: Prepared) -> None:
+    def __init__(self, prompts: Prompts, prepared: Prepared, hides_end: bool) -> None:
         request = prepared.request
         assert isinstance(request, ChatRequest)
         self._names = prompts.names
+        self._hides_end = hides_end
         self._plan = prepared.plan
         self._request_id = prepared.attempt.request_id
         self._id_style: IdStyle = prompts.messages.id_style
@@ -92,7 +94,9 @@ class ChatWriter:
         return logprobs.of_chat(self._names, piece.scored_token_ids, piece.logprobs or [])
 
     def inside(self, piece: Piece) -> dict[str, Any]:
-        return {"token_ids": piece.token_ids} if self.adds_to_every_piece else {}
+        if not self.adds_to_every_piece:
+            return {}
+        return {"token_ids": shown_token_ids(piece, hides_end=self._hides_end)}
 
     def beside(self, piece: Piece) -> dict[str, Any]:
         if piece.prompt_logprobs is None:

@@ -11,8 +11,9 @@ import msgspec
 from onward.api import continuing, logprobs
 from onward.api.answer import Usage
 from onward.api.dialect import Head, Opening
+from onward.api.logprobs import TextOffsets
 from onward.api.openai import decode_completion
-from onward.api.pieces import Piece, Text
+from onward.api.pieces import Piece, Text, shown_token_ids
 from onward.api.prepared import Prepared
 from onward.api.prompts import Prompts
 from onward.api.requests import Bounds, CompletionRequest
@@ -23,8 +24,9 @@ class Completions:
     id_prefix = "cmpl-"
     shows_text = True
 
-    def __init__(self, prompts: Prompts) -> None:
+    def __init__(self, prompts: Prompts, internal_adapter: bool = False) -> None:
         self._prompts = prompts
+        self._hides_end = internal_adapter
 
     def decode(self, body: bytes, bounds: Bounds) -> tuple[CompletionRequest, tuple[str, ...]]:
         return decode_completion(body, bounds)
@@ -45,14 +47,17 @@ class Completions:
 
     def writer(self, prepared: Prepared) -> "CompletionWriter":
         assert isinstance(prepared.request, CompletionRequest)
-        return CompletionWriter(self._prompts, prepared.request, prepared.prompts)
+        return CompletionWriter(self._prompts, prepared.request, prepared.prompts, self._hides_end)
 
 
 class CompletionWriter:
     chunk_object = "text_completion"
 
-    def __init__(self, prompts: Prompts, request: CompletionRequest, prompt_ids: list[list[int]]) -> None:
+    def __init__(
+        self, prompts: Prompts, request: CompletionRequest, prompt_ids: list[list[int]], hides_end: bool
+    ) -> None:
         self._prompts = prompts
+        self._hides_end = hides_end
         self._prompt_ids = prompt_ids
         self._num_told = request.num_told
         self._echoes_scores = request.echoes_scores
@@ -62,7 +67,7 @@ class CompletionWriter:
 
     def _prompt_texts(self, request: CompletionRequest) -> list[str]:
         given = request.prompts()
-        return [one if isinstance(one, str) else self._prompts.text_of(one) for one in given]
+        return [one if isinstance(one, str) else self._prompts.text_of(one, with_special=True) for one in given]
 
     def opening(self, choice: int) -> Opening | None:
         if not (self._opens_by_prompt or self.adds_to_every_piece):
@@ -82,15 +87,21 @@ class CompletionWriter:
         told = logprobs.of_completion(names, piece.scored_token_ids, piece.logprobs or [], offsets)
         if not self._echoes_scores or piece.prompt_logprobs is None:
             return told
-        before = logprobs.of_echo(names, self._prompt_ids[place], piece.prompt_logprobs, self._prompts.new_offsets())
+        before = logprobs.of_echo(names, self._prompt_ids[place], piece.prompt_logprobs, self._prompt_offsets(place))
         return {name: before[name] + listed for name, listed in told.items()}
+
+    def _prompt_offsets(self, place: int) -> TextOffsets:
+        """Special tokens that the tokenizer has added to a string are not part of it; those that were given are."""
+        prompt_ids = self._prompt_ids[place]
+        is_whole = self._prompts.text_of(prompt_ids, with_special=True) == self._echoed[place]
+        return self._prompts.new_offsets(with_special=is_whole)
 
     def inside(self, piece: Piece) -> dict[str, Any]:
         fields: dict[str, Any] = {}
         if piece.prompt_logprobs is not None and not self._echoes_scores:
             fields["prompt_logprobs"] = logprobs.of_prompt(piece.prompt_logprobs, self._prompts.names)
         if self.adds_to_every_piece:
-            fields["token_ids"] = piece.token_ids
+            fields["token_ids"] = shown_token_ids(piece, hides_end=self._hides_end)
         return fields
 
     def beside(self, piece: Piece) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """`/v1/generate`: token ids in, token ids out. No template, and no tokenizer unless a stop string or bad word needs one.
 
-With the internal adapter on, the token that ended the output is not shown, nor are its logprobs: those who speak tokens
-to each other have no use for an eos. It is left out here and nowhere else: usage, cursors and history have it.
+With the internal adapter on, the token that ended the output is not shown (`pieces.shown_token_ids`), nor are its logprobs.
 """
 
 from typing import Any
@@ -12,7 +11,7 @@ from onward.api import continuing, logprobs
 from onward.api.answer import Usage
 from onward.api.dialect import Head, Opening
 from onward.api.openai import decode_tokens
-from onward.api.pieces import NoText, Piece, Text
+from onward.api.pieces import NoText, Piece, Text, shown_token_ids
 from onward.api.prepared import Prepared
 from onward.api.prompts import Prompts
 from onward.api.requests import Bounds, TokenRequest
@@ -58,13 +57,13 @@ class TokenWriter:
         return None
 
     def said(self, piece: Piece) -> bytes:
-        return b'"token_ids":' + msgspec.json.encode(piece.token_ids[: self._num_shown(piece)])
+        return b'"token_ids":' + msgspec.json.encode(shown_token_ids(piece, hides_end=self._hides_end))
 
     def told_reason(self, piece: Piece) -> str | None:
         return piece.finish_reason
 
     def logprobs(self, piece: Piece) -> list[Any]:
-        shown = len(piece.rescored_token_ids) + self._num_shown(piece)
+        shown = len(piece.rescored_token_ids) + len(shown_token_ids(piece, hides_end=self._hides_end))
         return logprobs.of_tokens(piece.scored_token_ids[:shown], (piece.logprobs or [])[:shown])
 
     def inside(self, piece: Piece) -> dict[str, Any]:
@@ -83,10 +82,7 @@ class TokenWriter:
     def _choice(self, piece: Piece) -> dict[str, Any]:
         return {
             "index": piece.choice,
-            "token_ids": piece.token_ids[: self._num_shown(piece)],
+            "token_ids": shown_token_ids(piece, hides_end=self._hides_end),
             "logprobs": None if piece.logprobs is None else self.logprobs(piece),
             "finish_reason": piece.finish_reason,
         } | continuing.of_choice(piece)
-
-    def _num_shown(self, piece: Piece) -> int:
-        return len(piece.token_ids) - (self._hides_end and piece.ended_by_token)

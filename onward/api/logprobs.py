@@ -36,8 +36,8 @@ class TokenNames:
 class TextOffsets:
     """Where each token of an output begins in its text: behind the characters that the tokens before it complete."""
 
-    def __init__(self, table: TokenTable) -> None:
-        self._detokenizer = Detokenizer(table)
+    def __init__(self, table: TokenTable, skip_special_tokens: bool = True) -> None:
+        self._detokenizer = Detokenizer(table, skip_special_tokens)
         self._num_characters = 0
 
     def push(self, token_id: int) -> int:

@@ -95,6 +95,12 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
         return self.rescored_token_ids + self.token_ids
 
 
+def shown_token_ids(piece: Piece, *, hides_end: bool) -> list[int]:
+    """With the internal adapter (`hides_end`) without the token that ended the output: those who speak tokens to each other
+    have no use for an eos. It is left out of what is shown and of nothing else: usage, cursors and history have it."""
+    return piece.token_ids[:-1] if hides_end and piece.ended_by_token else piece.token_ids
+
+
 def joined(pieces: Sequence[Piece]) -> Piece:
     """All that was said about one choice, as one piece."""
     first, last = pieces[0], pieces[-1]

@@ -104,8 +104,8 @@ class Prompts:
     def bad_words(self, words: list[str]) -> tuple[tuple[int, ...], ...]:
         return bad_word_token_ids(words, self._tokenizer)
 
-    def new_offsets(self) -> TextOffsets:
-        return TextOffsets(self._table)
+    def new_offsets(self, *, with_special: bool = False) -> TextOffsets:
+        return TextOffsets(self._table, skip_special_tokens=not with_special)
 
     def new_text(self, stop: list[str], sampling: Sampling, include_stop: bool = False) -> TextStream:
         return self._new_text(self._table, stop, sampling, include_stop)

@@ -80,6 +80,20 @@ def test_echo_puts_the_prompt_in_front(client: openai.OpenAI, streaming: bool) -
 
 
 @STREAMING
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_echo_keeps_special_tokens_of_token_prompts_and_of_strings(
+    client: openai.OpenAI, streaming: bool, logprobs: int | None
+) -> None:
+    scores = {} if logprobs is None else {"logprobs": logprobs}
+    as_ids, as_text = (
+        complete(client, streaming, prompt=prompt, echo=True, **scores)[0] for prompt in ([97, EOS, 98], "a<|im_end|>b")
+    )
+    assert as_ids["text"] == "a<|im_end|>b" + made([97, EOS, 98], 5) == as_text["text"]
+    if logprobs is not None and not streaming:
+        assert as_ids["logprobs"]["text_offset"][:4] == [0, 1, 11, 12] == as_text["logprobs"]["text_offset"][:4]
+
+
+@STREAMING
 def test_echo_with_logprobs_tells_those_of_the_prompt(client: openai.OpenAI, streaming: bool) -> None:
     choices = complete(client, streaming, prompt=["ab", "c"], echo=True, logprobs=1, n=2)
     texts = [text + made(list(text.encode()), 5, index) for index, text in enumerate(["ab", "ab", "c", "c"])]

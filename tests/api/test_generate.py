@@ -12,6 +12,7 @@ from onward.proto.cursor import parse_cursor
 from onward.proto.model import PreparedModel
 from onward.proto.sampling import Sampling
 from tests.api.instance import Instance, running
+from tests.api.reader import ask, request
 from tests.api.small_model import EOS
 from tests.api.stand_in_engine import expected_tokens, hashed_token
 
@@ -155,3 +156,15 @@ def test_given_tokens_that_have_ended_finish_without_the_engine(adapted: Instanc
     assert answer["choices"][0] == {"index": 0, "token_ids": [], "logprobs": None, "finish_reason": "stop"}
     assert answer["usage"]["completion_tokens"] == 2
     assert len(adapted.engine.submits) == before
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_the_adapter_holds_for_returned_token_ids_too(model: PreparedModel, path: str) -> None:
+    with running(model, ApiConfig(internal_adapter=True)) as instance:
+        instance.engine.choose = lambda prompt, sampling, tokens: EOS if len(tokens) == 3 else 97
+        for streaming in (False, True):
+            body = request(path, streaming, return_token_ids=True)
+            answer = ask(instance.url, path, body)
+            assert (answer.choices[0].returned_token_ids, answer.reasons) == ([97, 97, 97], ["stop"])
+            assert answer.usage is not None and answer.usage["completion_tokens"] == 4
+            assert not streaming or answer.choices[0].token_ids == [97, 97, 97, EOS], "cursors have it"

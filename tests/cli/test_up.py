@@ -185,6 +185,7 @@ def test_without_a_router_prefill_instances_stay_on_loopback_whatever_the_host()
 def test_the_flags_of_serve_are_passed_on_to_every_instance() -> None:
     args = arguments(
         *("--model", "m", "--kv-backend", "tcp", "--no-local-prefill", "--output-caching", "--lease-s", "0.5"),
+        "--no-prefix-caching",
         *(
             "--cors-origin",
             "a",
@@ -203,6 +204,7 @@ def test_the_flags_of_serve_are_passed_on_to_every_instance() -> None:
     [told] = plan(Counts(0, 0, 1), passed_on(args), "127.0.0.1", 4, Ports((8000,), ()), "k")
     config = config_of(told.command)
     assert (config.model, config.kv_backend, config.local_prefill, config.output_caching) == ("m", "tcp", False, True)
+    assert not config.prefix_caching
     assert (config.lease_s, config.cors_origin, config.threads, config.host) == (0.5, ("a", "b"), 4, "127.0.0.1")
 
 

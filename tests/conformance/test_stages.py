@@ -331,6 +331,15 @@ def test_full_blocks_of_the_output_are_cached_where_that_is_on(
     harness.check_all_exact()
 
 
+def test_nothing_is_cached_where_prefix_caching_is_off(connect: Connect) -> None:
+    harness = connect(block_size=4, prefix_caching=False)
+    for name in ("a", "b"):
+        assert harness.submit(name, list(range(1, 14)), max_tokens=4) is not None
+        harness.run_until_idle()
+    assert {one.cached for one in harness.clients.values()} == {0}
+    harness.check_all_exact()
+
+
 def test_a_block_is_cached_when_its_last_token_is_computed_and_not_when_it_is_sampled(connect: Connect) -> None:
     harness = connect(block_size=4, max_steps_in_flight=1)
     harness.submit("a", [1, 2, 3], max_tokens=9)
