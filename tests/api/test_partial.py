@@ -263,7 +263,9 @@ def test_the_openai_client_reads_an_aborted_answer(instance: Instance, client: o
 
 def closed(instance: Instance, path: str, body: dict[str, Any], error: ErrorInfo, **fields: Any) -> Closed:
     message = msgspec.msgpack.encode(Close(attempt_of(path, body, **fields), error))
-    response = httpx.post(instance.url + CLOSE_PATH, content=message, timeout=30, verify=NO_CERTIFICATES)
+    headers = {"Content-Type": "application/msgpack"}
+    url = instance.url + CLOSE_PATH
+    response = httpx.post(url, content=message, headers=headers, timeout=30, verify=NO_CERTIFICATES)
     assert response.status_code == 200, response.text
     return msgspec.msgpack.decode(response.content, type=Closed)
 
