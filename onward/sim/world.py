@@ -205,8 +205,10 @@ class World:
             [fault.at_s + fault.duration_s for fault in scenario.faults] + [ask.at_s for ask in scenario.asks] + [0.0]
         )
         try:
-            # What kills one worker after another makes supervisors pause before the next, twice at most.
-            patience_s = PATIENCE_S + 2 * COOL_DOWN_S * any(vocabulary.POISON in ask.prompt for ask in scenario.asks)
+            # What kills one worker or engine after another makes supervisors pause before the next, twice at most.
+            poisons = (vocabulary.POISON, vocabulary.ENGINE_POISON)
+            is_poisoned = any(poison in ask.prompt for ask in scenario.asks for poison in poisons)
+            patience_s = PATIENCE_S + 2 * COOL_DOWN_S * is_poisoned
             self.loop.run_until(START_S + last_s + patience_s, lambda: self._is_failed or self._all_answered)
             if not self._is_failed and not self._all_answered:
                 late = [visitor.ask.name for visitor in self.visitors if not visitor.is_over]
