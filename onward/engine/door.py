@@ -39,6 +39,8 @@ def admit(submit: Submit, owner: str, limits: Limits, now_s: float) -> Request:
     if sampling.pooling is not None:
         # What its last row draws is the vector, which takes no place.
         wanted, room = 1, room + 1
+    if wanted < 1:
+        raise InvalidRequest(f"max_tokens is {wanted}; it must be at least 1", param="max_tokens")
     if wanted > room:
         raise InvalidRequest(
             f"{num_prompt} prompt tokens plus {wanted} output tokens are {wanted - room} more than the "

@@ -203,6 +203,14 @@ def test_a_list_that_has_ended_finishes_without_a_step() -> None:
     assert harness.core.idle
 
 
+def test_a_request_that_may_produce_nothing_is_refused() -> None:
+    harness = Harness()
+    client = harness.submit("a", [1, 2], max_tokens=0)
+    assert not client.accepted
+    assert client.error_code == "invalid_request"
+    assert harness.core.idle
+
+
 def test_a_request_that_can_never_fit_is_refused_and_told_by_how_much() -> None:
     harness = Harness(num_blocks=4, block_size=4)
     client = harness.submit("a", [1] * 10, max_tokens=9)
