@@ -109,6 +109,7 @@ class ServeConfig:
     handover_timeout_s: float = knob(60.0, "how long one peer may take for one prefill, its queue included")
     cluster_key_file: str | None = knob(None, "the cluster's secret, made by `onward keygen`; needed beyond one host")
     router: str = knob("", "URLs of routers to register with, separated by commas")
+    instance_name: str = knob("instance", "how this instance's id begins, in `onward status`, /info and routers' logs")
     advertise_url: str | None = knob(None, "the URL that routers reach this instance at (default: http://HOST:PORT)")
     detach_ttl_s: float = knob(60.0, "how long a stream whose client has gone can be continued by its id")
     response_ttl_s: float = knob(3600.0, "how long a stored response can be asked for by its id")

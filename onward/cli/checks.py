@@ -9,6 +9,7 @@ from onward.transport.http_urls import checked_host
 from onward.web.allowed_hosts import ANY
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+_INSTANCE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def flag_of(name: str) -> str:
@@ -42,6 +43,11 @@ def check_allowed_hosts(hosts: tuple[str, ...]) -> None:
                 checked_host(host.strip("[]"))
         except ValueError as fault:
             raise StartupError(f"--allowed-host {host!r} is no name of a host: {fault}") from None
+
+
+def check_instance_name(name: str) -> None:
+    if not _INSTANCE_NAME.fullmatch(name):
+        raise StartupError(f"--instance-name {name!r} is not 1 to 64 letters, digits, dots, dashes and underscores")
 
 
 def check_counts(config: Any, *names: str) -> None:

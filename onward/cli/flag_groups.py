@@ -34,6 +34,7 @@ SERVE: Groups = {
         "max_num_batched_tokens",
         "max_queue",
         "max_queue_tokens",
+        "prefix_caching",
         "output_caching",
         "transport",
     ),
@@ -58,7 +59,7 @@ SERVE: Groups = {
         "max_body_bytes",
         "max_connections",
     ),
-    "behind a router": ("router", "advertise_url", "cluster_key_file"),
+    "behind a router": ("router", "instance_name", "advertise_url", "cluster_key_file"),
     "prefill and decode on separate instances": (
         "role",
         "handoff_port",

@@ -29,6 +29,7 @@ OF_OTHERS = (
     "handoff_port",
     "prefill_peers",
     "router",
+    "instance_name",
     "advertise_url",
     "api_key",
     "api_key_file",

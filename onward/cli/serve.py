@@ -18,6 +18,7 @@ from onward.cli.api_key import check_doors, door_warnings, key_source_of
 from onward.cli.checks import (
     check_allowed_hosts,
     check_counts,
+    check_instance_name,
     check_log_level,
     check_not_empty,
     check_not_negative,
@@ -146,6 +147,7 @@ def check(config: ServeConfig) -> None:
     if (config.threads or 1) > MAX_THREADS:
         raise StartupError(f"--threads {config.threads} is not within 1 to {MAX_THREADS}")
     check_not_negative(config, "default_max_tokens", "drain_s", "log_interval_s", "detach_ttl_s", "response_ttl_s")
+    check_instance_name(config.instance_name)
     check_log_level(config.log_level)
     check_origins(config.cors_origin)
     check_allowed_hosts(config.allowed_host)

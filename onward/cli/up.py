@@ -42,6 +42,7 @@ OURS_TO_SAY = (
     "prefill_peers",
     "cluster_key_file",
     "router",
+    "instance_name",
     "advertise_url",
     "record",
     "record_tokens",
@@ -256,7 +257,18 @@ def plan(
     for index, (name, http_port) in enumerate(zip(names, ports.http, strict=True)):
         role = name.split("-")[0]
         own_host = LOOPBACK if role == "prefill" or ports.router is not None else host
-        own = ["--role", role, "--host", own_host, "--port", str(http_port), "--threads", str(threads)]
+        own = [
+            "--instance-name",
+            name,
+            "--role",
+            role,
+            "--host",
+            own_host,
+            "--port",
+            str(http_port),
+            "--threads",
+            str(threads),
+        ]
         own += ["--cluster-key-file", key_file]
         if role == "prefill":
             own += ["--handoff-port", str(ports.handoff[index])]

@@ -100,7 +100,7 @@ class Supervisor:
         self._key_source = key_source or KeySource()
         self._keys = self._key_source.read()
         self._shall_reload_keys = False
-        self._incarnation = new_incarnation("instance")
+        self._incarnation = new_incarnation(config.instance_name)
         self._selector = selectors.DefaultSelector()
         self._children: set[Child] = set()
         self._hub = Hub()

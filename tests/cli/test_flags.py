@@ -62,6 +62,8 @@ def test_all_promised_flags_exist_and_the_help_shows_them(capsys: pytest.Capture
     ("flags", "named"),
     [
         (["--block-size", "0"], "--block-size"),
+        (["--instance-name", "a b"], "--instance-name 'a b'"),
+        (["--instance-name", ""], "--instance-name ''"),
         (["--num-kv-blocks", "-1"], "--num-kv-blocks"),
         (["--block-size", "65536"], "--block-size 65536"),
         (["--threads", "100000"], "--threads 100000"),

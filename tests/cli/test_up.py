@@ -208,6 +208,12 @@ def test_the_flags_of_serve_are_passed_on_to_every_instance() -> None:
     assert (config.lease_s, config.cors_origin, config.threads, config.host) == (0.5, ("a", "b"), 4, "127.0.0.1")
 
 
+def test_instances_are_called_what_their_lines_are() -> None:
+    plans = plan(Counts(1, 2, 1), [], "127.0.0.1", 1, Ports((1, 2, 3, 4), (5,)), "k")
+    assert [config_of(told.command).instance_name for told in plans] == [told.name for told in plans]
+    assert [told.name for told in plans] == ["prefill-0", "decode-0", "decode-1", "mixed-0"]
+
+
 def test_flags_that_are_one_instances_own_are_not_taken() -> None:
     for flag in ("--role", "--handoff-port", "--prefill-peers", "--cluster-key-file", "--record", "--advertise-url"):
         with pytest.raises(SystemExit):
