@@ -17,6 +17,7 @@ RESCHEDULE = "pd_reschedule"
 OURS = frozenset(
     {
         "completion_token_ids",
+        "num_text_tokens",
         "error",
         "seed",
         "resume",

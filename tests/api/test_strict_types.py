@@ -98,7 +98,7 @@ def test_an_answer_that_was_given_up_has_fields_of_ours_and_else_openais(
     given_up = ErrorInfo("pd_preempted", "PD Error: out of blocks", 503, True)
     instance.engine.give_up = lambda sampling, position: given_up if position == 3 else None
     body = {"model": "small-model", "max_tokens": 5} | fields
-    ours = frozenset({"completion_token_ids", "error", "seed", "resume", RESCHEDULE})
+    ours = frozenset({"completion_token_ids", "num_text_tokens", "error", "seed", "resume", RESCHEDULE})
     with httpx.Client(base_url=instance.url, timeout=30, verify=NO_CERTIFICATES) as http:
         whole = http.post(path, json=body).json()
         chunks = check_events(http.post(path, json=body | {"stream": True}).text, ours)

@@ -180,7 +180,18 @@ def test_status_tells_scripts_who_is_there_and_what_was_carried_on(cluster: Clus
     assert told.keys() == {"instances", "resumes"}
     assert {one["url"]: one["role"] for one in told["instances"]} == {i.url: i.role for i in cluster.instances}
     for one in told["instances"]:
-        assert list(one) == ["id", "role", "state", "url", "incarnation", "load", "blocks", "streams", "pids"]
+        assert list(one) == [
+            "id",
+            "role",
+            "state",
+            "url",
+            "incarnation",
+            "load",
+            "blocks",
+            "streams",
+            "pids",
+            "oom_kills",
+        ]
         itself = json.loads(onward("status", one["url"], "--json").stdout)
         assert (itself.keys(), itself["resumes"]) == (told.keys(), [])
         assert list(itself["instances"][0]) == list(one)
