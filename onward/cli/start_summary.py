@@ -69,7 +69,7 @@ def limits(config: ServeConfig) -> str:
 
 def keys(config: ServeConfig, num_keys: int) -> str:
     if not num_keys:
-        return "none: whoever can connect may do everything"
+        return "none: every client that can connect has full access"
     metrics = "; /metrics is open" if config.open_metrics else ""
     return f"{num_keys}, from {config.api_keys}{metrics}" if config.api_keys else f"{num_keys}{metrics}"
 

@@ -64,7 +64,7 @@ def test_a_pool_smaller_than_the_context_is_a_warning() -> None:
 
 
 def test_keys_and_addresses_are_named() -> None:
-    assert told(ServeConfig())["keys"] == "none: whoever can connect may do everything"
+    assert told(ServeConfig())["keys"] == "none: every client that can connect has full access"
     assert told(ServeConfig(api_keys="keys.json", open_metrics=True), num_keys=3)["keys"] == (
         "3, from keys.json; /metrics is open"
     )
