@@ -1,5 +1,6 @@
 """Deliberate bugs in what one tenant may cost another. See `tests/sabotage.py`, whose table these rows belong to."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from onward.grammar.check_process import CheckProcesses
 from onward.router.stream import Stream as RouterStream
 from onward.router.tokenizing import Tokenizing as RouterTokenizing
 from onward.text import length_check, tokenizer
+from onward.web import http
 from onward.web.fair_order import FairOrder, QueueBounds, RefusedWork
 from tests.sabotage_kinds import Patches, Sabotage
 
@@ -119,7 +121,25 @@ def _a_router_says_that_resumed_streams_were_let_in(patch: Patches) -> None:
     patch.around(RouterStream, "attempt", attempt)
 
 
+# Bodies.
+
+
+def _errors_keep_bodies(patch: Patches) -> None:
+    async def while_connected(receive: Any, work: Any) -> None:
+        working = asyncio.ensure_future(work)
+        await asyncio.wait([working])
+        working.result()
+
+    patch.put(http, "while_connected", while_connected)
+
+
 TABLE = [
+    Sabotage(
+        "errors-keep-bodies",
+        "the body of a refused request is held until the next garbage collection",
+        _errors_keep_bodies,
+        ["tests/web/test_http.py::test_a_request_that_fails_leaves_nothing_for_the_garbage_collector"],
+    ),
     Sabotage(
         "resumes-bypass-limits",
         "limits: a stream that is resumed by Last-Event-ID passes the limits of its caller and the queue's",

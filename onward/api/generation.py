@@ -229,6 +229,7 @@ class GenerationEndpoint:
         else:
             self._streams.check_open()
             work = self.generate(identity, body, cursor, send)
+        del body  # what is needed of it is in the attempt, and a stream may run for long
         await http.while_connected(receive, work)
 
     async def generate(self, identity: Identity, body: bytes, cursor: Cursor | None, send: Send) -> None:
@@ -246,6 +247,7 @@ class GenerationEndpoint:
         prepared = await self.generator.prepared(
             identity.caller.name, whole, lambda: jobs.of_client(identity, whole, cursor)
         )
+        del body, whole  # the attempt has it without whitespace
         await self.generator.run(prepared, send)
 
     def repeats(self, known: bytes, body: bytes) -> bool:

@@ -94,9 +94,10 @@ def _first_bad_byte(body: bytes) -> int:
 
 def compact(body: bytes) -> bytes:
     """The same JSON without whitespace between tokens: what is kept of a request. Bytes that are no JSON stay as they are,
-    for the decoder to refuse them."""
+    for the decoder to refuse them. Where there is no whitespace the result is `body` itself: a large one is held once."""
     try:
-        return msgspec.json.format(body, indent=-1)
+        formatted = msgspec.json.format(body, indent=-1)
+        return body if len(formatted) == len(body) else formatted
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return body
 

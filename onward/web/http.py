@@ -66,7 +66,12 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
     # Not passed on as it is: it would look as if the caller's own task had been cancelled, which goes on.
     if working.cancelled():
         raise Disconnected
-    working.result()
+    try:
+        working.result()
+    finally:
+        # An error refers to this frame, and the task to the error: a cycle that would keep the request's body until the
+        # next garbage collection.
+        del working
 
 
 async def _left(receive: Receive) -> None:

@@ -1,4 +1,7 @@
 import asyncio
+import contextlib
+import gc
+import weakref
 
 import pytest
 
@@ -121,3 +124,31 @@ def test_a_header_that_is_no_ascii_stays_visible_as_such() -> None:
     scope = request_scope(headers={"X-One": "caf\xe9"})
     assert http.header(scope, b"x-one") == "caf\xe9"
     assert http.header(scope, b"x-two") is None
+
+
+def test_a_request_that_fails_leaves_nothing_for_the_garbage_collector() -> None:
+    """Its error refers to the frames that it has passed, and they to the body."""
+
+    class Body:
+        pass
+
+    async def work(body: Body) -> None:
+        await asyncio.sleep(0)
+        raise ValueError("its own")
+
+    async def scenario() -> None:
+        body = Body()
+        left = weakref.ref(body)
+        working = work(body)
+        del body
+        with contextlib.suppress(ValueError):
+            await http.while_connected(Client().receive, working)
+        del working
+        assert left() is None, "the body is held by the error"
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()

@@ -31,6 +31,7 @@ class CreateEndpoint(GenerationEndpoint):
             return
         jobs, whole = self.generator.jobs, await self.completed(identity, body)
         prepared = await self.generator.prepared(identity.caller.name, whole, lambda: jobs.of_client(identity, whole))
+        del body, whole  # the attempt has it without whitespace
         if not prepared.request.is_background:
             await self.generator.run(prepared, send)
             return
