@@ -9,11 +9,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from onward.api import app as api_app
 from onward.api import proven
+from onward.cli import checks
 from onward.proto.request import ErrorInfo
 from onward.router import app as router_app
 from onward.transport import proof
-from onward.web import connection, cross_site, half_closed, http
+from onward.web import allowed_hosts, connection, cross_site, half_closed, http
 from onward.web.allowed_hosts import AllowedHosts
+from onward.web.authorities import Authority
 from onward.web.callers import Callers
 from onward.web.connection import BoundedConnection
 from onward.web.cross_site import CrossSiteGuard
@@ -98,6 +100,22 @@ def _any_host_is_ours(patch: Patches) -> None:
     patch.put(AllowedHosts, "has", lambda self, authority: True)
 
 
+def _a_host_is_what_stands_before_a_colon(patch: Patches) -> None:
+    patch.put(allowed_hosts, "parse_authority", lambda text: Authority(text.lower().partition(":")[0], None))
+
+
+def _a_page_of_any_scheme_is_ours(patch: Patches) -> None:
+    patch.put(cross_site, "is_same_origin", lambda origin, host: origin.partition("://")[2] == host)
+
+
+def _allowed_names_are_compared_as_written(patch: Patches) -> None:
+    patch.put(allowed_hosts, "named_host", str.lower)
+
+
+def _origins_are_taken_as_written(patch: Patches) -> None:
+    patch.put(checks, "canonical_origin", lambda origin: origin)
+
+
 def _any_body_is_json(patch: Patches) -> None:
     for module in (api_app, router_app):
         patch.put(module, "media_type_refusal", lambda scope: None)
@@ -136,6 +154,30 @@ TABLE = [
         "a page that gives its name the server's address reads responses",
         _any_host_is_ours,
         [CROSS_SITE + "test_a_page_that_has_given_its_name_our_address_is_refused"],
+    ),
+    Sabotage(
+        "host-not-parsed",
+        "what is no host name counts as one of the server's",
+        _a_host_is_what_stands_before_a_colon,
+        [CROSS_SITE + "test_a_host_that_is_no_host_name_is_not_ours"],
+    ),
+    Sabotage(
+        "any-scheme-is-ours",
+        "a page of another scheme passes for one of the server's own",
+        _a_page_of_any_scheme_is_ours,
+        [CROSS_SITE + "test_a_page_of_another_scheme_is_not_our_own"],
+    ),
+    Sabotage(
+        "allowed-host-never-matches",
+        "an address that the operator allows is refused, since browsers write it in another way",
+        _allowed_names_are_compared_as_written,
+        [CROSS_SITE + "test_an_address_is_allowed_however_it_is_written"],
+    ),
+    Sabotage(
+        "cors-origin-never-matches",
+        "an origin is taken in a spelling that no browser sends",
+        _origins_are_taken_as_written,
+        ["tests/cli/test_flags.py::test_an_origin_that_no_browser_sends_is_refused_with_the_one_that_they_do"],
     ),
     Sabotage(
         "any-media-type",

@@ -6,7 +6,8 @@ from typing import Any
 
 from onward.errors import StartupError
 from onward.transport.http_urls import checked_host
-from onward.web.allowed_hosts import ANY
+from onward.web.allowed_hosts import ANY, named_host
+from onward.web.authorities import canonical_origin
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _INSTANCE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -27,12 +28,16 @@ def check_log_level(level: str) -> None:
 
 
 def check_origins(origins: tuple[str, ...]) -> None:
-    """Browsers send an origin without a path, and it is compared letter by letter: one with a slash is nobody's."""
+    """An origin is compared letter by letter: one in another spelling than that of browsers would never match."""
     for origin in origins:
-        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
-            raise StartupError(
-                f"--cors-origin {origin!r} is no origin; it looks like https://example.com, without a path"
-            )
+        if origin == ANY:
+            continue
+        try:
+            sent = canonical_origin(origin)
+        except ValueError as fault:
+            raise StartupError(f"--cors-origin {origin!r} is no origin; {fault}") from None
+        if sent != origin:
+            raise StartupError(f"--cors-origin {origin!r} is no origin as browsers send it, which is {sent}")
 
 
 def check_allowed_hosts(hosts: tuple[str, ...]) -> None:
@@ -40,7 +45,7 @@ def check_allowed_hosts(hosts: tuple[str, ...]) -> None:
     for host in hosts:
         try:
             if host != ANY:
-                checked_host(host.strip("[]"))
+                checked_host(named_host(host))
         except ValueError as fault:
             raise StartupError(f"--allowed-host {host!r} is no name of a host: {fault}") from None
 

@@ -6,21 +6,21 @@ in `Host` cannot be such a name, so that probes by a pod's address and clients o
 """
 
 import ipaddress
-import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from onward.transport.addresses import is_loopback
+from onward.web.authorities import canonical_host, parse_authority
 
 ANY = "*"
-_AUTHORITY = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<host>[^:\[\]]+))(?::\d*)?")
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
     names: frozenset[str]
-    """In lower case; addresses too."""
+    """As `authorities` spells them, without a last dot; addresses too."""
     has_addresses: bool
     """Any address will do: the server listens beyond this machine, and may be reached by others than its own."""
 
@@ -29,26 +29,33 @@ class AllowedHosts:
         """`bound`: the address that the server listens on. `named`: what it is called beside that."""
         stays_here = is_loopback(bound)
         own = ("localhost", bound) if stays_here else ("localhost", bound, socket.gethostname())
-        names = frozenset(name.lower().removesuffix(".") for name in (*own, *named) if name)
-        return AllowedHosts(names, not stays_here)
+        return AllowedHosts(frozenset(_usable((*own, *named))), not stays_here)
 
     def has(self, authority: str) -> bool:
         """Whether this is the value of a `Host` header that may be used."""
         if ANY in self.names:
             return True
-        host = host_in(authority)
-        if host is None:
+        parsed = parse_authority(authority)
+        if parsed is None:
             return False
+        host = parsed.host.removesuffix(".")
         if host in self.names or host.endswith(".localhost"):
             return True
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
             return False
-        return self.has_addresses or address.is_loopback
+        return self.has_addresses or (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-def host_in(authority: str) -> str | None:
-    """The host of `HOST[:PORT]`, in lower case and without brackets. None: it is malformed."""
-    match = _AUTHORITY.fullmatch(authority.lower())
-    return None if match is None else match["ipv6"] or match["host"].removesuffix(".")
+def named_host(name: str) -> str:
+    """A name or an address as `Host` headers are compared with it. Raises `ValueError` for what no `Host` can be."""
+    is_bracketed = name.startswith("[") and name.endswith("]") and ":" in name
+    return ANY if name == ANY else canonical_host(name[1:-1] if is_bracketed else name).removesuffix(".")
+
+
+def _usable(names: Iterable[str]) -> Iterator[str]:
+    """The machine may be called what no `Host` can be."""
+    for name in names:
+        with suppress(ValueError):
+            yield named_host(name)

@@ -12,12 +12,12 @@ from starlette.types import Scope
 from onward.proto.request import ErrorInfo
 from onward.web import docs_page, http
 from onward.web.allowed_hosts import ANY, AllowedHosts
+from onward.web.authorities import is_same_origin
 from onward.web.body import short
 
 OPEN_PATHS = frozenset({"/", "/live", "/health", docs_page.PATH})
 """For probes, which may use any name, and for links: they change nothing and tell nothing about requests."""
 _OTHER_SITES = ("cross-site", "same-site")
-_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class CrossSiteGuard:
@@ -43,16 +43,6 @@ class CrossSiteGuard:
 
     def _is_allowed(self, origin: str) -> bool:
         return ANY in self._origins or origin in self._origins
-
-
-def is_same_origin(origin: str, host: str | None) -> bool:
-    """Whether a page of this origin was served under the name by which the server is called now. The schemes may differ:
-    a proxy in front may have ended TLS."""
-    scheme, _, authority = origin.lower().partition("://")
-    if host is None or not authority:
-        return False
-    default = _DEFAULT_PORTS.get(scheme, "")
-    return authority.removesuffix(default) == host.lower().removesuffix(default)
 
 
 def _refused(header: str, problem: str, flag: str) -> ErrorInfo:

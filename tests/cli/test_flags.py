@@ -87,6 +87,14 @@ def test_all_promised_flags_exist_and_the_help_shows_them(capsys: pytest.Capture
         (["--kv-port", "70000"], "--kv-port 70000"),
         (["--cors-origin", "localhost:3000"], "--cors-origin 'localhost:3000' is no origin"),
         (["--cors-origin", "http://localhost:3000/"], "--cors-origin 'http://localhost:3000/' is no origin"),
+        (["--cors-origin", "https://a@example.com"], "'https://a@example.com' is no origin"),
+        (
+            ["--cors-origin", "https://bücher.example"],
+            "is no origin; its host is neither a name in ASCII nor an address",
+        ),
+        (["--allowed-host", "faß.example"], "is no name of a host: write it in its ASCII form"),
+        (["--allowed-host", "example.com:8000"], "is no name of a host"),
+        (["--allowed-host", "localhost]"], "is no name of a host"),
         (["--record-tokens"], "--record-tokens is about --record"),
         (["--prefill-peers", "gpu7"], "--prefill-peers: 'gpu7'"),
         (["--step-log", "/dev/null/steps"], "--step-log /dev/null/steps"),
@@ -144,6 +152,23 @@ def test_a_mistake_is_one_line_that_names_what_may_be_meant(
 @pytest.mark.parametrize("origin", ["*", "http://localhost:3000", "https://example.com", "chrome-extension://abc"])
 def test_origins_are_taken_as_browsers_send_them(origin: str) -> None:
     check(parse("--cors-origin", origin))
+
+
+@pytest.mark.parametrize(
+    ("origin", "sent"),
+    [
+        ("https://Example.com", "https://example.com"),
+        ("HTTPS://example.com", "https://example.com"),
+        ("https://example.com:443", "https://example.com"),
+        ("http://[0::1]:80", "http://[::1]"),
+        ("http://localhost:03000", "http://localhost:3000"),
+    ],
+)
+def test_an_origin_that_no_browser_sends_is_refused_with_the_one_that_they_do(origin: str, sent: str) -> None:
+    with pytest.raises(StartupError) as refused:
+        check(parse("--cors-origin", origin))
+    assert str(refused.value) == f"--cors-origin {origin!r} is no origin as browsers send it, which is {sent}"
+    check(parse("--cors-origin", sent))
 
 
 def test_an_address_that_this_machine_does_not_have_is_no_fault_of_the_port() -> None:

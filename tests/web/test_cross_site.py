@@ -26,7 +26,7 @@ def named(headers: dict[str, str], *origins: str, hosts: AllowedHosts = HERE, pa
     "host",
     [
         "localhost", "localhost:8000", "LOCALHOST.", "app.localhost:1", "127.0.0.1", "127.9.9.9:80", "[::1]", "[::1]:8000",
-        "gpu-box.example", "GPU-box.example:443",
+        "gpu-box.example", "GPU-box.example:443", "[0:0:0:0:0:0:0:1]", "[::ffff:127.0.0.1]", "127.0.0.1.",
     ],
 )  # fmt: skip
 def test_a_server_of_this_machine_is_called_by_its_own_names(host: str) -> None:
@@ -38,11 +38,22 @@ def test_a_server_of_this_machine_is_called_by_its_own_names(host: str) -> None:
     [
         "attacker.example:8000", "localhost.attacker.example", "127.0.0.1.attacker.example", "192.0.2.7:8000", "[fe80::1]",
         "gpu-box.example.attacker.example", "", ":8000", "[::1", "localhost:x", "localhost:8000:1", "a b", "2130706433",
+        "[127.0.0.1]", "localhost:99999", "localhost\xe9",
     ],
 )  # fmt: skip
 def test_a_page_that_has_given_its_name_our_address_is_refused(host: str) -> None:
     assert named({"Host": host}) == "Host"
     assert named({"Host": host, "Origin": f"http://{host}"}, "*") == "Host", "pages of any origin, but not of any name"
+
+
+@pytest.mark.parametrize("before", ["attacker.example/", "user@a", "a b", ".", "attacker.example%00", "a\\"])
+def test_a_host_that_is_no_host_name_is_not_ours(before: str) -> None:
+    assert named({"Host": f"{before}.localhost"}) == "Host"
+
+
+@pytest.mark.parametrize("name", ["[2001:db8::1]", "2001:DB8:0::1"])
+def test_an_address_is_allowed_however_it_is_written(name: str) -> None:
+    assert named({"Host": "[2001:db8::1]:8000"}, hosts=AllowedHosts.of("127.0.0.1", (name,))) is None
 
 
 @pytest.mark.parametrize("host", ["10.1.2.3:8000", "[2001:db8::1]:8000", "localhost:8000", "127.0.0.1"])
@@ -80,14 +91,26 @@ def test_an_origin_with_the_port_that_its_scheme_implies_is_the_same() -> None:
 
 @pytest.mark.parametrize(
     "origin",
-    ["https://attacker.example", "null", "http://127.0.0.1:3000", "http://localhost:8000", "", "127.0.0.1:8000"],
-)
+    [
+        "https://attacker.example", "null", "http://127.0.0.1:3000", "http://localhost:8000", "", "127.0.0.1:8000",
+        "http://user@127.0.0.1:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:8000.",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "same-origin", None])
 def test_pages_of_other_origins_are_refused(origin: str, site: str | None) -> None:
     told = {"Host": OURS, "Origin": origin} | ({} if site is None else {"Sec-Fetch-Site": site})
     assert named(told) == "Origin"
     assert named(told, "https://allowed.example") == "Origin"
     assert named(told, "*") is None
+
+
+def test_a_page_of_another_scheme_is_not_our_own() -> None:
+    assert named({"Host": OURS, "Origin": f"tauri://{OURS}"}) == "Origin"
+    assert named({"Host": OURS, "Origin": f"tauri://{OURS}"}, f"tauri://{OURS}") is None
+
+
+def test_a_port_of_zero_is_not_the_default_one() -> None:
+    assert named({"Host": "localhost", "Origin": "http://localhost:0"}) == "Origin"
 
 
 def test_pages_of_an_allowed_origin_are_served() -> None:
