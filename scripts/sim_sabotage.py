@@ -17,7 +17,7 @@ from tests.sim.sabotage import Found, Row, search
 from tests.sim.sabotage_table import TABLE
 
 ROWS = {row.name: row for row in TABLE}
-LINE = "{:<34} {:<9} {:>5} {:>7}  {}"
+LINE = "{:<34} {:<18} {:>5} {:>7}  {}"
 
 
 def main() -> None:

@@ -194,7 +194,8 @@ def _run_catalogued(console: Console, args: argparse.Namespace) -> int:
 def _list_scenarios(console: Console) -> int:
     from onward.sim.catalogue import SCENARIOS
 
+    width = max(len(name) for name in SCENARIOS)
     for name, entry in SCENARIOS.items():
         where = entry.scenario.shape if entry.scenario is not None else entry.covered_by
-        console.print(Text.assemble((f"{name:5}", "bold"), f"{entry.title}  ", (where, "dim")))
+        console.print(Text.assemble((f"{name:{width}}  ", "bold"), f"{entry.title}  ", (where, "dim")))
     return 0

@@ -1,13 +1,15 @@
 """The failures that other engines had, each as a run in which it would show here: `onward sim --scenario F20`.
 
 The numbers are those of the failures page. Where simulation cannot express one, the entry says which test covers it.
+Entries with a name instead of a number are states of load that seeds seldom reach, as `suspect-under-load`.
 """
 
 from onward.sim.catalogue_entry import Entry
 from onward.sim.catalogue_kv import KV
+from onward.sim.catalogue_load import LOAD
 from onward.sim.catalogue_router import ROUTER
 from onward.sim.catalogue_steps import STEPS
 
 __all__ = ["SCENARIOS", "Entry"]
 
-SCENARIOS: dict[str, Entry] = STEPS | KV | ROUTER
+SCENARIOS: dict[str, Entry] = STEPS | KV | ROUTER | LOAD

@@ -44,8 +44,8 @@ def shortfall(entry: Entry, outcome: Outcome) -> str | None:
 def scenario(
     name: str, shape: Shape, machines: list[Machine], asks: list[Ask], faults: list[Fault], **rest: object
 ) -> Scenario:
-    num_routers = 1 if shape == "cluster" else 0
-    return Scenario(0, shape, machines, asks, faults, num_routers, name=name, **rest)  # type: ignore[arg-type]
+    settings: dict[str, object] = {"num_routers": 1 if shape == "cluster" else 0} | rest
+    return Scenario(0, shape, machines, asks, faults, name=name, **settings)  # type: ignore[arg-type]
 
 
 def burst(count: int, prompt: str, *, at_s: float = START_S, gap_s: float = 0.01, **common: object) -> list[Ask]:

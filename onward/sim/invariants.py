@@ -1,7 +1,7 @@
 """What must hold whatever happens, looked at from outside while a simulation runs. `docs/simulation.md` has the list.
 
 1 to 3 are the visitors' to check, with `answers`. Here are 4 (nothing is held at idle), 5 (nobody writes what is not
-theirs), 6 (progress), 7 (the first in line never loses its blocks) and 9 (no starvation).
+theirs), 6 (progress), 7 (the first in line never loses its blocks), 9 (no starvation) and 10 (no preemption in vain).
 """
 
 from collections import Counter
@@ -18,6 +18,7 @@ from onward.sim import engine_state
 from onward.sim.instance import Instance
 from onward.sim.loop import START_S
 from onward.sim.needless import HARMLESS, needless_repair
+from onward.sim.preemptions import preempted_in_vain
 from onward.supervisor.restarts import MAX_DEATHS
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Watch:
                 5, f"{instance.machine.name}: {request_id} (epoch {epoch}) writes block {block}: {problem}"
             )
 
-    # 7.
+    # 7 and 10.
 
     def on_plan(self, instance: Instance, plan: StepPlan) -> None:
         engine = instance.life.engine
@@ -120,6 +121,9 @@ class Watch:
         first = min(engine.core._live.values(), key=queue_key)
         if first.slot_epoch in {preempt.epoch for preempt in plan.preempt}:
             self._world.fail(7, f"{instance.machine.name}: {first.request_id} is first in line, and is preempted")
+        if (victim := preempted_in_vain(engine.core, plan)) is not None:
+            what = f"{victim.request_id} is preempted, and no request before it has enough blocks by that"
+            self._world.fail(10, f"{instance.machine.name}: {what}")
 
     # 9.
 

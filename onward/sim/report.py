@@ -26,6 +26,7 @@ INVARIANTS = {
     7: "The oldest request of the highest priority never loses its blocks to another.",
     8: "Nobody sees, continues or ends what is another caller's.",
     9: "No waiting request is overtaken by more than a few later ones of its priority.",
+    10: "No request is preempted unless that makes enough room for a request before it.",
 }
 ENOUGH_DRAWN = 30
 """A kind that was drawn so often and never struck cannot strike. Some need luck: a refusal needs a client that connects."""

@@ -133,7 +133,7 @@ class Scenario(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Violation(msgspec.Struct, frozen=True):
     invariant: int
-    """1 to 9 of the list in docs/simulation.md; 0: the code under test failed by an exception."""
+    """1 to 10 of the list in docs/simulation.md; 0: the code under test failed by an exception."""
     what: str
     at_s: float
 

@@ -63,6 +63,20 @@ STEPS = [
     ),
 ]
 
+LOAD = [
+    _in("suspect-under-load", "suspects-passed-by"),
+    _in("preemption-in-vain", "preempted-without-enough-room"),
+    _in("engine-deaths", "engine-deaths-no-suspects"),
+    Row(
+        "wall-clock-of-a-router",
+        "a router's wall clock decides which request is served first",
+        bugs.a_router_s_wall_clock_counts,
+        "cluster",
+        3,
+        scenario="wrong-clock",
+    ),
+]
+
 LEDGER = [
     Row("abort-without-epoch", "an abort ends the next attempt too", bugs.an_abort_without_its_epoch, "engine", 400),
     Row("ends-filtered", "an end token is not in the history", bugs.ends_are_filtered_in_the_history, "engine", 400),
@@ -197,7 +211,7 @@ DRAFTS = [
     Row("drafts-without-blocks", "drafts have no blocks", drafts.drafts_have_no_blocks, "engine", 40),
 ]
 
-TABLE = [*STEPS, *LEDGER, *TEXT, *KV, *ROUTER, *GRAMMAR, *VECTORS, *DETACHED, *RESPONSES, *DRAFTS]
+TABLE = [*STEPS, *LOAD, *LEDGER, *TEXT, *KV, *ROUTER, *GRAMMAR, *VECTORS, *DETACHED, *RESPONSES, *DRAFTS]
 QUICK = {
     "skip-epoch-check",
     "silence-is-a-reply",
@@ -206,6 +220,11 @@ QUICK = {
     "wrong-victim",
     "pool-keeps-hashes",
     "poison-for-ever",
+    "last-come-first-served",
+    "suspects-passed-by",
+    "preempted-without-enough-room",
+    "engine-deaths-no-suspects",
+    "wall-clock-of-a-router",
     "abort-without-epoch",
     "duplicates-delivered",
     "nobody-compares",
