@@ -7,6 +7,7 @@ tokens, by which it can be gone on with.
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -245,7 +246,7 @@ class GenerationEndpoint:
                 raise STREAM_UNKNOWN
         whole = await self.completed(identity, body)
         prepared = await self.generator.prepared(
-            identity.caller.name, whole, lambda: jobs.of_client(identity, whole, cursor)
+            identity.caller.name, whole, partial(jobs.of_client, identity, whole, cursor)
         )
         del body, whole  # the attempt has it without whitespace
         await self.generator.run(prepared, send)

@@ -1,5 +1,7 @@
 """`POST /v1/responses`, as clients use it. The routes of one response are `web.response_endpoint`."""
 
+from functools import partial
+
 from starlette.types import Send
 
 from onward.api.generation import GenerationEndpoint, Generator
@@ -30,7 +32,7 @@ class CreateEndpoint(GenerationEndpoint):
             await super().generate(identity, body, cursor, send)
             return
         jobs, whole = self.generator.jobs, await self.completed(identity, body)
-        prepared = await self.generator.prepared(identity.caller.name, whole, lambda: jobs.of_client(identity, whole))
+        prepared = await self.generator.prepared(identity.caller.name, whole, partial(jobs.of_client, identity, whole))
         del body, whole  # the attempt has it without whitespace
         if not prepared.request.is_background:
             await self.generator.run(prepared, send)
