@@ -156,7 +156,7 @@ ROUTER = [
     _in("F47", "no-retry-budget"),
     _tested("new-id-per-attempt", "cluster", 40),
     _tested("loser-runs-on", "cluster", 40),
-    _tested("abort-only-cuts", "cluster", 120, CALM),
+    _in("F50", "abort-only-cuts"),
     _in("F51", "failed-dispatch-stays-booked"),
     _tested("prefill-stays-booked", "cluster", 30),
     Row("seed-per-attempt", "a retry draws another seed", bugs.each_attempt_draws_its_own_seed, "cluster", 40),
