@@ -200,8 +200,8 @@ ROUTER: dict[str, Entry] = {
         ),
         TESTS + "test_f50_an_abort_that_crosses_another_end_stays_an_abort",
         ("ends: aborted",),
-        # One for each stream, and one more for those that `m0` had; none follows an abort. Clients do not see one that does:
-        # an instance that has heard of the abort refuses it.
+        # One for each stream, and one more for those that `m0` had; none follows an abort. Clients do not see one that
+        # does: an instance that has heard of the abort refuses it.
         at_most=(("POST /internal/attempt", 9),),
     ),
     "F51": Entry(
