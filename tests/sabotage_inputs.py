@@ -22,6 +22,9 @@ from onward.grammar import lark
 from onward.obs import tables
 from onward.router import generation as router_generation
 from onward.router import origin
+from onward.supervisor import supervisor
+from onward.supervisor.children import Child
+from onward.supervisor.supervisor import Supervisor
 from onward.transport import api_dialogue
 from onward.web import key_file
 from onward.worker import rule_making
@@ -39,6 +42,7 @@ ALIAS = "tests/api/test_completion_token_ids.py::"
 FIELDS = "tests/api/test_unknown_fields.py::"
 ROUTED_FIELDS = "tests/router/test_unknown_fields.py::"
 STRUCTURED = "tests/api/test_structured.py::"
+CHILD_NUMBERS = "tests/supervisor/test_child_numbers.py::"
 
 
 def _log_into_the_progress_bar(patch: Patches) -> None:
@@ -167,7 +171,35 @@ def _an_unusable_recording_stops_the_engine(patch: Patches) -> None:
     patch.put(engine_main, "open_recording", RecordingWriter)
 
 
+def _add_up_whatever_children_report(patch: Patches) -> None:
+    patch.put(supervisor, "usable", lambda families: (list(families), []))
+
+
+def _let_a_message_of_a_child_end_the_supervisor(patch: Patches) -> None:
+    def read_one(self: Supervisor, child: Child) -> bool:
+        if (message := child.channel.receive()) is not None:
+            self._on_message(child, message)
+        return message is not None
+
+    patch.put(Supervisor, "_read_one", read_one)
+
+
 TABLE = [
+    Sabotage(
+        "unusable-metrics-added",
+        "a NaN that one process reports stays in the sums of the instance",
+        _add_up_whatever_children_report,
+        [
+            CHILD_NUMBERS + "test_a_metric_that_is_no_number_is_left_out_and_counted",
+            CHILD_NUMBERS + "test_what_a_dead_process_counted_is_a_number",
+        ],
+    ),
+    Sabotage(
+        "undecodable-ends-supervisor",
+        "a message that cannot be decoded ends the supervisor, and the instance with it",
+        _let_a_message_of_a_child_end_the_supervisor,
+        [CHILD_NUMBERS + "test_a_message_with_a_number_out_of_range_is_dropped_and_the_supervisor_lives"],
+    ),
     Sabotage(
         "vectors-recorded",
         "a disguised recording has the true vectors of texts",

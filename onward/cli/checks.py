@@ -1,10 +1,10 @@
 """What the flags of several commands must be, said in the same words. Each check names the flag."""
 
-import math
 import re
 from typing import Any
 
 from onward.errors import StartupError
+from onward.proto.numbers import MAX_DURATION_S
 from onward.transport.http_urls import checked_host
 from onward.web.allowed_hosts import ANY, named_host
 from onward.web.authorities import canonical_origin
@@ -70,11 +70,11 @@ def check_not_empty(config: Any, *names: str) -> None:
 
 def check_not_negative(config: Any, *names: str) -> None:
     for name in names:
-        if not 0 <= getattr(config, name) < math.inf:
+        if not 0 <= getattr(config, name) <= MAX_DURATION_S:
             raise StartupError(f"{flag_of(name)} must be a number, and not negative")
 
 
 def check_positive_seconds(config: Any, *names: str) -> None:
     for name in names:
-        if (value := getattr(config, name)) is not None and not 0 < value < math.inf:
+        if (value := getattr(config, name)) is not None and not 0 < value <= MAX_DURATION_S:
             raise StartupError(f"{flag_of(name)} must be a positive number of seconds")

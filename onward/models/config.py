@@ -214,7 +214,8 @@ def _positive(raw: Mapping[str, Any], key: str, kind: type[T], default: T | None
     if value is None:
         raise StartupError(f"the model's config lacks `{key}`")
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 < value < _ABSURD or (kind is int and int(value) != value):
+    limit = 1 << 31 if kind is int else _ABSURD
+    if not is_number or not 0 < value < limit or (kind is int and int(value) != value):
         raise StartupError(f"the model's config is wrong: `{key}` is {repr(value)[:80]}")
     return kind(value)
 

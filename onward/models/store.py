@@ -179,7 +179,7 @@ def _in_place(source: FolderSource, wanted: _Wanted, cache_dir: Path, progress: 
         fingerprint=_fingerprint(source, wanted, cache_dir, progress),
         weights=[path.name for path in files],
         tokenizer=texts.TOKENIZER if texts.has_tokenizer(source.folder) else None,
-        created_s=int((source.folder / "config.json").stat().st_mtime),
+        created_s=max(0, int((source.folder / "config.json").stat().st_mtime)),
         **msgspec.structs.asdict(said),
     )
 

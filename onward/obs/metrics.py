@@ -16,6 +16,9 @@ from onward.proto.stats import Family, Series
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
+MAX_VALUE = 2.0**53
+"""Of one process, so that the sum over all of them is a number too."""
+
 LabelValues = tuple[str, ...]
 MetricT = TypeVar("MetricT", "Counter", "Gauge", "Histogram")
 
@@ -108,6 +111,26 @@ def merge(shares: Iterable[Iterable[Family]]) -> list[Family]:
         Family(family.name, family.kind, family.help, list(series.values()), family.bounds)
         for family, series in merged.values()
     ]
+
+
+def usable(families: Iterable[Family]) -> tuple[list[Family], list[str]]:
+    """Without the series that cannot be added up, and the names of the metrics of those: a NaN would stay in the sum."""
+    left, unusable = list[Family](), list[str]()
+    for family in families:
+        series = [one for one in family.series if _is_usable(one, family)]
+        unusable += [family.name] * (len(family.series) - len(series))
+        left.append(Family(family.name, family.kind, family.help, series, family.bounds) if unusable else family)
+    return left, unusable
+
+
+def _is_usable(series: Series, family: Family) -> bool:
+    num_buckets = len(family.bounds) + 1 if family.kind == "histogram" else 0
+    numbers = (series.value, series.sum, *family.bounds)
+    return (
+        len(series.buckets) == num_buckets
+        and all(abs(one) <= MAX_VALUE for one in numbers)
+        and all(0 <= one <= MAX_VALUE for one in series.buckets)
+    )
 
 
 def without_gauges(families: Iterable[Family]) -> list[Family]:

@@ -9,6 +9,7 @@ import msgspec
 from onward.config import ApiConfig, EngineConfig, WorkerConfig
 from onward.proto.keys import KeyEntry
 from onward.proto.model import PreparedModel
+from onward.proto.numbers import Count, Descriptor, Duration, Serial, Share
 from onward.proto.stats import EngineStats, Family
 from onward.proto.step import WorkerHello
 from onward.proto.wire import Wire
@@ -19,7 +20,7 @@ class StartEngine(msgspec.Struct, frozen=True, tag="start_engine"):
     config: EngineConfig
     address: str
     """Where it shall listen for api processes, with the key that only it holds."""
-    handoff_fd: int = -1
+    handoff_fd: Descriptor = -1
     """A listening socket for decode instances, where there is one."""
     cluster_key: str = ""
     """What the instances of a cluster share, as hex; empty: none, and all addresses are local."""
@@ -38,10 +39,10 @@ class StartWorker(msgspec.Struct, frozen=True, tag="start_worker"):
 
 class StartApi(msgspec.Struct, frozen=True, tag="start_api"):
     incarnation: str
-    index: int
+    index: Count
     config: ApiConfig
     model: PreparedModel
-    listen_fd: int
+    listen_fd: Descriptor
     keys: list[KeyEntry] = []
     """Without any, everybody may do everything."""
 
@@ -102,12 +103,12 @@ class ApiGone(msgspec.Struct, frozen=True, tag="api_gone"):
 
 
 class AskSnapshot(msgspec.Struct, frozen=True, tag="ask_snapshot"):
-    ask_id: int
+    ask_id: Serial
 
 
 class ProcessView(msgspec.Struct, frozen=True):
     role: str
-    pid: int
+    pid: Count
     incarnation: str
     state: str
     """`starting`, `ready` or `stopping`."""
@@ -116,20 +117,20 @@ class ProcessView(msgspec.Struct, frozen=True):
 class InstanceView(msgspec.Struct, frozen=True, tag="instance_view"):
     """Answers `AskInstance`: the whole instance, whichever process was asked."""
 
-    ask_id: int
+    ask_id: Serial
     incarnation: str
     processes: list[ProcessView]
-    restarts: dict[str, int]
+    restarts: dict[str, Count]
     families: list[Family]
     engine: EngineStats | None
-    oom_kills: dict[str, int] = {}
+    oom_kills: dict[str, Count] = {}
     """Processes that the kernel killed for lack of memory, by role."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Finish what you can within `grace_s`, then leave."""
 
-    grace_s: float
+    grace_s: Duration
 
 
 class NewKeys(msgspec.Struct, frozen=True, tag="new_keys"):
@@ -177,7 +178,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     """What the child is busy with while it starts, for people to read."""
 
     message: str
-    fraction: float | None = None
+    fraction: Share | None = None
     """How much of it is done; None: unknown."""
 
 
@@ -202,13 +203,13 @@ class RunsAlone(msgspec.Struct, frozen=True, tag="runs_alone"):
 
 
 class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
-    ask_id: int
+    ask_id: Serial
     families: list[Family]
     engine: EngineStats | None = None
 
 
 class AskInstance(msgspec.Struct, frozen=True, tag="ask_instance"):
-    ask_id: int
+    ask_id: Serial
 
 
 class AskDrain(msgspec.Struct, frozen=True, tag="ask_drain"):

@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from onward.proto.numbers import Priority, Serial
+
 KeyRole = Literal["user", "admin"]
 
 
@@ -12,10 +14,10 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """Of the key, as hex."""
     role: KeyRole = "user"
-    max_in_flight: int | None = None
+    max_in_flight: Serial | None = None
     """Requests that may be under way at once."""
-    tokens_per_minute: int | None = None
-    priority: int | None = None
+    tokens_per_minute: Serial | None = None
+    priority: Priority | None = None
     """The best that its requests may ask for; smaller is served first."""
-    max_connections: int | None = None
+    max_connections: Serial | None = None
     """Exchanges that one process holds open at once."""

@@ -6,14 +6,16 @@ the tokenizer and the template named there, the worker maps the weights, and nob
 
 import msgspec
 
+from onward.proto.numbers import Count, Factor, Parameter, Share, WallSecond
+
 
 class RopeScaling(msgspec.Struct, frozen=True, omit_defaults=True):
     """Llama-3 kind: low frequencies are stretched, high ones kept, with a ramp between."""
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
+    factor: Parameter
+    low_freq_factor: Parameter
+    high_freq_factor: Parameter
+    original_max_position_embeddings: Count
 
 
 class ModelConfig(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -21,16 +23,16 @@ class ModelConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 
     architecture: str
     """`llama`, `qwen2` or `qwen3`."""
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_position_embeddings: int
-    rms_norm_eps: float
-    rope_theta: float
+    vocab_size: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_layers: Count
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
+    max_position_embeddings: Count
+    rms_norm_eps: Parameter
+    rope_theta: Parameter
     rope_scaling: RopeScaling | None = None
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
@@ -42,11 +44,11 @@ class ModelConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 class SamplingDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
     """For requests that do not say. None: nobody has."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    temperature: Factor | None = None
+    top_p: Share | None = None
+    top_k: Count | None = None
+    min_p: Share | None = None
+    repetition_penalty: Factor | None = None
 
 
 class PreparedModel(msgspec.Struct, frozen=True):
@@ -67,8 +69,8 @@ class PreparedModel(msgspec.Struct, frozen=True):
     """The template's text."""
     bos_token: str | None
     eos_token: str | None
-    eos_token_ids: list[int]
-    created_s: int = 0
+    eos_token_ids: list[Count]
+    created_s: WallSecond = 0
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     is_deterministic: bool = False
     """On CUDA: a token's bits depend on its history alone, not on its batch nor on how the history was cut into chunks."""

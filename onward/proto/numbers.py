@@ -19,19 +19,24 @@ SerialOrNone = Annotated[int, Meta(ge=-1, le=MAX_SERIAL)]
 Word = int
 """Any 64 bits, with or without a sign: a seed, a checksum, or a place in memory, which its owner holds against its own
 memory. msgpack has no longer integers."""
+Descriptor = Annotated[int, Meta(ge=-1, lt=1 << 31)]
+"""Of an open file; -1: there is none."""
 Priority = Annotated[int, Meta(ge=-(1 << 31), le=1 << 31)]
 HttpError = Annotated[int, Meta(ge=400, le=599)]
 
 WallSecond = Annotated[int, Meta(ge=0, lt=1 << 37)]
 """Of Unix time."""
-Duration = Annotated[float, Meta(ge=0.0, le=2.0**53)]
+MAX_DURATION_S = 2.0**53
+Duration = Annotated[float, Meta(ge=0.0, le=MAX_DURATION_S)]
 """In seconds."""
-TimeLeft = Annotated[float, Meta(ge=-(2.0**53), le=2.0**53)]
+TimeLeft = Annotated[float, Meta(ge=-MAX_DURATION_S, le=MAX_DURATION_S)]
 """In seconds; below 0 where a deadline has passed."""
 Pause = Annotated[float, Meta(ge=0.0, le=3600.0)]
 """In seconds, between two tries."""
 
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Factor = Annotated[float, Meta(ge=0.0, le=1e6)]
+Parameter = Annotated[float, Meta(ge=0.0, le=1e30)]
+"""Of a model's architecture, as its authors chose it; still a float32."""
 Bias = Annotated[float, Meta(ge=-1e6, le=1e6)]
 """Added to or subtracted from a logit."""

@@ -2,8 +2,13 @@
 
 import msgspec
 
+from onward.proto.numbers import Count, Duration, Serial
+
 
 class Series(msgspec.Struct, frozen=True, array_like=True):
+    """Numbers here have no ranges: msgspec would refuse all that the process reports for one of them. `obs.metrics.usable`
+    checks each series."""
+
     labels: dict[str, str]
     value: float = 0.0
     """Counters and gauges."""
@@ -25,10 +30,10 @@ class Family(msgspec.Struct, frozen=True, array_like=True):
 class EngineStats(msgspec.Struct, frozen=True):
     """The engine's view of itself, for `/info` and `/health`."""
 
-    step: int
+    step: Serial
     worker_ready: bool
-    stalled_s: float
+    stalled_s: Duration
     """How long there has been work without a step being completed. 0 when idle."""
-    requests: dict[str, int]
-    kv_blocks: dict[str, int]
-    free_slots: int
+    requests: dict[str, Count]
+    kv_blocks: dict[str, Count]
+    free_slots: Count

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from onward.proto.numbers import Count, Descriptor, Serial
+
 
 class ZmqWire(msgspec.Struct, frozen=True, tag="zmq"):
     address: str
@@ -13,13 +15,13 @@ class ShmWire(msgspec.Struct, frozen=True, tag="shm"):
 
     incarnation: str
     """Of the worker; written into every header."""
-    num_slots: int
-    max_tokens_per_row: int
-    plan_bytes: int
-    side_bytes: int
-    memory_fd: int = -1
+    num_slots: Count
+    max_tokens_per_row: Count
+    plan_bytes: Serial
+    side_bytes: Serial
+    memory_fd: Descriptor = -1
     """The worker's, inherited. The engine's come with the message itself."""
-    doorbell_fd: int = -1
+    doorbell_fd: Descriptor = -1
 
 
 Wire = ZmqWire | ShmWire

@@ -13,11 +13,13 @@ import signal
 import socket
 from collections.abc import Callable
 
+import msgspec
+
 from onward import log
 from onward.clock import Clock
 from onward.config import ApiConfig, EngineConfig, ServeConfig, WorkerConfig, select
 from onward.errors import StartupError
-from onward.obs.metrics import Registry, merge
+from onward.obs.metrics import Registry, merge, usable
 from onward.proto.control import (
     ApiGone,
     AskDrain,
@@ -113,6 +115,13 @@ class Supervisor:
         self._metrics = Registry()
         self._oom_kills = self._metrics.counter(
             "onward_oom_kills_total", "processes that the kernel killed for lack of memory", ["role", "evidence"]
+        )
+        self._metrics_unusable = self._metrics.counter(
+            "onward_metrics_unusable_total", "series left out, since a number of theirs is not finite", ["role"]
+        )
+        self._unusable_names: set[tuple[Role, str]] = set()
+        self._messages_dropped = self._metrics.counter(
+            "onward_control_messages_dropped_total", "messages of children that could not be decoded", ["role"]
         )
         self._announced: EngineUp | None = None
         self._shelf: ShelfUp | None = None
@@ -275,10 +284,23 @@ class Supervisor:
 
     def _read(self, child: Child) -> None:
         try:
-            while (message := child.channel.receive()) is not None:
-                self._on_message(child, message)
+            while self._read_one(child):
+                pass
         except ChannelClosed:
             self._stop_watching(child.channel.fileno())  # its death follows, or is being reaped
+
+    def _read_one(self, child: Child) -> bool:
+        """False: there is none yet. A message that cannot be decoded is dropped. A child that sends no others counts as
+        silent, and is killed for that."""
+        try:
+            message = child.channel.receive()
+        except msgspec.DecodeError as fault:
+            self._messages_dropped.inc(child.role.value)
+            logger.error(log.event("message dropped", role=child.role.value, fault=str(fault)))
+            return True
+        if message is not None:
+            self._on_message(child, message)
+        return message is not None
 
     def _on_message(self, child: Child, message: FromChild) -> None:
         match message:
@@ -475,11 +497,21 @@ class Supervisor:
         """An engine tells of its steps once a second. If there were some before a death, that death was bad luck, and
         nobody has to wait for it."""
         before = self._hub.progress
-        self._hub.take(child, snapshot, now_s)
+        families, unusable = usable(snapshot.families)
+        self._note_unusable(child.role, unusable)
+        self._hub.take(child, msgspec.structs.replace(snapshot, families=families), now_s)
         if self._hub.progress > before:
             for role, index in self._restart_at_s:
                 if role is not Role.SHELF:
                     self._restart_at_s[role, index] = min(now_s, self._restart_at_s[role, index])
+
+    def _note_unusable(self, role: Role, names: list[str]) -> None:
+        """Logged once for each metric: snapshots come every second."""
+        for name in names:
+            self._metrics_unusable.inc(role.value)
+            if (role, name) not in self._unusable_names:
+                self._unusable_names.add((role, name))
+                logger.error(log.event("metric left out, it is no finite number", role=role.value, metric=name))
 
     def _open_question(self, asker: Child, message: AskInstance) -> None:
         asked = set(self._speaking())

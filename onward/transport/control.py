@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from onward.proto.control import FromChild, ToChild
+from onward.transport.decoding import decode_message
 
 MAX_MESSAGE_BYTES = 16 << 20
 """Above a table of all the keys, and the longest template, that there can be."""
@@ -60,7 +61,8 @@ class ControlChannel:
             return self._send(_IN_MEMORY, (memory_fd, *fds))
 
     def receive(self) -> Any | None:
-        """The next message, or None when there is none yet."""
+        """The next message, or None when there is none yet. Raises `msgspec.DecodeError` for what is no message: the
+        supervisor drops that, and a child ends, since its successor is told everything anew."""
         try:
             data, self._fds, _, _ = socket.recv_fds(self._sock, MAX_INLINE_BYTES, MAX_FDS)
         except BlockingIOError:
@@ -69,7 +71,7 @@ class ControlChannel:
             raise ChannelClosed(str(fault)) from fault
         if not data:
             raise ChannelClosed("end of stream")
-        return self._decoder.decode(_read_memory(self._fds) if data == _IN_MEMORY else data)
+        return decode_message(self._decoder, _read_memory(self._fds) if data == _IN_MEMORY else data)
 
     def take_fds(self) -> list[int]:
         """The file descriptors that came with the last message. Whoever takes them closes them."""

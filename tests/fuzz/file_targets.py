@@ -6,12 +6,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from onward.errors import ClientError, StartupError
 from onward.models import texts
 from onward.models.config import from_hf
 from onward.models.gguf_file import GgufFile
 from onward.models.names import expected_tensors
 from onward.models.safetensors_file import MappedTensors
+from onward.proto.model import ModelConfig
 from onward.text.gguf_tokenizer import build_tokenizer
 from onward.text.tokenizer import Tokenizer
 from tests.fuzz.case import Target
@@ -82,6 +85,8 @@ def _config(data: bytes) -> None:
     texts.of_folder(folder)
     config = from_hf(texts.read_json(folder / "config.json"))
     assert len(expected_tensors(config)) < 1 << 16
+    told = msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=ModelConfig)
+    assert told == config, "every process takes what the reader of the file has taken"
 
 
 _HF = [

@@ -1,4 +1,5 @@
-"""What another instance, or a router, can send: events, hand-over messages, link messages, attempts, registrations."""
+"""What another process can send. Instances and routers: events, hand-over messages, link messages, attempts, registrations.
+Supervisor and children: control messages, snapshots of metrics."""
 
 import math
 import socket
@@ -10,16 +11,20 @@ from onward.api.attempts import decoded
 from onward.engine.door import Limits, admit
 from onward.engine.request_queue import RequestQueue
 from onward.errors import ClientError
+from onward.obs.metrics import merge, usable
 from onward.pd.handoff import DecodeSide, Lease, PrefillSide, Times
-from onward.proto import SCHEMA_VERSION
+from onward.proto import SCHEMA_VERSION, control
 from onward.proto import handoff as pd
 from onward.proto.cursor import ChoiceCursor
 from onward.proto.handoff import ToDecode, ToPrefill
+from onward.proto.keys import KeyEntry
 from onward.proto.kv_events import KvEvents
 from onward.proto.kv_transfer import Counted, Endpoint, Expect, KvReport, Layout, LeaseQuiet, Revoke, Sent
 from onward.proto.request import Abort, AbortByName, AskKvEvents, ErrorInfo, Submit, ToEngine
 from onward.proto.router import Attempt, Find, GivenChoice, Load, Registration
 from onward.proto.sampling import Sampling
+from onward.proto.stats import EngineStats, Family, Series
+from onward.proto.wire import ShmWire
 from onward.router.admin import decode_registration
 from onward.router.events import EventSplitter, MalformedEvent, read_event
 from onward.router.replicas import Replicas
@@ -276,7 +281,48 @@ def _registration(data: bytes) -> None:
         replicas.all(3.0), replicas.tick(1e6)
 
 
+STATS = EngineStats(7, True, 0.5, {"running": 1}, {"free": 5}, 3)
+FAMILIES = [
+    Family("a_total", "counter", "h", [Series({"k": "v"}, 5.0), Series({"k": "w"}, 1.0)]),
+    Family("b", "histogram", "h", [Series({}, buckets=[1, 0, 2], sum=3.5)], [0.5, 1.0]),
+]
+FROM_CHILD = [
+    _tree(one)
+    for one in (
+        control.Snapshot(1, FAMILIES, STATS), control.Snapshot(2, FAMILIES), control.Progress("loading", 0.5),
+        control.Ready(), control.RunsAlone("r"), control.AskInstance(3), control.RenewWorker("w", "cause"),
+    )
+]  # fmt: skip
+WIRE = ShmWire("w", 8, 4, 1024, 1024, 5, 6)
+TO_CHILD = [
+    _tree(one)
+    for one in (
+        control.InstanceView(1, "i", [control.ProcessView("api", 5, "i", "ready")], {"api": 1}, FAMILIES, STATS, {"a": 0}),
+        control.NewKeys([KeyEntry(name="a", digest="0a", max_in_flight=1, tokens_per_minute=1, priority=1)]),
+        control.Stop(5.0), control.AskSnapshot(1), control.EngineGone("e", "cause", "r"),
+        control.WorkerStarting("w", WIRE, "tcp:h:5"),
+    )
+]  # fmt: skip
+
+
+def _control(data: bytes, union: Any) -> None:
+    """Metrics are looked at one by one, so that what is no number costs nothing else that the child has said."""
+    message = decode_message(msgspec.msgpack.Decoder(union), data)
+    families, _ = usable(getattr(message, "families", []))
+    _check_finite(msgspec.to_builtins(families))
+    _check_finite({key: one for key, one in msgspec.to_builtins(message).items() if key != "families"})
+    for family in families:
+        msgspec.msgpack.encode(merge([[family], [family]]))
+
+
 TARGETS = [
+    Target(
+        "from_child",
+        cases(FROM_CHILD, _msgpack),
+        lambda data: _control(data, control.FromChild),
+        (msgspec.DecodeError,),
+    ),
+    Target("to_child", cases(TO_CHILD, _msgpack), lambda data: _control(data, control.ToChild), (msgspec.DecodeError,)),
     Target("events", byte_cases(EVENTS), _events, (MalformedEvent,)),
     Target("to_engine", cases(TO_ENGINE, _msgpack), _to_engine, (msgspec.DecodeError, ClientError)),
     Target("to_prefill", cases(TO_PREFILL, _msgpack), _to_prefill, (msgspec.DecodeError,)),

@@ -11,6 +11,7 @@ from msgspec import inspect
 from onward.api.attempts import decoded
 from onward.errors import ClientError
 from onward.proto import SCHEMA_VERSION
+from onward.proto.control import FromChild, ToChild
 from onward.proto.handoff import Grant, Prefill, ToDecode, ToPrefill
 from onward.proto.kv_transfer import Endpoint, KvCommand, KvReport, Layout
 from onward.proto.request import Deltas, ErrorInfo, FromEngine, Submit, ToEngine
@@ -55,6 +56,8 @@ WIRES: dict[str, Any] = {
     "ask_response": AskResponse,
     "to_shelf": ToShelf,
     "from_shelf": FromShelf,
+    "to_child": ToChild,
+    "from_child": FromChild,
 }
 LOGPROBS = {"TokenLogprobs.logprob", "TokenLogprobs.top[][1]"}
 """What the model said, whatever it was: it is only shown to the client, where what is no number is null."""
@@ -62,7 +65,9 @@ WORDS = {"Sampling.seed", "Attempt.seed", "Ready.checksums[]", "Counted.checksum
 """Any 64 bits are one, and msgpack has no longer integers."""
 PLACES = {f"{name}.places[][{index}]" for name in ("Incoming", "Wrote") for index in (0, 1)}
 """The receiver holds each against its memory, and ends the lease by an answer (`tests/worker/transfer/test_rules.py`)."""
-UNBOUNDED = LOGPROBS | WORDS | PLACES
+METRICS = {"Series.value", "Series.sum", "Series.buckets[]", "Family.bounds[]"}
+"""The supervisor leaves out the series and takes the rest of the snapshot (`tests/supervisor/test_child_numbers.py`)."""
+UNBOUNDED = LOGPROBS | WORDS | PLACES | METRICS
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 LAYOUT = Layout("f", "float32", 16, 2, 2, 8)
 PREFILL = Prefill(1, LAYOUT, "r", [1, 2, 3], 3, Sampling(seed=5))
