@@ -42,12 +42,12 @@ class Record:
 
     started_s: float
     text_s: list[float] = field(default_factory=list)
-    """When each event with text came."""
+    """When each event with text or reasoning came."""
     ended_s: float = 0.0
     usage: Usage | None = None
     error: str | None = None
     said: list[str] = field(default_factory=list)
-    """The text, in the pieces in which it came."""
+    """The text of the answer, without reasoning, in the pieces in which it came."""
 
     @property
     def ok(self) -> bool:
@@ -129,8 +129,9 @@ async def ask(session: aiohttp.ClientSession, target: Target, job: Job, record: 
     record = record or Record(time.perf_counter())
     try:
         async for chunk in _chunks(session, target, job):
-            if chunk.text:
+            if chunk.has_output:
                 record.text_s.append(time.perf_counter())
+            if chunk.text:
                 record.said.append(chunk.text)
             record.usage = chunk.usage or record.usage
         if record.usage is None:

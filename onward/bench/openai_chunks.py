@@ -9,6 +9,9 @@ from onward.errors import ServerError
 
 class Delta(msgspec.Struct, frozen=True):
     content: str | None = None
+    reasoning_content: Any = None
+    """The model's thinking; `reasoning` on some servers. Only whether there is any is used."""
+    reasoning: Any = None
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
@@ -41,6 +44,13 @@ class Chunk(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         return "".join((c.delta.content if c.delta else c.text) or "" for c in self.choices)
+
+    @property
+    def has_output(self) -> bool:
+        """True where the model wrote something: text of the answer or of its reasoning."""
+        return bool(self.text) or any(
+            c.delta.reasoning_content or c.delta.reasoning for c in self.choices if c.delta is not None
+        )
 
 
 _decoder = msgspec.json.Decoder(Chunk)

@@ -1,7 +1,8 @@
 """What a run's records come to: rates, percentiles, and how they are shown and written down. Pure arithmetic.
 
-Tokens are what the server reports as usage. Times between tokens are times between events with text; where a server puts
-several tokens into an event, `tokens_per_event` says so.
+Tokens are what the server reports as usage. `tpot_s` has one value for each request: its mean time per output token after
+the first. `inter_token_s` has one value for each pair of successive events with text; where a server puts several tokens
+into an event, `tokens_per_event` says so. docs/benchmarking.md compares these definitions with those of other programs.
 """
 
 import math
@@ -34,6 +35,7 @@ class Summary(msgspec.Struct, frozen=True):
     requests_per_s: float
     tokens_per_event: float | None
     ttft_s: Percentiles | None
+    tpot_s: Percentiles | None
     inter_token_s: Percentiles | None
     request_s: Percentiles | None
 
@@ -70,9 +72,17 @@ def summarize(records: Sequence[Record]) -> Summary:
         requests_per_s=len(good) / duration_s if duration_s else 0.0,
         tokens_per_event=output_tokens / num_events if num_events else None,
         ttft_s=percentiles([record.text_s[0] - record.started_s for record in good if record.text_s]),
+        tpot_s=percentiles([tpot_s for record in good if (tpot_s := time_per_output_token_s(record)) is not None]),
         inter_token_s=percentiles([b - a for record in good for a, b in pairwise(record.text_s)]),
         request_s=percentiles([record.ended_s - record.started_s for record in good]),
     )
+
+
+def time_per_output_token_s(record: Record) -> float | None:
+    """Mean time between tokens of one request, by the server's count of them; None where there is no time between two."""
+    if record.usage is None or record.usage.completion_tokens < 2 or len(record.text_s) < 2:
+        return None
+    return (record.text_s[-1] - record.text_s[0]) / (record.usage.completion_tokens - 1)
 
 
 def table_of(summary: Summary, title: str) -> Table:
@@ -82,6 +92,7 @@ def table_of(summary: Summary, title: str) -> Table:
     table.add_row("output tokens/s", f"{summary.output_tokens_per_s:.1f}")
     table.add_row("requests/s", f"{summary.requests_per_s:.2f}")
     table.add_row("time to first token, p50 / p99", _in_ms(summary.ttft_s))
+    table.add_row("time per output token, p50 / p99", _in_ms(summary.tpot_s))
     table.add_row("between tokens, p50 / p99", _in_ms(summary.inter_token_s))
     table.add_row("whole request, p50 / p99", _in_ms(summary.request_s))
     table.add_row("prompt tokens (cached)", f"{summary.prompt_tokens} ({summary.cached_tokens})")

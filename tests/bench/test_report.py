@@ -2,7 +2,7 @@ import pytest
 
 from onward.bench.load import Record
 from onward.bench.openai_chunks import PromptDetails, Usage
-from onward.bench.report import percentile, summarize
+from onward.bench.report import Percentiles, percentile, summarize
 
 
 def record(started_s: float, text_s: list[float], ended_s: float, tokens: int) -> Record:
@@ -33,6 +33,17 @@ def test_latencies_are_taken_per_request() -> None:
     assert summary.inter_token_s is not None and summary.inter_token_s.max == 1.0
     assert summary.inter_token_s.mean == pytest.approx(0.75)
     assert summary.request_s is not None and summary.request_s.mean == 3.0
+
+
+def test_the_time_per_output_token_is_a_mean_of_each_request_by_the_servers_count() -> None:
+    # Five tokens in three events: one second for each of the four after the first. A single token has no time per token.
+    long, short = record(0.0, [1.0, 4.5, 5.0], 6.0, 5), record(0.0, [2.0], 3.0, 1)
+    quick = record(0.0, [1.0, 1.5], 1.5, 2)
+    assert summarize([long, short]).tpot_s == Percentiles(1.0, 1.0, 1.0, 1.0)
+    both = summarize([long, short, quick])
+    assert both.tpot_s is not None and (both.tpot_s.p50, both.tpot_s.p99) == (0.5, 1.0)
+    in_one_event = record(0.0, [2.0], 3.0, 8)
+    assert summarize([short, in_one_event]).tpot_s is None
 
 
 def test_a_failed_request_counts_as_failed_and_for_nothing_else() -> None:

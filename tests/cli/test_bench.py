@@ -53,7 +53,24 @@ def test_figures_of_a_run_are_printed_and_written(
     assert len(written["requests"]) == 7 and all(len(r["text_s"]) == 5 for r in written["requests"])
     assert written["target"]["model"] == "tiny"
     printed = capsys.readouterr().out
-    assert "output tokens/s" in printed and "time to first token" in printed
+    assert "output tokens/s" in printed and "time to first token" in printed and "time per output token" in printed
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_tokens_of_the_reasoning_are_measured_as_those_of_the_answer(field: str, tmp_path: Path) -> None:
+    async def think(body: dict[str, Any]) -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield b'data: {"choices": [{"index": 0, "delta": {"%s": "hm "}}]}\n\n' % field.encode()
+        yield chunk("word ")
+        yield usage(30, 4)
+        yield DONE
+
+    file = tmp_path / "bench.json"
+    with serving(think) as server:
+        assert run_bench(server.url, "--requests", "2", "--streams", "1", "--json", str(file)) == 0
+    written = msgspec.json.decode(file.read_bytes())
+    assert [len(request["text_s"]) for request in written["requests"]] == [4, 4]
+    assert written["summary"]["tokens_per_event"] == 1.0
 
 
 def test_each_run_has_prompts_of_its_own_unless_a_seed_is_given(
