@@ -2,16 +2,18 @@
 each sees its own streams only, wherever they were begun, and limits hold wherever it asks."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from onward.web.owned_ids import owned_id
-from tests.e2e.answers import GREEDY, USAGE, Hearing, Question, ask, chat, listen
+from tests.e2e.answers import GREEDY, MODEL, USAGE, Hearing, Question, ask, chat, listen
 from tests.e2e.pd_instances import wait_for
 from tests.e2e.tenants import KEYS, Estate, abort, client_of, listening, refusals, status_of, stopped
 
@@ -20,6 +22,11 @@ OTHER = chat("another", 2, 48, temperature=0.9, seed=5, **USAGE)
 LONG = chat("long", 3, 600, **GREEDY, **USAGE)
 """Runs until it is ended."""
 SHORT = Question("short", QUESTION.path, {**QUESTION.body, "stream": False, "max_tokens": 2, "stream_options": None})
+
+RESPONSE = {"model": MODEL, "input": "hi", "max_output_tokens": 2}
+JSON = {"Content-Type": "application/json"}
+NUM_PADDED, PADDING = 19, b" " * (7 << 20)
+"""Together more than each of the stores holds."""
 
 
 @pytest.fixture(scope="module")
@@ -266,3 +273,49 @@ def test_a_killed_shelf_disturbs_no_stream_and_the_next_one_keeps_what_is_left_l
         assert await rest_of(direct, "ann", QUESTION, later) == expected[QUESTION.name]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["instance", "router"])
+def test_padded_bodies_of_one_tenant_remove_nothing_of_another(
+    estate: Estate, expected: dict[str, Any], at: int
+) -> None:
+    url = estate.urls[at]
+    [store] = estate.pids("shelf")
+
+    async def scenario() -> None:
+        hearing = Hearing()
+        async with listening(url, "ann", OTHER, hearing) as hear:
+            await hear(5)
+        await asyncio.to_thread(estate.wait_for_record)
+        async with client_of(url, "bob") as bob, client_of(url, "ann") as ann:
+            made = (await ann.post("/v1/responses", json=RESPONSE)).json()
+            before_kb, evicted = memory_kb(store, "VmRSS"), stored(estate, "onward_shelf_evicted_total")
+            for _ in range(NUM_PADDED):
+                asked = await bob.post("/v1/responses", content=json.dumps(RESPONSE).encode() + PADDING, headers=JSON)
+                assert asked.status_code == 200, asked.text
+                await leave(bob, json.dumps(QUESTION.body).encode() + PADDING)
+            found = await ann.get(f"/v1/responses/{made['id']}")
+            assert (found.status_code, found.json()) == (200, made)
+        assert await rest_of(url, "ann", OTHER, hearing) == expected[OTHER.name]
+        assert stored(estate, "onward_shelf_evicted_total") == evicted
+        assert stored(estate, "onward_shelf_bytes") < len(PADDING)
+        assert (memory_kb(store, "VmHWM") - before_kb) << 10 < 4 * len(PADDING)
+
+    asyncio.run(scenario())
+
+
+async def leave(client: httpx.AsyncClient, body: bytes) -> None:
+    """A stream, as soon as it has begun."""
+    async with client.stream("POST", QUESTION.path, content=body, headers=JSON) as response:
+        assert response.status_code == 200, await response.aread()
+        await anext(response.aiter_lines())
+
+
+def memory_kb(pid: int, field: str) -> int:
+    [line] = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith(f"{field}:")]
+    return int(line.split()[1])
+
+
+def stored(estate: Estate, metric: str) -> float:
+    """The sum over all kinds of records."""
+    return sum(value for key, value in estate.instance.server.metrics().items() if key.partition("{")[0] == metric)
