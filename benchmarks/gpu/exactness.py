@@ -28,9 +28,9 @@ import aiohttp
 
 from benchmarks.gpu.exactness_lines import BLOCK_SIZE, LINES, Line, LineRun, compute_base
 from benchmarks.gpu.exactness_requests import KINDS, Requests
-from benchmarks.gpu.serving import ServeProcess
 from benchmarks.gpu.stream_client import CompletionsClient
 from benchmarks.gpu.stream_outputs import BrokenStream, LineResult, StreamOutput
+from benchmarks.serving import ServeProcess
 from onward.bench.shapes import SHAPES, write_config, write_tokenizer
 
 DEVICE_FLAGS = {

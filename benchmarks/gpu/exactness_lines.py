@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.gpu.exactness_requests import EMBEDDINGS, Requests
-from benchmarks.gpu.serving import ServeProcess
 from benchmarks.gpu.stream_client import CompletionsClient, read_all, read_into
 from benchmarks.gpu.stream_outputs import LineResult, Repeat, StreamOutput, line_result
+from benchmarks.serving import ServeProcess
 
 BLOCK_SIZE = 16
 NUM_ALONE = 8

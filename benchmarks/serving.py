@@ -1,4 +1,4 @@
-"""An `onward serve` of one's own: on a free port, stopped at the end."""
+"""A server of one's own: on a free port, stopped at the end."""
 
 import json
 import re
@@ -8,19 +8,21 @@ import sys
 import threading
 import urllib.request
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 START_LIMIT_S = 180.0
 STOP_LIMIT_S = 30.0
 
 
 class ServeProcess:
-    """Errors and warnings of the server go where this process's go."""
+    """`onward serve`. Errors and warnings of the server go where this process's go."""
+
+    COMMAND: ClassVar = ["-m", "onward.cli.main", "serve", "--port", "0"]
+    """Prints its address when it is ready."""
 
     def __init__(self, *flags: str) -> None:
         self._flags = flags
-        command = [sys.executable, "-m", "onward.cli.main", "serve", "--port", "0", *flags]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen([sys.executable, *self.COMMAND, *flags], stdout=subprocess.PIPE, text=True)
         try:
             self.url = self._wait_for_address()
         except BaseException:
@@ -38,7 +40,7 @@ class ServeProcess:
                     return found.group(1)
         finally:
             watchdog.cancel()
-        raise RuntimeError(f"the server did not start: onward serve {' '.join(self._flags)}")
+        raise RuntimeError(f"the server did not start: {' '.join([*self.COMMAND, *self._flags])}")
 
     def _get(self, path: str) -> str:
         with urllib.request.urlopen(self.url + path, timeout=30) as response:
