@@ -10,15 +10,21 @@ import msgspec
 from onward.api import jobs
 from onward.api.jobs import Jobs
 from onward.grammar.check_process import CheckProcesses
+from onward.proto.request import ErrorInfo
 from onward.router.stream import Stream as RouterStream
 from onward.router.tokenizing import Tokenizing as RouterTokenizing
 from onward.text import length_check, tokenizer
 from onward.web import http
 from onward.web.fair_order import FairOrder, QueueBounds, RefusedWork
+from onward.web.pace import BODY_BYTES, HeldBodies, Rates, Refusals
+from onward.web.paced_callers import PacedBody
 from tests.sabotage_kinds import Patches, Sabotage
 
 LENGTHS = "tests/text/test_length_check.py::"
 QUEUE = "tests/web/test_fair_queue.py::"
+PACE = "tests/web/test_pace.py::"
+PACED = "tests/web/test_paced_callers.py::"
+LARGE_BODIES = "test_large_bodies_of_a_caller_are_read_at_its_rate_and_small_ones_and_those_of_others_at_once"
 WORK = "tests/api/test_work_queues.py::"
 
 
@@ -133,7 +139,106 @@ def _errors_keep_bodies(patch: Patches) -> None:
     patch.put(http, "while_connected", while_connected)
 
 
+# The pace of each caller.
+
+
+def _refused_callers_do_not_wait(patch: Patches) -> None:
+    patch.put(Refusals, "end", lambda *_, **__: None)
+
+
+def _refused_callers_go_on_together(patch: Patches) -> None:
+    def begin(original: Callable, self: Refusals, caller: str, now_s: float) -> float:
+        wait_s = original(self, caller, now_s)
+        if wait_s:
+            self._rates.give_back(caller, 1)
+        return wait_s
+
+    patch.around(Refusals, "begin", begin)
+
+
+def _all_refusals_are_the_callers_fault(patch: Patches) -> None:
+    async def respond_error(original: Callable, send: Any, info: ErrorInfo, body: bytes | None = None) -> None:
+        await original(send, msgspec.structs.replace(info, code="rate_limited"), body)
+
+    patch.around(http, "respond_error", respond_error)
+
+
+def _any_number_waits(patch: Patches) -> None:
+    patch.put(Refusals, "is_full", lambda *_: False)
+
+
+def _bodies_are_read_at_any_rate(patch: Patches) -> None:
+    def wait_s(original: Callable, self: Rates, caller: str, now_s: float) -> float:
+        return 0.0 if self._pace is BODY_BYTES else original(self, caller, now_s)
+
+    patch.around(Rates, "wait_s", wait_s)
+
+
+def _bodies_are_held_in_any_number(patch: Patches) -> None:
+    patch.put(HeldBodies, "take", lambda *_: True)
+
+
+def _bodies_wait_for_each_other(patch: Patches) -> None:
+    def take(original: Callable, self: HeldBodies, caller: str, body: object, num_bytes: int) -> bool:
+        held = sum(self._held.get(caller, {}).values())
+        return held + num_bytes <= self._max_bytes and original(self, caller, body, num_bytes)
+
+    patch.around(HeldBodies, "take", take)
+
+
+def _lost_bodies_are_held(patch: Patches) -> None:
+    patch.put(PacedBody, "leave", lambda _: None)
+
+
 TABLE = [
+    Sabotage(
+        "refused-callers-do-not-wait",
+        "a caller that is refused again and again takes all the time of an api process",
+        _refused_callers_do_not_wait,
+        [PACED + "test_a_caller_that_is_refused_again_and_again_is_slowed_down_and_others_are_not"],
+    ),
+    Sabotage(
+        "refused-callers-go-on-together",
+        "requests that wait for the same caller go on at the same time",
+        _refused_callers_go_on_together,
+        [PACE + "test_requests_of_a_caller_that_is_refused_too_often_go_on_one_by_one"],
+    ),
+    Sabotage(
+        "full-queues-slow-callers-down",
+        "a caller waits for refusals that no limit of its own has caused",
+        _all_refusals_are_the_callers_fault,
+        [PACED + "test_refusals_for_other_reasons_than_its_limits_cost_a_caller_nothing"],
+    ),
+    Sabotage(
+        "any-number-waits",
+        "requests of a refused caller wait in any number",
+        _any_number_waits,
+        [PACE + "test_so_many_wait_and_no_more"],
+    ),
+    Sabotage(
+        "bodies-at-any-rate",
+        "large bodies of one caller are read as fast as they come",
+        _bodies_are_read_at_any_rate,
+        [PACED + LARGE_BODIES],
+    ),
+    Sabotage(
+        "bodies-held-in-any-number",
+        "bodies of one caller that are being received have no bound together",
+        _bodies_are_held_in_any_number,
+        [PACED + "test_bodies_that_do_not_end_hold_no_more_than_the_bound_and_one_body"],
+    ),
+    Sabotage(
+        "bodies-wait-for-each-other",
+        "where bodies of one caller have reached their bound, none of them goes on",
+        _bodies_wait_for_each_other,
+        [PACE + "test_bodies_of_a_caller_have_a_bound_and_the_oldest_always_goes_on"],
+    ),
+    Sabotage(
+        "lost-bodies-are-held",
+        "a body that has come, or whose client has gone, counts for ever",
+        _lost_bodies_are_held,
+        [PACED + "test_a_client_that_leaves_within_its_body_holds_nothing"],
+    ),
     Sabotage(
         "errors-keep-bodies",
         "the body of a refused request is held until the next garbage collection",

@@ -51,6 +51,7 @@ from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute
 from onward.web.cross_site import CrossSiteGuard
 from onward.web.envelope import Envelope, first_of, refuse
 from onward.web.media_type import media_type_refusal
+from onward.web.paced_callers import PacedCallers
 from onward.web.response_endpoint import ResponseEndpoint
 
 
@@ -119,7 +120,9 @@ def build_app(
     requests = registry.counter("onward_http_requests_total", "HTTP responses begun", ["path", "status"])
     paths = [route.path for route in routes]
     identified = Middleware(Identified, clock=backend.clock, chance=backend.chance)
-    app = application(routes, [Middleware(BoundedConnections), identified])
+    # Inside `identified`: the time that a request waits counts against its deadline.
+    paced = Middleware(PacedCallers, clock=backend.clock, registry=registry)
+    app = application(routes, [Middleware(BoundedConnections), identified, paced])
     # A browser is shown refusals too, or its page learns nothing but that something has failed.
     checks = (callers.refusal, media_type_refusal)
     return Envelope(for_browsers(app, origins), requests, paths, first_of(*checks), for_browsers(refuse, origins))

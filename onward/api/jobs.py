@@ -154,7 +154,7 @@ class Jobs:
         attempt = Attempt(
             schema_version=SCHEMA_VERSION,
             path=self.path,
-            body=compact(body),
+            body=body,
             request_id=identity.request_id,
             epoch=1,
             seed=seed,
@@ -168,7 +168,8 @@ class Jobs:
         )
         if cursor is not None:
             attempt = made_again(attempt, request, cursor)
-        return self._prepared_or_apart(attempt, request, unknown, identity.started_at_s, is_routed=False)
+        made = self._prepared_or_apart(attempt, request, unknown, identity.started_at_s, is_routed=False)
+        return ByTemplate(lambda: _to_keep(made.call())) if isinstance(made, ByTemplate) else _to_keep(made)
 
     def of_attempt(self, attempt: Attempt, started_at_s: float, *, is_routed: bool) -> Prepared | ByTemplate[Prepared]:
         """Runs in a thread."""
@@ -337,6 +338,12 @@ class Jobs:
         request_id = f"{prepared.attempt.request_id}-{index}"
         end = prepared.grammar_ends[index] if prepared.grammar_ends else None
         return Choice(index, request_id, sampling, text, offsets, num_cached_tokens=cached, grammar_end=end)
+
+
+def _to_keep(prepared: Prepared) -> Prepared:
+    """With its body as it is kept. Another copy of a large body is made only when its texts are known to fit."""
+    attempt = prepared.attempt
+    return replace(prepared, attempt=msgspec.structs.replace(attempt, body=compact(attempt.body)))
 
 
 def _order(prepared: Prepared, begun: Begun) -> Order:

@@ -27,6 +27,7 @@ from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute
 from onward.web.cross_site import CrossSiteGuard
 from onward.web.envelope import Envelope, first_of, refuse
 from onward.web.media_type import media_type_refusal
+from onward.web.paced_callers import PacedCallers
 from onward.web.response_endpoint import ResponseEndpoint
 
 GENERATING_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/generate", response_ids.PATH)
@@ -51,7 +52,7 @@ def build_app(serving: Serving, registry: Registry, cluster_key: str, keyring: K
     callers = Callers(keyring, routes, cluster_key, serving.clock, answers_preflights=bool(origins), guard=guard)
     app = _Streams(generating, application(routes))
     paths = [route.path for route in routes]
-    inside = for_browsers(BoundedConnections(app), origins)
+    inside = for_browsers(BoundedConnections(PacedCallers(app, serving.clock, registry)), origins)
     refusal = first_of(callers.refusal, media_type_refusal)
     return Envelope(inside, serving.core.metrics.requests, paths, refusal, for_browsers(refuse, origins))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Mapping
+from io import BytesIO
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -13,6 +14,8 @@ from onward.web.failures import error_body, error_headers
 BODY_TIMEOUT_S = 60.0
 MAX_DISCARDED_BYTES = 64 << 20
 
+ERROR_CODE = "onward.error_code"
+"""In the first message of a response that is an error, for middleware. Servers of ASGI skip keys that they do not know."""
 JSON_HEADERS = {"content-type": "application/json"}
 
 
@@ -33,23 +36,28 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes:
 
 
 async def _read_body(receive: Receive, max_bytes: int) -> bytes:
-    """What is over the limit is not kept, but read on for a while: a client that is still writing reads no answer."""
-    parts: list[bytes] = []
+    """What is over the limit is not kept, but read on for a while: a client that is still writing reads no answer.
+
+    A large body grows in place (`BytesIO` hands its buffer over): joining parts would take as much memory again, and all
+    other work of the process would wait meanwhile."""
+    kept = BytesIO()
     num_bytes, more = 0, True
     while more and num_bytes <= max_bytes + MAX_DISCARDED_BYTES:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Disconnected
         part = message.get("body", b"")
-        num_bytes += len(part)
         more = message.get("more_body", False)
+        if not num_bytes and not more and len(part) <= max_bytes:
+            return part
+        num_bytes += len(part)
         if num_bytes <= max_bytes:
-            parts.append(part)
+            kept.write(part)
         else:
-            parts.clear()
+            kept = BytesIO()
     if num_bytes > max_bytes:
         raise TooLarge(f"the body is larger than {max_bytes} bytes, the limit of this server")
-    return b"".join(parts)
+    return kept.getvalue()
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
@@ -95,4 +103,7 @@ async def respond(send: Send, status: int, body: bytes, headers: Mapping[str, st
 
 async def respond_error(send: Send, info: ErrorInfo, body: bytes | None = None) -> None:
     """`body`: the same in somebody else's words."""
-    await respond(send, info.status, body or error_body(info), {**JSON_HEADERS, **error_headers(info)})
+    body = body or error_body(info)
+    headers = {**JSON_HEADERS, **error_headers(info), "content-length": str(len(body))}
+    await send({**start_message(info.status, headers), ERROR_CODE: info.code})
+    await send(part(body, more=False))

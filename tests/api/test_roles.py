@@ -21,7 +21,7 @@ from onward.config import ApiConfig
 from onward.proto.control import NewKeys, StartApi
 from onward.proto.cursor import format_cursor, parse_cursor
 from onward.proto.model import PreparedModel
-from onward.proto.request import CallerLimits
+from onward.proto.request import CallerLimits, ErrorInfo
 from onward.proto.router import ABORT_PATH, PROOF_HEADER
 from onward.text.prompt_tokens import read_text
 from onward.transport.proof import prove
@@ -318,6 +318,21 @@ def test_limits_and_priority_of_a_key_reach_the_engine(model: PreparedModel) -> 
         submits = instance.engine.submits
         assert [one.priority for one in submits] == [5, 5, 9, -9]
         assert [one.caller_limits for one in submits] == [CallerLimits(3, 90)] * 3 + [None]
+
+
+def test_a_caller_that_the_engine_refuses_again_and_again_waits(model: PreparedModel) -> None:
+    with keyed(model) as instance, httpx.Client(base_url=instance.url, verify=NO_CERTIFICATES, timeout=30) as client:
+        instance.engine.refusal = ErrorInfo("rate_limited", "max_in_flight", 429, True, retry_after_s=1.0)
+
+        def refused(name: str, times: int) -> bool:
+            asked = (client.post("/v1/completions", json=FIELDS, headers=doors.header(name)) for _ in range(times))
+            return all(one.status_code == 429 for one in asked)
+
+        def has_waited() -> bool:
+            return "onward_paced_requests_total{" in get(instance, "/metrics", "admin").text
+
+        assert refused("user", 10) and not has_waited()
+        assert any(refused("user", 100) and has_waited() for _ in range(50))
 
 
 def test_a_drain_is_noted_with_who_wanted_it(model: PreparedModel, capfd: pytest.CaptureFixture[str]) -> None:

@@ -317,6 +317,22 @@ def test_nobody_else_learns_that_a_stream_was_aborted(key_file: Path) -> None:
     uvloop.run(scenario())
 
 
+def test_a_caller_that_instances_refuse_again_and_again_waits(key_file: Path) -> None:
+    async def scenario() -> None:
+        a = StandInInstance("a")
+        limited = {"code": "rate_limited", "message": "max_in_flight", "retryable": True}
+        a.behave = lambda *_: Behaviour(status=429, error=limited, headers={"retry-after": "1"})
+        async with keyed_router(key_file, a) as router:
+            for _ in range(50):
+                for _ in range(100):
+                    assert (await router.post(STREAM, headers=as_caller("user"))).status == 429
+                if b"onward_paced_requests_total{" in (await router.get("/metrics", as_caller("admin"))).body:
+                    return
+        raise AssertionError("no request has waited")
+
+    uvloop.run(scenario())
+
+
 def test_limits_and_priority_of_a_key_travel_with_each_attempt(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     entry = msgspec.structs.replace(doors.entries()[0], max_in_flight=3, tokens_per_minute=90, priority=5)

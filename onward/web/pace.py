@@ -1,0 +1,112 @@
+"""How fast one caller may go on where all callers share a process. Takes times and names; waits for nothing itself.
+
+The time of an api process is shared by its callers, and neither a body's bytes nor a refusal is free: megabytes are copied
+and decoded while nothing else runs, and a refused request is parsed, tokenized and sent to the engine first. So both have a
+rate for each caller.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    per_s: float
+    at_once: float
+    """After a pause, without any wait."""
+    max_wait_s: float
+
+
+REFUSALS = Pace(per_s=20.0, at_once=50.0, max_wait_s=5.0)
+"""Requests that were refused for a limit of their own caller."""
+BODY_BYTES = Pace(per_s=32 << 20, at_once=1 << 20, max_wait_s=60.0)
+"""Of bodies, behind the first `FREE_BODY_BYTES` of each."""
+FREE_BODY_BYTES = 64 << 10
+MAX_BODY_BYTES_HELD = 64 << 20
+"""Of one caller's bodies that are being received."""
+MAX_WAITING = 256
+"""Requests of one caller that wait since others were refused."""
+
+
+class Rates:
+    """What each caller has used of a pace (the generic cell rate algorithm)."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._paid_at_s: dict[str, float] = {}
+        """When everything that the caller has used is paid for. At most one entry for each key."""
+
+    def wait_s(self, caller: str, now_s: float) -> float:
+        """How long this caller has to wait for its next step."""
+        paid_at_s = self._paid_at_s.get(caller, now_s)
+        if paid_at_s <= now_s:
+            self._paid_at_s.pop(caller, None)
+        return max(0.0, paid_at_s - now_s - self._pace.at_once / self._pace.per_s)
+
+    def charge(self, caller: str, amount: float, now_s: float) -> None:
+        pace, paid_at_s = self._pace, max(now_s, self._paid_at_s.get(caller, now_s))
+        latest_s = now_s + pace.at_once / pace.per_s + pace.max_wait_s
+        self._paid_at_s[caller] = min(paid_at_s + amount / pace.per_s, latest_s)
+
+    def give_back(self, caller: str, amount: float) -> None:
+        if caller in self._paid_at_s:
+            self._paid_at_s[caller] -= amount / self._pace.per_s
+
+
+class Refusals:
+    """Which requests wait before they are looked at: those of callers that were refused too often."""
+
+    def __init__(self, pace: Pace = REFUSALS, max_waiting: int = MAX_WAITING) -> None:
+        self._rates = Rates(pace)
+        self._max_waiting = max_waiting
+        self._waiting: Counter[str] = Counter()
+
+    def is_full(self, caller: str, now_s: float) -> bool:
+        """Whether as many requests of this caller wait as may."""
+        return self._waiting[caller] >= self._max_waiting and self._rates.wait_s(caller, now_s) > 0
+
+    def begin(self, caller: str, now_s: float) -> float:
+        """How long a new request waits. One that does is charged now, so that those which wait go on one by one."""
+        wait_s = self._rates.wait_s(caller, now_s)
+        if wait_s:
+            self._rates.charge(caller, 1, now_s)
+            self._waiting[caller] += 1
+        return wait_s
+
+    def go_on(self, caller: str) -> None:
+        """It has waited."""
+        self._waiting[caller] -= 1
+        if not self._waiting[caller]:
+            del self._waiting[caller]
+
+    def end(self, caller: str, now_s: float, *, has_waited: bool, is_refused: bool) -> None:
+        if is_refused and not has_waited:
+            self._rates.charge(caller, 1, now_s)
+        elif has_waited and not is_refused:
+            self._rates.give_back(caller, 1)
+
+
+class HeldBodies:
+    """Bytes of bodies that are being received, by caller. Bodies are the caller's of `take`; any hashable names them."""
+
+    def __init__(self, max_bytes: int = MAX_BODY_BYTES_HELD) -> None:
+        self._max_bytes = max_bytes
+        self._held: dict[str, dict[object, int]] = {}
+        """In the order in which they became large."""
+
+    def take(self, caller: str, body: object, num_bytes: int) -> bool:
+        """Whether so much more of this body is taken now. The oldest one always goes on, whatever its size, so that bodies
+        never wait for each other."""
+        bodies = self._held.setdefault(caller, {})
+        bodies.setdefault(body, 0)
+        if sum(bodies.values()) + num_bytes > self._max_bytes and next(iter(bodies)) != body:
+            return False
+        bodies[body] += num_bytes
+        return True
+
+    def leave(self, caller: str, body: object) -> None:
+        """It has come, or its client has gone."""
+        bodies = self._held.get(caller, {})
+        bodies.pop(body, None)
+        if not bodies:
+            self._held.pop(caller, None)

@@ -1,0 +1,129 @@
+"""ASGI middleware inside the envelope: no caller takes more of this process's time than its pace (`pace`).
+
+A request that has to wait does so before it is read any further: the connection is not read meanwhile, so the client's
+kernel holds what it sends. Only holders of keys are told apart; without keys there is one caller, and no other to protect.
+"""
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from onward.clock import Clock
+from onward.errors import RateLimited
+from onward.obs.metrics import Counter, Registry
+from onward.proto.request import ErrorInfo
+from onward.web import http
+from onward.web.callers import caller_of
+from onward.web.pace import BODY_BYTES, FREE_BODY_BYTES, MAX_WAITING, REFUSALS, HeldBodies, Rates, Refusals
+
+TOO_MANY = ErrorInfo(
+    RateLimited.code,
+    f"{MAX_WAITING} requests of this caller wait already, since too many were refused; try again later",
+    429,
+    True,
+    retry_after_s=REFUSALS.max_wait_s,
+)
+
+
+class PacedCallers:
+    def __init__(self, app: ASGIApp, clock: Clock, registry: Registry) -> None:
+        self._app, self._clock = app, clock
+        self._refusals = Refusals()
+        self._bodies = PacedBodies(clock)
+        self._waits: Counter = registry.counter(
+            "onward_paced_requests_total",
+            "Requests that waited, or were refused since too many wait, of callers refused too often",
+            ["end"],
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = caller_of(scope).name if scope["type"] == "http" else ""
+        if not caller:
+            await self._app(scope, receive, send)
+            return
+        if self._refusals.is_full(caller, self._clock.now_s()):
+            self._waits.inc("refused")
+            await http.respond_error(send, TOO_MANY)
+            return
+        has_waited, is_refused = await self._wait(caller), False
+
+        def send_and_look(message: Message) -> "asyncio.Future[None]":
+            nonlocal is_refused
+            is_refused = is_refused or message.get(http.ERROR_CODE) == RateLimited.code
+            return send(message)  # pyright: ignore[reportReturnType]
+
+        body = self._bodies.of(caller, receive)
+        try:
+            await self._app(scope, body.receive, send_and_look)
+        finally:
+            body.leave()
+            self._refusals.end(caller, self._clock.now_s(), has_waited=has_waited, is_refused=is_refused)
+
+    async def _wait(self, caller: str) -> bool:
+        wait_s = self._refusals.begin(caller, self._clock.now_s())
+        if not wait_s:
+            return False
+        self._waits.inc("served")
+        try:
+            await asyncio.sleep(wait_s)
+        finally:
+            self._refusals.go_on(caller)
+        return True
+
+
+class PacedBodies:
+    """All bodies that are being received."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.rates = Rates(BODY_BYTES)
+        self.held = HeldBodies()
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+
+    def of(self, caller: str, receive: Receive) -> "PacedBody":
+        return PacedBody(self, caller, receive)
+
+    async def some_left(self, caller: str) -> None:
+        """Returns when a body of this caller is no longer held."""
+        left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(caller, []).append(left)
+        await left
+
+    def leave(self, caller: str, body: object) -> None:
+        self.held.leave(caller, body)
+        for one in self._waiting.pop(caller, []):
+            if not one.done():
+                one.set_result(None)
+
+
+class PacedBody:
+    """What one request receives. Where a part has to wait, the next one is not read."""
+
+    def __init__(self, bodies: PacedBodies, caller: str, receive: Receive) -> None:
+        self._bodies, self._caller, self._receive = bodies, caller, receive
+        self._num_bytes = 0
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] != "http.request":
+            return message
+        part, before = len(message.get("body", b"")), self._num_bytes
+        self._num_bytes += part
+        paced = min(part, self._num_bytes - FREE_BODY_BYTES)
+        if paced > 0:
+            await self._take(paced)
+        if before > FREE_BODY_BYTES and not message.get("more_body", False):
+            self.leave()
+        return message
+
+    async def _take(self, num_bytes: int) -> None:
+        bodies, caller = self._bodies, self._caller
+        while not bodies.held.take(caller, self, num_bytes):
+            await bodies.some_left(caller)
+        bodies.rates.charge(caller, num_bytes, bodies.clock.now_s())
+        if wait_s := bodies.rates.wait_s(caller, bodies.clock.now_s()):
+            await asyncio.sleep(wait_s)
+
+    def leave(self) -> None:
+        if self._num_bytes > FREE_BODY_BYTES:
+            self._bodies.leave(self._caller, self)
