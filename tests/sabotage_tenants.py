@@ -9,7 +9,7 @@ import msgspec
 
 from onward.api import jobs
 from onward.api.jobs import Jobs
-from onward.grammar.check_process import CheckProcesses
+from onward.grammar.check_process import CheckProcess, CheckProcesses
 from onward.proto.request import ErrorInfo
 from onward.router.stream import Stream as RouterStream
 from onward.router.tokenizing import Tokenizing as RouterTokenizing
@@ -107,6 +107,10 @@ def _grammars_wait_for_each_other(patch: Patches) -> None:
         original(self, spec, 1)
 
     patch.around(CheckProcesses, "__init__", processes)
+
+
+def _the_next_caller_starts_the_process(patch: Patches) -> None:
+    patch.put(CheckProcess, "_replace_child", lambda _: None)
 
 
 # Resumed streams.
@@ -312,6 +316,12 @@ TABLE = [
         "one process compiles the grammars of all callers",
         _grammars_wait_for_each_other,
         ["tests/grammar/test_check_process.py::test_a_grammar_that_takes_long_does_not_delay_another"],
+    ),
+    Sabotage(
+        "next-caller-starts-the-process",
+        "where a grammar has ended the process that compiles it, the next caller waits for another one to start",
+        _the_next_caller_starts_the_process,
+        ["tests/grammar/test_check_process.py::test_what_is_too_much_ends_the_child_and_nobody_else"],
     ),
     Sabotage(
         "texts-of-any-length",

@@ -1,10 +1,11 @@
 """Asks a child process whether a grammar can be compiled at a bearable price, before anybody else compiles it.
 
-A child is started at the first question and lives until it is killed by a grammar that is too much. Its answers are
-remembered, and so is its death: the same grammar does not kill two. It goes when we do, since its socket closes. There are
+A child is started at the first question and lives until it is killed by a grammar that is too much; then the next one is
+started before the answer is given. Answers are remembered, and so is a death: the same grammar does not kill two. It goes when we do, since its socket closes. There are
 several, so that a grammar that takes seconds does not delay another caller's; a further one is started when it is needed.
 """
 
+import contextlib
 import hashlib
 import queue
 import signal
@@ -33,6 +34,7 @@ TOO_SLOW = f"it takes more than {COMPILE_CPU_S} s to compile"
 TOO_LARGE = f"compiling it takes more than {COMPILE_BYTES >> 20} MB, or it is nested too deeply"
 _BY_OTHERS = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 
+_PLAIN = msgspec.msgpack.encode(Grammar("json_object"))
 _decoder = msgspec.msgpack.Decoder(str | None)
 
 
@@ -125,8 +127,15 @@ class CheckProcess:
                 return self._ask_once(encoded)
             except ChildLost as lost:
                 if lost.problem is not None:
+                    self._replace_child()
                     return lost.problem
         raise Unavailable("the process that compiles grammars cannot be kept alive", code="grammars_unavailable")
+
+    def _replace_child(self) -> None:
+        """The caller whose grammar has ended the child waits until the next one answers, which takes about a second. Else
+        the next question would, and that may be another caller's."""
+        with contextlib.suppress(ChildLost):
+            self._ask_once(_PLAIN)
 
     def _ask_once(self, encoded: bytes) -> str | None:
         if self._child is None:
