@@ -5,16 +5,18 @@ from typing import Any
 
 import msgspec
 
-from onward.api import jobs
-from onward.api.responses import stored
+from onward.api import jobs, streams
+from onward.api.ledger import ABORTED
+from onward.api.responses import stored, teller
 from onward.api.responses.endpoint import CreateEndpoint
 from onward.api.responses.form import ResponseForm
-from onward.api.streams import Streams
+from onward.api.streams import Stream, Streams
 from onward.fair_records import FairRecords
 from onward.proto.router import Record
 from onward.proto.shelf import RecordKind, ShelfRecord
 from onward.router import core as router_core
 from onward.router.kept import kept_at_instances
+from onward.router.response_creation import ResponseClientSide
 from onward.router.responses import FoundResponses
 from onward.router.route import Route
 from onward.shelf import records as shelf_records
@@ -29,6 +31,9 @@ from tests.sabotage_kinds import Patches, Sabotage
 STORED = "tests/api/responses/test_stored.py::"
 CUTS = "tests/api/responses/test_cuts.py::"
 ROUTED = "tests/api/responses/test_behind_router.py::"
+ABORTS = "tests/api/responses/test_aborted.py::"
+ABORTS_ROUTED = "tests/api/responses/test_aborted_behind_router.py::"
+ABORTED_STREAM = "test_a_streamed_response_that_is_aborted_ends_as_one_that_is_cancelled_and_is_told_again_the_same"
 FOR_EVER_S = 1e9
 _ENDS = ("complete", "cancelled")
 
@@ -55,8 +60,8 @@ def _tell_the_last_event_again(patch: Patches) -> None:
 
 
 def _keep_them_for_ever(patch: Patches) -> None:
-    def shelved(original: Callable, self: Streams, record: Record, kind: RecordKind) -> ShelfRecord:
-        kept = original(self, record, kind)
+    def shelved(original: Callable, self: Streams, record: Record, kind: RecordKind, **more: bool) -> ShelfRecord:
+        kept = original(self, record, kind, **more)
         return msgspec.structs.replace(kept, ttl_s=FOR_EVER_S) if kind == "response" else kept
 
     patch.around(Streams, "_shelved", shelved)
@@ -167,7 +172,91 @@ def _let_a_caller_take_all(patch: Patches) -> None:
     patch.put(tasks, "fits", lambda amount, own, of_others, bound, is_named: own + of_others + amount <= bound)
 
 
+def _an_abort_fails_a_response(patch: Patches) -> None:
+    patch.put(teller.Teller, "cancelled", lambda self: self.failed(ABORTED))
+
+
+def _an_abort_drops_a_response(patch: Patches) -> None:
+    def worth(original: Callable, stream: Stream) -> RecordKind | None:
+        return None if stream.job.answer.aborted else original(stream)
+
+    patch.around(streams, "_worth_keeping_as", worth)
+
+
+def _an_abort_leaves_what_nobody_runs(patch: Patches) -> None:
+    patch.put(Records, "open_named", lambda self, *named: {})
+
+
+def _a_router_fails_an_aborted_response(patch: Patches) -> None:
+    async def cancelled(original: Callable, self: ResponseClientSide, info: object) -> None:
+        return None
+
+    patch.around(ResponseClientSide, "_cancelled", cancelled)
+
+
+def _an_aborted_response_runs_again(patch: Patches) -> None:
+    patch.around(
+        Streams,
+        "_record_of",
+        lambda original, *of, **more: msgspec.structs.replace(original(*of, **more), is_cancelled=False),
+    )
+
+
+def _a_delete_only_drops(patch: Patches) -> None:
+    def delete(original: Callable, self: Records, record_id: str, caller: str, now_s: float) -> bool:
+        was_there = self.get(record_id, now_s) is not None
+        self.drop(record_id)
+        return was_there
+
+    patch.around(Records, "delete", delete)
+
+
 TABLE = [
+    Sabotage(
+        "aborted-response-fails",
+        "an aborted response has failed, and is not cancelled",
+        _an_abort_fails_a_response,
+        [ABORTS + "test_a_whole_response_that_is_aborted_is_cancelled_and_has_its_output[3-stored]"],
+    ),
+    Sabotage(
+        "aborted-response-dropped",
+        "the record of an aborted response is dropped",
+        _an_abort_drops_a_response,
+        [
+            ABORTS + "test_a_whole_response_that_is_aborted_is_cancelled_and_has_its_output[3-stored]",
+            ABORTS + f"{ABORTED_STREAM}[3-plain]",
+        ],
+    ),
+    Sabotage(
+        "aborted-response-open",
+        "the record of an aborted response does not say that it was cancelled",
+        _an_aborted_response_runs_again,
+        [ABORTS + f"{ABORTED_STREAM}[3-plain]"],
+    ),
+    Sabotage(
+        "abort-reaches-runs-only",
+        "a response that nothing runs is not cancelled by an abort, and is taken up again",
+        _an_abort_leaves_what_nobody_runs,
+        [
+            ABORTS + "test_a_background_response_whose_process_has_died_is_cancelled_by_an_abort",
+            ABORTS + "test_a_stored_stream_whose_client_has_gone_is_cancelled_by_an_abort",
+        ],
+    ),
+    Sabotage(
+        "router-fails-aborted-response",
+        "a router ends an aborted response as one that has failed",
+        _a_router_fails_an_aborted_response,
+        [ABORTS_ROUTED + "test_a_whole_response_is_cancelled_and_has_its_output[stored-2-router]"],
+    ),
+    Sabotage(
+        "deleted-response-comes-back",
+        "a response that is deleted while it runs is kept when its run ends",
+        _a_delete_only_drops,
+        [
+            ABORTS + "test_a_response_that_is_deleted_while_it_runs_is_not_kept_as_cancelled",
+            "tests/shelf/test_records.py::test_a_deleted_response_does_not_come_back",
+        ],
+    ),
     Sabotage(
         "oldest-of-all-evicted",
         "a caller that stores much evicts the records of others",

@@ -1,8 +1,9 @@
 """`POST /v1/abort`: ends requests by name (see `web.aborts`), whichever api process serves them.
 
-An aborted request is answered by what was generated of it, and each choice that was open ends with `abort`. The record of
-a stream whose client has gone is dropped. Asking again is harmless, and finds the names unknown. Whoever is no admin finds
-those of others unknown too, and may not end all; a router says for whom it asks.
+An aborted request is answered by what was generated of it, and each choice that was open ends with `abort`; a response is
+`cancelled`. The record of a stream whose client has gone is dropped, and that of a stored response is cancelled. Asking
+again is harmless, and finds the names unknown. Whoever is no admin finds those of others unknown too, and may not end all;
+a router says for whom it asks.
 """
 
 from starlette.requests import Request
@@ -52,5 +53,5 @@ class Aborting:
         try:
             running = await self._client.abort_by_name(names, everything=everything, caller=caller)
         finally:
-            kept = await self._streams.drop(names, everything=everything, caller=caller)
+            kept = await self._streams.abort_kept(names, everything=everything, caller=caller)
         return running | kept

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from onward import log
-from onward.api.ledger import ABORT, MAX_WAIT_S, NO_ENGINE, TOO_LATE, Actions, Delivery, Ledger, Order
+from onward.api.ledger import MAX_WAIT_S, NO_ENGINE, TOO_LATE, Actions, Delivery, Ledger, Order
 from onward.clock import Clock
 from onward.errors import Conflict, Overloaded, Unavailable
 from onward.proto.control import EngineGone, EngineUp
@@ -78,11 +78,6 @@ class Mailbox:
     @property
     def has_news(self) -> bool:
         return bool(self._new)
-
-    @property
-    def has_abort(self) -> bool:
-        """The request was aborted, and nobody has taken that yet."""
-        return any(one.finish_reason == ABORT for one in self._new)
 
     async def accepted(self) -> None:
         """Returns when the engine has taken every choice, or given it up, or at a nudge. Raises if it refuses one."""

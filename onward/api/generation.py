@@ -17,7 +17,7 @@ from onward.api.forms import Collected, Form, form_of
 from onward.api.identity import Identity, identity_of
 from onward.api.jobs import Backend, Job, Jobs
 from onward.api.known_fields import ignored_header
-from onward.api.ledger import ABORT, ABORTED, RESCHEDULE, Delivery
+from onward.api.ledger import RESCHEDULE, Delivery
 from onward.api.pieces import Piece
 from onward.api.prepared import Prepared
 from onward.api.starts import STREAM_UNKNOWN, continued
@@ -26,7 +26,7 @@ from onward.api.work_queues import ByTemplate
 from onward.errors import Overloaded, Unavailable
 from onward.proto.cursor import Cursor
 from onward.proto.request import ErrorInfo
-from onward.proto.router import Attempt
+from onward.proto.router import Attempt, Record
 from onward.web import http, sse
 from onward.web.body import compact
 from onward.web.envelope import with_straight_body
@@ -70,8 +70,6 @@ class Generator:
         try:
             if stream.job.mailbox is not None:
                 await self._backend.fullness.accepted(stream.job.mailbox)
-                if prepared.request.tells_all and stream.job.mailbox.has_abort:
-                    raise RequestFailed(ABORTED)
             begun(stream)
             if prepared.request.stream or prepared.is_routed:
                 await self._stream(stream, send)
@@ -155,10 +153,7 @@ class Generator:
     def _advance(self, job: Job, deliveries: list[Delivery]) -> tuple[list[Piece], RequestFailed | None]:
         """The next pieces, and the error that follows them, if one does."""
         if job.prepared.is_routed and not job.prepared.attempt.final:
-            deliveries = [_as_failure(one, RESCHEDULE) for one in deliveries]
-        if job.prepared.request.tells_all:
-            # Its status is decided by those who keep it: an abort is told to them as an error.
-            deliveries = [_as_failure(one, ABORT) for one in deliveries]
+            deliveries = list(map(_as_failure, deliveries))
         progress = job.answer.take(deliveries)
         for choice in progress.stopped:
             self._backend.client.stop(choice.request_id, choice.position)
@@ -193,9 +188,9 @@ def _news(job: Job) -> Coroutine[Any, Any, list[Delivery]]:
     return job.mailbox.take()
 
 
-def _as_failure(delivery: Delivery, reason: str) -> Delivery:
-    """For a router that will carry on, or a response: one choice that ends for this reason fails the answer."""
-    return replace(delivery, finish_reason="error") if delivery.finish_reason == reason else delivery
+def _as_failure(delivery: Delivery) -> Delivery:
+    """For a router that will carry on: one choice that is given up fails the answer."""
+    return replace(delivery, finish_reason="error") if delivery.finish_reason == RESCHEDULE else delivery
 
 
 class GenerationEndpoint:
@@ -237,9 +232,9 @@ class GenerationEndpoint:
         jobs = self.generator.jobs
         if cursor is not None:
             can_be_made_again = self._backend.model.is_exact
-            attempt = await self._next_attempt(identity, cursor, must_answer=not can_be_made_again)
-            if attempt is not None and self.repeats(attempt.body, body):
-                await self._go_on(identity, attempt, send)
+            record = await self._record(identity, cursor, must_answer=not can_be_made_again)
+            is_meant = record is not None and self.repeats(record.attempt.body, body)
+            if record is not None and is_meant and await self._told_from(record, identity, cursor, send):
                 return
             # Nobody has it, or not so much of it as the client: where that gives the same tokens, it is made again.
             if not can_be_made_again:
@@ -262,18 +257,30 @@ class GenerationEndpoint:
     async def _continue(self, identity: Identity, cursor: Cursor | None, send: Send) -> None:
         if cursor is None:
             raise RequestFailed(ONLY_WITH_CURSOR)
-        attempt = await self._next_attempt(identity, cursor, must_answer=True)
-        if attempt is None:
+        record = await self._record(identity, cursor, must_answer=True)
+        if record is None or not await self._told_from(record, identity, cursor, send):
             raise STREAM_UNKNOWN
-        await self._go_on(identity, attempt, send)
 
-    async def _next_attempt(self, identity: Identity, cursor: Cursor, *, must_answer: bool) -> Attempt | None:
-        """From the client's place on, if what we have of the stream reaches so far, and the client may see it.
-        `must_answer`: nobody can do without, so a shelf that is silent is no "unknown"."""
+    async def _record(self, identity: Identity, cursor: Cursor, *, must_answer: bool) -> Record | None:
+        """What there is of the stream, if the client may see it. `must_answer`: nobody can do without, so a shelf that is
+        silent is no "unknown"."""
         caller = identity.caller.scope
         record = await self._streams.find(cursor.request_id, cursor.epoch, caller, must_answer=must_answer)
-        is_ours = record is not None and record.attempt.path == self.generator.jobs.path
-        return continued(record.attempt, cursor) if record is not None and is_ours else None
+        return record if record is not None and record.attempt.path == self.generator.jobs.path else None
+
+    async def _told_from(self, record: Record, identity: Identity, cursor: Cursor, send: Send) -> bool:
+        """From the client's place on. False: the record does not reach so far."""
+        if record.is_cancelled:
+            await self.tell_end(record, cursor, send)
+            return True
+        attempt = continued(record.attempt, cursor)
+        if attempt is not None:
+            await self._go_on(identity, attempt, send)
+        return attempt is not None
+
+    async def tell_end(self, record: Record, cursor: Cursor, send: Send) -> None:
+        """Of one that was cancelled, and does not run again."""
+        raise STREAM_UNKNOWN
 
     async def _go_on(self, identity: Identity, attempt: Attempt, send: Send) -> None:
         jobs, started_at_s, caller = self.generator.jobs, identity.started_at_s, identity.caller

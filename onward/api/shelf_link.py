@@ -19,6 +19,7 @@ from onward.proto.control import ShelfGone, ShelfUp
 from onward.proto.shelf import (
     Claim,
     Claimed,
+    Delete,
     DropNamed,
     Dropped,
     Find,
@@ -160,16 +161,22 @@ class ShelfLink:
             return answer.held_epoch
         return starting.overtaken_by
 
-    async def drop_named(self, names: Collection[str], everything: bool, caller: str | None) -> set[str]:
-        """Those that were known. A shelf that is away has none."""
+    async def drop_named(self, names: Collection[str], everything: bool, caller: str | None) -> Dropped:
+        return await self._dropped(lambda ask_id: DropNamed(ask_id, list(names), everything, caller))
+
+    async def delete(self, record_id: str, caller: str) -> None:
+        await self._dropped(lambda ask_id: Delete(ask_id, record_id, caller))
+
+    async def _dropped(self, ask: Callable[[int], DropNamed | Delete]) -> Dropped:
+        """A shelf that is away has nothing."""
         for _ in range(DROP_TRIES):
             if self._wire is None:
-                return set()
-            answer = await self._ask(DropNamed(next(self._ask_ids), list(names), everything, caller))
+                break
+            answer = await self._ask(ask(next(self._ask_ids)))
             if isinstance(answer, Dropped):
-                return set(answer.names)
+                return answer
         if self._wire is None:
-            return set()
+            return Dropped(0, [])
         raise Unavailable("records of streams could not be dropped; ask again", retry_after_s=1.0)
 
     async def close(self) -> None:
@@ -178,7 +185,7 @@ class ShelfLink:
         if reading is not None:
             await asyncio.wait([reading])
 
-    async def _ask(self, ask: Find | Claim | DropNamed) -> Found | Claimed | Dropped | None:
+    async def _ask(self, ask: Find | Claim | DropNamed | Delete) -> Found | Claimed | Dropped | None:
         """None: no answer in time, or none to be expected."""
         if len(self._asked) >= MAX_ASKS:
             return None

@@ -1,9 +1,11 @@
 """The streams of this process by their ids: those that run, and the way to records of those whose client has gone.
 
 A request runs once in an instance: a later attempt at it ends the earlier one, whichever api process has it. A record is
-what it takes to go on; the shelf keeps it for a while, for all api processes, and an abort drops it. Knows nothing of HTTP.
+what it takes to go on; the shelf keeps it for a while, for all api processes. An abort drops it, or ends it as cancelled if
+it is of a response that its client may ask for. Knows nothing of HTTP.
 """
 
+import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -22,6 +24,11 @@ from onward.proto.shelf import Ending, RecordKind, ShelfRecord
 from onward.web.failures import RequestFailed, info_of
 
 DRAINING = ErrorInfo("draining", "this instance is being drained; try another one", 503, True, retry_after_s=1.0)
+ABORTED_ENDS_S = 1.0
+"""How long the process that runs an aborted response may take to end it."""
+LOOK_EVERY_S = 0.05
+MAX_ENDING = 16
+"""Responses of one abort that are ended at a time."""
 MAX_RIVALS = 3
 """Attempts that may start, one after the other, while one is taken away."""
 REPLACED = ErrorInfo("stale_attempt", "a later attempt at this request has taken its place", 409)
@@ -108,7 +115,7 @@ class Streams:
 
     def keep_response(self, record: Record) -> None:
         """As somebody has decided that it has ended."""
-        self._put(self._shelved(record, "response"))
+        self._put(self._shelved(record, "response", is_stored=True))
 
     async def take_away(self, record: Record) -> Record:
         """Ends what runs of it, wherever that is, so that somebody can put an end to it. What there is of it then: over, or
@@ -119,15 +126,26 @@ class Streams:
             live = self._live.get(request_id)
             if live is not None and live.attempt.caller == caller:
                 epoch = max(epoch, live.attempt.epoch + 1)
-                record = self._record_of(live)
-                self._detach(live)
-                return _ended_under(record, epoch)
+                left = self._record_of(live)
+                kept = self._detach(live)
+                if left.is_over:
+                    self._put(kept)
+                return _ended_under(_further(record, left), epoch)
             held_epoch = await self._shelf.claim(request_id, epoch, caller, settles=True)
             if held_epoch is None:
                 break
             epoch = held_epoch + 1  # somebody has taken it up meanwhile, or ended it
         kept = await self._shelf.find(request_id, 0, caller)
-        return _ended_under(record if kept is None else self._decoder.decode(kept.data), epoch)
+        return _ended_under(record if kept is None else _further(record, self._decoder.decode(kept.data)), epoch)
+
+    async def cancel(self, record: Record) -> Record:
+        """Ends what runs of a response, and keeps it as cancelled unless it is over. What is kept of it."""
+        left = await self.take_away(record)
+        if left.is_over:
+            return left  # it was faster
+        cancelled = msgspec.structs.replace(left, is_live=False, is_cancelled=True)
+        self.keep_response(cancelled)
+        return cancelled
 
     async def find(
         self, request_id: str, epoch: int = 0, caller: str | None = None, *, must_answer: bool = False
@@ -140,9 +158,35 @@ class Streams:
         kept = await self._shelf.find(request_id, epoch, caller, must_answer=must_answer)
         return None if kept is None else self._decoder.decode(kept.data)
 
-    async def drop(self, names: Collection[str], everything: bool = False, caller: str | None = None) -> set[str]:
-        """Forgets the records that go by these names; returns those names that were known."""
-        return await self._shelf.drop_named(names, everything, caller)
+    async def abort_kept(self, names: Collection[str], everything: bool = False, caller: str | None = None) -> set[str]:
+        """Forgets the records that go by these names, or cancels them if they are of stored responses. What runs has been
+        aborted before. Returns those names by which something has ended."""
+        dropped = await self._shelf.drop_named(names, everything, caller)
+        ended, places = set(dropped.names), asyncio.Semaphore(MAX_ENDING)
+
+        async def end(record_id: str, own_names: list[str]) -> None:
+            async with places:
+                if await self._cancel_kept(record_id, caller):
+                    ended.update(own_names)
+
+        await asyncio.gather(*(end(*one) for one in dropped.open.items()))
+        return ended
+
+    async def _cancel_kept(self, record_id: str, caller: str | None) -> bool:
+        """Whoever runs it has been told, and ends it with the tokens that its readers have. If it does not, or nobody runs
+        it, it is ended from here. Whether it is cancelled."""
+        until_s = self._clock.now_s() + ABORTED_ENDS_S
+        while True:
+            record = await self.find(record_id, caller=caller)
+            if record is None or record.is_over:
+                return record is not None and record.is_cancelled
+            if not record.is_live or self._clock.now_s() >= until_s:
+                return (await self.cancel(record)).is_cancelled
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def delete(self, record: Record) -> None:
+        """Forgets a response for good, however it may end where it runs."""
+        await self._shelf.delete(record.attempt.request_id, record.attempt.caller)
 
     def show(self, record_id: str) -> ShelfRecord | None:
         """For another process."""
@@ -190,7 +234,8 @@ class Streams:
     def _detach(self, stream: Stream) -> ShelfRecord:
         """Ends it in favour of a later attempt. What there is of it."""
         del self._live[stream.attempt.request_id]
-        kept = self._kept(stream, "detached")
+        has_ended = stream.job.prepared.request.is_stored and (stream.job.answer.finished or _was_aborted(stream))
+        kept = self._kept(stream, "response" if has_ended else "detached")
         self._end(stream, REPLACED)
         self._release(stream)
         return kept
@@ -209,9 +254,10 @@ class Streams:
             self._shelf.put(kept)
 
     def _kept(self, stream: Stream, kind: RecordKind, *, is_live: bool = False) -> ShelfRecord:
-        return self._shelved(self._record_of(stream, is_live=is_live), kind)
+        is_stored = stream.job.prepared.request.is_stored
+        return self._shelved(self._record_of(stream, is_live=is_live), kind, is_stored=is_stored)
 
-    def _shelved(self, record: Record, kind: RecordKind) -> ShelfRecord:
+    def _shelved(self, record: Record, kind: RecordKind, *, is_stored: bool) -> ShelfRecord:
         return ShelfRecord(
             record_id=record.attempt.request_id,
             names=(record.attempt.label,) if record.attempt.label else (),
@@ -221,6 +267,7 @@ class Streams:
             data=msgspec.msgpack.encode(record),
             ttl_s=self._ttls_s[kind],
             ending=_ending(record) if kind == "response" else "open",
+            is_stored=is_stored,
         )
 
     def _record_of(self, stream: Stream, *, is_live: bool = False) -> Record:
@@ -229,6 +276,7 @@ class Streams:
             is_live=is_live,
             scores=stream.job.scores,
             error=_final_error(stream),
+            is_cancelled=stream.job.prepared.request.is_stored and _was_aborted(stream),
         )
 
 
@@ -236,14 +284,18 @@ def _worth_keeping_as(stream: Stream) -> RecordKind | None:
     """When it has been left. None: it is of no use to anybody."""
     prepared, failure = stream.job.prepared, stream.failure
     has_ended = stream.job.answer.finished
-    if stream.job.answer.aborted or (failure is not None and failure.code == ABORTED.code):
-        return None
+    if _was_aborted(stream):
+        return "response" if prepared.request.is_stored else None
     if prepared.request.is_stored and (has_ended or _final_error(stream) is not None):
         return "response"
     has_reader = prepared.is_routed or bool(prepared.request.stream)
     if has_reader and (failure is None or failure.retryable):
         return "ended" if has_ended else "detached"
     return None
+
+
+def _was_aborted(stream: Stream) -> bool:
+    return stream.job.answer.aborted or (stream.failure is not None and stream.failure.code == ABORTED.code)
 
 
 def _ending(record: Record) -> Ending:
@@ -260,11 +312,20 @@ def _final_error(stream: Stream) -> ErrorInfo | None:
     prepared, failure = stream.job.prepared, stream.failure
     if not prepared.request.is_stored:
         return None
-    if stream.job.answer.rescheduled:
+    if stream.job.answer.rescheduled and not _was_aborted(stream):
         return GIVEN_UP
     if prepared.is_routed or failure is None or failure.code in OF_OTHERS:
         return None
     return failure if prepared.request.is_background or not failure.retryable else None
+
+
+def _further(given: Record, left: Record) -> Record:
+    """What is left counts, unless it has lost tokens that have been told."""
+    return left if left.is_over or _num_tokens(left) >= _num_tokens(given) else given
+
+
+def _num_tokens(record: Record) -> int:
+    return sum(len(choice.token_ids) for choice in record.attempt.choices)
 
 
 def _ended_under(record: Record, epoch: int) -> Record:

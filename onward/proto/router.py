@@ -236,17 +236,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 class AskResponse(msgspec.Struct, frozen=True, kw_only=True):
     """About a response of which the router has found this record. An instance knows what the tokens mean."""
 
-    what: Literal["show", "events", "failure", "input_items", "context", "keep", "take_up"]
-    """`failure`: the last event of a response that has failed. `context`: its items, for one that goes on from it. `keep`
-    it as it is; if it is cancelled, whatever runs of it at the instance ends. `take_up`: it is to be made to its end."""
+    what: Literal["show", "events", "whole", "rest", "input_items", "context", "keep", "take_up", "delete"]
+    """`whole`, `rest`: a response that is over, for the client that it is written to, stored or not: as it is shown, or the
+    events that are missing. `context`: its items, for one that goes on from it. `keep` it as it is; if it is cancelled,
+    whatever runs of it at the instance ends. The answer is the record that is kept, which may have completed before.
+    `take_up`: it is to be made to its end. `delete` it, and end what runs of it."""
     record: Record
     after: SerialOrNone = -1
     """The number of the last event that the client has."""
+    num_told: Count | None = None
+    """With `rest`: how many tokens the client has been told of. None: it has no event yet."""
     query: dict[str, str] = {}
-
-
-class KeptEnd(msgspec.Struct, frozen=True):
-    """The answer to `keep`, as JSON."""
-
-    is_cancelled: bool
-    """False also where it was to be cancelled, and had completed before."""

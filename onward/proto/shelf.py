@@ -7,6 +7,7 @@ Streams that run belong to the api process that serves them; the shelf knows of 
                     Find       who has it, running or left?              answered by Found
                     Claim      before a later attempt at it starts       answered by Claimed
                     DropNamed  an abort                                  answered by Dropped
+                    Delete     a response, for good                      answered by Dropped
     shelf -> api    Show       do you run it?                            answered by Shown
                     Release    somebody else goes on with it             answered by Released
 
@@ -22,9 +23,10 @@ from onward.proto.numbers import Duration, Serial
 RecordKind = Literal["detached", "ended", "response"]
 """`detached`: cut off in the middle; `ended`: written to its end, which the client may not have read; `response`: to be
 asked for by its id, for longer. Each kind has bounds of its own, so that none pushes out one of another."""
-Ending = Literal["open", "complete", "cancelled"]
+Ending = Literal["open", "complete", "cancelled", "deleted"]
 """`open`: a later attempt may replace the record. A record that is `complete` or `cancelled` is never replaced, so a
-response has one end. No attempt at a request starts once it is `cancelled`."""
+response has one end. No attempt at a request starts once it is `cancelled`. `deleted`: it is unknown, and stays so although
+the process that ran it has yet to put how it has ended."""
 
 
 class ShelfRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +43,8 @@ class ShelfRecord(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
     ttl_s: Duration
     ending: Ending = "open"
+    is_stored: bool = False
+    """A response that its client may ask for: an abort ends it and does not drop it."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -81,10 +85,18 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
 
 
 class DropNamed(msgspec.Struct, frozen=True, tag="drop_named"):
+    """Responses that are stored stay."""
+
     ask_id: Serial
     names: list[str]
     everything: bool = False
     caller: str | None = None
+
+
+class Delete(msgspec.Struct, frozen=True, tag="delete"):
+    ask_id: Serial
+    record_id: str
+    caller: str
 
 
 class Shown(msgspec.Struct, frozen=True, tag="shown"):
@@ -100,7 +112,7 @@ class Released(msgspec.Struct, frozen=True, tag="released"):
     """An attempt that does not end for this one runs here: it is not earlier, or another caller's."""
 
 
-ToShelf = Hello | Put | Forget | Find | Claim | DropNamed | Shown | Released
+ToShelf = Hello | Put | Forget | Find | Claim | DropNamed | Delete | Shown | Released
 
 
 class Heard(msgspec.Struct, frozen=True, tag="heard"):
@@ -122,6 +134,8 @@ class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
     ask_id: Serial
     names: list[str]
     """Those that were known; the ids, where everything was dropped."""
+    open: dict[str, list[str]] = {}
+    """Stored responses that have not ended, and by which of the names they go: whoever asks ends them."""
 
 
 class Show(msgspec.Struct, frozen=True, tag="show"):

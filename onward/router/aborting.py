@@ -3,18 +3,26 @@ them back. Names that nobody knows here are asked for at the instances. Whoever 
 and may not end all.
 """
 
+import asyncio
+from collections.abc import Set
+
 from starlette.requests import Request
 from starlette.responses import Response
 
+from onward.router.responses import FoundResponses
 from onward.router.serving import Serving
 from onward.web import audit
 from onward.web.aborts import abort_answer, asked_names, bare_name
 from onward.web.callers import caller_of, check_admin
+from onward.web.response_sketch import is_stored
+
+CANCEL_S = 3.0
 
 
 class Aborting:
-    def __init__(self, serving: Serving, max_body_bytes: int) -> None:
+    def __init__(self, serving: Serving, found: FoundResponses, max_body_bytes: int) -> None:
         self._serving = serving
+        self._found = found
         self._max_body_bytes = max_body_bytes
 
     async def abort(self, request: Request) -> Response:
@@ -22,11 +30,19 @@ class Aborting:
         given = await asked_names(request, self._max_body_bytes)
         if given is None:
             check_admin(caller)
-            every = sorted(await self._serving.abort(None))
+            every = sorted(await self._abort(None, None))
             audit.note_abort(caller, None, every)
             return abort_answer(every, [])
         names = {one: bare_name(one) for one in given}
-        known = await self._serving.abort([*names.values()], caller.scope) if names else set()
+        known = await self._abort([*names.values()], caller.scope) if names else set[str]()
         aborted = [one for one, bare in names.items() if one in known or bare in known]
         audit.note_abort(caller, given, aborted)
         return abort_answer(aborted, [one for one in names if one not in aborted])
+
+    async def _abort(self, names: list[str] | None, caller: str | None) -> Set[str]:
+        """A stored response that its client has left is cancelled, also where no instance has it any more."""
+        aborted = await self._serving.abort(names, caller)
+        left = [one for one in aborted.left if is_stored(one.origin.path, one.origin.body)]
+        records = [self._found.record_of(one, is_live=False) for one in left]
+        await asyncio.gather(*(self._found.cancel_soon(one, CANCEL_S) for one in records))
+        return aborted.known

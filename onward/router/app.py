@@ -79,7 +79,7 @@ def routes_of(
         "/info": (Access.ADMIN, admin.info),
         STATUS_PATH: (Access.ADMIN, admin.status),
     }
-    aborting = Aborting(serving, config.max_body_bytes)
+    aborting = Aborting(serving, found, config.max_body_bytes)
     passing_on = PassingOn(serving, config.max_body_bytes)
     of_response = ResponseEndpoint(found)
     register = _looking_for_text(admin.register, tokenizing)

@@ -74,6 +74,8 @@ Step = Dispatch | Wait | GiveUp | Finish
 class Aborted:
     routes: list[Route]
     """Those that run."""
+    left: list[Stream]
+    """By their client, and dropped by this."""
     ids: list[str]
     """Theirs, and those of streams whose client has gone."""
     known: Set[str]
@@ -319,15 +321,16 @@ class RouterCore:
     def abort(self, names: Iterable[str] | None, now_s: float, caller: str | None = None) -> Aborted:
         """Ends streams by id or label, or all, running or left by their client; a caller's own, or everybody's."""
         wanted = None if names is None else frozenset(names)
-        routes = [route for route in self._routes.values() if is_meant(route.stream.origin, wanted, caller)]
+        routes = [route for route in self._routes.values() if is_meant(route.stream, wanted, caller)]
         for route in routes:
             route.settle(ABORTED)
-        origins = [*(route.stream.origin for route in routes), *self.records.drop_meant(wanted, caller)]
+        left = self.records.drop_meant(wanted, caller)
+        origins = [one.origin for one in (*(route.stream for route in routes), *left)]
         for origin in origins:
             self._tombstones.add(origin.request_id, now_s)
         ids = [origin.request_id for origin in origins]
         labels = [origin.label for origin in origins]
-        return Aborted(routes, ids, {*ids} if wanted is None else wanted.intersection((*ids, *labels)))
+        return Aborted(routes, left, ids, {*ids} if wanted is None else wanted.intersection((*ids, *labels)))
 
     # Instances.
 
@@ -424,6 +427,8 @@ class RouterCore:
 def _is_of_use(route: Route) -> bool:
     """When nobody carries it any more."""
     stream = route.stream
+    if route.is_deleted:
+        return False
     if route.verdict is not None and route.verdict.code == ABORTED.code:
         return False  # here, or at another router
     if stream.was_aborted:

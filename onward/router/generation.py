@@ -48,6 +48,8 @@ class GenerationEndpoint:
         place = last_event(scope)
         if place is not None and not may_ask_for(caller_of(scope), place.request_id):
             raise unknown_stream(place.request_id)
+        if place is not None and scope["method"] != "HEAD" and await self.told_end(place, caller_of(scope), send):
+            return
         if scope["method"] != "POST":
             if place is None or scope["method"] == "HEAD":
                 raise InvalidRequest("Last-Event-ID: is required, with GET", param="Last-Event-ID")
@@ -63,6 +65,10 @@ class GenerationEndpoint:
     async def completed(self, caller: Caller, body: bytes) -> bytes:
         """With whatever must be known before the first attempt."""
         return body
+
+    async def told_end(self, place: Cursor, caller: Caller, send: Send) -> bool:
+        """Whether the client was told the rest of what has ended, and does not run again."""
+        return False
 
     async def behind_all(self, place: Cursor) -> Cursor:
         """With the highest epoch that anybody may have used: what goes on from here comes after that."""

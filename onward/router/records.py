@@ -7,7 +7,8 @@ from collections import OrderedDict
 from collections.abc import Set
 
 from onward.fair_records import Bounds, FairRecords
-from onward.router.stream import Origin, Stream
+from onward.router.stream import Stream
+from onward.web.response_sketch import is_stored
 
 BOUNDS = Bounds(max_records=4096, max_bytes=256 << 20)
 TOMBSTONE_S = 60.0
@@ -32,21 +33,25 @@ class Records:
     def drop(self, request_id: str) -> bool:
         return self._kept.drop(request_id)
 
-    def drop_meant(self, names: Set[str] | None, caller: str | None) -> list[Origin]:
-        """Those that go by one of these names, or all; a caller's own, or everybody's. Returns whose they were."""
-        dropped = [one.origin for one in self._kept.values() if is_meant(one.origin, names, caller)]
-        for origin in dropped:
-            self.drop(origin.request_id)
+    def drop_meant(self, names: Set[str] | None, caller: str | None) -> list[Stream]:
+        """Those that go by one of these names, or all; a caller's own, or everybody's. Returns them."""
+        dropped = [one for one in self._kept.values() if is_meant(one, names, caller)]
+        for stream in dropped:
+            self.drop(stream.request_id)
         return dropped
 
     def expire(self, now_s: float) -> None:
         self._kept.expire(now_s)
 
 
-def is_meant(origin: Origin, names: Set[str] | None, caller: str | None) -> bool:
-    """By an id or a label, None: by any; among a caller's own, None: among everybody's."""
+def is_meant(stream: Stream, names: Set[str] | None, caller: str | None) -> bool:
+    """By an abort: by an id or a label, None: by any; among a caller's own, None: among everybody's. A stored response that
+    is complete stays so."""
+    origin = stream.origin
     own = {origin.request_id, origin.label} - {""}
-    return caller in (None, origin.caller) and (names is None or not names.isdisjoint(own))
+    if caller not in (None, origin.caller) or (names is not None and names.isdisjoint(own)):
+        return False
+    return not (stream.all_finished and is_stored(origin.path, origin.body))
 
 
 class Tombstones:

@@ -9,21 +9,22 @@ from starlette.types import Receive, Send
 from onward.errors import OnwardError, Overloaded
 from onward.proto.cursor import Cursor
 from onward.proto.request import ErrorInfo
+from onward.proto.router import Record
 from onward.router.client_side import ClientSide
 from onward.router.generation import GenerationEndpoint
 from onward.router.kept import kept_at_instances
-from onward.router.responses import FoundResponses
+from onward.router.responses import ABORTED, REPLACED, FoundResponses
 from onward.router.route import Route
 from onward.router.serving import Serving
 from onward.router.stream import Stream
 from onward.router.tokenizing import Tokenizing
-from onward.web import http
-from onward.web.failures import RequestFailed
+from onward.web import http, sse
+from onward.web.failures import RequestFailed, error_body
 from onward.web.keys import Caller
-from onward.web.response_endpoint import completed, follow, last_number, sketch_of
+from onward.web.response_endpoint import completed, follow, last_number
 from onward.web.response_failures import error_of
 from onward.web.response_ids import PREFIX
-from onward.web.sse import named_event
+from onward.web.response_sketch import is_stored, sketch_of
 from onward.web.tasks import Tasks
 
 MAX_COPIES = 256
@@ -51,6 +52,18 @@ class ResponseCreation(GenerationEndpoint):
         epoch = max((record.attempt.epoch for record in kept.records), default=0)
         return msgspec.structs.replace(place, epoch=max(place.epoch, epoch))
 
+    async def told_end(self, place: Cursor, caller: Caller, send: Send) -> bool:
+        record = None
+        if self._serving.core.live(place.request_id) is None:
+            record = await self._found.cancelled(caller, place.request_id)
+        if record is None or record.attempt.seed != place.seed or len(place.choices) != 1:
+            return False
+        [told] = place.choices
+        rest = b"" if told.finish_reason is not None else await self._found.rest(record, told.position)
+        await send(http.start_message(200, sse.HEADERS))
+        await send(http.part(rest, more=False))
+        return True
+
     async def carry(self, route: Route, caller: Caller, receive: Receive, send: Send) -> None:
         is_taken_up = route.stream.has_progress  # by a client that wants to read on from its place
         if is_taken_up or not sketch_of(route.stream.origin.body).background:
@@ -64,8 +77,7 @@ class ResponseCreation(GenerationEndpoint):
     async def _carried(self, route: Route, client: ClientSide) -> None:
         stream = route.stream
         await self._serving.serve(route, client)
-        is_stored = sketch_of(stream.origin.body).store is not False
-        if stream.all_finished and is_stored and len(self._copies) < MAX_COPIES:
+        if stream.all_finished and is_stored(stream.origin.path, stream.origin.body) and len(self._copies) < MAX_COPIES:
             # A task of its own: the client has its answer, and may hang up now.
             copy = asyncio.create_task(self._found.keep_end(stream))
             self._copies.add(copy)
@@ -81,7 +93,7 @@ class ResponseCreation(GenerationEndpoint):
             raise
         while not (route.stream.accepted_once or task.done()):
             await asyncio.wait((task,), timeout=LOOK_EVERY_S)
-        if not route.stream.accepted_once and client.info is not None:
+        if not route.stream.accepted_once and client.info is not None and client.info.code != ABORTED:
             raise RequestFailed(client.info)
 
     async def _tell(self, route: Route, caller: Caller, send: Send) -> None:
@@ -89,12 +101,16 @@ class ResponseCreation(GenerationEndpoint):
         if stream.origin.streams:
             await follow(self._found, caller, PREFIX + stream.request_id, -1, send)
             return
-        record = self._found.record_of(stream, is_live=True)
+        if self._serving.core.live(stream.request_id) is route:
+            record = self._found.record_of(stream, is_live=True)
+        else:
+            record = await self._found.find(caller, PREFIX + stream.request_id)
         await http.respond(send, 200, await self._found.show(record))
 
 
 class ResponseClientSide(ClientSide):
-    """It needs no mark at its end, and a failure is an event like any other."""
+    """It needs no mark at its end, and a failure is an event like any other. What was aborted is cancelled as the instances
+    keep it, and the client is told of that."""
 
     done = b""
 
@@ -109,22 +125,68 @@ class ResponseClientSide(ClientSide):
             self._last = events
         await super().write(events)
 
+    async def fail(self, info: ErrorInfo, body: bytes | None) -> None:
+        stream, record = self._told_stream, await self._cancelled(info)
+        end = None if record is None or not stream.is_at_place else await self._end_of(record)
+        if end is None:
+            await super().fail(info, await self._with_partial(info, body))
+        elif stream.origin.streams:
+            await self.write(end)
+            await self._send(http.part(b"", more=False))
+        else:
+            headers = {**http.JSON_HEADERS, **self._resume_header(), **self._ignored_header()}
+            await http.respond(self._send, 200, end, headers)
+
+    async def _cancelled(self, info: ErrorInfo) -> Record | None:
+        """How a response has ended that was not to go on; it may have been complete already. None: it has failed."""
+        stream = self._told_stream
+        if info.code == REPLACED:
+            return await self._found.cancelled(None, stream.request_id)
+        if info.code != ABORTED:
+            return None
+        record = self._found.record_of(stream, is_live=False)
+        is_kept = is_stored(stream.origin.path, stream.origin.body)
+        kept = await self._found.cancel_soon(record, LAST_WORDS_S) if is_kept else None
+        return kept or msgspec.structs.replace(record, is_cancelled=True)
+
+    async def _end_of(self, record: Record) -> bytes | None:
+        """Of a response that is over: for a client that has the events of the tokens up to here, or nothing. None: no
+        instance could be asked in time."""
+        streams = self._told_stream.origin.streams
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                told = self._found.rest(record, self._num_told) if streams else self._found.asked("whole", record)
+                return await told
+        except (OnwardError, RequestFailed, TimeoutError):
+            return None
+
+    async def _with_partial(self, info: ErrorInfo, body: bytes | None) -> bytes | None:
+        """The body of an error of HTTP, with the output so far."""
+        stream = self._told_stream
+        if body is not None or not stream.has_tokens or stream.origin.streams:
+            return body
+        record = msgspec.structs.replace(self._found.record_of(stream, is_live=False), error=info)
+        partial = await self._end_of(record)
+        return None if partial is None else error_body(info, partial)
+
+    @property
+    def _num_told(self) -> int | None:
+        """Before the first token its client has been told nothing, not even that it has begun."""
+        stream = self._told_stream
+        return len(stream.choices[0].token_ids) if stream.has_progress else None
+
     async def failure(self, info: ErrorInfo, body: bytes | None) -> bytes:
         """The last event, as an instance makes it: its number follows from the tokens that the client has. Without an
         instance it has no output. Where its number is not known, there is none: the stream ends as one that was cut."""
         stream = self._told_stream
         if not stream.is_at_place:
             return b""
-        # Before the first token its client has been told nothing, not even that it has begun.
-        what = "failure" if stream.has_progress else "events"
         record = msgspec.structs.replace(self._found.record_of(stream, is_live=False), error=info)
-        try:
-            async with asyncio.timeout(LAST_WORDS_S):
-                return await self._found.asked(what, record)
-        except (OnwardError, RequestFailed, TimeoutError):
-            last = last_number(self._last)
-            is_known = last >= 0 or not stream.has_progress
-            return _failed_event(stream, info, last + 1) if is_known else b""
+        if (end := await self._end_of(record)) is not None:
+            return end
+        last = last_number(self._last)
+        is_known = last >= 0 or not stream.has_progress
+        return _failed_event(stream, info, last + 1) if is_known else b""
 
 
 class Nobody(ClientSide):
@@ -144,7 +206,9 @@ class Nobody(ClientSide):
 
     async def fail(self, info: ErrorInfo, body: bytes | None) -> None:
         self.info = info
-        if self._carried.accepted_once:
+        if info.code == ABORTED:
+            await self._found.cancel_soon(self._found.record_of(self._carried, is_live=False), LAST_WORDS_S)
+        elif self._carried.accepted_once:
             await self._found.keep_end(self._carried, info)
 
 
@@ -167,4 +231,4 @@ def _failed_event(stream: Stream, info: ErrorInfo, number: int) -> bytes:
         "tools": [],
     }
     fields = {"type": "response.failed", "sequence_number": number, "response": response}
-    return named_event("response.failed", msgspec.json.encode(fields))
+    return sse.named_event("response.failed", msgspec.json.encode(fields))

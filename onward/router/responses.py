@@ -12,7 +12,7 @@ import msgspec
 
 from onward.errors import Unavailable
 from onward.proto.request import ErrorInfo
-from onward.proto.router import RESPONSE_PATH, AskResponse, KeptEnd, Record
+from onward.proto.router import RESPONSE_PATH, AskResponse, GivenChoice, Record
 from onward.router.core import out_of_reach
 from onward.router.failures import info_from_body
 from onward.router.kept import kept_at_instances
@@ -29,13 +29,14 @@ ASK_AGAIN_S = 0.5
 REACH_S = 5.0
 """How long a question waits for an instance that cannot be asked. Within this time a response whose instance has died runs
 at another one, or the instance has restarted its api process."""
+MAX_CANCELS, MAX_CANCELLING = 1024, 64
+"""Responses that aborts end: those that wait for it, and those that instances are told of at a time."""
 NUM_COPIES = 2
 """Instances that keep the end of a response, so that it is not lost with one of them."""
-_ENDED_BY_OTHERS = ("aborted", "stale_attempt")
-"""Errors of a run that was ended by an abort, a cancel or a later attempt, which decides what is kept."""
+ABORTED, REPLACED = "aborted", "stale_attempt"
+"""Codes of errors of a run that was ended by an abort, or by a cancel or a later attempt, which decides what is kept."""
 
-
-_kept_ends = msgspec.json.Decoder(KeptEnd)
+_records = msgspec.msgpack.Decoder(Record)
 
 
 class FoundResponses:
@@ -45,6 +46,8 @@ class FoundResponses:
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
+        self._cancels: set[asyncio.Task[Record | None]] = set()
+        self._cancelling = asyncio.Semaphore(MAX_CANCELLING)
 
     def now_s(self) -> float:
         return self._serving.clock.now_s()
@@ -68,7 +71,16 @@ class FoundResponses:
         await self.asked("take_up", record)
 
     async def delete(self, record: Record) -> None:
-        await self._serving.abort([record.attempt.request_id], record.attempt.caller or None)
+        """At all instances, so that none keeps how a run ends that is ended by this."""
+        request_id, caller = record.attempt.request_id, record.attempt.caller
+        live = self._serving.core.live(request_id)
+        if live is not None and live.stream.origin.caller == caller:
+            live.is_deleted = True
+        question = msgspec.msgpack.encode(AskResponse(what="delete", record=record))
+        pass_on = self._serving.upstream.pass_on
+        await asyncio.gather(*(pass_on(one.url, RESPONSE_PATH, question) for one in self._takers()))
+        self._serving.end_here([request_id], caller or None)
+        self._serving.core.records.drop(request_id)
 
     async def find(self, caller: Caller, response_id: str, param: str = "response_id") -> Record:
         """The furthest record that this router and the instances have. A router that has just started waits for the
@@ -90,11 +102,25 @@ class FoundResponses:
         mine = [one for one in records if one.attempt.path == PATH and may_see(caller, one.attempt.caller)]
         return max(mine, key=_rank, default=None)
 
+    async def cancelled(self, caller: Caller | None, request_id: str) -> Record | None:
+        """As instances keep it, if it was cancelled. Of this caller; None: of anybody."""
+        kept = (await kept_at_instances(self._serving, request_id)).records
+        mine = [one for one in kept if caller is None or may_see(caller, one.attempt.caller)]
+        record = max((one for one in mine if one.attempt.path == PATH), key=_rank, default=None)
+        return record if record is not None and record.is_cancelled else None
+
+    async def rest(self, record: Record, num_told: int | None) -> bytes:
+        """The events of a response that is over, behind those that this number of tokens has brought about."""
+        return await self._answered(AskResponse(what="rest", record=record, num_told=num_told))
+
     async def asked(
         self, what: Any, record: Record, *, after: int = -1, query: Mapping[str, str] | None = None
     ) -> bytes:
+        return await self._answered(AskResponse(what=what, record=record, after=after, query=dict(query or {})))
+
+    async def _answered(self, ask: AskResponse) -> bytes:
         """What an instance answers. Raises its refusal."""
-        question = msgspec.msgpack.encode(AskResponse(what=what, record=record, after=after, query=dict(query or {})))
+        question = msgspec.msgpack.encode(ask)
         for replica in sorted(self._takers(), key=_is_troubled)[:MAX_ASKED]:
             answer = await self._serving.upstream.pass_on(replica.url, RESPONSE_PATH, question)
             if answer is None or answer.status >= 500:
@@ -104,26 +130,44 @@ class FoundResponses:
             return answer.body
         raise Unavailable("there is no instance that could answer", retry_after_s=1.0)
 
-    async def cancel(self, record: Record) -> None:
+    async def cancel(self, record: Record) -> Record:
         """Those instances that have the response are told first: where it completes before that, it is not cancelled. Then
-        it is kept as cancelled at all others that can be reached, so that it is not carried on there."""
+        it is kept as cancelled at all others that can be reached, so that it is not carried on there. What is kept."""
         attempt = msgspec.structs.replace(record.attempt, epoch=record.attempt.epoch + 1)
         cancelled = msgspec.structs.replace(record, attempt=attempt, is_live=False, is_cancelled=True)
         urls = {replica.url for replica in self._takers()}
         holders = urls & (await kept_at_instances(self._serving, attempt.request_id)).by_url.keys()
         kept = await self._keep(cancelled, sorted(holders))
-        if any(not one.is_cancelled for one in kept):
-            return
+        if complete := [one for one in kept if not one.is_cancelled]:
+            return max(complete, key=_rank)
         kept += await self._keep(cancelled, sorted(urls - holders))
         if not kept:
             raise Unavailable("there is no instance that could keep it", retry_after_s=1.0)
         # An instance that could not be reached may still run it for this router.
         self._serving.end_here([attempt.request_id], attempt.caller or None)
+        return max(kept, key=_rank)
+
+    async def cancel_soon(self, record: Record, timeout_s: float) -> Record | None:
+        """As `cancel`, which goes on where an instance takes longer than that. None: it is not known yet what is kept."""
+        if len(self._cancels) >= MAX_CANCELS:
+            return None
+        task = asyncio.create_task(self._cancelled_or_not(record))
+        self._cancels.add(task)
+        task.add_done_callback(self._cancels.discard)
+        done, _ = await asyncio.wait((task,), timeout=timeout_s)
+        return task.result() if done else None
+
+    async def _cancelled_or_not(self, record: Record) -> Record | None:
+        async with self._cancelling:
+            try:
+                return await self.cancel(record)
+            except Unavailable:
+                return None
 
     async def keep_end(self, stream: Stream, error: ErrorInfo | None = None) -> None:
         """What became of a response that this router has carried. If no instance can be reached, this router's own record
         is all there is of it, and the next client that asks has it carried on."""
-        if error is not None and error.code in _ENDED_BY_OTHERS:
+        if error is not None and error.code == REPLACED:
             return
         record = msgspec.structs.replace(self.record_of(stream, is_live=False), error=error)
         has_it = stream.instance if error is None else None
@@ -131,24 +175,28 @@ class FoundResponses:
         others.sort(key=lambda one: zlib.crc32(f"{stream.request_id} {one.instance}".encode()))
         await self._keep(record, [one.url for one in others[: NUM_COPIES - (has_it is not None)]])
 
-    async def _keep(self, record: Record, urls: Sequence[str]) -> list[KeptEnd]:
-        """What the instances say that could be reached."""
+    async def _keep(self, record: Record, urls: Sequence[str]) -> list[Record]:
+        """What the instances keep that could be reached."""
         question = msgspec.msgpack.encode(AskResponse(what="keep", record=record))
         pass_on = self._serving.upstream.pass_on
         answers = await asyncio.gather(*(pass_on(url, RESPONSE_PATH, question) for url in urls))
-        return [_kept_ends.decode(answer.body) for answer in answers if answer is not None and answer.status == 200]
+        return [_records.decode(answer.body) for answer in answers if answer is not None and answer.status == 200]
 
     def _takers(self) -> list[Replica]:
         return self._serving.core.takers(self._serving.clock.now_s())
 
     def record_of(self, stream: Stream, *, is_live: bool) -> Record:
-        return Record(attempt=stream.attempt(self._serving.clock.now_s(), []), is_live=is_live)
+        attempt = stream.attempt(self._serving.clock.now_s(), [])
+        if stream.was_aborted:
+            # At its instance: the record says how it has ended, and not its choice.
+            attempt = msgspec.structs.replace(attempt, choices=[GivenChoice(one.token_ids) for one in attempt.choices])
+        return Record(attempt=attempt, is_live=is_live, is_cancelled=stream.was_aborted)
 
     def _own(self, request_id: str) -> list[Record]:
         core = self._serving.core
         live = core.live(request_id)
         if live is not None:
-            return [self.record_of(live.stream, is_live=True)]
+            return [] if live.is_deleted else [self.record_of(live.stream, is_live=True)]
         kept = core.records.find(request_id, self._serving.clock.now_s())
         return [] if kept is None else [self.record_of(kept, is_live=False)]
 

@@ -53,6 +53,8 @@ class Route:
     """An instance that may have it could not be asked. Where it cannot be made again it is not unknown."""
     is_asked_for_later: bool = False
     """Whoever wants it does not wait for it: what became of it is kept, streamed or not."""
+    is_deleted: bool = False
+    """A response that no client may see any more, while its run ends."""
 
     def settle(self, verdict: ErrorInfo, body: bytes | None = None) -> None:
         if self.verdict is None:

@@ -7,6 +7,7 @@ so that it can be ended (a stall, a drain, an abort) without ending the stream.
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
 
 from onward import log
 from onward.chance import Chance
@@ -193,15 +194,15 @@ class Serving:
 
     # From outside.
 
-    async def abort(self, names: list[str] | None, caller: str | None = None) -> set[str]:
-        """Ends streams by id or label, here and at the instances; a caller's own, or everybody's. Returns the names that
-        anybody knew."""
+    async def abort(self, names: list[str] | None, caller: str | None = None) -> Aborted:
+        """Ends streams by id or label, here and at the instances; a caller's own, or everybody's. What has ended here, and
+        the names that anybody knew."""
         aborted = self.end_here(names, caller)
         # Instances know labels too, so it does not matter where a label means more streams than may be named.
         every_name = [] if names is None else list(dict.fromkeys((*names, *aborted.ids)))[: 2 * MAX_IDS]
         asked: dict[str, object] = {"all": True} if names is None else {"ids": every_name}
         at_instances = await self._abort_at_instances(asked if caller is None else {**asked, "caller": caller})
-        return {*aborted.known, *at_instances}
+        return replace(aborted, known={*aborted.known, *at_instances})
 
     def end_here(self, names: list[str] | None, caller: str | None = None) -> Aborted:
         """The part of an abort that is this router's own."""

@@ -15,6 +15,7 @@ from onward.obs.metrics import Registry
 from onward.proto.shelf import (
     Claim,
     Claimed,
+    Delete,
     DropNamed,
     Dropped,
     Find,
@@ -90,8 +91,12 @@ class ShelfCore:
             case Claim():
                 return self._claim(api, message, now_s)
             case DropNamed():
-                names = self.records.drop_named(message.names, message.everything, message.caller, now_s)
-                return [(api, Dropped(message.ask_id, sorted(names)))]
+                meant = message.names, message.everything, message.caller, now_s
+                dropped = sorted(self.records.drop_named(*meant))
+                return [(api, Dropped(message.ask_id, dropped, self.records.open_named(*meant)))]
+            case Delete():
+                was_there = self.records.delete(message.record_id, message.caller, now_s)
+                return [(api, Dropped(message.ask_id, [message.record_id] if was_there else []))]
             case Shown():
                 return self._shown(api, message, now_s)
             case Released():
@@ -123,13 +128,15 @@ class ShelfCore:
 
     def _find(self, api: str, ask: Find, now_s: float) -> Letters:
         record = self._own(ask, now_s)
+        if record is not None and record.ending == "deleted":
+            return [(api, Found(ask.ask_id, None))]
         if record is not None and (record.ending != "open" or 0 < ask.epoch <= record.epoch):
             return [(api, Found(ask.ask_id, record))]
         return self._ask_others(api, ask, now_s)
 
     def _claim(self, api: str, ask: Claim, now_s: float) -> Letters:
         kept = self.records.get(ask.record_id, now_s)
-        if kept is not None and kept.ending == "cancelled":
+        if kept is not None and kept.ending in ("cancelled", "deleted"):
             return [(api, Claimed(ask.ask_id, max(kept.epoch, ask.epoch)))]
         settled_epoch = self._settled_epoch(ask.record_id, now_s)
         if settled_epoch is not None and settled_epoch >= ask.epoch:
@@ -204,6 +211,8 @@ class ShelfCore:
                 self._settling[ask.record_id] = ask.epoch, now_s + SETTLING_S
             return [(question.asker, Claimed(ask.ask_id))]
         own = self._own(ask, now_s)
+        if own is not None and own.ending == "deleted":
+            return [(question.asker, Found(ask.ask_id, None))]
         return [(question.asker, Found(ask.ask_id, own if question.best is None else _later(own, question.best)))]
 
     def _close(self, number: int) -> Question:

@@ -10,6 +10,8 @@ from onward.fair_records import Bounds, FairRecords
 from onward.proto.shelf import RecordKind, ShelfRecord
 
 RECORD_OVERHEAD_BYTES = 512
+DELETED_S = 60.0
+"""How long a deleted response is remembered as such. The process that ran it puts its end within seconds, if at all."""
 DEFAULT_BOUNDS: Mapping[RecordKind, Bounds] = {
     **{kind: Bounds() for kind in get_args(RecordKind)},
     "response": Bounds(max_records=4096, max_bytes=128 << 20),
@@ -56,15 +58,50 @@ class Records:
             self.drop(record_id)
 
     def drop_named(self, names: Collection[str], everything: bool, caller: str | None, now_s: float) -> set[str]:
-        """Which of these names were here; or, with everything, the ids. With a caller, only among its own."""
+        """Which of these names were here; or, with everything, the ids. With a caller, only among its own. Stored responses
+        stay, see `open_named`."""
         self.expire(now_s)
         wanted, dropped = set(names) - {""}, set[str]()
-        for record in [record for records in self._of_kind.values() for record in records.values()]:
-            hit = {record.record_id} if everything else wanted.intersection((record.record_id, *record.names))
-            if hit and is_for(record, caller):
+        for record, hit in self._named(wanted, everything, caller):
+            if not record.is_stored:
                 self.drop(record.record_id)
                 dropped |= hit
         return dropped
+
+    def open_named(
+        self, names: Collection[str], everything: bool, caller: str | None, now_s: float
+    ) -> dict[str, list[str]]:
+        """Stored responses that have not ended, with those of the names that they go by."""
+        self.expire(now_s)
+        found = self._named(set(names) - {""}, everything, caller)
+        return {one.record_id: sorted(hit) for one, hit in found if one.is_stored and one.ending == "open"}
+
+    def delete(self, record_id: str, caller: str, now_s: float) -> bool:
+        """For good: what is put of it later is not kept. Whether it was there."""
+        known = self.get(record_id, now_s)
+        if known is not None and (known.caller != caller or known.ending == "deleted"):
+            return False
+        self.drop(record_id)
+        deleted = ShelfRecord(
+            record_id=record_id,
+            names=(),
+            caller=caller,
+            kind="response",
+            epoch=0,
+            data=b"",
+            ttl_s=DELETED_S,
+            ending="deleted",
+        )
+        self.put(deleted, now_s)
+        return known is not None
+
+    def _named(self, wanted: set[str], everything: bool, caller: str | None) -> list[tuple[ShelfRecord, set[str]]]:
+        found: list[tuple[ShelfRecord, set[str]]] = []
+        for record in (record for records in self._of_kind.values() for record in records.values()):
+            hit = {record.record_id} if everything else wanted.intersection((record.record_id, *record.names))
+            if hit and is_for(record, caller) and record.ending != "deleted":
+                found.append((record, hit))
+        return found
 
     def expire(self, now_s: float) -> None:
         for records in self._of_kind.values():

@@ -50,6 +50,14 @@ def text_of(token_ids: Sequence[int]) -> str:
     return b"".join(pieces()[token_id] for token_id in token_ids).decode("utf-8", "replace")
 
 
+def shown_text(token_ids: Sequence[int], ask: Ask) -> list[str]:
+    """What may be shown when an answer is cut behind these tokens: never half a character. Where a stop string may begin,
+    less than all."""
+    text = _complete(b"".join(pieces()[token_id] for token_id in token_ids))
+    num_held = max((len(stop) for stop in ask.stop or ()), default=0)
+    return [text[: len(text) - held] for held in range(min(num_held, len(text)) + 1)]
+
+
 def _stop(token_ids: Sequence[int], ask: Ask) -> tuple[int, str] | None:
     """How many tokens there are when a stop string is complete, and the text before it."""
     if not ask.stop:

@@ -19,6 +19,7 @@ POLL_S = 0.4
 MAX_SLOW_CLOCK = 1.2
 WORK_ENDS_S = 0.5
 """After a cancel, where nothing keeps the word of it from anybody."""
+_OF_ABORTS = ("aborted", "stream_unknown", "response_not_found")
 _STATUSES = {"rate_limit_exceeded": 429, "invalid_prompt": 400}
 
 
@@ -157,7 +158,7 @@ class ResponseVisitor(Visitor):
         finally:
             self._response = None
         if not answer.is_finished:
-            if self._circumstances.is_undisturbed() and self.ask.abort_at_s is None:
+            if self._circumstances.is_undisturbed():
                 raise Wrong(1, "the events end before the response does")
             raise CutOff("the events end", visible=False)
 
@@ -178,10 +179,8 @@ class ResponseVisitor(Visitor):
 
     def _begin_again(self, answer: Response) -> None:
         """It was forgotten."""
-        if self.ask.abort_at_s is not None:
-            raise Refused(404, "response_not_found")
         self._check_oblivion(answer)
-        if self.ask.cancel_at_s is not None:
+        if self.ask.cancel_at_s is not None or self.ask.abort_at_s is not None:
             raise Refused(404, "response_not_found")
         answer.begin_again()
         raise CutOff("404 response_not_found", visible=False)
@@ -199,7 +198,21 @@ class ResponseVisitor(Visitor):
             answer.begin_again()
             self._judge(_STATUSES.get(error["code"], 503), error["type"], RETRY_S, answer)
 
+    def _last_word(self, refused: Refused) -> str:
+        """An aborted response is cancelled: it is no error, and it is not forgotten."""
+        if refused.code in _OF_ABORTS and self._circumstances.is_undisturbed():
+            raise Wrong(2, f"{self.label} is told {refused.status} {refused.code}, and is not cancelled")
+        return super()._last_word(refused)
+
     # It is not wanted any more.
+
+    async def _abort(self) -> None:
+        answer = self.answer
+        assert isinstance(answer, Response)
+        response_id = answer.response_id
+        await super()._abort()
+        if self._abort_found_it and response_id in ("", answer.response_id):
+            answer.was_cancelled = True
 
     async def _cancel(self) -> None:
         answer = self.answer
@@ -238,7 +251,7 @@ class ResponseVisitor(Visitor):
             await self._check_work_ends(answer.response_id)
         elif answer.was_cancelled and self._circumstances.is_undisturbed():
             raise Wrong(2, f"it was cancelled, and is {answer.final['status']}")
-        if self._has_left or self.ask.abort_at_s is not None:
+        if self._has_left:
             return
         try:
             await self._chance.one_of((self._poll, self._follow_on))(answer)

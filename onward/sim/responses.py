@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from onward.sim.common_fields import common_fields
-from onward.sim.oracle import expected_choice
+from onward.sim.oracle import expected_choice, shown_text
 from onward.sim.reply import Reply, Wrong
 from onward.sim.scenario import Ask
 from onward.sim.structures import STRUCTURES
@@ -175,6 +175,7 @@ class Response(Reply):
         if final["status"] == "cancelled":
             if self._ask.cancel_at_s is None and self._ask.abort_at_s is None:
                 raise Wrong(1, "it was cancelled, and nobody wanted that")
+            self._check_cut()
             return
         is_cut = expected.finish_reason == "length"
         wanted = {
@@ -189,6 +190,24 @@ class Response(Reply):
         if told != wanted:
             raise Wrong(2, f"the response ends as {told} instead of {wanted}")
         self._check_events(wanted["status"])
+
+    def _check_cut(self) -> None:
+        """No token without its text, no half of a character, and one end."""
+        text, num_tokens = _text_of(self._final), self.num_tokens
+        if num_tokens > len(self._expected.token_ids):
+            raise Wrong(2, f"it was cancelled behind {num_tokens} tokens of {len(self._expected.token_ids)}")
+        shown = shown_text(self._expected.token_ids[:num_tokens], self._ask)
+        if text not in shown and text.strip() + shown[0].strip():
+            raise Wrong(2, f"it was cancelled behind {num_tokens} tokens and reads {text!r} instead of {shown[0]!r}")
+        if not self.events or not _ends(self.events[-1]) or self.lost_events:
+            return
+        types = [event["type"].removeprefix("response.") for event in self.events]
+        deltas = ["output_text.delta"] * types.count("output_text.delta")
+        item = ["output_item.added", "content_part.added", *deltas] if deltas else []
+        if types != ["created", "in_progress", *item, "incomplete"]:
+            raise Wrong(2, f"the events of a cancelled response are {types}")
+        if self._text != text:
+            raise Wrong(2, f"the events read {self._text!r}, and the cancelled response {text!r}")
 
     def _check_events(self, status: str) -> None:
         """Where all of them were told."""

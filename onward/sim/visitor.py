@@ -91,6 +91,8 @@ class Visitor:
         self._session = Session(web, process)
         self._response: Response | None = None
         self._has_left = False
+        self._abort_found_it = False
+        """A server has said that it has aborted the request."""
         self._chance = web.ground.chance.of(f"visitor {ask.name}")
         self._headers = _JSON | tenants.header(ask.caller)
 
@@ -210,7 +212,8 @@ class Visitor:
         for _ in range(MAX_TRIES):
             try:
                 async with self._session.post(self._door() + "/v1/abort", data=body, headers=self._headers) as response:
-                    msgspec.json.decode(await response.read())
+                    told = msgspec.json.decode(await response.read())
+                    self._abort_found_it = response.status == 200 and name in told["aborted"]
                     return
             except (aiohttp.ClientError, OSError, msgspec.MsgspecError):
                 await asyncio.sleep(RETRY_S)

@@ -22,6 +22,7 @@ from onward.web.failures import RequestFailed, info_of
 from onward.web.keys import Caller
 from onward.web.response_context import PREVIOUS, previous_of, with_context
 from onward.web.response_ids import CANCEL, INPUT_ITEMS, is_stream, starting_after
+from onward.web.response_sketch import sketch_of
 
 MAX_IGNORED_BYTES = 1 << 16
 """Of a body, where there is nothing to say in one."""
@@ -39,19 +40,10 @@ _KEEP_ALIVE = b": waiting\n\n"
 _LAST_EVENTS = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
 
 
-class Sketch(msgspec.Struct, frozen=True):
-    """The fields of a request for a response that decide how it is served."""
-
-    model: str = ""
-    background: bool | None = None
-    store: bool | None = None
-
-
 class Number(msgspec.Struct, frozen=True):
     sequence_number: int = -1
 
 
-_sketches = msgspec.json.Decoder(Sketch)
 _numbers = msgspec.json.Decoder(Number)
 
 
@@ -82,7 +74,10 @@ class Responses(Protocol):
         """Has a response carried on that nothing runs."""
         ...
 
-    async def cancel(self, record: Record) -> None: ...
+    async def cancel(self, record: Record) -> Record:
+        """What is kept of it then, which may have been complete before."""
+        ...
+
     async def delete(self, record: Record) -> None: ...
 
 
@@ -174,13 +169,6 @@ async def completed(responses: Responses, caller: Caller, body: bytes, max_body_
         return body
     items = await responses.context(await responses.find(caller, previous, PREVIOUS))
     return with_context(body, items, max_body_bytes)
-
-
-def sketch_of(body: bytes) -> Sketch:
-    try:
-        return _sketches.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return Sketch()
 
 
 def last_number(events: bytes) -> int:

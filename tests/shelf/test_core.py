@@ -3,6 +3,7 @@
 from onward.proto.shelf import (
     Claim,
     Claimed,
+    Delete,
     DropNamed,
     Dropped,
     Find,
@@ -176,6 +177,19 @@ def test_an_abort_drops_a_record_once() -> None:
     core.receive("a", Put(record_of("r", names=("label",))), 0.0)
     assert core.receive("b", DropNamed(1, ["label", "x"]), 0.0) == [("b", Dropped(1, ["label"]))]
     assert core.receive("a", DropNamed(1, ["label"]), 0.0) == [("a", Dropped(1, []))]
+
+
+def test_a_deleted_response_is_unknown_and_no_attempt_at_it_starts() -> None:
+    core = shelf_of("a", "b")
+    record = record_of("r", kind="response", is_stored=True)
+    core.receive("a", Put(record), 0.0)
+    [(_, asked)] = core.receive("a", Find(1, "r"), 0.0)
+    assert isinstance(asked, Show)
+    assert core.receive("b", Delete(2, "r", ""), 0.0) == [("b", Dropped(2, ["r"]))]
+    assert core.receive("b", Shown(asked.number, record), 0.0) == [("a", Found(1, None))], "also while it runs"
+    core.receive("a", Put(record), 0.0)
+    assert core.receive("a", Find(3, "r"), 0.0) == [("a", Found(3, None))]
+    assert core.receive("a", Claim(4, "r", 7, ""), 0.0) == [("a", Claimed(4, 7))]
 
 
 def test_it_tells_how_much_it_keeps() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onward.proto.shelf import Ending
-from onward.shelf.records import Bounds, Records, size_of
+from onward.shelf.records import DELETED_S, Bounds, Records, size_of
 from tests.shelf.records import record_of
 
 
@@ -103,6 +103,33 @@ def test_a_record_is_dropped_by_its_id_or_its_name() -> None:
     assert records.drop_named(["mine", "b", "x", ""], False, None, 0.0) == {"mine", "b"}
     assert records.drop_named([], True, None, 0.0) == {"c"}
     assert records.count()["detached"] == 0
+
+
+def test_an_abort_drops_no_stored_response_and_finds_those_that_have_not_ended() -> None:
+    records = Records()
+    endings: dict[str, Ending] = {"a": "open", "b": "open", "c": "complete", "d": "cancelled"}
+    for name, ending in endings.items():
+        kind = "detached" if name == "b" else "response"
+        records.put(record_of(name, kind=kind, names=("mine",), caller="anna", ending=ending, is_stored=True), 0.0)
+    for caller in (None, "anna"):
+        assert records.drop_named(["mine", "c"], False, caller, 0.0) == set()
+        assert records.open_named(["mine", "c", "x"], False, caller, 0.0) == {"a": ["mine"], "b": ["mine"]}
+        assert records.open_named([], True, caller, 0.0) == {"a": ["a"], "b": ["b"]}
+    assert records.open_named(["mine"], False, "ben", 0.0) == {}
+    assert all(records.get(name, 0.0) is not None for name in endings)
+
+
+def test_a_deleted_response_does_not_come_back() -> None:
+    records = Records()
+    records.put(record_of("a", kind="response", caller="anna", is_stored=True), 0.0)
+    assert not records.delete("a", "ben", 0.0)
+    assert records.delete("a", "anna", 0.0)
+    assert not records.delete("a", "anna", 0.0)
+    records.put(record_of("a", kind="response", caller="anna", epoch=9, ending="cancelled", is_stored=True), 0.0)
+    found = records.get("a", 0.0)
+    assert found is not None and found.ending == "deleted"
+    assert records.open_named(["a"], False, None, 0.0) == {} and records.drop_named(["a"], False, None, 0.0) == set()
+    assert records.get("a", DELETED_S) is None, "it is remembered for a while only"
 
 
 STEPS = st.lists(

@@ -20,7 +20,7 @@ from onward.pd.decode_side import DecodeSide, State
 from onward.proto import block_hash
 from onward.proto.handoff import Offer
 from onward.proto.request import Abort, Submit, TokenDelta
-from onward.proto.router import Attempt, KeptEnd, Record
+from onward.proto.router import Attempt, Record
 from onward.proto.step import StepPlan
 from onward.router import generation as router_generation
 from onward.router.origin import Arrival
@@ -275,8 +275,8 @@ def who_left_is_computed_for(patch: Patches) -> None:
 
 
 def a_cancel_stays_at_the_router(patch: Patches) -> None:
-    async def keep(original: Callable, self: FoundResponses, record: Record, urls: list[str]) -> list[KeptEnd]:
-        return [KeptEnd(is_cancelled=True)] if record.is_cancelled else await original(self, record, urls)
+    async def keep(original: Callable, self: FoundResponses, record: Record, urls: list[str]) -> list[Record]:
+        return [record] if record.is_cancelled else await original(self, record, urls)
 
     patch.around(FoundResponses, "_keep", keep)
     patch.put(Serving, "_cut", lambda self, route: None)

@@ -184,6 +184,8 @@ DETACHED = [
 
 RESPONSES = [
     _tested("cancel-not-told", "engine", 150, CALM),
+    _tested("aborted-response-fails", "engine", 150, CALM),
+    _tested("aborted-response-dropped", "engine", 150, CALM),
     _tested("number-told-twice", "engine", 200),
     _tested("starting-at", "engine", 100),
     _tested("response-kept-for-ever", "engine", 60),

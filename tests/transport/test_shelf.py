@@ -5,6 +5,7 @@ import asyncio
 from onward.proto.shelf import (
     Claim,
     Claimed,
+    Delete,
     DropNamed,
     Dropped,
     Find,
@@ -34,6 +35,7 @@ TO_SHELF: list[ToShelf] = [
     Find(2, "r", 0, "anna"),
     Claim(3, "r", 4, ""),
     DropNamed(4, ["r", "mine"], False, "anna"),
+    Delete(5, "r", "anna"),
     Shown(5, RECORD),
     Released(6, None, 7),
 ]
@@ -43,7 +45,7 @@ FROM_SHELF: list[FromShelf] = [
     Found(1, None),
     Claimed(3),
     Claimed(3, 9),
-    Dropped(4, ["r"]),
+    Dropped(4, ["r"], {"s": ["mine", "s"]}),
     Show(5, "r"),
     Release(6, "r", 7, "anna"),
 ]

@@ -9,9 +9,11 @@ from onward.api.identity import Identity
 from onward.api.jobs import Backend
 from onward.api.responses.background import Background
 from onward.api.responses.stored import StoredResponses
+from onward.api.starts import STREAM_UNKNOWN
 from onward.api.streams import Streams
 from onward.proto.cursor import Cursor
-from onward.web import http
+from onward.proto.router import Record
+from onward.web import http, sse
 from onward.web.response_context import repeats
 from onward.web.response_endpoint import completed, follow
 
@@ -44,6 +46,14 @@ class CreateEndpoint(GenerationEndpoint):
         else:
             record = await self._stored.find(identity.caller, response_id)
             await http.respond(send, 200, await self._stored.show(record))
+
+    async def tell_end(self, record: Record, cursor: Cursor, send: Send) -> None:
+        if record.attempt.seed != cursor.seed or len(cursor.choices) != 1:
+            raise STREAM_UNKNOWN
+        [place] = cursor.choices
+        rest = b"" if place.finish_reason is not None else await self._stored.rest(record, place.position)
+        await send(http.start_message(200, sse.HEADERS))
+        await send(http.part(rest, more=False))
 
     def repeats(self, known: bytes, body: bytes) -> bool:
         return repeats(known, body)

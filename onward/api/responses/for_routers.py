@@ -4,7 +4,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onward.api.attempts import check_schema, decoded
+from onward.api.attempts import MSGPACK, check_schema, decoded
 from onward.api.proven import Proven
 from onward.api.responses.stored import StoredResponses
 from onward.proto.router import AskResponse
@@ -28,15 +28,20 @@ class ForRouters:
         record = asked.record
         if asked.what == "keep":
             kept = await self._stored.keep(record)
-            return json_response({"is_cancelled": kept.is_cancelled})
+            return Response(msgspec.msgpack.encode(kept), media_type=MSGPACK)
+        if asked.what == "delete":
+            await self._stored.delete(record)
+            return json_response({})
         if asked.what == "take_up":
             await self._stored.take_up(record)
             return json_response({})
         if asked.what == "events":
             events = await self._stored.reader().events(record, asked.after)
             return Response(events, media_type=EVENTS)
-        if asked.what == "failure":
-            return Response(await self._stored.last_event(record), media_type=EVENTS)
+        if asked.what == "rest":
+            return Response(await self._stored.rest(record, asked.num_told), media_type=EVENTS)
+        if asked.what == "whole":
+            return Response(await self._stored.whole(record), media_type=JSON)
         if asked.what == "input_items":
             return Response(await self._stored.input_items(record, asked.query), media_type=JSON)
         if asked.what == "context":

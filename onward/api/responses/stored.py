@@ -20,7 +20,7 @@ from onward.api.responses.input_items import page_of
 from onward.api.responses.view import View
 from onward.api.streams import OF_OTHERS, Streams
 from onward.errors import Conflict, OnwardError
-from onward.proto.router import Record
+from onward.proto.router import GivenChoice, Record
 from onward.web.failures import RequestFailed, info_of
 from onward.web.keys import Caller
 from onward.web.response_context import not_over
@@ -48,11 +48,15 @@ class StoredResponses:
         return record
 
     async def view(self, record: Record) -> View:
-        attempt = record.attempt
-        view = await self._backend.queues.texts.run(attempt.caller, lambda: View(self._jobs, record), len(attempt.body))
+        view = await self._any_view(record)
         if not view.request.is_stored:
             raise unknown(PREFIX + record.attempt.request_id)
         return view
+
+    async def _any_view(self, record: Record) -> View:
+        """Of a response that need not be stored, for the client that it is written to."""
+        attempt = record.attempt
+        return await self._backend.queues.texts.run(attempt.caller, lambda: View(self._jobs, record), len(attempt.body))
 
     def now_s(self) -> float:
         return self._backend.clock.now_s()
@@ -63,8 +67,19 @@ class StoredResponses:
     async def show(self, record: Record) -> bytes:
         return msgspec.json.encode((await self.view(record)).response(record))
 
-    async def last_event(self, record: Record) -> bytes:
-        return event_bytes((await self.view(record)).events[-1])
+    async def whole(self, record: Record) -> bytes:
+        return msgspec.json.encode((await self._any_view(record)).response(record))
+
+    async def rest(self, record: Record, num_told: int | None) -> bytes:
+        """The events of a response that is over, behind those that this number of tokens has brought about. None: all."""
+        assert record.is_over
+        events = (await self._any_view(record)).events
+        num_known = 0
+        if num_told is not None:
+            # Cancelled there, its last event has the number of the first one that the client does not have.
+            known = await self._any_view(cut_at(record, num_told))
+            num_known = len(known.events) - 1
+        return b"".join(map(event_bytes, events[num_known:]))
 
     async def input_items(self, record: Record, query: Mapping[str, str]) -> bytes:
         return msgspec.json.encode(page_of((await self.view(record)).request, record.attempt.request_id, query))
@@ -106,30 +121,27 @@ class StoredResponses:
                 failed = msgspec.structs.replace(record, attempt=prepared.attempt, error=error)
                 self._streams.keep_response(failed)
 
-    async def cancel(self, record: Record) -> None:
-        await self._ended(record)
+    async def cancel(self, record: Record) -> Record:
+        return await self._streams.cancel(record)
 
     async def keep(self, record: Record) -> Record:
         """As a router has decided that it has ended. Returns how it has."""
         if record.is_cancelled:
-            return await self._ended(msgspec.structs.replace(record, is_cancelled=False))
+            return await self._streams.cancel(msgspec.structs.replace(record, is_cancelled=False))
         self._streams.keep_response(record)
         return record
 
-    async def _ended(self, record: Record) -> Record:
-        left = await self._streams.take_away(record)
-        if left.is_over:
-            return left  # it was faster
-        cancelled = msgspec.structs.replace(left, is_live=False, is_cancelled=True)
-        self._streams.keep_response(cancelled)
-        return cancelled
-
     async def delete(self, record: Record) -> None:
+        await self._streams.delete(record)
         name, caller = record.attempt.request_id, record.attempt.caller
-        try:
-            await self._backend.client.abort_by_name([name], everything=False, caller=caller)
-        finally:
-            await self._streams.drop([name], caller=caller)
+        await self._backend.client.abort_by_name([name], everything=False, caller=caller)
+
+
+def cut_at(record: Record, num_tokens: int) -> Record:
+    """As if it had been cancelled there."""
+    choices = [GivenChoice(one.token_ids[:num_tokens]) for one in record.attempt.choices]
+    attempt = msgspec.structs.replace(record.attempt, choices=choices)
+    return Record(attempt=attempt, scores=record.scores[:num_tokens], is_cancelled=True)
 
 
 class ViewReader:

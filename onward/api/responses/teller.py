@@ -14,7 +14,7 @@ import msgspec
 
 from onward.api.answer import Usage
 from onward.api.dialect import Head
-from onward.api.ledger import RESCHEDULE
+from onward.api.ledger import ABORT, RESCHEDULE
 from onward.api.logprobs import TokenNames
 from onward.api.pieces import Piece
 from onward.api.responses.object import fields_of, usage_of
@@ -140,6 +140,9 @@ class Teller:
 
     def _end(self, group: Group, end: _End) -> None:
         group.finish_reason = end.reason
+        if end.reason == ABORT:
+            group.events.append(self.cancelled())
+            return
         if end.reason == RESCHEDULE:
             assert end.error is not None, "what is given up says why"
             group.events.append(self.failed(end.error))

@@ -13,7 +13,7 @@ from onward.api.jobs import Jobs
 from onward.api.ledger import GIVEN_UP, RESCHEDULE, Delivery
 from onward.api.prepared import Prepared
 from onward.api.responses.request import ResponseRequest
-from onward.api.responses.teller import NumberedEvent, Teller
+from onward.api.responses.teller import Group, NumberedEvent, Teller
 from onward.api.responses.writer import ResponseWriter
 from onward.proto.router import GivenChoice, Record
 from onward.web.response_items import Item, items_of
@@ -71,10 +71,10 @@ class View:
         # Where it was given up, a record of a router does not say why.
         error = GIVEN_UP if given.finish_reason == RESCHEDULE else None
         news = Delivery("", given.token_ids[self._choice.position :], None, given.finish_reason, error)
-        if not news.token_ids and not scores and news.finish_reason is None:
-            return
-        self._num_scored += len(scores)
-        groups = self._teller.take(replace(self._choice.take(news), logprobs=scores))
+        groups: list[Group] = []
+        if news.token_ids or scores or news.finish_reason is not None:
+            self._num_scored += len(scores)
+            groups += self._teller.take(replace(self._choice.take(news), logprobs=scores))
         if record.is_over and not record.is_live:
             groups += self._teller.without_scores()
         self.events += [event for group in groups for event in group.events]

@@ -1,0 +1,26 @@
+"""The few fields of a request for a response that decide how it is served and kept. For the api, and for routers."""
+
+import msgspec
+
+from onward.web.response_ids import PATH
+
+
+class Sketch(msgspec.Struct, frozen=True):
+    model: str = ""
+    background: bool | None = None
+    store: bool | None = None
+
+
+_sketches = msgspec.json.Decoder(Sketch)
+
+
+def sketch_of(body: bytes) -> Sketch:
+    try:
+        return _sketches.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return Sketch()
+
+
+def is_stored(path: str, body: bytes) -> bool:
+    """Whether a request is for a response that can be asked for by its id."""
+    return path == PATH and sketch_of(body).store is not False
