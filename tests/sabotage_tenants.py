@@ -11,10 +11,11 @@ from onward.api import jobs
 from onward.api.jobs import Jobs
 from onward.grammar.check_process import CheckProcess, CheckProcesses
 from onward.proto.request import ErrorInfo
+from onward.router import origin
 from onward.router.stream import Stream as RouterStream
 from onward.router.tokenizing import Tokenizing as RouterTokenizing
 from onward.text import length_check, tokenizer
-from onward.web import http
+from onward.web import body, body_parts, http
 from onward.web.fair_order import FairOrder, QueueBounds, RefusedWork
 from onward.web.pace import BODY_BYTES, HeldBodies, Rates, Refusals
 from onward.web.paced_callers import PacedBody
@@ -143,6 +144,18 @@ def _errors_keep_bodies(patch: Patches) -> None:
     patch.put(http, "while_connected", while_connected)
 
 
+def _parts_are_not_counted(patch: Patches) -> None:
+    patch.put(body, "check_parts", lambda _: None)
+
+
+def _a_router_does_not_count_parts(patch: Patches) -> None:
+    patch.put(origin, "check_parts", lambda _: None)
+
+
+def _parts_within_strings_are_counted(patch: Patches) -> None:
+    patch.put(body_parts, "num_parts", body_parts._count)
+
+
 # The pace of each caller.
 
 
@@ -195,6 +208,24 @@ def _lost_bodies_are_held(patch: Patches) -> None:
 
 
 TABLE = [
+    Sabotage(
+        "parts-uncounted",
+        "a body of millions of small lists is decoded while all other callers wait",
+        _parts_are_not_counted,
+        ["tests/web/test_body.py::test_a_body_of_very_many_small_parts_is_refused_before_it_is_decoded"],
+    ),
+    Sabotage(
+        "router-does-not-count-parts",
+        "the same in a router",
+        _a_router_does_not_count_parts,
+        ["tests/web/test_body.py::test_a_router_refuses_it_too"],
+    ),
+    Sabotage(
+        "parts-within-strings",
+        "a long text with many brackets is refused",
+        _parts_within_strings_are_counted,
+        ["tests/web/test_body_parts.py::test_texts_and_lists_of_tokens_of_any_length_pass"],
+    ),
     Sabotage(
         "refused-callers-do-not-wait",
         "a caller that is refused again and again takes all the time of an api process",

@@ -21,6 +21,7 @@ from onward.proto.router import CALLER_HEADER
 from onward.text.prompt_tokens import ChatMessage
 from onward.web import http
 from onward.web.body import decode, wrong
+from onward.web.body_parts import check_parts
 from onward.web.callers import CLUSTER, caller_of
 from onward.web.responses import json_response
 from onward.web.template_fields import ChatFields, rendering_of
@@ -78,6 +79,7 @@ class Tokenizing:
         return json_response(await self._backend.queues.run_text(caller, lambda: answer(body), len(body)))
 
     def _tokenized(self, body: bytes) -> dict[str, Any] | ByTemplate[dict[str, Any]]:
+        check_parts(body)
         asked = decode(body, _tokenize)
         self._check_model(asked.model)
         return self._told(asked) if asked.chat_template is None else ByTemplate(lambda: self._told(asked))

@@ -1,8 +1,9 @@
 """Asks a child process whether a grammar can be compiled at a bearable price, before anybody else compiles it.
 
 A child is started at the first question and lives until it is killed by a grammar that is too much; then the next one is
-started before the answer is given. Answers are remembered, and so is a death: the same grammar does not kill two. It goes when we do, since its socket closes. There are
-several, so that a grammar that takes seconds does not delay another caller's; a further one is started when it is needed.
+started before the answer is given. Answers are remembered, and so is a death: the same grammar does not kill two. A child
+goes when we do, since its socket closes. There are several, so that a grammar that takes seconds does not delay another
+caller's; a further one is started when it is needed.
 """
 
 import contextlib

@@ -15,6 +15,7 @@ from onward.proto.request import CallerLimits
 from onward.proto.router import Attempt
 from onward.router.stream import Choice, Origin, Stream
 from onward.web.body import decode
+from onward.web.body_parts import check_parts
 
 MAX_SESSION_LENGTH = 256
 _SEEDS = range(-(1 << 63), 1 << 63)
@@ -75,6 +76,7 @@ class Arrival:
 
 def check_body(body: bytes) -> None:
     """Refuses what every instance would refuse, in the same words: nobody has to wait for one to be told so."""
+    check_parts(body)
     decode(body, _least)
 
 
@@ -146,7 +148,7 @@ def _given(sketch: _Sketch) -> tuple[list[int], ...]:
 
 def _known_prompt(sketch: _Sketch) -> list[int] | None:
     for raw in (sketch.prompt_token_ids, sketch.prompt):
-        if bytes(raw).lstrip().startswith(b"["):
+        if bytes(memoryview(raw)[:1]) == b"[":
             try:
                 return _token_ids.decode(raw)
             except msgspec.MsgspecError:

@@ -7,6 +7,7 @@ import msgspec
 
 from onward.errors import InvalidRequest
 from onward.web.allowed_values import allowed_at
+from onward.web.body_parts import check_parts
 
 T = TypeVar("T")
 
@@ -20,7 +21,13 @@ _top_level = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def decode_fields(body: bytes) -> dict[str, msgspec.Raw]:
-    """The fields of a JSON object, each still undecoded."""
+    """The fields of a JSON object, each still undecoded. Refuses a body that would take long to decode."""
+    check_parts(body)
+    return undecoded_fields(body)
+
+
+def undecoded_fields(body: bytes) -> dict[str, msgspec.Raw]:
+    """The same where few fields are looked at: other parts of the body cost nothing."""
     try:
         return _top_level.decode(body)
     except msgspec.ValidationError as fault:

@@ -5,7 +5,7 @@ So every attempt sees the same ones, also when the earlier response is gone. For
 
 import msgspec
 
-from onward.web.body import compact, decode_fields, plain, short, wrong
+from onward.web.body import compact, plain, short, undecoded_fields, wrong
 
 CONTEXT_FIELD = "onward_context"
 """Ours: nobody else may write it."""
@@ -16,8 +16,9 @@ def previous_of(fields: dict[str, msgspec.Raw], body: bytes) -> str | None:
     """The id of the earlier response, in a body that comes from a client. What is no id is for the decoder to refuse."""
     if CONTEXT_FIELD in fields:
         raise wrong(CONTEXT_FIELD, "not supported by this server")
-    previous = plain(fields[PREVIOUS], body) if PREVIOUS in fields else None
-    return previous if isinstance(previous, str) else None
+    raw = fields.get(PREVIOUS)
+    # Only a string is decoded: this runs in the event loop, and another value may be as large as the body.
+    return plain(raw, body) if raw is not None and bytes(memoryview(raw)[:1]) == b'"' else None
 
 
 def with_context(body: bytes, items: bytes, max_body_bytes: int) -> bytes:
@@ -34,7 +35,7 @@ def repeats(known: bytes, body: bytes) -> bool:
     body = compact(body)
     if known == body:
         return True
-    items = decode_fields(known).get(CONTEXT_FIELD)
+    items = undecoded_fields(known).get(CONTEXT_FIELD)
     return items is not None and known == _joined(body, bytes(items))
 
 

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from onward.errors import NotFound, OnwardError
 from onward.proto.router import Record
 from onward.web import http, sse
-from onward.web.body import decode_fields, wrong
+from onward.web.body import undecoded_fields, wrong
 from onward.web.callers import caller_of
 from onward.web.error_answers import answer_errors
 from onward.web.failures import RequestFailed, info_of
@@ -164,7 +164,7 @@ async def follow(responses: Responses, caller: Caller, response_id: str, after: 
 
 async def completed(responses: Responses, caller: Caller, body: bytes, max_body_bytes: int) -> bytes:
     """A request with the items of the response that it goes on from, so that all attempts at it see the same ones."""
-    previous = previous_of(decode_fields(body), body)
+    previous = previous_of(undecoded_fields(body), body)
     if previous is None:
         return body
     items = await responses.context(await responses.find(caller, previous, PREVIOUS))

@@ -1,4 +1,12 @@
-from onward.web.body import compact
+import pytest
+
+from onward.errors import InvalidRequest
+from onward.router.origin import check_body
+from onward.web.body import compact, decode_fields, undecoded_fields
+from onward.web.body_parts import MAX_PARTS
+from onward.web.response_context import PREVIOUS, previous_of
+
+MANY_PARTS = b'{"model":"m","prompt":[%b]}' % b",".join([b"[]"] * MAX_PARTS)
 
 
 def test_a_body_without_whitespace_is_held_once() -> None:
@@ -9,3 +17,21 @@ def test_a_body_without_whitespace_is_held_once() -> None:
 
 def test_bytes_that_are_no_json_stay_as_they_are() -> None:
     assert compact(b'{"prompt": ') == b'{"prompt": '
+
+
+def test_a_body_of_very_many_small_parts_is_refused_before_it_is_decoded() -> None:
+    with pytest.raises(InvalidRequest, match="the body: has more than"):
+        decode_fields(MANY_PARTS)
+
+
+def test_a_router_refuses_it_too() -> None:
+    with pytest.raises(InvalidRequest, match="the body: has more than"):
+        check_body(MANY_PARTS)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [(b'"resp_1"', "resp_1"), (b"null", None), (b"7", None), (b"[[],[]]", None), (b'{"a":1}', None)]
+)
+def test_only_a_string_names_the_response_before(value: bytes, found: str | None) -> None:
+    body = b'{"%b": %b}' % (PREVIOUS.encode(), value)
+    assert previous_of(undecoded_fields(body), body) == found

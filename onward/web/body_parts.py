@@ -1,0 +1,39 @@
+"""Refuses a body of too many small parts before it is decoded.
+
+Decoding makes a Python object of each list and of each member of an object, and no other Python code of the process runs
+meanwhile. A text of megabytes takes milliseconds; as many bytes of empty lists would take most of a second.
+"""
+
+from onward.errors import InvalidRequest
+
+MAX_PARTS = 128 << 10
+"""Lists, objects and members of objects. A conversation of ten thousand messages has a third of that."""
+SLICE_BYTES = 256 << 10
+"""What is looked at in one go: in between other threads have their turn."""
+_MARKS = (b"[", b"{", b":")
+
+
+def check_parts(body: bytes) -> None:
+    """Raises `InvalidRequest`. What is no JSON may pass: that is for the decoder to say."""
+    if len(body) > MAX_PARTS and _count(body) > MAX_PARTS and num_parts(body) > MAX_PARTS:
+        problem = f"the body: has more than {MAX_PARTS} lists, objects and members of objects, the limit of this server"
+        raise InvalidRequest(problem)
+
+
+def num_parts(body: bytes) -> int:
+    """Those outside strings. Stops when they are too many."""
+    total, start, is_inside = 0, 0, False
+    while start < len(body) and total <= MAX_PARTS:
+        end = min(start + SLICE_BYTES, len(body))
+        while end < len(body) and body[end - 1 : end] == b"\\":
+            end += 1  # an escape is not cut in two
+        plain = body[start:end].replace(b"\\\\", b"").replace(b'\\"', b"")
+        between = plain.split(b'"')
+        total += _count(b"".join(between[is_inside::2]))
+        is_inside ^= len(between) % 2 == 0
+        start = end
+    return total
+
+
+def _count(text: bytes) -> int:
+    return sum(text.count(mark) for mark in _MARKS)
