@@ -47,7 +47,7 @@ chaos: $(VENV)/.installed-test
 	$(BIN)/onward warm
 	$(BIN)/python scripts/chaos.py $(ARGS)
 
-# 97,000 cases straight into what reads requests, files and peers' messages; more: make fuzz ARGS='--cases 1000000'
+# 130,000 cases straight into what reads requests, files and peers' messages; more: make fuzz ARGS='--cases 1000000'
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python scripts/fuzz.py $(ARGS)
 

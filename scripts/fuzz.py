@@ -1,6 +1,6 @@
 """The long run of the fuzzer: every target, many cases, a table at the end. What fails is kept in `tests/fuzz_corpus/`.
 
-    make fuzz                                  97,000 cases
+    make fuzz                                  130,000 cases
     make fuzz ARGS='--cases 1000000 --seed 5'
     make fuzz ARGS='--only gguf cursor'
 
@@ -19,7 +19,7 @@ from tests.fuzz.case import CORPUS
 from tests.fuzz.run import Finding, Outcome, fuzz
 from tests.fuzz.targets import TARGETS
 
-NUM_CASES = 97_000
+NUM_CASES = 130_000
 MAX_MEMORY_BYTES = 6 << 30
 
 
