@@ -1,6 +1,6 @@
 """Scenarios of load: long queues, small pools, clocks that are wrong, engines that die again and again.
 
-Seeds seldom lead here: a request must have been charged twice, be large, and find a load that goes on for long enough.
+Few seeds lead here: a request must have been charged twice, be large, and find a load that goes on for long enough.
 """
 
 from onward.sim.catalogue_entry import ROUTED_START_S, START_S, Entry, burst, scenario, when

@@ -5,7 +5,7 @@ import msgspec
 from onward.sim.chance import Chance
 from onward.sim.faults import KINDS, kinds_of
 from onward.sim.responses import SCHEMAS
-from onward.sim.scenario import Ask, Fault, Machine, Path, Scenario, Shape
+from onward.sim.scenario import Ask, Fault, Machine, Moment, Path, Scenario, Shape
 from onward.sim.structures import STRUCTURES
 from onward.sim.vocabulary import DOOM, ENGINE_POISON, POISON
 
@@ -52,6 +52,8 @@ def scenario_of(seed: int, shape: Shape, choice: Choice = ANYTHING) -> Scenario:
         machines = [_squeezed(machine, asks) for machine in machines]
     if choice.kinds is None and shape == "engine":
         asks, machines = _loaded(chance.of("load"), asks, machines)
+        if chance.of("suspect").happens(0.02):
+            return _suspected(chance.of("suspect under load"), seed)
     span_s = max(ask.at_s for ask in asks) + 3.0
     num_routers = (1 + chance.below(2)) if shape == "cluster" else 0
     is_calm = shape == "cluster" and choice.kinds is None and chance.happens(0.25)
@@ -92,6 +94,35 @@ def _calm(chance: Chance, seed: int, kinds: list[str]) -> Scenario:
     ]
     asks = [_of_another_kind(chance, "cluster", ask, kinds) for ask in asks]
     return Scenario(seed, "cluster", machines, asks, faults, num_routers, retry_budget=0.2, expects_calm=True)
+
+
+def _suspected(chance: Chance, seed: int) -> Scenario:
+    """Two workers die under a large request before it has a token. Then it waits for room behind requests of a higher
+    priority that end one by one, and short ones keep coming."""
+    machine = msgspec.structs.replace(
+        _machine(chance, "m0", "mixed"),
+        block_size=4,
+        num_blocks=chance.whole(19, 23),
+        max_num_seqs=chance.one_of((3, 4)),
+        max_num_batched_tokens=chance.one_of((8, 16)),
+        max_queue=256,
+    )
+    large = Ask("large", FIRST_ASK_S, prompt=" ".join(WORDS), max_tokens=8, seed=0, ignore_eos=True)
+    back_s = FIRST_ASK_S + 2 * machine.restart_s
+    """About when the third worker starts."""
+    urgent = [
+        Ask(f"u{index}", round(back_s, 4), prompt="face", max_tokens=8 + 4 * index, seed=index, priority=-1)
+        for index in range(machine.max_num_seqs)
+    ]
+    every_s = chance.one_of((0.03, 0.06))
+    short = [
+        Ask(
+            f"s{index}", round(back_s + 0.2 + index * every_s, 4), prompt=chance.one_of(WORDS), max_tokens=8, seed=index
+        )
+        for index in range(chance.whole(40, 80))
+    ]
+    deaths = [Fault("kill-worker", "m0", moment=Moment("StepPlan", nth)) for nth in (2, 4)]
+    return Scenario(seed, "engine", [machine], [large, *urgent, *short], deaths, delay_s=chance.one_of((0.0005, 0.002)))
 
 
 # Machines.

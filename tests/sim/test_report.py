@@ -37,7 +37,7 @@ def test_a_kind_that_was_drawn_often_and_never_struck_is_named() -> None:
 
 
 def test_each_invariant_has_its_sentence_and_a_violation_tells_it() -> None:
-    assert sorted(INVARIANTS) == list(range(10))
+    assert sorted(INVARIANTS) == list(range(11))
     told = verdict(Violation(3, "q1 gets it twice", 4.5))
     assert "invariant 3" in told and INVARIANTS[3] in told and "q1 gets it twice" in told
 
