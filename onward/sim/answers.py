@@ -48,7 +48,9 @@ class Answer(Reply):
 
     @property
     def is_finished(self) -> bool:
-        return all(choice.finish_reason not in (None, RESCHEDULE) for choice in self.choices)
+        """A choice that was given up and told so before the others were aborted keeps that end."""
+        cut = (None,) if self._was_aborted else (None, RESCHEDULE)
+        return all(choice.finish_reason not in cut for choice in self.choices)
 
     @property
     def was_given_up(self) -> bool:

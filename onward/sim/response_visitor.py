@@ -211,8 +211,12 @@ class ResponseVisitor(Visitor):
         assert isinstance(answer, Response)
         response_id = answer.response_id
         await super()._abort()
-        if self._abort_found_it and response_id in ("", answer.response_id):
-            answer.was_cancelled = True
+        if not self._abort_found_it or response_id not in ("", answer.response_id):
+            return
+        # A router may hear of its end a moment after the instance has kept it as complete.
+        answer.was_cancelled = not self._is_routed
+        if response_id:
+            await self._check_work_ends(response_id)
 
     async def _cancel(self) -> None:
         answer = self.answer
