@@ -231,7 +231,7 @@ TABLE = [
         "aborted-response-open",
         "the record of an aborted response does not say that it was cancelled",
         _an_aborted_response_runs_again,
-        [ABORTS + f"{ABORTED_STREAM}[3-plain]"],
+        [ABORTS + "test_a_whole_response_that_is_aborted_is_cancelled_and_has_its_output[3-stored]"],
     ),
     Sabotage(
         "abort-reaches-runs-only",
