@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 from onward.sim.batch import added, parts, plan, wanted
 from onward.sim.generate import Choice
 from onward.sim.report import group_lines, never_fired, percentile
@@ -10,6 +12,7 @@ from onward.sim.scenario import SHAPES
 NUM_RUNS = 2000
 
 
+@pytest.mark.timeout(900)  # all cores for about a minute, and longer where others use them too
 def test_two_thousand_seeds_violate_nothing_and_are_full_of_faults() -> None:
     num_processes = len(os.sched_getaffinity(0))
     seeds = wanted(SHAPES, 0, NUM_RUNS)
