@@ -6,6 +6,7 @@ from dataclasses import replace
 from onward.engine import prefill_service
 from onward.engine.block_pool import BlockPool
 from onward.engine.leases import Leases
+from onward.engine.main import EngineProcess
 from onward.engine.offers import Offers
 from onward.engine.prefill_peers import Peer, PrefillPeers
 from onward.engine.prefill_service import PrefillService
@@ -16,6 +17,7 @@ from onward.engine.token_processor import TokenProcessor
 from onward.pd import decode_side, prefill_side
 from onward.pd.decode_side import DecodeSide
 from onward.pd.prefill_side import PrefillSide
+from onward.proto.control import Stop, ToChild
 from onward.proto.handoff import Cancel, Heartbeat, Refuse
 from onward.transport.peers import PrefillPeer
 from tests.sabotage_kinds import Patches, Sabotage
@@ -33,6 +35,15 @@ def _free_leased_blocks_at_once(patch: Patches) -> None:
     patch.around(
         BlockPool, "end_quarantine", lambda original, self, blocks: original(self, self._quarantined & set(blocks))
     )
+
+
+def _say_goodbye_before_the_last_turn(patch: Patches) -> None:
+    def on_control(original: Callable, self: EngineProcess, message: ToChild, now_s: float) -> None:
+        if isinstance(message, Stop):
+            self._say_goodbye()
+        original(self, message, now_s)
+
+    patch.around(EngineProcess, "_on_control", on_control)
 
 
 def _no_heartbeats(patch: Patches) -> None:
@@ -249,6 +260,15 @@ TABLE = [
         "a prefill instance ends a hand-over and does not say why",
         _do_not_log_failed_handovers,
         "test_f35_a_hand_over_that_fails_behind_its_token_is_no_success_and_both_sides_say_why",
+    ),
+    Sabotage(
+        "goodbye-too-early",
+        "an engine that is told to stop reads on after it has forgotten its hand-overs",
+        _say_goodbye_before_the_last_turn,
+        [
+            "tests/engine/test_leaving.py::"
+            "test_a_prompt_that_is_repeated_while_the_engine_is_told_to_stop_begins_nothing_anew"
+        ],
     ),
     Sabotage(
         "all-unsent-repeated",

@@ -60,7 +60,9 @@ class EngineProcess:
         self._core: EngineCore | None = None
         self._step_log = StepLogFile(start.config.step_log) if start.config.step_log else None
         self._recording = open_recording(start.config.record) if start.config.record else None
-        self._stopped = False
+        self.is_stopped = False
+        """It has taken its last turn."""
+        self._stop_asked = False
         self._alone: str | None = None
         """The suspect that the supervisor knows of."""
 
@@ -70,7 +72,7 @@ class EngineProcess:
         return self._core
 
     def run(self) -> None:
-        while not self._stopped:
+        while not self.is_stopped:
             self._wires.wait(TICK_MS)
             self.turn()
 
@@ -83,6 +85,9 @@ class EngineProcess:
         self._read_peers(now_s)
         if self._core is not None:
             self._act(self._core, now_s)
+        if self._stop_asked:
+            self._say_goodbye()
+            self.is_stopped = True
 
     def close(self) -> None:
         self._wires.close()
@@ -203,13 +208,13 @@ class EngineProcess:
             case AskSnapshot():
                 self._answer_snapshot(message, now_s)
             case Stop():
-                self._say_goodbye()
-                self._stopped = True
+                self._stop_asked = True
             case _:
                 logger.warning(log.event("unexpected message", kind=type(message).__name__))
 
     def _say_goodbye(self) -> None:
-        """Peers that wait for us learn it now, not from our silence."""
+        """Peers that wait for us learn it now, not from our silence. It is our last word: hand-overs are forgotten with it,
+        so a repeated message that was read afterwards would begin one anew."""
         if self._core is not None:
             self._core.leave()
             self._peers.send(self._core.drain_handovers())

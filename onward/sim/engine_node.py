@@ -56,5 +56,7 @@ class EngineNode:
 
     def _turn(self) -> None:
         self._turn_is_due = False
+        if self._engine.is_stopped:
+            return  # the real process has exited; the supervisor has yet to notice
         self._engine.turn()
         self._after_turn(self)

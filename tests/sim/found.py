@@ -16,6 +16,8 @@ from onward.api.requests import GenerationRequest
 from onward.api.responses import view
 from onward.api.responses.form import ResponseForm
 from onward.api.starts import STREAM_UNKNOWN
+from onward.engine.main import EngineProcess
+from onward.proto.control import Stop, ToChild
 from onward.proto.cursor import Cursor
 from onward.proto.request import Submit
 from onward.proto.router import GivenChoice
@@ -142,3 +144,13 @@ def a_response_that_was_given_up_cannot_be_told(patch: Patches) -> None:
 
 def who_comes_back_by_a_place_is_behind_who_followed_by_the_id(patch: Patches) -> None:
     patch.put(ResponseCreation, "behind_all", generation.GenerationEndpoint.behind_all)
+
+
+def an_engine_goes_on_after_its_farewell(patch: Patches) -> None:
+    def on_control(original: Callable, self: EngineProcess, message: ToChild, now_s: float) -> None:
+        if isinstance(message, Stop):
+            self._say_goodbye()
+        else:
+            original(self, message, now_s)
+
+    patch.around(EngineProcess, "_on_control", on_control)

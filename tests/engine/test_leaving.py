@@ -1,0 +1,99 @@
+"""The last turn of an engine process, over real sockets: its farewell is the last that peers hear of it."""
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from onward.clock import SystemClock
+from onward.config import EngineConfig
+from onward.engine.main import EngineProcess
+from onward.proto.control import StartEngine, Stop, WorkerStarting
+from onward.proto.handoff import Gone, Prefill, ToDecode
+from onward.proto.sampling import Sampling
+from onward.proto.wire import ZmqWire
+from onward.sim.data_plane import DataPlane
+from onward.sim.worker import HashWorker
+from onward.transport.control import ControlChannel, control_pair
+from onward.transport.curve import private_addresses
+from onward.transport.zmq import Wires
+
+MAX_TURNS = 1000
+WAIT_MS = 20_000
+
+
+class PrefillEngine:
+    """A prefill instance's engine, its worker's hello, and a decode instance that has a prompt for it."""
+
+    def __init__(self, ours: Wires, theirs: Wires, listening: socket.socket) -> None:
+        self.supervisor, child = control_pair()
+        self.wires, self.peer_wires = ours, theirs
+        name = f"leaving-{os.getpid()}"
+        start = StartEngine(
+            "engine-1", EngineConfig(role="prefill"), private_addresses(name)[0], os.dup(listening.fileno())
+        )
+        self.channel = ControlChannel(child)
+        self.process = EngineProcess(start, self.channel, ours, SystemClock())
+        wire = ZmqWire(f"ipc://@onward-{name}-worker")
+        self.supervisor.send(WorkerStarting("worker-1", wire))
+        self.process.turn()
+        hello = HashWorker(32, 4, plane=DataPlane("worker-1")).hello("worker-1", "engine-1")
+        assert hello.layout is not None
+        theirs.plan_socket(wire.address).send(hello)
+        self.peer = theirs.prefill_peer(f"tcp://127.0.0.1:{listening.getsockname()[1]}", "", "decode-1")
+        self.prefill = Prefill(1, hello.layout, "request-1", [1, 2, 3], 3, Sampling(seed=0))
+
+    def begin(self) -> None:
+        """The decode instance asks once, and is answered. Nothing that it has sent is unread then."""
+        self._turn_until(lambda: self.process.core is not None)
+        self._turn_until(lambda: self.peer.send(self.prefill))
+        self._turn_until(lambda: self.peer.receive() is not None)
+
+    def last_heard(self) -> ToDecode:
+        """Of what the engine had said when its farewell was there."""
+        heard: list[ToDecode] = []
+        for _ in range(MAX_TURNS):
+            self.peer_wires.wait(WAIT_MS // MAX_TURNS)
+            while (message := self.peer.receive()) is not None:
+                heard.append(message)
+            if any(isinstance(message, Gone) for message in heard):
+                return heard[-1]
+        raise AssertionError(f"no farewell among {heard}")
+
+    def close(self) -> None:
+        self.process.close()
+        self.supervisor.close()
+        self.channel.close()
+
+    def _turn_until(self, is_so: Callable[[], bool]) -> None:
+        for _ in range(MAX_TURNS):
+            if is_so():
+                return
+            self.wires.wait(WAIT_MS // MAX_TURNS)
+            self.process.turn()
+        raise AssertionError(f"not so within {MAX_TURNS} turns")
+
+
+@pytest.fixture
+def engine() -> Iterator[PrefillEngine]:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        closing(Wires()) as ours,
+        closing(Wires()) as theirs,
+        closing(PrefillEngine(ours, theirs, listening)) as engine,
+    ):
+        yield engine
+
+
+def test_a_prompt_that_is_repeated_while_the_engine_is_told_to_stop_begins_nothing_anew(engine: PrefillEngine) -> None:
+    engine.begin()
+    assert engine.peer.send(engine.prefill)
+    engine.wires.wait(WAIT_MS)  # it is there, and the next turn reads it together with the stop
+    engine.supervisor.send(Stop(0.0))
+    engine.process.turn()
+    assert engine.process.is_stopped
+    assert engine.last_heard() == Gone("engine-1.0")
+    assert engine.process.core is not None
+    assert sum(engine.process.core.stats(0.0).requests.values()) == 1
