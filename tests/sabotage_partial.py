@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from onward.api import chat, completions, ledger
+from onward.api import chat, closing, completions, ledger
 from onward.api.forms import ChunkForm, Collected
 from onward.api.ledger import RESCHEDULE
 from onward.api.prompts import Prompts
@@ -48,6 +48,14 @@ def _a_router_asks_nobody(patch: Patches) -> None:
 
 def _a_router_keeps_what_an_instance_has_aborted(patch: Patches) -> None:
     patch.put(Stream, "was_aborted", False)
+
+
+def _an_abort_discards_a_whole_answer(patch: Patches) -> None:
+    patch.put(Stream, "is_out_of_reach_of_aborts", False)
+
+
+def _an_answer_without_its_logprobs_is_complete(patch: Patches) -> None:
+    patch.put(closing, "_seems_complete", lambda job: False)
 
 
 def _the_adapter_is_for_generate_only(patch: Patches) -> None:
@@ -101,6 +109,21 @@ TABLE = [
         "a router keeps a stream that was aborted at its instance",
         _a_router_keeps_what_an_instance_has_aborted,
         [CLOSING + "test_a_stream_that_was_aborted_at_its_instance_is_not_kept[abort-0]"],
+    ),
+    Sabotage(
+        "abort-discards-answer",
+        "an abort after the last token discards the whole answer with its logprobs",
+        _an_abort_discards_a_whole_answer,
+        [
+            CLOSING + "test_an_abort_after_the_last_token_waits_for_the_whole_answer",
+            "tests/router/test_core.py::test_a_whole_answer_that_came_before_an_abort_is_told[stop-True]",
+        ],
+    ),
+    Sabotage(
+        "complete-without-logprobs",
+        "an answer that lacks the logprobs it was asked for is written as complete",
+        _an_answer_without_its_logprobs_is_complete,
+        [PARTIAL + f"test_an_answer_that_lacks_the_logprobs_it_was_asked_for_is_not_written_as_complete[{CHAT}]"],
     ),
     Sabotage(
         "adapter-for-generate-only",

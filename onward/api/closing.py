@@ -15,7 +15,7 @@ from onward.api.attempts import MAX_OTHER_BYTES, MSGPACK, check_schema, decoded
 from onward.api.forms import ChunkForm, Collected
 from onward.api.generation import Generator
 from onward.api.jobs import Backend, Job
-from onward.api.ledger import ABORT, ABORTED, Delivery
+from onward.api.ledger import ABORT, ABORTED, CUT, Delivery
 from onward.api.pieces import Piece
 from onward.api.proven import Proven
 from onward.errors import InvalidRequest
@@ -64,10 +64,17 @@ def closed_stream(job: Job, error: ErrorInfo) -> Closed:
 def closed_whole(job: Job, error: ErrorInfo) -> Closed:
     collected = Collected(job)
     collected.add(job.replayed)
-    if error.code == ABORTED.code:
+    if error.code == ABORTED.code and not _seems_complete(job):
         collected.add(_aborted_pieces(job))
         return Closed(200, collected.body())
     return Closed(error.status, error_body(error, collected.partial(error)))
+
+
+def _seems_complete(job: Job) -> bool:
+    """Whether an answer without logprobs that were asked for would say of every choice that it has ended by itself."""
+    request = job.prepared.request
+    is_scored = request.made_logprobs is not None or request.scores_prompt is not None
+    return is_scored and all(choice.finish_reason not in (None, *CUT) for choice in job.answer.choices)
 
 
 def _aborted_pieces(job: Job) -> list[Piece]:

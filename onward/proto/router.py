@@ -124,7 +124,8 @@ class Close(msgspec.Struct, frozen=True):
     attempt: Attempt
     """With these tokens. It is not run."""
     error: ErrorInfo
-    """With the code `aborted`, every choice that is open ends with `abort`."""
+    """With the code `aborted`, every choice that is open ends with `abort`. Where none is open, and the whole answer would
+    lack logprobs, it ends with the error."""
 
 
 class Closed(msgspec.Struct, frozen=True):

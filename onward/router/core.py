@@ -73,7 +73,7 @@ Step = Dispatch | Wait | GiveUp | Finish
 @dataclass(frozen=True, slots=True)
 class Aborted:
     routes: list[Route]
-    """Those that run."""
+    """Those that run, and whose attempt ends now."""
     left: list[Stream]
     """By their client, and dropped by this."""
     ids: list[str]
@@ -155,6 +155,8 @@ class RouterCore:
         self._now_s = now_s
         stream = route.stream
         assert not stream.is_under_way, "an attempt is under way"
+        if stream.is_complete and stream.is_out_of_reach_of_aborts:
+            return Finish()
         if route.verdict is not None:
             return GiveUp(route.verdict, route.verdict_body)
         if stream.is_complete or stream.owes_only_the_end:
@@ -319,7 +321,8 @@ class RouterCore:
             self.records.keep(stream, now_s)
 
     def abort(self, names: Iterable[str] | None, now_s: float, caller: str | None = None) -> Aborted:
-        """Ends streams by id or label, or all, running or left by their client; a caller's own, or everybody's."""
+        """Ends streams by id or label, or all, running or left by their client; a caller's own, or everybody's. An attempt
+        that has only the whole answer left to send is not ended, and no other one follows it."""
         wanted = None if names is None else frozenset(names)
         routes = [route for route in self._routes.values() if is_meant(route.stream, wanted, caller)]
         for route in routes:
@@ -330,7 +333,8 @@ class RouterCore:
             self._tombstones.add(origin.request_id, now_s)
         ids = [origin.request_id for origin in origins]
         labels = [origin.label for origin in origins]
-        return Aborted(routes, left, ids, {*ids} if wanted is None else wanted.intersection((*ids, *labels)))
+        cut = [route for route in routes if not route.stream.is_out_of_reach_of_aborts]
+        return Aborted(cut, left, ids, {*ids} if wanted is None else wanted.intersection((*ids, *labels)))
 
     # Instances.
 

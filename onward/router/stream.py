@@ -177,6 +177,13 @@ class Stream:
         return bool(self.choices) and all(choice.finish_reason is not None for choice in self.choices)
 
     @property
+    def is_out_of_reach_of_aborts(self) -> bool:
+        """Every choice of a whole answer has ended, and none was given up: an abort finds nothing to end. The answer has
+        logprobs, which nothing but the attempt under way knows."""
+        is_given_up = any(choice.finish_reason == RESCHEDULE for choice in self.choices)
+        return not self.origin.streams and self.all_finished and not is_given_up
+
+    @property
     def is_at_place(self) -> bool:
         """Whether the tokens that are known reach the place that the client has named."""
         if not self.origin.skip_to:

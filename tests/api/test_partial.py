@@ -321,6 +321,28 @@ def test_an_instance_writes_an_empty_answer_for_a_request_that_never_began(
     assert (answer.texts, answer.reasons) == (["", ""], ["abort", "abort"])
 
 
+SCORED = {
+    "/v1/chat/completions": {"logprobs": True},
+    "/v1/completions": {"logprobs": 0},
+    "/v1/generate": {"logprobs": 0},
+}
+
+
+@EVERY_PATH
+def test_an_answer_that_lacks_the_logprobs_it_was_asked_for_is_not_written_as_complete(
+    instance: Instance, path: str
+) -> None:
+    ended = [GivenChoice(OUTPUT[:4], "length")]
+    one = closed(instance, path, request(path, False, **FIELDS), ABORTED, choices=ended)
+    assert (one.status, msgspec.json.decode(one.body)["choices"][0]["finish_reason"]) == (200, "length")
+    for fields in (SCORED[path], {"prompt_logprobs": 0}):
+        one = closed(instance, path, request(path, False, **FIELDS, **fields), ABORTED, choices=ended)
+        written = msgspec.json.decode(one.body)
+        assert (one.status, written["error"]["code"]) == (409, "aborted")
+        assert written["partial"]["choices"][0]["completion_token_ids"] == OUTPUT[:4]
+        assert written["partial"]["resume"]["generated_finish_reasons"] == ["length"]
+
+
 def test_a_failed_response_is_failed_and_has_its_output(instance: Instance) -> None:
     engine = instance.engine
 

@@ -49,7 +49,7 @@ class Behaviour:
     fails_after: int | None = None
     """Events with tokens, before `error` is told as an event; or, if it may, a give-up in the client's form."""
     silent_after: int | None = None
-    """Events with tokens, after which nothing is said any more but `progress`."""
+    """Events with tokens, after which nothing is said any more but `progress`; also not the whole answer after the last."""
     progress: Callable[[int], str] | None = None
     """The n-th progress line while silent."""
     gate: asyncio.Event | None = None
@@ -242,7 +242,7 @@ class StandInInstance:
                 _write_chunk(writer, event[:left])
                 await writer.drain()
                 raise ConnectionError
-            if behaviour.silent_after == num_advances and event.startswith(b"id: "):
+            if behaviour.silent_after == num_advances and event.startswith((b"id: ", b"event: answer")):
                 await self._be_silent(behaviour, writer)
             num_advances += event.startswith(b"id: ")
             _write_chunk(writer, event)

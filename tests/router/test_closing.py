@@ -85,6 +85,44 @@ def test_an_aborted_request_ends_as_an_instance_writes_it(body: dict[str, Any], 
     run(scenario())
 
 
+def test_an_abort_after_the_last_token_waits_for_the_whole_answer() -> None:
+    """No choice is open, and what an instance writes from the tokens has no logprobs."""
+
+    async def scenario() -> None:
+        instance, gate = StandInInstance("a"), asyncio.Event()
+        instance.behave = lambda *_: Behaviour(silent_after=len(TOKENS), gate=gate)
+        instance.closes = writes
+        async with running_router(instance, stall_timeout_s=1000.0) as router:
+            asking = asyncio.create_task(router.post(BODY))
+            streams = router.process.serving.core.routes
+            await until(lambda: [num_told(route.stream) for route in streams()] == [len(TOKENS)])
+            await router.post({"all": True}, path="/v1/abort")
+            gate.set()
+            answer = await asking
+            assert answer.status == 200
+            assert [one["finish_reason"] for one in answer.json["choices"]] == ["length"]
+            assert (instance.asked_to_close, len(instance.attempts)) == ([], 1)
+
+    run(scenario())
+
+
+def test_an_abort_after_the_last_token_ends_the_request_where_its_answer_is_lost() -> None:
+    async def scenario() -> None:
+        instance, gate = StandInInstance("a"), asyncio.Event()
+        instance.behave = lambda *_: Behaviour(silent_after=len(TOKENS), gate=gate)
+        async with running_router(instance, stall_timeout_s=1000.0) as router:
+            asking = asyncio.create_task(router.post(BODY))
+            streams = router.process.serving.core.routes
+            await until(lambda: [num_told(route.stream) for route in streams()] == [len(TOKENS)])
+            await router.post({"all": True}, path="/v1/abort")
+            await instance.stop()
+            answer = await asking
+            assert (answer.status, answer.json["error"]["code"]) == (409, "aborted")
+            assert len(instance.attempts) == 1, "no attempt brings it back"
+
+    run(scenario())
+
+
 @BOTH
 def test_when_the_last_attempt_is_lost_another_instance_writes_what_there_is(body: dict[str, Any]) -> None:
     async def scenario() -> None:

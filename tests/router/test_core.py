@@ -15,7 +15,7 @@ from onward.proto.cursor import ChoiceCursor, Cursor
 from onward.proto.request import ErrorInfo
 from onward.proto.router import Progress, Registration
 from onward.router.core import ABORTED, MAX_WAIT_S, Dispatch, Finish, GiveUp, RouterCore, Wait, block_hashes
-from onward.router.events import Advance, Failure
+from onward.router.events import Advance, Failure, WholeAnswer
 from onward.router.route import Route
 from onward.router.stream import Cause, Origin
 
@@ -59,8 +59,7 @@ class World:
             arrived_at_s=1.0,
             path="/v1/completions",
             body=b"{}",
-            streams=True,
-            **fields,
+            **({"streams": True} | fields),
         )
         return self.core.open(origin, self.now_s)
 
@@ -540,6 +539,21 @@ def test_an_aborted_stream_ends_once_and_cannot_come_back() -> None:
     assert len(world.core.records) == 0
     with pytest.raises(NotFound):
         world.core.check_alive(route.stream.request_id, world.now_s)
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_told"), [("stop", True), ("abort", True), ("pd_reschedule", False), (None, False)]
+)
+def test_a_whole_answer_that_came_before_an_abort_is_told(reason: str | None, is_told: bool) -> None:
+    """With all of its choices ended. One that was given up is not: the client would send it again."""
+    world = World("a")
+    route = world.open(streams=False)
+    world.start(route, tokens=1)
+    route.stream.choices[0].finish_reason = reason
+    route.stream.hear(WholeAnswer(b"{}"), world.now_s)
+    world.core.abort(None, world.now_s)
+    world.core.ended(route, world.now_s)
+    assert world.step(route) == (Finish() if is_told else GiveUp(ABORTED, None))
 
 
 def test_an_abort_reaches_a_stream_whose_client_has_gone() -> None:

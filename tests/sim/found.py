@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from onward.api import continuing, jobs, starts
+from onward.api import closing, continuing, jobs, starts
 from onward.api.answer import Answer, Progress
 from onward.api.choice import Choice, Start
 from onward.api.cursors import Cursors
@@ -25,6 +25,7 @@ from onward.router import generation
 from onward.router import responses as router_responses
 from onward.router.response_creation import ResponseCreation
 from onward.router.responses import FoundResponses
+from onward.router.stream import Stream
 from onward.shelf.records import Records
 from onward.sim import responses
 from onward.web.body import compact
@@ -154,3 +155,8 @@ def an_engine_goes_on_after_its_farewell(patch: Patches) -> None:
             original(self, message, now_s)
 
     patch.around(EngineProcess, "_on_control", on_control)
+
+
+def an_abort_discards_a_whole_answer(patch: Patches) -> None:
+    patch.put(Stream, "is_out_of_reach_of_aborts", False)
+    patch.put(closing, "_seems_complete", lambda job: False)
