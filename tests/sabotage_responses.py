@@ -1,6 +1,6 @@
 """Deliberate bugs about responses: how they are told, kept, cancelled and carried. Rows for `tests/sabotage.py`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from onward.api.responses.endpoint import CreateEndpoint
 from onward.api.responses.form import ResponseForm
 from onward.api.streams import Stream, Streams
 from onward.fair_records import FairRecords
-from onward.proto.router import Record
+from onward.proto.router import GivenChoice, Record
 from onward.proto.shelf import RecordKind, ShelfRecord
 from onward.router import core as router_core
 from onward.router.kept import kept_at_instances
@@ -202,6 +202,18 @@ def _an_aborted_response_runs_again(patch: Patches) -> None:
     )
 
 
+def _each_instance_cancels_what_the_router_has(patch: Patches) -> None:
+    """The instances are told of the record that the router has found, and not of what the first of them keeps."""
+    found: dict[str, list[GivenChoice]] = {}
+
+    async def keep(original: Callable, self: FoundResponses, record: Record, urls: Sequence[str]) -> list[Record]:
+        attempt = record.attempt
+        attempt = msgspec.structs.replace(attempt, choices=found.setdefault(attempt.request_id, attempt.choices))
+        return await original(self, msgspec.structs.replace(record, attempt=attempt), urls)
+
+    patch.around(FoundResponses, "_keep", keep)
+
+
 def _a_delete_only_drops(patch: Patches) -> None:
     def delete(original: Callable, self: Records, record_id: str, caller: str, now_s: float) -> bool:
         was_there = self.get(record_id, now_s) is not None
@@ -247,6 +259,12 @@ TABLE = [
         "a router ends an aborted response as one that has failed",
         _a_router_fails_an_aborted_response,
         [ABORTS_ROUTED + "test_a_whole_response_is_cancelled_and_has_its_output[stored-2-router]"],
+    ),
+    Sabotage(
+        "instances-cancel-apart",
+        "a router has each instance keep a cancelled response with the tokens that the router knows of",
+        _each_instance_cancels_what_the_router_has,
+        [ABORTS_ROUTED + "test_a_response_is_cancelled_with_the_same_tokens_at_all_instances"],
     ),
     Sabotage(
         "deleted-response-comes-back",

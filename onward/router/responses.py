@@ -131,16 +131,20 @@ class FoundResponses:
         raise Unavailable("there is no instance that could answer", retry_after_s=1.0)
 
     async def cancel(self, record: Record) -> Record:
-        """Those instances that have the response are told first: where it completes before that, it is not cancelled. Then
-        it is kept as cancelled at all others that can be reached, so that it is not carried on there. What is kept."""
+        """The instance that has most of it is told first: where it completes before that, it is not cancelled. What it
+        keeps, which may be more than this router knows, is then kept at all others that can be reached: it is shown the
+        same whichever of them is asked later, and is not carried on there. What is kept."""
         attempt = msgspec.structs.replace(record.attempt, epoch=record.attempt.epoch + 1)
         cancelled = msgspec.structs.replace(record, attempt=attempt, is_live=False, is_cancelled=True)
         urls = {replica.url for replica in self._takers()}
-        holders = urls & (await kept_at_instances(self._serving, attempt.request_id)).by_url.keys()
-        kept = await self._keep(cancelled, sorted(holders))
-        if complete := [one for one in kept if not one.is_cancelled]:
-            return max(complete, key=_rank)
-        kept += await self._keep(cancelled, sorted(urls - holders))
+        found = (await kept_at_instances(self._serving, attempt.request_id)).by_url
+        holders = sorted(urls & found.keys(), key=lambda url: (_rank(found[url]), url), reverse=True)
+        kept: list[Record] = []
+        for told in (holders[:1], holders[1:], sorted(urls - found.keys())):
+            kept += await self._keep(cancelled, told)
+            if kept and not any(one.is_cancelled for one in kept):
+                return max(kept, key=_rank)
+            cancelled = max([cancelled, *kept], key=_rank)
         if not kept:
             raise Unavailable("there is no instance that could keep it", retry_after_s=1.0)
         # An instance that could not be reached may still run it for this router.

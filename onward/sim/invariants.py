@@ -68,6 +68,10 @@ class Watch:
         deaths = sum(count for kind, count in fired.items() if kind.startswith(("kill-", "stop-", "poison")))
         return self.may_crash() or deaths >= MAX_DEATHS
 
+    def is_out_of_reach(self) -> bool:
+        """Whether an instance cannot be asked for its records at the moment, or not for all of them."""
+        return any(not _answers(one) for one in self._world.instances.values() if one.machine.role != "prefill")
+
     def may_forget(self, *, is_background: bool) -> bool:
         """Whether the record of a response may be lost. A router does not reach an instance whose api process is away."""
         fired = self._world.weather.fired
@@ -206,6 +210,12 @@ class Watch:
         assert instance.life.shelf is not None
         if kept := kept_for_ever(instance.life.shelf.core, instance.life.shelf.process.now_s()):
             self._world.fail(4, f"{instance.machine.name}: the shelf still has {kept}")
+
+
+def _answers(instance: Instance) -> bool:
+    """All of its processes that have records, or the way to them, run."""
+    running = [one for role in ("api", "shelf") for one in instance.processes(role) if not one.is_stopped]
+    return len(running) == instance.machine.num_apis + 1
 
 
 def kept_for_ever(shelf: ShelfCore, now_s: float) -> dict[str, int]:

@@ -75,6 +75,7 @@ class Visitor:
         may_crash: Callable[[], bool],
         may_crash_engine: Callable[[], bool],
         may_pause: Callable[[], bool],
+        is_out_of_reach: Callable[[], bool],
         *,
         expects_calm: bool = False,
     ) -> None:
@@ -85,7 +86,9 @@ class Visitor:
         """Of the request under way."""
         self._web, self._doors, self._tokens, self._books = web, doors, tokens, books
         self._note, self._may_crash, self._may_pause = note, may_crash, may_pause
-        self._may_crash_engine = may_crash_engine
+        self._may_crash_engine, self._is_out_of_reach = may_crash_engine, is_out_of_reach
+        self._may_miss_record = False
+        """The request under way can only go on from a record, and an instance that may have it could not be asked."""
         self._expects_calm = expects_calm
         """No error is good enough, also none after which one may try again."""
         self._session = Session(web, process)
@@ -291,12 +294,15 @@ class Visitor:
     async def _sent(self, answer: Reply, body: dict[str, Any]) -> Response:
         headers = self._headers | {"X-Request-Id": self.label}
         url = self._door() + self.ask.path
+        self._may_miss_record = False
         if not answer.cursor:
             answer.begin_again()
         elif self._chance.happens(0.5):
-            return await self._session.get(
-                url, headers=tenants.header(self.ask.caller) | {"Last-Event-ID": answer.cursor}
-            )
+            was_out_of_reach = self._is_out_of_reach()
+            place = tenants.header(self.ask.caller) | {"Last-Event-ID": answer.cursor}
+            response = await self._session.get(url, headers=place)
+            self._may_miss_record = response.status != 200 and (was_out_of_reach or self._is_out_of_reach())
+            return response
         else:
             headers["Last-Event-ID"] = answer.cursor
         return await self._session.post(url, data=msgspec.json.encode(body), headers=headers)
@@ -310,7 +316,8 @@ class Visitor:
 
     def _judge(self, status: int, code: str, pause_s: float, answer: Reply) -> None:
         if code not in FINAL and (status in RETRYABLE or code in ("label_in_use", "stale_attempt", "conflict")):
-            raise CutOff(f"{status} {code}", min(pause_s, 2.0), visible=code not in ("label_in_use", "conflict"))
+            is_owed = code in ("label_in_use", "conflict") or (code == "unavailable" and self._may_miss_record)
+            raise CutOff(f"{status} {code}", min(pause_s, 2.0), visible=not is_owed)
         if code == "stream_unknown" and answer.cursor and self.ask.abort_at_s is None:
             raise CutOff(f"{status} {code}", visible=False)
         raise Refused(status, code)

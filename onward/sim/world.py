@@ -174,6 +174,7 @@ class World:
             self.watch.may_crash,
             self.watch.may_crash_engine,
             self.watch.may_pause,
+            self.watch.is_out_of_reach,
             expects_calm=self.scenario.expects_calm,
         )
 

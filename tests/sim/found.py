@@ -1,6 +1,6 @@
 """Faults of shipped code that the simulator found, each as it was: put back, its scenario must violate again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from onward.engine.main import EngineProcess
 from onward.proto.control import Stop, ToChild
 from onward.proto.cursor import Cursor
 from onward.proto.request import Submit
-from onward.proto.router import GivenChoice
+from onward.proto.router import GivenChoice, Record
 from onward.router import generation
 from onward.router import responses as router_responses
 from onward.router.response_creation import ResponseCreation
@@ -28,6 +28,7 @@ from onward.router.responses import FoundResponses
 from onward.router.stream import Stream
 from onward.shelf.records import Records
 from onward.sim import responses
+from onward.sim.invariants import Watch
 from onward.web.body import compact
 from tests.sabotage_kinds import Patches
 
@@ -160,3 +161,22 @@ def an_engine_goes_on_after_its_farewell(patch: Patches) -> None:
 def an_abort_discards_a_whole_answer(patch: Patches) -> None:
     patch.put(Stream, "is_out_of_reach_of_aborts", False)
     patch.put(closing, "_seems_complete", lambda job: False)
+
+
+def instances_keep_different_ends_of_a_cancelled_response(patch: Patches) -> None:
+    """Each had what the router knew of, or more where it had run there."""
+    known: dict[str, list[GivenChoice]] = {}
+
+    async def keep(original: Callable, self: FoundResponses, record: Record, urls: Sequence[str]) -> list[Record]:
+        if not record.is_cancelled:
+            return await original(self, record, urls)
+        attempt = record.attempt
+        attempt = msgspec.structs.replace(attempt, choices=known.setdefault(attempt.request_id, attempt.choices))
+        return await original(self, msgspec.structs.replace(record, attempt=attempt), urls)
+
+    patch.around(FoundResponses, "_keep", keep)
+
+
+def a_client_is_not_to_be_told_that_a_record_is_out_of_reach(patch: Patches) -> None:
+    """A fault of the simulator: by the contract it is, if it only asks for the record."""
+    patch.put(Watch, "is_out_of_reach", lambda self: False)

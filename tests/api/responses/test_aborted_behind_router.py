@@ -9,6 +9,8 @@ import pytest
 
 from onward.proto.model import PreparedModel
 from onward.proto.request import ErrorInfo
+from onward.router.responses import FoundResponses
+from onward.web.keys import ANONYMOUS
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.api.responses.reading import PATH, SCORED, body_of, check_response, speak_until, told
@@ -150,6 +152,29 @@ def test_an_aborted_response_is_kept_at_all_instances(thinker: PreparedModel) ->
             made = (await asyncio.wait_for(asking, PATIENCE_S)).json
             await asyncio.to_thread(runner.kill_api, runner.children[0])
             assert (await ask(router, "GET", f"/{made['id']}")).json == made
+
+        run(pair, scenario)
+
+
+def test_a_response_is_cancelled_with_the_same_tokens_at_all_instances(thinker: PreparedModel) -> None:
+    """Also where its instance has gone on since the router has found it."""
+    with running(thinker, name="a") as one, running(thinker, name="b") as other:
+        pair = [one, other]
+
+        async def scenario(router: Router) -> None:
+            begun = (await asyncio.wait_for(await paused_at(pair, router, 3, background=True), PATIENCE_S)).json
+            [runner] = [one for one in pair if one.engine.running]
+            found = FoundResponses(router.process.serving)
+            record = await found.find(ANONYMOUS, begun["id"])
+            assert len(record.attempt.choices[0].token_ids) == 3
+            speak_until(runner, 5, TEXT)
+            runner.engine.paused = False
+            await asyncio.to_thread(runner.wait_until, lambda: runner.engine.paused)
+            await found.cancel(record)
+            cancelled = (await ask(router, "GET", f"/{begun['id']}")).json
+            assert cancelled["status"] == "cancelled" and cancelled["usage"]["output_tokens"] == 5
+            await asyncio.to_thread(runner.kill_api, runner.children[0])
+            assert (await ask(router, "GET", f"/{begun['id']}")).json == cancelled
 
         run(pair, scenario)
 
