@@ -1,6 +1,7 @@
 """Deliberate bugs of the scheduler: which requests are charged, when a suspect has its turn, and which are preempted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from onward.api.ledger import Actions, Ledger, Promise
 from onward.engine import policy, request_queue, scheduler
@@ -10,6 +11,8 @@ from onward.engine.main import EngineProcess
 from onward.engine.plan_draft import PlanDraft
 from onward.engine.request import Request
 from onward.engine.scheduler import Scheduler
+from onward.engine.seating import Seating
+from onward.engine.slots import SlotTable
 from onward.proto.request import Submit
 from onward.proto.step import StepPlan
 from tests.sabotage_kinds import Patches, Sabotage
@@ -17,6 +20,7 @@ from tests.sabotage_kinds import Patches, Sabotage
 ARRIVAL = "tests/engine/test_arrival.py::"
 DEATHS = "tests/api/test_engine_deaths.py::"
 KILLER = "test_a_request_that_kills_every_engine_is_refused_after_four_and_all_others_complete"
+HANDOVERS = "tests/engine/test_handovers.py::"
 SUSPECTS = "tests/engine/test_suspects.py::"
 VICTIMS = "tests/engine/test_victims.py::"
 
@@ -40,11 +44,35 @@ def _let_suspects_pass(patch: Patches) -> None:
 
 
 def _give_a_suspect_s_blocks_to_peers(patch: Patches) -> None:
-    def first_in_line(original: Callable, self: Scheduler) -> Request | None:
-        first = original(self)
-        return self.leases.first_short if first in self.suspects else first
+    def in_line(original: Callable, self: Scheduler, request: Request) -> list[Request]:
+        return [one for one in original(self, request) if one not in self.suspects]
 
-    patch.around(Scheduler, "_first_in_line", first_in_line)
+    patch.around(Scheduler, "_in_line_before", in_line)
+
+
+def _count_blocks_and_no_slots(patch: Patches) -> None:
+    def has_room(original: Callable, self: Seating, request: Request, others: Iterable[Request]) -> bool:
+        slots, self.slots = self.slots, SlotTable(1000)
+        try:
+            return original(self, request, others)
+        finally:
+            self.slots = slots
+
+    patch.around(Seating, "has_room_beside", has_room)
+
+
+def _keep_room_for_the_first_only(patch: Patches) -> None:
+    def in_line(original: Callable, self: Scheduler, request: Request) -> list[Request]:
+        return sorted(original(self, request), key=policy.queue_key)[:1]
+
+    patch.around(Scheduler, "_in_line_before", in_line)
+
+
+def _preempt_for_one_slot(patch: Patches) -> None:
+    def is_met(original: Callable, self: policy.Shortage, num_blocks: int, num_victims: int) -> bool:
+        return original(replace(self, slots=min(1, self.slots)), num_blocks, num_victims)
+
+    patch.around(policy.Shortage, "is_met", is_met)
 
 
 def _no_overlap_while_a_suspect_waits(patch: Patches) -> None:
@@ -302,5 +330,26 @@ TABLE = [
         "requests are preempted for one that an earlier request keeps from the blocks",
         _forget_the_first_in_line,
         [VICTIMS + "test_nobody_is_preempted_for_a_request_that_an_earlier_one_keeps_from_the_blocks"],
+    ),
+    Sabotage(
+        "preempted-for-one-slot-of-two",
+        "a request is preempted for one slot where an earlier request needs one too",
+        _preempt_for_one_slot,
+        [VICTIMS + "test_nobody_is_preempted_for_a_request_that_an_earlier_one_keeps_from_the_slot"],
+    ),
+    Sabotage(
+        "slots-not-kept",
+        "the slot that an earlier request waits for goes to a later one, if there are blocks for both",
+        _count_blocks_and_no_slots,
+        [
+            HANDOVERS + "test_a_request_that_waits_for_a_slot_is_not_passed_by_those_whose_prompts_peers_compute",
+            HANDOVERS + "test_a_prompt_of_a_peer_that_waits_for_a_slot_is_not_passed_by_requests_of_our_own",
+        ],
+    ),
+    Sabotage(
+        "room-kept-for-the-first-only",
+        "room is kept for the first in line, and later requests take that of the second",
+        _keep_room_for_the_first_only,
+        [HANDOVERS + "test_the_second_in_the_queue_keeps_its_room_from_those_whose_prompts_peers_compute"],
     ),
 ]

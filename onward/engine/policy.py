@@ -142,12 +142,12 @@ class Shortage:
     blocks: int
     growing: int = 0
     """Running requests for which a block each is kept to grow into. A victim needs none."""
-    slot: bool = False
-    """Whether a slot is missing too; each victim brings one."""
+    slots: int = 0
+    """So many slots are missing too; each victim brings one."""
 
     def is_met(self, num_blocks: int, num_victims: int) -> bool:
         growing = max(0, self.growing - num_victims)
-        return num_blocks >= self.blocks + growing and (num_victims > 0 or not self.slot)
+        return num_blocks >= self.blocks + growing and num_victims >= self.slots
 
 
 def choose_victims(

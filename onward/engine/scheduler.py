@@ -11,7 +11,7 @@ prompts we compute for peers in `offers`. It knows nothing of what a token means
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from onward.config import EngineConfig
@@ -185,10 +185,10 @@ class Scheduler:
             self.suspects.add(request)
 
     def may_seat(self, request: Request) -> bool:
-        """Whether it may have blocks here although somebody who comes before it lacks some: only if there is room for both.
-        Blocks are taken by two kinds, those in the queue and those whose KV a peer brings; neither passes by the other."""
-        first = self._first_before(request)
-        return first is None or self.seating.have_room(first, request)
+        """Whether it may have a slot and blocks here although others that come before it lack them: only if there is room
+        for all. They are taken by two kinds, those in the queue and those whose KV a peer brings; neither passes by the
+        other."""
+        return self.seating.has_room_beside(request, self._in_line_before(request))
 
     def end_push(self, block_ids: list[int]) -> None:
         """A transfer reads these no more."""
@@ -346,16 +346,19 @@ class Scheduler:
         draft.run(request, num_tokens, [])
         return True
 
-    def _first_before(self, request: Request) -> Request | None:
-        """The first in line, if that one comes before this request and its blocks must be left free."""
-        first = self._first_in_line() if self.asks_peers else None
-        return first if first is not None and policy.queue_key(first) < policy.queue_key(request) else None
-
-    def _first_in_line(self) -> Request | None:
-        """Of all that want blocks here, in the queue or for what a peer computes."""
-        waiting = next((r for r in self.waiting if r.handover is None), None)
-        in_line = (request for request in (waiting, self.leases.first_short) if request is not None)
-        return min(in_line, key=policy.queue_key, default=None)
+    def _in_line_before(self, request: Request) -> Iterator[Request]:
+        """Those that come before this request and whose slot and blocks must be left free: all in the queue, since each
+        takes them as soon as it is its turn; of those that peers compute for only the first, since that may take long."""
+        if not self.asks_peers:
+            return
+        key, short = policy.queue_key(request), self.leases.first_short
+        if short is not None and policy.queue_key(short) < key:
+            yield short
+        for waiting in self.waiting:
+            if policy.queue_key(waiting) >= key:
+                return
+            if waiting.handover is None:
+                yield waiting
 
     def _make_room_if_short(self, draft: PlanDraft, request: Request) -> Room | None:
         """The room for a waiting request. None if there is not enough; lower priorities may then be preempted for it."""
@@ -367,10 +370,10 @@ class Scheduler:
 
     def _make_room_to_admit(self, draft: PlanDraft, request: Request, room: Room) -> None:
         """Asks for as much as `may_seat` will: what is not enough for that would be taken in vain."""
-        first = self._first_before(request)
-        kept = 0 if first is None else self.seating.find_room(first).taken + 1
-        slot_coming = self.slots.num_free + self.slots.num_fenced + len(self.preempting) > 0
-        shortage = policy.Shortage(room.needed + kept, room.growing, slot=not slot_coming)
+        kept = [self.seating.find_room(other).taken + 1 for other in self._in_line_before(request)]
+        slots_coming = self.slots.num_free + self.slots.num_fenced + len(self.preempting)
+        slots_missing = max(0, 1 + len(kept) - slots_coming)
+        shortage = policy.Shortage(room.needed + sum(kept), room.growing, slots_missing)
         # Blocks that the request would share are its own as soon as they are free.
         shared = self.pool.find(room.names[: room.hits])
         self._make_room(draft, request, shortage, shared, same_priority=False)

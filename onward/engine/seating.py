@@ -4,6 +4,7 @@ Both are resources with an owner, and both come back behind a fence: a step in f
 a block that its request has given up. Knows nothing of queues, plans and priorities.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from onward.config import EngineConfig
@@ -66,11 +67,16 @@ class Seating:
     def has_room(self, request: Request) -> bool:
         return self.slots.num_free > 0 and self.find_room(request).enough
 
-    def have_room(self, one: Request, other: Request) -> bool:
-        """For both, and a block for everybody to grow into, the first of them included."""
-        growing = len(self.running) + len(self.granted) + 1
-        taken = self.find_room(one).taken + self.find_room(other).taken
-        return policy.may_admit(taken, self.pool.num_available, growing)
+    def has_room_beside(self, request: Request, others: Iterable[Request]) -> bool:
+        """A slot and blocks for all of them, and a block for each to grow into, but for the request itself. Looks at no
+        more of the others than there are slots."""
+        slots, growing = self.slots.num_free - 1, len(self.running) + len(self.granted)
+        taken = self.find_room(request).taken
+        for other in others:
+            slots, growing, taken = slots - 1, growing + 1, taken + self.find_room(other).taken
+            if slots < 0 or not policy.may_admit(taken, self.pool.num_available, growing):
+                return False
+        return True
 
     def num_uncached(self, request: Request) -> int:
         return len(request.token_ids) - self.find_room(request).hits * self.pool.block_size

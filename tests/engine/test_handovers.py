@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from onward.engine.request import Status
 from onward.proto.handoff import Prefill
 from onward.proto.request import TokenDelta
 from onward.sim.worker import expected_logprobs
@@ -197,4 +198,62 @@ def test_a_long_prompt_that_a_peer_computes_is_not_passed_by_for_ever_by_short_o
     assert big.tokens == cluster.decode.expected(big)
     cluster.settle(seconds=2.0)
     cluster.decode.check_all_exact()
+    cluster.check_idle()
+
+
+def test_a_request_that_waits_for_a_slot_is_not_passed_by_those_whose_prompts_peers_compute() -> None:
+    """There are blocks for all of them, and fewer slots than requests."""
+    cluster = Cluster(max_num_seqs=2, num_blocks=256, prefill={"num_blocks": 256}, local_prefill_tokens=8)
+    for i in range(4):
+        cluster.submit(f"b{i}", [i, *range(1, 12)], max_tokens=16)
+    for _ in range(10):
+        cluster.turn()
+    own = cluster.submit("own", list(range(1, 6)), max_tokens=9)
+    many_small_ones_beside(cluster, own, lambda number: [number % 60, *range(1, 12)], max_turns=1000)
+    assert own.tokens == cluster.decode.expected(own)
+    cluster.settle(seconds=2.0)
+    cluster.decode.check_all_exact()
+    cluster.check_idle()
+
+
+def test_a_prompt_of_a_peer_that_waits_for_a_slot_is_not_passed_by_requests_of_our_own() -> None:
+    """A peer offers it again and again; between two offers the free slot stays its own."""
+    cluster = Cluster(max_num_seqs=1, num_blocks=256, local_prefill_tokens=8, offer_hold_s=0.01)
+    for i in range(4):
+        cluster.submit(f"b{i}", [i, *range(1, 5)], max_tokens=16)
+    for _ in range(4):
+        cluster.turn()
+    far = cluster.submit("far", list(range(1, 31)), max_tokens=9)
+    many_small_ones_beside(cluster, far, lambda number: [number % 60, *range(1, 5)], max_turns=1000)
+    assert far.tokens == cluster.decode.expected(far)
+    cluster.settle(seconds=2.0)
+    cluster.decode.check_all_exact()
+    cluster.check_idle()
+
+
+def test_the_second_in_the_queue_keeps_its_room_from_those_whose_prompts_peers_compute() -> None:
+    """There is room for `first` and `own`, or for `first` and `far`. `far` came last."""
+    cluster = Cluster(num_blocks=32, local_prefill_tokens=30)
+    decode = cluster.decode
+    cluster.submit("runs", [1] * 60, max_tokens=6)
+    while not decode.core.scheduler.running:
+        cluster.turn()
+    while decode.plan() is not None:
+        pass
+    cluster.submit("own", [2] * 28, max_tokens=4)
+    cluster.submit("first", [3] * 5, max_tokens=4, priority=-1)
+    cluster.submit("far", [4] * 36, max_tokens=4)
+    assert decode.plan() is None, "as many steps as may be are in flight"
+    for _ in range(20):
+        cluster.turn(steps=False)
+        for peer in cluster.peers.values():
+            peer.plan()
+    live = decode.core._live
+    assert live["far"] in decode.core.scheduler.leases.wanted
+    for _ in range(2):
+        decode.answer()
+        decode.plan()
+    assert [live[name].status for name in ("first", "own", "far")] == [Status.RUNNING, Status.RUNNING, Status.ASKED]
+    cluster.settle(2.0)
+    decode.check_all_exact()
     cluster.check_idle()

@@ -119,3 +119,29 @@ def test_nobody_is_preempted_for_a_request_that_an_earlier_one_keeps_from_the_bl
     assert not any(plan.preempt for plan in decode.all_plans)
     cluster.settle(2.0)
     decode.check_all_exact()
+
+
+def test_nobody_is_preempted_for_a_request_that_an_earlier_one_keeps_from_the_slot() -> None:
+    """A decode instance: `low` has one slot, which `earlier` gets first; its offer has expired."""
+    cluster = Cluster(max_num_seqs=2, num_blocks=64, local_prefill_tokens=20, offer_hold_s=0.2)
+    decode = cluster.decode
+    cluster.submit("equal", [1] * 17, max_tokens=20)
+    cluster.submit("low", [2] * 13, max_tokens=20, priority=3)
+    for _ in range(2):
+        cluster.turn()
+    cluster.submit("earlier", [3] * 40, max_tokens=2)
+    fill(decode)
+    for _ in range(20):
+        cluster.turn(steps=False)
+        cluster.pass_time(0.05)
+        for peer in cluster.peers.values():
+            peer.plan()
+    scheduler = decode.core.scheduler
+    assert scheduler.leases.first_short is decode.core._live["earlier"] and not scheduler.leases.wanted
+    cluster.submit("own", [4] * 9, max_tokens=2)
+    decode.answer()
+    assert decode.plan() is not None
+    assert decode.core._live["own"].status is Status.WAITING
+    assert not any(plan.preempt for plan in decode.all_plans)
+    cluster.settle(2.0)
+    decode.check_all_exact()
