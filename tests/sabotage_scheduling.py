@@ -45,7 +45,9 @@ def _let_suspects_pass(patch: Patches) -> None:
 
 def _give_a_suspect_s_blocks_to_peers(patch: Patches) -> None:
     def in_line(original: Callable, self: Scheduler, request: Request) -> list[Request]:
-        return [one for one in original(self, request) if one not in self.suspects]
+        line = list(original(self, request))
+        # A request of the queue behind the suspect would keep the blocks in its stead.
+        return [one for one in line if one not in self.waiting] if self.suspects.intersection(line) else line
 
     patch.around(Scheduler, "_in_line_before", in_line)
 
