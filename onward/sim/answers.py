@@ -255,7 +255,7 @@ class Answer(Reply):
                 raise Wrong(2, f"choice {index} reads {choice.text!r} instead of {expected.text!r}")
             if (self.ask.streams or self._speaks_tokens) and choice.token_ids != expected.token_ids:
                 raise Wrong(2, f"choice {index} has {choice.token_ids} instead of {expected.token_ids}")
-            if self.ask.logprobs is not None and not self._was_closed_by_an_abort:
+            if self.ask.logprobs is not None:
                 self._check_logprobs(index, choice, expected)
         self._check_usage()
         if not self.ask.streams:
@@ -267,13 +267,6 @@ class Answer(Reply):
         for index, choice in enumerate(self.choices):
             if choice.finish_reason == ABORT:
                 self._check_cut(index, choice)
-
-    @property
-    def _was_closed_by_an_abort(self) -> bool:
-        """A router that has all tokens of an answer, while their logprobs are made again, has an instance write it without
-        them."""
-        is_without = all(not choice.logprobs for choice in self.choices)
-        return self.ask.abort_at_s is not None and not self.ask.streams and is_without
 
     def _check_logprobs(self, index: int, choice: Received, expected: Expected) -> None:
         wanted = [-token / 8 for token in expected.token_ids]

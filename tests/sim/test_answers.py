@@ -1,10 +1,8 @@
 """What the simulator's clients accept as the end of an answer."""
 
-import msgspec
 import pytest
 
 from onward.sim.answers import Answer
-from onward.sim.reply import Wrong
 from onward.sim.scenario import Ask
 
 
@@ -34,18 +32,3 @@ def test_a_choice_that_was_given_up_before_the_others_were_aborted_has_ended(
     if is_finished:
         answer.check_end()
         assert answer.outcome == "aborted"
-
-
-@pytest.mark.parametrize(("abort_at_s", "is_legal"), [(1.0, True), (None, False)])
-def test_only_an_abort_may_end_a_whole_answer_without_its_logprobs(abort_at_s: float | None, is_legal: bool) -> None:
-    ask = Ask("q", 0.0, seed=7, logprobs=1, streams=False, abort_at_s=abort_at_s)
-    answer = Answer(ask, [1, 2, 3])
-    [expected] = answer.expected
-    told = {"index": 0, "text": expected.text, "finish_reason": expected.finish_reason, "logprobs": None}
-    usage = {"prompt_tokens": 3, "completion_tokens": len(expected.token_ids)}
-    answer.take_whole(msgspec.json.encode({"choices": [told], "usage": usage}))
-    if is_legal:
-        answer.check_end()
-    else:
-        with pytest.raises(Wrong, match="logprobs"):
-            answer.check_end()
