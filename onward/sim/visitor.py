@@ -316,7 +316,8 @@ class Visitor:
 
     def _judge(self, status: int, code: str, pause_s: float, answer: Reply) -> None:
         if code not in FINAL and (status in RETRYABLE or code in ("label_in_use", "stale_attempt", "conflict")):
-            is_owed = code in ("label_in_use", "conflict") or (code == "unavailable" and self._may_miss_record)
+            is_promised = self._expects_calm and code == "unavailable" and self._may_miss_record
+            is_owed = code in ("label_in_use", "conflict") or is_promised
             raise CutOff(f"{status} {code}", min(pause_s, 2.0), visible=not is_owed)
         if code == "stream_unknown" and answer.cursor and self.ask.abort_at_s is None:
             raise CutOff(f"{status} {code}", visible=False)

@@ -147,7 +147,7 @@ def test_a_shelf_that_is_gone_is_not_waited_for() -> None:
         link.shelf_gone(ShelfGone("shelf-1"))
         assert shelf.is_closed and await asking is None
         assert await link.claim("r", 2, "") is None
-        assert await link.drop_named(["r"], False, None) == set()
+        assert (await link.drop_named(["r"], False, None)).names == []
         link.put(BIG)
         assert lost(registry) == 1
 
@@ -191,7 +191,7 @@ def test_an_abort_is_repeated_and_then_said_to_have_failed(impatient: None) -> N
         shelf.answer = lambda message: (
             Dropped(message.ask_id, ["r"]) if isinstance(message, DropNamed) and message.ask_id > asks[-1] + 1 else None
         )
-        assert await link.drop_named(["r"], False, None) == {"r"}, "at the second try"
+        assert (await link.drop_named(["r"], False, None)).names == ["r"], "at the second try"
 
     with_link(scenario)
 

@@ -90,11 +90,13 @@ class Estate:
             yield
 
     def wait_for_record(self) -> None:
-        """Of the only stream that was asked for, whether it was cut off or had come to its end meanwhile."""
+        """Of the only stream that was asked for, whether it was cut off or had come to its end meanwhile. Stored responses
+        of earlier tests are not counted: an abort leaves those that have ended."""
 
         def count() -> float:
             metrics = self.instance.server.metrics()
-            return sum(value for key, value in metrics.items() if key.startswith("onward_shelf_records{"))
+            kinds = [f'onward_shelf_records{{kind="{kind}"}}' for kind in ("detached", "ended")]
+            return sum(metrics.get(kind, 0.0) for kind in kinds)
 
         wait_for(lambda: count() == 1, "a record")
 

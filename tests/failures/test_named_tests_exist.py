@@ -37,6 +37,8 @@ SHORT_NAMES = {
     "stored": "tests/api/responses/test_stored.py",
     "cuts": "tests/api/responses/test_cuts.py",
     "carried": "tests/api/responses/test_behind_router.py",
+    "aborted": "tests/api/responses/test_aborted.py",
+    "routed": "tests/api/responses/test_aborted_behind_router.py",
     "hostile": "tests/models/test_hostile_files.py",
 }
 REFERENCE = re.compile(r"…(_\w+)|(tests/[\w/]+\.py|…|\b[a-z]+(?=::))(?:::(\w+(?:::\w+)?))?")
