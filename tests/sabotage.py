@@ -614,7 +614,7 @@ TABLE = [
     ),
     Sabotage(
         "engine-and-worker-disagree",
-        "the worker's list is one token shorter than the engine's, and nobody asks",
+        "the worker's list is one token shorter than the engine's, and no check compares them",
         _a_reply_shorter_than_the_list,
         ["tests/conformance/test_preempted_output.py"],
     ),

@@ -2,8 +2,8 @@
 
 An aborted request is answered by what was generated of it, and each choice that was open ends with `abort`; a response is
 `cancelled`. The record of a stream whose client has gone is dropped, and that of a stored response is cancelled. Asking
-again is harmless, and finds the names unknown. Whoever is no admin finds those of others unknown too, and may not end all;
-a router says for whom it asks.
+again is harmless, and finds the names unknown. To a caller that is no admin the names of other callers are unknown too, and
+it may not end all requests; a router names the caller for which it asks.
 """
 
 from starlette.requests import Request

@@ -262,8 +262,8 @@ class GenerationEndpoint:
             raise STREAM_UNKNOWN
 
     async def _record(self, identity: Identity, cursor: Cursor, *, must_answer: bool) -> Record | None:
-        """What there is of the stream, if the client may see it. `must_answer`: nobody can do without, so a shelf that is
-        silent is no "unknown"."""
+        """The record of the stream, if the client may see it. `must_answer`: the stream cannot be made again, so a shelf
+        that does not reply is an error and not "unknown"."""
         caller = identity.caller.scope
         record = await self._streams.find(cursor.request_id, cursor.epoch, caller, must_answer=must_answer)
         return record if record is not None and record.attempt.path == self.generator.jobs.path else None

@@ -173,8 +173,8 @@ class Streams:
         return ended
 
     async def _cancel_kept(self, record_id: str, caller: str | None) -> bool:
-        """Whoever runs it has been told, and ends it with the tokens that its readers have. If it does not, or nobody runs
-        it, it is ended from here. Whether it is cancelled."""
+        """The api process that runs the response has been told, and ends it with the tokens that its readers have. This
+        process ends it where that one does not, or where none runs it. Returns whether it is cancelled."""
         until_s = self._clock.now_s() + ABORTED_ENDS_S
         while True:
             record = await self.find(record_id, caller=caller)

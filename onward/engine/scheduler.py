@@ -347,8 +347,8 @@ class Scheduler:
         return True
 
     def _in_line_before(self, request: Request) -> Iterator[Request]:
-        """Those that come before this request and whose slot and blocks must be left free: all in the queue, since each
-        takes them as soon as it is its turn; of those that peers compute for only the first, since that may take long."""
+        """Requests that come before this one, and whose slot and blocks must stay free: all in the queue, since each takes
+        them in its turn, and the first of those whose prompts peers compute, since such a prompt may take long."""
         if not self.asks_peers:
             return
         key, short = policy.queue_key(request), self.leases.first_short

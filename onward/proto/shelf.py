@@ -135,7 +135,7 @@ class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
     names: list[str]
     """Those that were known; the ids, where everything was dropped."""
     open: dict[str, list[str]] = {}
-    """Stored responses that have not ended, and by which of the names they go: whoever asks ends them."""
+    """Stored responses that have not ended, each with the names that matched. The api process that asks ends them."""
 
 
 class Show(msgspec.Struct, frozen=True, tag="show"):

@@ -1,4 +1,4 @@
-"""An aborted response is cancelled and has its output so far, whoever asks for it, in which form and how late."""
+"""An aborted response is cancelled and has its output so far, for every reader, in every form and at any later time."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,16 +33,6 @@ LABEL = "mine"
 NAMED = {"X-Request-Id": LABEL}
 FORMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 STORES = pytest.mark.parametrize("store", [True, False], ids=["stored", "not stored"])
-
-
-@pytest.fixture(scope="module")
-def pair(thinker: PreparedModel) -> Iterator[tuple[Instance, list[httpx.Client]]]:
-    """Two api processes, and a client of each."""
-    with running(thinker, num_api=2, has_own_ports=True) as instance:
-        clients = [httpx.Client(base_url=one.url, timeout=30, verify=NO_CERTIFICATES) for one in instance.children]
-        yield instance, clients
-        for client in clients:
-            client.close()
 
 
 @contextmanager

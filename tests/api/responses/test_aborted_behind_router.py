@@ -1,7 +1,7 @@
 """A response that is aborted at a router, or at an instance behind it: cancelled, with its output so far, and once."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -16,26 +16,12 @@ from tests.api.reader import NO_CERTIFICATES
 from tests.api.responses.reading import PATH, SCORED, body_of, check_response, speak_until, told
 from tests.api.responses.test_aborted import LABEL, NAMED, SHOWN, TEXT, check_cancelled, check_events, text_of
 from tests.api.responses.test_behind_router import PATIENCE_S, ask, events_in, router_of, run, until
-from tests.api.stand_in_engine import never
 from tests.api.thinking_model import speak
 from tests.router.harness import Answer, Router
 
 AT = pytest.mark.parametrize("at", ["router", "instance", "another router"])
 NUM_TOKENS = pytest.mark.parametrize("num_tokens", [0, 2, 7])
 Abort = Callable[[str], Awaitable[dict[str, list[str]]]]
-
-
-@pytest.fixture(scope="module")
-def shared_two(thinker: PreparedModel) -> Iterator[list[Instance]]:
-    with running(thinker, name="a") as one, running(thinker, name="b") as other:
-        yield [one, other]
-
-
-@pytest.fixture
-def two(shared_two: list[Instance]) -> Iterator[list[Instance]]:
-    yield shared_two
-    for instance in shared_two:
-        instance.engine.paused, instance.engine.give_up = False, never
 
 
 async def paused_at(two: list[Instance], router: Router, num_tokens: int, **more: Any) -> "asyncio.Task[Answer]":

@@ -1,12 +1,11 @@
 """Responses at a real router in front of two real api processes: whoever made one, it is found, and it carries on."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
-import pytest
 import uvloop
 
 from onward.proto.model import PreparedModel
@@ -26,7 +25,6 @@ from tests.api.responses.reading import (
     speak_until,
     told,
 )
-from tests.api.stand_in_engine import never
 from tests.api.thinking_model import CALL, speak, tokens_of
 from tests.router.harness import Answer, Router, running_router
 
@@ -35,19 +33,6 @@ MANY_TRIES = 600
 EVERY_S = 0.05
 PATIENCE_S = 25.0
 """Less than a question that a client has asked may take at an instance that does not answer."""
-
-
-@pytest.fixture(scope="module")
-def shared_two(thinker: PreparedModel) -> Iterator[list[Instance]]:
-    with running(thinker, name="a") as one, running(thinker, name="b") as other:
-        yield [one, other]
-
-
-@pytest.fixture
-def two(shared_two: list[Instance]) -> Iterator[list[Instance]]:
-    yield shared_two
-    for instance in shared_two:
-        instance.engine.paused, instance.engine.give_up = False, never
 
 
 @asynccontextmanager

@@ -1,6 +1,5 @@
 """Responses by their ids: which process is asked does not matter, who asks does, and none is kept for ever."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -23,16 +22,6 @@ from tests.web import doors
 
 BACKGROUND = {"background": True}
 TEXT = tokens_of("one two three")
-
-
-@pytest.fixture(scope="module")
-def pair(thinker: PreparedModel) -> Iterator[tuple[Instance, list[httpx.Client]]]:
-    """Two api processes, and a client of each."""
-    with running(thinker, num_api=2, has_own_ports=True) as instance:
-        clients = [httpx.Client(base_url=one.url, timeout=30, verify=NO_CERTIFICATES) for one in instance.children]
-        yield instance, clients
-        for client in clients:
-            client.close()
 
 
 def status_of(http: httpx.Client, response_id: str) -> str:
