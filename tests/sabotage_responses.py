@@ -7,7 +7,7 @@ import msgspec
 
 from onward.api import jobs, streams
 from onward.api.ledger import ABORTED
-from onward.api.responses import stored, teller
+from onward.api.responses import form, stored, teller
 from onward.api.responses.endpoint import CreateEndpoint
 from onward.api.responses.form import ResponseForm
 from onward.api.streams import Stream, Streams
@@ -33,6 +33,7 @@ CUTS = "tests/api/responses/test_cuts.py::"
 ROUTED = "tests/api/responses/test_behind_router.py::"
 ABORTS = "tests/api/responses/test_aborted.py::"
 ABORTS_ROUTED = "tests/api/responses/test_aborted_behind_router.py::"
+FAILS_AFTER_RETURN = "test_a_stream_that_fails_after_a_client_came_back_has_the_next_number_and_the_output_so_far"
 ABORTED_STREAM = "test_a_streamed_response_that_is_aborted_ends_as_one_that_is_cancelled_and_is_told_again_the_same"
 FOR_EVER_S = 1e9
 _ENDS = ("complete", "cancelled")
@@ -187,6 +188,24 @@ def _an_abort_leaves_what_nobody_runs(patch: Patches) -> None:
     patch.put(Records, "open_named", lambda self, *named: {})
 
 
+def _a_failure_passes_what_waits_for_scores(patch: Patches) -> None:
+    patch.put(ResponseForm, "failed", lambda self, info: [form.event_bytes(self._teller.failed(info))])
+
+
+def _each_instance_cancels_what_it_keeps(patch: Patches) -> None:
+    async def abort_kept(original: Callable, self: Streams, *what: Any, leaves_idle: bool) -> streams.Ended:
+        return await original(self, *what, leaves_idle=False)
+
+    patch.around(Streams, "abort_kept", abort_kept)
+
+
+def _a_router_leaves_what_nobody_runs(patch: Patches) -> None:
+    async def cancel_idle(original: Callable, self: FoundResponses, *what: Any) -> bool:
+        return False
+
+    patch.around(FoundResponses, "cancel_idle", cancel_idle)
+
+
 def _a_router_fails_an_aborted_response(patch: Patches) -> None:
     async def cancelled(original: Callable, self: ResponseClientSide, info: object) -> None:
         return None
@@ -253,6 +272,24 @@ TABLE = [
             ABORTS + "test_a_background_response_whose_process_has_died_is_cancelled_by_an_abort",
             ABORTS + "test_a_stored_stream_whose_client_has_gone_is_cancelled_by_an_abort",
         ],
+    ),
+    Sabotage(
+        "failure-before-scores",
+        "a response that fails before the tokens of its client have their logprobs again is told with an earlier number",
+        _a_failure_passes_what_waits_for_scores,
+        [CUTS + FAILS_AFTER_RETURN + "[words, scored-GET]"],
+    ),
+    Sabotage(
+        "older-record-cancelled",
+        "an abort at a router cancels an older record of a response that another instance has completed",
+        _each_instance_cancels_what_it_keeps,
+        [ABORTS_ROUTED + "test_an_abort_of_a_completed_response_does_not_cancel_an_older_record_of_it"],
+    ),
+    Sabotage(
+        "router-aborts-runs-only",
+        "a response that nothing runs is not cancelled by an abort at a router",
+        _a_router_leaves_what_nobody_runs,
+        [ABORTS_ROUTED + "test_an_abort_of_a_response_that_nothing_runs_cancels_all_records_of_it"],
     ),
     Sabotage(
         "router-fails-aborted-response",

@@ -256,8 +256,10 @@ def _what_is_left_runs_on(patch: Patches) -> None:
 
 
 def _instances_do_not_hear_of_aborts(patch: Patches) -> None:
-    async def abort_at_instances(original: Callable, self: Serving, asked: object) -> set[str]:
-        return set()
+    async def abort_at_instances(
+        original: Callable, self: Serving, asked: object
+    ) -> tuple[set[str], dict[str, set[str]]]:
+        return set(), {}
 
     patch.around(Serving, "_abort_at_instances", abort_at_instances)
 

@@ -6,12 +6,14 @@ again is harmless, and finds the names unknown. To a caller that is no admin the
 it may not end all requests; a router names the caller for which it asks.
 """
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from onward.api.engine_client import EngineClient
 from onward.api.proven import Proven
-from onward.api.streams import Streams
+from onward.api.streams import Ended, Streams
+from onward.proto.router import AbortAtInstance
 from onward.web import audit
 from onward.web.aborts import abort_answer, asked_names, bare_name, decode_abort_for
 from onward.web.callers import caller_of, check_admin
@@ -29,29 +31,39 @@ class Aborting:
         ids = await asked_names(request, self._max_body_bytes)
         if ids is None:
             check_admin(caller)
-        aborted, unknown = await self._abort(ids, caller.scope)
+        ended = await self._end(ids, caller.scope)
+        aborted, unknown = _in_words_of(ids, ended.names)
         audit.note_abort(caller, ids, aborted)
         return abort_answer(aborted, unknown)
 
     async def abort_for_router(self, request: Request) -> Response:
-        """Which has asked whoever wants it for a key, and has noted it."""
+        """Which has asked whoever wants it for a key, and has noted it. A response that nothing runs here is left as it is:
+        another instance may have more of it, and only the router can ask them all."""
         ids, caller = decode_abort_for(await self._proven.body(request, self._max_body_bytes))
-        return abort_answer(*await self._abort(ids, caller))
+        ended = await self._end(ids, caller, leaves_idle=True)
+        aborted, _ = _in_words_of(ids, ended.names)
+        answer = AbortAtInstance(aborted, ended.idle)
+        return Response(msgspec.json.encode(answer), media_type="application/json")
 
-    async def _abort(self, ids: list[str] | None, caller: str | None) -> tuple[list[str], list[str]]:
-        """Among the requests of this caller; None: of everybody. Which names were known, and which were not."""
-        if ids is None:
-            return sorted(await self._end([], caller, everything=True)), []
-        names = {given: {given, bare_name(given)} for given in ids}
-        every_name = [name for each in names.values() for name in each]
-        known = await self._end(every_name, caller) if names else set()
-        aborted = [given for given, each in names.items() if not known.isdisjoint(each)]
-        return aborted, [given for given in names if given not in aborted]
-
-    async def _end(self, names: list[str], caller: str | None, *, everything: bool = False) -> set[str]:
-        """What runs before what is kept: a stream that is left meanwhile has put its record by then."""
+    async def _end(self, ids: list[str] | None, caller: str | None, *, leaves_idle: bool = False) -> Ended:
+        """Among the requests of this caller; None: of everybody. What runs before what is kept: a stream that is left
+        meanwhile has put its record by then."""
+        everything = ids is None
+        names = list({name for given in ids or () for name in (given, bare_name(given))})
+        if not names and not everything:
+            return Ended(set(), {})
+        running = set[str]()
         try:
             running = await self._client.abort_by_name(names, everything=everything, caller=caller)
         finally:
-            kept = await self._streams.abort_kept(names, everything=everything, caller=caller)
-        return running | kept
+            kept = await self._streams.abort_kept(names, everything, caller, leaves_idle=leaves_idle)
+        return Ended(running | kept.names, kept.idle)
+
+
+def _in_words_of(ids: list[str] | None, ended: set[str]) -> tuple[list[str], list[str]]:
+    """Which of the names that were asked for were known, and which were not."""
+    if ids is None:
+        return sorted(ended), []
+    ids = list(dict.fromkeys(ids))
+    aborted = [given for given in ids if not ended.isdisjoint((given, bare_name(given)))]
+    return aborted, [given for given in ids if given not in aborted]

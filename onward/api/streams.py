@@ -51,6 +51,16 @@ class Stream:
         return self.job.prepared.attempt
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """By an abort."""
+
+    names: set[str]
+    """By which something has ended."""
+    idle: dict[str, list[str]]
+    """Responses that nothing runs and that were left as they are: by id, the names that mean them."""
+
+
 class Streams:
     def __init__(
         self, client: EngineClient, clock: Clock, ttl_s: float, shelf: ShelfLink, response_ttl_s: float = 0.0
@@ -158,30 +168,36 @@ class Streams:
         kept = await self._shelf.find(request_id, epoch, caller, must_answer=must_answer)
         return None if kept is None else self._decoder.decode(kept.data)
 
-    async def abort_kept(self, names: Collection[str], everything: bool = False, caller: str | None = None) -> set[str]:
-        """Forgets the records that go by these names, or cancels them if they are of stored responses. What runs has been
-        aborted before. Returns those names by which something has ended."""
+    async def abort_kept(
+        self, names: Collection[str], everything: bool, caller: str | None, *, leaves_idle: bool
+    ) -> Ended:
+        """Forgets the records that go by these names, or cancels them if they are of stored responses (`leaves_idle`:
+        unless nothing runs them). What runs has been aborted before."""
         dropped = await self._shelf.drop_named(names, everything, caller)
-        ended, places = set(dropped.names), asyncio.Semaphore(MAX_ENDING)
+        ended, places = Ended(set(dropped.names), {}), asyncio.Semaphore(MAX_ENDING)
 
         async def end(record_id: str, own_names: list[str]) -> None:
             async with places:
-                if await self._cancel_kept(record_id, caller):
-                    ended.update(own_names)
+                record = await self._when_not_live(record_id, caller)
+                if record is not None and not record.is_over:
+                    if leaves_idle and not record.is_live:
+                        ended.idle[record_id] = own_names
+                        return
+                    record = await self.cancel(record)
+                if record is not None and record.is_cancelled:
+                    ended.names.update(own_names)
 
         await asyncio.gather(*(end(*one) for one in dropped.open.items()))
         return ended
 
-    async def _cancel_kept(self, record_id: str, caller: str | None) -> bool:
-        """The api process that runs the response has been told, and ends it with the tokens that its readers have. This
-        process ends it where that one does not, or where none runs it. Returns whether it is cancelled."""
+    async def _when_not_live(self, record_id: str, caller: str | None) -> Record | None:
+        """The api process that runs the response has been told of the abort, and ends it with the tokens that its readers
+        have. The record after that; after a while also where that process has not ended it."""
         until_s = self._clock.now_s() + ABORTED_ENDS_S
         while True:
             record = await self.find(record_id, caller=caller)
-            if record is None or record.is_over:
-                return record is not None and record.is_cancelled
-            if not record.is_live or self._clock.now_s() >= until_s:
-                return (await self.cancel(record)).is_cancelled
+            if record is None or record.is_over or not record.is_live or self._clock.now_s() >= until_s:
+                return record
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def delete(self, record: Record) -> None:

@@ -234,6 +234,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return has_ended or self.error is not None or self.is_cancelled
 
 
+class AbortAtInstance(msgspec.Struct, frozen=True):
+    """What an instance answers to a router's `ABORT_PATH`."""
+
+    aborted: list[str]
+    idle: dict[str, list[str]] = {}
+    """Responses that it keeps and that nothing runs there: by id, the names that mean them. They are left as they are."""
+
+
 class AskResponse(msgspec.Struct, frozen=True, kw_only=True):
     """About a response of which the router has found this record. An instance knows what the tokens mean."""
 

@@ -40,9 +40,14 @@ class Aborting:
         return abort_answer(aborted, [one for one in names if one not in aborted])
 
     async def _abort(self, names: list[str] | None, caller: str | None) -> Set[str]:
-        """A stored response that its client has left is cancelled, also where no instance has it any more."""
+        """A stored response that nothing runs is cancelled, also where no instance has it any more."""
         aborted = await self._serving.abort(names, caller)
         left = [one for one in aborted.left if is_stored(one.origin.path, one.origin.body)]
         records = [self._found.record_of(one, is_live=False) for one in left]
-        await asyncio.gather(*(self._found.cancel_soon(one, CANCEL_S) for one in records))
-        return aborted.known
+        idle = aborted.idle.keys() - {one.request_id for one in left}
+        _, are_cancelled = await asyncio.gather(
+            asyncio.gather(*(self._found.cancel_soon(one, CANCEL_S) for one in records)),
+            asyncio.gather(*(self._found.cancel_idle(request_id, CANCEL_S) for request_id in idle)),
+        )
+        ended = [aborted.idle[one] for one, is_cancelled in zip(idle, are_cancelled, strict=True) if is_cancelled]
+        return {*aborted.known}.union(*ended)

@@ -8,7 +8,7 @@ what to do; sockets, tasks and clocks are the business of `serving`.
 """
 
 from collections.abc import Iterable, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onward.config import RouterConfig
@@ -80,6 +80,8 @@ class Aborted:
     """Theirs, and those of streams whose client has gone."""
     known: Set[str]
     """Which of the names were known; the ids, where all were meant."""
+    idle: dict[str, set[str]] = field(default_factory=dict)
+    """Responses that instances keep and that nothing runs: by id, the names that mean them."""
 
 
 class RouterCore:

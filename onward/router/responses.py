@@ -161,6 +161,16 @@ class FoundResponses:
         done, _ = await asyncio.wait((task,), timeout=timeout_s)
         return task.result() if done else None
 
+    async def cancel_idle(self, request_id: str, timeout_s: float) -> bool:
+        """A response that instances keep and that nothing runs. One of them may have completed it while another one has a
+        record from before that: the furthest one counts. Whether it is cancelled, as far as is known within that time."""
+        kept = (await kept_at_instances(self._serving, request_id)).records
+        furthest = max((one for one in kept if one.attempt.path == PATH), key=_rank, default=None)
+        if furthest is None or furthest.is_over:
+            return furthest is not None and furthest.is_cancelled
+        cancelled = await self.cancel_soon(furthest, timeout_s)
+        return cancelled is None or cancelled.is_cancelled
+
     async def _cancelled_or_not(self, record: Record) -> Record | None:
         async with self._cancelling:
             try:

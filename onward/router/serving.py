@@ -14,7 +14,7 @@ from onward.chance import Chance
 from onward.clock import Clock
 from onward.errors import InternalError, Unavailable
 from onward.proto.request import ErrorInfo
-from onward.proto.router import ABORT_PATH, IGNORED_FIELDS_HEADER, RegisterAnswer, Registration
+from onward.proto.router import IGNORED_FIELDS_HEADER, RegisterAnswer, Registration
 from onward.router.client_side import KEEP_ALIVE_S, ClientSide
 from onward.router.core import STREAM_UNKNOWN, Aborted, Dispatch, Finish, GiveUp, RouterCore, Wait, out_of_reach
 from onward.router.events import BLANK_LINE, EventSplitter, MalformedEvent, read_event
@@ -121,6 +121,7 @@ class Serving:
     async def _attempt(self, route: Route, dispatch: Dispatch, client: ClientSide) -> None:
         request_id = route.stream.request_id
         task = asyncio.create_task(self._run_attempt(route, dispatch, client))
+        assert request_id not in self._attempts, f"{request_id} has two attempts under way"
         self._attempts[request_id] = task
         try:
             while not task.done():
@@ -128,8 +129,11 @@ class Serving:
                 await self._break_silence(route, client)
         finally:
             task.cancel()
-            await asyncio.wait((task,))
-            del self._attempts[request_id]
+            try:
+                await asyncio.wait((task,))
+            finally:
+                # A stream may be cancelled a second time while its attempt ends: when its client leaves, and comes back.
+                del self._attempts[request_id]
             if not task.cancelled() and (fault := task.exception()) is not None:
                 raise fault
             self.core.ended(route, self.clock.now_s())
@@ -201,8 +205,8 @@ class Serving:
         # Instances know labels too, so it does not matter where a label means more streams than may be named.
         every_name = [] if names is None else list(dict.fromkeys((*names, *aborted.ids)))[: 2 * MAX_IDS]
         asked: dict[str, object] = {"all": True} if names is None else {"ids": every_name}
-        at_instances = await self._abort_at_instances(asked if caller is None else {**asked, "caller": caller})
-        return replace(aborted, known={*aborted.known, *at_instances})
+        known, idle = await self._abort_at_instances(asked if caller is None else {**asked, "caller": caller})
+        return replace(aborted, known={*aborted.known, *known}, idle=idle)
 
     def end_here(self, names: list[str] | None, caller: str | None = None) -> Aborted:
         """The part of an abort that is this router's own."""
@@ -212,14 +216,17 @@ class Serving:
         self.wake()
         return aborted
 
-    async def _abort_at_instances(self, asked: dict[str, object]) -> set[str]:
+    async def _abort_at_instances(self, asked: dict[str, object]) -> tuple[set[str], dict[str, set[str]]]:
+        """The names that they knew, and the responses that they have left to this router."""
         urls = [replica.url for replica in self.core.takers(self.clock.now_s())]
-        answers = await asyncio.gather(*(self.upstream.post_json(url, ABORT_PATH, asked) for url in urls))
-        known: set[str] = set()
+        answers = await asyncio.gather(*(self.upstream.abort(url, asked) for url in urls))
+        known, idle = set[str](), dict[str, set[str]]()
         for answer in answers:
-            if isinstance(answer, dict) and isinstance(answer.get("aborted"), list):
-                known.update(map(str, answer["aborted"]))
-        return known
+            if answer is not None:
+                known.update(answer.aborted)
+                for request_id, names in answer.idle.items():
+                    idle.setdefault(request_id, set()).update(names)
+        return known, idle
 
     def _cut(self, route: Route) -> None:
         if (task := self._attempts.get(route.stream.request_id)) is not None:

@@ -13,6 +13,7 @@ from yarl import URL
 from onward.clock import Clock
 from onward.proto.model import ModelText
 from onward.proto.router import (
+    ABORT_PATH,
     ATTEMPT_PATH,
     CALLER_HEADER,
     CLOSE_PATH,
@@ -21,6 +22,7 @@ from onward.proto.router import (
     PROBE_PATH,
     PROOF_HEADER,
     TEXT_PATH,
+    AbortAtInstance,
     AskText,
     Attempt,
     Close,
@@ -109,10 +111,10 @@ class Upstream:
         answer = await self._ask(url, TEXT_PATH, msgspec.msgpack.encode(AskText()))
         return None if answer is None else _decoded(answer, ModelText)
 
-    async def post_json(self, url: str, path: str, value: Any) -> Any | None:
-        answer = await self._ask(url, path, msgspec.json.encode(value), {"content-type": "application/json"})
+    async def abort(self, url: str, asked: dict[str, object]) -> AbortAtInstance | None:
+        answer = await self._ask(url, ABORT_PATH, msgspec.json.encode(asked), {"content-type": "application/json"})
         try:
-            return None if answer is None else msgspec.json.decode(answer)
+            return None if answer is None else msgspec.json.decode(answer, type=AbortAtInstance)
         except msgspec.MsgspecError:
             return None
 

@@ -367,23 +367,24 @@ class Instance:
         if engine is not None and life.announced is not None:
             engine.channel.tell(AskSnapshot(1))
             if now_s - life.engine_heard_s > STALL_TIMEOUT_S:
-                self._ground.trace.note(f"{engine.process} is killed for silence")
-                engine.process.kill()
+                self._kill_for_silence(engine.process)
         is_stuck = stats is not None and stats.worker_ready and stats.stalled_s > STALL_TIMEOUT_S
         if is_stuck and worker is not None and now_s - life.worker_started_s > STALL_TIMEOUT_S:
-            self._ground.trace.note(f"{worker.process} is killed for silence")
-            worker.process.kill()
+            self._kill_for_silence(worker.process)
         if life.shelf is not None:
             life.shelf.channel.tell(AskSnapshot(1))
             if now_s - life.shelf_heard_s > STALL_TIMEOUT_S:
-                self._ground.trace.note(f"{life.shelf.process} is killed for silence")
-                life.shelf.process.kill()
+                self._kill_for_silence(life.shelf.process)
         for index, api in list(life.apis.items()):
             api.channel.tell(AskSnapshot(1))
             if now_s - life.api_heard_s[index] > STALL_TIMEOUT_S:
-                self._ground.trace.note(f"{api.process} is killed for silence")
-                api.process.kill()
+                self._kill_for_silence(api.process)
         life.supervisor.later(WATCH_S, self._watch, life)
+
+    def _kill_for_silence(self, process: Process) -> None:
+        self._ground.trace.note(f"{process} is killed for silence")
+        self._ground.weather.num_killed_for_silence += 1
+        process.kill()
 
     # From outside.
 

@@ -66,7 +66,7 @@ class Watch:
         """Whether a supervisor may have seen so many deaths in a row that it waits for a minute before the next start."""
         fired = self._world.weather.fired
         deaths = sum(count for kind, count in fired.items() if kind.startswith(("kill-", "stop-", "poison")))
-        return self.may_crash() or deaths >= MAX_DEATHS
+        return self.may_crash() or deaths + self._world.weather.num_killed_for_silence >= MAX_DEATHS
 
     def is_out_of_reach(self) -> bool:
         """Whether an instance cannot be asked for its records at the moment, or not for all of them."""

@@ -125,16 +125,17 @@ class Response(Reply):
             self.cursor, self._num_at_cursor = event_id, self._next
 
     def _take_new(self, event: dict[str, Any]) -> None:
+        if "response" in event:
+            self._name(event["response"])
+            if _ends(event):
+                # Raises where it has ended in another way: that event is then none of those that the end is compared with.
+                self._end(event["response"])
         self.events.append(event)
         if event["type"] == _DELTA:
             self._text += event["delta"]
             self._logprobs += [one["logprob"] for one in event["logprobs"]]
             self._check_text(self._text)
             self._check_logprobs(self._logprobs)
-        if "response" in event:
-            self._name(event["response"])
-            if _ends(event):
-                self._end(event["response"])
 
     def check_partial(self, partial: dict[str, Any]) -> None:
         self._check_text(_text_of(partial))

@@ -20,6 +20,8 @@ class Weather:
         self._chance = chance
         self._spells: list[Spell] = []
         self.fired: Counter[str] = Counter()
+        self.num_killed_for_silence = 0
+        """Processes that a supervisor has killed since they did not answer: for a fault on their wire, or for none."""
 
     def begin(self, kind: str, target: str, rate: float) -> Spell:
         spell = Spell(kind, target, rate)

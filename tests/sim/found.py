@@ -1,6 +1,7 @@
 """Faults of shipped code that the simulator found, each as it was: put back, its scenario must violate again."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,18 +14,22 @@ from onward.api.generation import GenerationEndpoint
 from onward.api.ledger import RESCHEDULE, Delivery, Ledger, Promise
 from onward.api.pieces import Piece
 from onward.api.requests import GenerationRequest
-from onward.api.responses import view
+from onward.api.responses import form, view
 from onward.api.responses.form import ResponseForm
 from onward.api.starts import STREAM_UNKNOWN
 from onward.engine.main import EngineProcess
 from onward.proto.control import Stop, ToChild
 from onward.proto.cursor import Cursor
 from onward.proto.request import Submit
-from onward.proto.router import GivenChoice, Record
+from onward.proto.router import GivenChoice
 from onward.router import generation
 from onward.router import responses as router_responses
+from onward.router.client_side import ClientSide
+from onward.router.core import Dispatch
 from onward.router.response_creation import ResponseCreation
 from onward.router.responses import FoundResponses
+from onward.router.route import Route
+from onward.router.serving import Serving
 from onward.router.stream import Stream
 from onward.shelf.records import Records
 from onward.sim import responses
@@ -163,20 +168,50 @@ def an_abort_discards_a_whole_answer(patch: Patches) -> None:
     patch.put(closing, "_seems_complete", lambda job: False)
 
 
-def instances_keep_different_ends_of_a_cancelled_response(patch: Patches) -> None:
-    """Each had what the router knew of, or more where it had run there."""
-    known: dict[str, list[GivenChoice]] = {}
-
-    async def keep(original: Callable, self: FoundResponses, record: Record, urls: Sequence[str]) -> list[Record]:
-        if not record.is_cancelled:
-            return await original(self, record, urls)
-        attempt = record.attempt
-        attempt = msgspec.structs.replace(attempt, choices=known.setdefault(attempt.request_id, attempt.choices))
-        return await original(self, msgspec.structs.replace(record, attempt=attempt), urls)
-
-    patch.around(FoundResponses, "_keep", keep)
-
-
 def a_client_is_not_to_be_told_that_a_record_is_out_of_reach(patch: Patches) -> None:
     """A fault of the simulator: by the contract it is, if it only asks for the record."""
     patch.put(Watch, "is_out_of_reach", lambda self: False)
+
+
+def an_event_of_another_end_is_compared_with_the_end(patch: Patches) -> None:
+    """A fault of the simulator: where records may be lost, a response may be shown with another end."""
+
+    def take_new(original: Callable, self: responses.Response, event: dict[str, Any]) -> None:
+        try:
+            original(self, event)
+        except responses.OtherEnd:
+            self.events.append(event)
+            raise
+
+    patch.around(responses.Response, "_take_new", take_new)
+
+
+def an_attempt_stays_listed_when_its_stream_is_cancelled_twice(patch: Patches) -> None:
+    async def attempt(original: Callable, self: Serving, route: Route, dispatch: Dispatch, client: ClientSide) -> None:
+        request_id = route.stream.request_id
+        assert request_id not in self._attempts, "two attempts are under way"
+        task = asyncio.create_task(self._run_attempt(route, dispatch, client))
+        self._attempts[request_id] = task
+        try:
+            await asyncio.wait((task,))
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+            del self._attempts[request_id]
+            self.core.ended(route, self.clock.now_s())
+
+    patch.around(Serving, "_attempt", attempt)
+
+
+def a_failure_passes_tokens_that_wait_for_scores(patch: Patches) -> None:
+    patch.put(ResponseForm, "failed", lambda self, info: [form.event_bytes(self._teller.failed(info))])
+
+
+def a_supervisor_is_not_to_pause_after_deaths_that_it_caused(patch: Patches) -> None:
+    """A fault of the simulator: five deaths in a row make it pause, however they came about."""
+
+    def may_pause(original: Callable, self: Watch) -> bool:
+        self._world.weather.num_killed_for_silence = 0
+        return original(self)
+
+    patch.around(Watch, "may_pause", may_pause)

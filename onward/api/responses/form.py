@@ -59,7 +59,8 @@ class ResponseForm:
         return [one for group in self._teller.without_scores() for one in self._told(group, is_known=False)]
 
     def failed(self, info: ErrorInfo) -> list[bytes]:
-        return [event_bytes(self._teller.failed(info))]
+        # Tokens that wait for their scores come before the failure: it has the number and the output that follow from them.
+        return [*self.end(), event_bytes(self._teller.failed(info))]
 
     def _told(self, group: Group, *, is_known: bool) -> list[bytes]:
         num_known = max(0, self._num_told - self._num_heard)

@@ -5,10 +5,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from onward.proto.model import PreparedModel
 from onward.proto.request import ErrorInfo
+from onward.proto.router import RESPONSE_PATH, AskResponse, Record
 from onward.router.responses import FoundResponses
 from onward.web.keys import ANONYMOUS
 from tests.api.instance import Instance, running
@@ -16,6 +18,7 @@ from tests.api.reader import NO_CERTIFICATES
 from tests.api.responses.reading import PATH, SCORED, body_of, check_response, speak_until, told
 from tests.api.responses.test_aborted import LABEL, NAMED, SHOWN, TEXT, check_cancelled, check_events, text_of
 from tests.api.responses.test_behind_router import PATIENCE_S, ask, events_in, router_of, run, until
+from tests.api.routed import find
 from tests.api.thinking_model import speak
 from tests.router.harness import Answer, Router
 
@@ -161,6 +164,44 @@ def test_a_response_is_cancelled_with_the_same_tokens_at_all_instances(thinker: 
             assert cancelled["status"] == "cancelled" and cancelled["usage"]["output_tokens"] == 5
             await asyncio.to_thread(runner.kill_api, runner.children[0])
             assert (await ask(router, "GET", f"/{begun['id']}")).json == cancelled
+
+        run(pair, scenario)
+
+
+def test_an_abort_of_a_completed_response_does_not_cancel_an_older_record_of_it(thinker: PreparedModel) -> None:
+    """As there is one where an instance took it up from another one and completed it."""
+    with running(thinker, name="a") as one, running(thinker, name="b") as other:
+        speak(one, TEXT)
+
+        async def scenario(router: Router) -> None:
+            async with router_of([one], "round_robin") as first:
+                made = (await first.post(body_of("words"), path=PATH)).json
+            complete = find(one.url, made["id"].removeprefix("resp_"))
+            assert complete is not None and complete.is_over
+            attempt = msgspec.structs.replace(complete.attempt, epoch=0, choices=[])
+            older = AskResponse(what="keep", record=Record(attempt=attempt))
+            await router.process.serving.upstream.pass_on(other.url, RESPONSE_PATH, msgspec.msgpack.encode(older))
+            assert find(other.url, attempt.request_id) is not None
+            assert await aborted("router", [one, other], router, made["id"]) == {"aborted": [], "unknown": [made["id"]]}
+            assert (await ask(router, "GET", f"/{made['id']}")).json == made
+
+        run([one, other], scenario)
+
+
+def test_an_abort_of_a_response_that_nothing_runs_cancels_all_records_of_it(thinker: PreparedModel) -> None:
+    with running(thinker, name="a") as one, running(thinker, name="b") as other:
+        pair = [one, other]
+
+        async def scenario(router: Router) -> None:
+            async with router_of(pair, "round_robin") as first:
+                asking = await paused_at(pair, first, 5, stream=True)
+                [request_id] = [held.submit.request_id[:-2] for at in pair for held in at.engine.running.values()]
+                asking.cancel()
+                await all_rest(pair)
+            assert (await aborted("router", pair, router))["aborted"] == [LABEL]
+            kept = [find(at.url, request_id) for at in pair]
+            assert [at is not None and at.is_cancelled for at in kept] == [True, True]
+            check_cancelled((await ask(router, "GET", f"/resp_{request_id}")).json, 5)
 
         run(pair, scenario)
 

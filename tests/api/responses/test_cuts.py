@@ -1,16 +1,30 @@
 """Responses that are cut behind any event: whoever goes on tells the same events, with the same numbers and ids."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import httpx
 import msgspec
 import pytest
 
 from onward.proto.cursor import format_cursor
+from onward.proto.request import ErrorInfo
 from onward.proto.router import GivenChoice
 from tests.api.cut_streams import cuts, events_of, fresh, given_by, in_bursts, is_between, later
 from tests.api.instance import Instance
-from tests.api.responses.reading import KINDS, PATH, ask, attempted, body_of, check_event, check_response, data_of, told
+from tests.api.responses.reading import (
+    KINDS,
+    PATH,
+    ask,
+    attempted,
+    body_of,
+    check_event,
+    check_response,
+    data_of,
+    speak_until,
+    told,
+)
 from tests.api.routed import heard_in
-from tests.api.thinking_model import speak
+from tests.api.thinking_model import speak, tokens_of
 
 
 def streamed(keeper: Instance, http: httpx.Client, kind: str) -> list[str]:
@@ -104,3 +118,36 @@ def test_a_whole_response_does_not_show_where_it_was_cut(keeper: Instance, http:
 def test_a_stream_ends_without_a_mark_that_is_no_json(keeper: Instance, http: httpx.Client) -> None:
     response = ask(http, "POST", json=body_of("words", stream=True))
     assert "[DONE]" not in response.text
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("kind", ["words", "words, scored"])
+def test_a_stream_that_fails_after_a_client_came_back_has_the_next_number_and_the_output_so_far(
+    keeper: Instance, http: httpx.Client, kind: str, method: str
+) -> None:
+    """Also before the logprobs of the tokens that the client has are computed again."""
+    speak_until(keeper, 8, tokens_of("one two three"))
+    events, num_places = [""], 0
+    with http.stream("POST", PATH, json=body_of(kind, stream=True)) as first:
+        lines = first.iter_lines()
+        while num_places < 4 or events[-1]:
+            line = next(lines)
+            num_places += line.startswith("id: ")
+            events[-1:] = [events[-1] + line + "\n"] if line else [events[-1], ""]
+    events = [event.rstrip("\n") for event in events[:-1]]
+    cursor = next(line[4:] for line in events[-1].split("\n") if line.startswith("id: "))
+    keeper.wait_until(lambda: not keeper.engine.running)
+    keeper.engine.paused = True
+    with ThreadPoolExecutor(1) as threads:
+        body = {"json": body_of(kind, stream=True)} if method == "POST" else {}
+        asking = threads.submit(ask, http, method, headers={"Last-Event-ID": cursor}, **body)
+        keeper.wait_until(lambda: bool(keeper.engine.running))
+        keeper.lose_requests(1, ErrorInfo("crashed_worker", "the worker is down", 500, False))
+        fields = [data_of(event) for event in events_of(asking.result(20))]
+    keeper.engine.refusal, keeper.engine.paused = None, False
+    text = "".join(one["delta"] for one in [*map(data_of, events), *fields] if one["type"].endswith("text.delta"))
+    numbers = [data_of(event)["sequence_number"] for event in events] + [one["sequence_number"] for one in fields]
+    assert numbers == list(range(len(numbers)))
+    assert fields[-1]["type"] == "response.failed"
+    [item] = fields[-1]["response"]["output"]
+    assert item["content"][0]["text"] == text != ""
