@@ -186,7 +186,7 @@ def test_with_a_clusters_key_what_is_between_router_and_instance_wants_its_proof
         body = b'{"ids":["x"],"caller":"user"}'
         headers = {PROOF_HEADER: prove(CLUSTER_KEY, "POST", ABORT_PATH, body, time.time())}
         answer = httpx.post(instance.url + ABORT_PATH, content=body, headers=headers, verify=NO_CERTIFICATES)
-        assert answer.json() == {"aborted": [], "unknown": ["x"]}
+        assert answer.json() == {"aborted": [], "idle": {}}
         for path, status in (("/v1/models", 200), ("/info", 200), ("/version", 200)):
             proof = prove(CLUSTER_KEY, "GET", path, b"", time.time())
             assert get(instance, path, None, **{PROOF_HEADER: proof}).status_code == status
