@@ -8,8 +8,8 @@ SEED_BITS = 53
 """Of a seed that we choose: a client that reads it from JSON as a double sends back the same one."""
 
 
-class Chance(Protocol):
-    def token(self) -> str:
+class RandomSource(Protocol):
+    def hex_token(self) -> str:
         """128 bits, as hex."""
         ...
 
@@ -18,11 +18,11 @@ class Chance(Protocol):
     def below(self, bound: int) -> int: ...
 
 
-class SystemChance:
+class SystemRandomSource:
     def __init__(self) -> None:
         self._random = random.SystemRandom()
 
-    def token(self) -> str:
+    def hex_token(self) -> str:
         return secrets.token_hex(16)
 
     def bits(self, count: int) -> int:

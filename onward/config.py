@@ -36,7 +36,7 @@ BLOCK_MULTIPLE = 16
 """What `--block-size` must be a multiple of."""
 
 
-def knob(default: Any, help: str, *, flag: str | None = None, on_cuda: Any = None) -> Any:
+def flag_field(default: Any, help: str, *, flag: str | None = None, on_cuda: Any = None) -> Any:
     """A field that becomes a command-line flag. `on_cuda` is its default on such a device, if that is another one."""
     metadata = {"help": help, "flag": flag, "on_cuda": on_cuda}
     if isinstance(default, (list, tuple)):
@@ -48,104 +48,124 @@ def knob(default: Any, help: str, *, flag: str | None = None, on_cuda: Any = Non
 class ServeConfig:
     """`onward serve`."""
 
-    model: str = knob(DEFAULT_MODEL, "a Hugging Face id, a folder, a .gguf file, or the built-in default")
-    served_model_name: str | None = knob(None, "the model id that clients use (default: from the model)")
-    host: str = knob("127.0.0.1", "address to listen on")
-    port: int = knob(8000, "port to listen on (0: any free one)")
-    device: Device = knob("cpu", "where the model runs")
-    gpu_memory_utilization: float = knob(0.9, "share of a CUDA device's memory that may be used in all")
-    deterministic: bool = knob(
+    model: str = flag_field(DEFAULT_MODEL, "a Hugging Face id, a folder, a .gguf file, or the built-in default")
+    served_model_name: str | None = flag_field(None, "the model id that clients use (default: from the model)")
+    host: str = flag_field("127.0.0.1", "address to listen on")
+    port: int = flag_field(8000, "port to listen on (0: any free one)")
+    device: Device = flag_field("cpu", "where the model runs")
+    gpu_memory_utilization: float = flag_field(0.9, "share of a CUDA device's memory that may be used in all")
+    deterministic: bool = flag_field(
         False,
         "on CUDA, with bfloat16: a token's bits do not depend on its batch or on chunks, so that resumed streams are "
         "bit-exact",
         on_cuda=True,
     )
-    dtype: Dtype = knob("auto", "type of the weights that are not quantized; auto: float32, on CUDA bfloat16")
-    quantization: Quantization = knob(
+    dtype: Dtype = flag_field("auto", "type of the weights that are not quantized; auto: float32, on CUDA bfloat16")
+    quantization: Quantization = flag_field(
         "auto", "auto: on CPU int8 for checkpoints that are quantized already, else none; int8 is CPU's, fp8 CUDA's"
     )
-    load_format: LoadFormat = knob("auto", "dummy: random weights from the model's config")
-    generation_config: GenerationConfig = knob(
+    load_format: LoadFormat = flag_field("auto", "dummy: random weights from the model's config")
+    generation_config: GenerationConfig = flag_field(
         "auto",
         "auto: the checkpoint's generation_config.json says how to sample where requests do not; none: nobody does",
     )
-    max_model_len: int | None = knob(None, "longest prompt plus output, in tokens (default: the model's)")
-    block_size: int = knob(16, "tokens per KV block")
-    num_kv_blocks: int | None = knob(None, "KV blocks in the pool (default: from free memory)")
-    max_num_seqs: int = knob(64, "requests that run at once", on_cuda=256)
-    max_num_batched_tokens: int = knob(
+    max_model_len: int | None = flag_field(None, "longest prompt plus output, in tokens (default: the model's)")
+    block_size: int = flag_field(16, "tokens per KV block")
+    num_kv_blocks: int | None = flag_field(None, "KV blocks in the pool (default: from free memory)")
+    max_num_seqs: int = flag_field(64, "requests that run at once", on_cuda=256)
+    max_num_batched_tokens: int = flag_field(
         192, "tokens that one step computes at most; longer steps make streams stutter", on_cuda=8192
     )
-    speculative: str | None = knob(
+    speculative: str | None = flag_field(
         None, "who guesses tokens that a step then verifies: ngram:4, draft:PATH:4, eagle:PATH:1 (default: nobody)"
     )
-    prefix_caching: bool = knob(True, "whether requests reuse KV blocks of the prefixes that they share")
-    output_caching: bool = knob(True, "whether full blocks of outputs join the prefix cache")
-    internal_adapter: bool = knob(
+    prefix_caching: bool = flag_field(True, "whether requests reuse KV blocks of the prefixes that they share")
+    output_caching: bool = flag_field(True, "whether full blocks of outputs join the prefix cache")
+    internal_adapter: bool = flag_field(
         False, "leave the token that ended the output out of the token ids that /v1/generate and return_token_ids show"
     )
-    tool_call_parser: ToolCallParser = knob("auto", "how the model writes tool calls; auto: as its chat template shows")
-    reasoning_parser: ReasoningParser = knob(
+    tool_call_parser: ToolCallParser = flag_field(
+        "auto", "how the model writes tool calls; auto: as its chat template shows"
+    )
+    reasoning_parser: ReasoningParser = flag_field(
         "auto", "how the model marks its thinking; auto: as its chat template shows"
     )
-    max_queue: int = knob(1024, "requests that wait at most; more get a 429")
-    max_queue_tokens: int = knob(262_144, "prompt tokens of requests that wait, at most; more get a 429")
-    transport: Transport = knob("shm", "wire between engine and worker; shm is for one host")
-    role: Role = knob("mixed", "prefill: computes prompts for decode instances; decode: has them computed; mixed: both")
-    handoff_port: int | None = knob(
+    max_queue: int = flag_field(1024, "requests that wait at most; more get a 429")
+    max_queue_tokens: int = flag_field(262_144, "prompt tokens of requests that wait, at most; more get a 429")
+    transport: Transport = flag_field("shm", "wire between engine and worker; shm is for one host")
+    role: Role = flag_field(
+        "mixed", "prefill: computes prompts for decode instances; decode: has them computed; mixed: both"
+    )
+    handoff_port: int | None = flag_field(
         None,
         "port where decode instances ask for prefills (0: any free one; default: 0 with --role prefill, else none)",
     )
-    prefill_peers: str = knob("", "hand-over addresses of prefill instances, tcp://HOST:PORT, separated by commas")
-    local_prefill: bool = knob(True, "whether a decode instance computes prompts itself when no peer does")
-    local_prefill_tokens: int = knob(
+    prefill_peers: str = flag_field(
+        "", "hand-over addresses of prefill instances, tcp://HOST:PORT, separated by commas"
+    )
+    local_prefill: bool = flag_field(True, "whether a decode instance computes prompts itself when no peer does")
+    local_prefill_tokens: int = flag_field(
         16, "a decode instance computes so many uncached tokens itself without asking a peer"
     )
-    kv_backend: KvBackend = knob("auto", "how KV comes to a decode instance; auto: shm from local peers, else tcp")
-    kv_checksums: KvChecksums = knob("auto", "whether each KV block is checked after a transfer; auto: over tcp")
-    kv_port: int = knob(0, "port where prefill instances write KV over tcp (0: any free one)")
-    lease_s: float = knob(5.0, "how long a peer that has fallen silent keeps the blocks it was granted")
-    offer_hold_s: float = knob(0.5, "how long a peer's offer may wait for free blocks before it is refused")
-    handover_timeout_s: float = knob(60.0, "how long one peer may take for one prefill, its queue included")
-    cluster_key_file: str | None = knob(None, "the cluster's secret, made by `onward keygen`; needed beyond one host")
-    router: str = knob("", "URLs of routers to register with, separated by commas")
-    instance_name: str = knob("instance", "how this instance's id begins, in `onward status`, /info and routers' logs")
-    advertise_url: str | None = knob(None, "the URL that routers reach this instance at (default: http://HOST:PORT)")
-    detach_ttl_s: float = knob(60.0, "how long a stream whose client has gone can be continued by its id")
-    response_ttl_s: float = knob(3600.0, "how long a stored response can be asked for by its id")
-    threads: int | None = knob(None, "threads of the worker (default: the number of cores)")
-    api_processes: int = knob(1, "processes that serve HTTP")
-    api_key: tuple[str, ...] = knob(
+    kv_backend: KvBackend = flag_field(
+        "auto", "how KV comes to a decode instance; auto: shm from local peers, else tcp"
+    )
+    kv_checksums: KvChecksums = flag_field("auto", "whether each KV block is checked after a transfer; auto: over tcp")
+    kv_port: int = flag_field(0, "port where prefill instances write KV over tcp (0: any free one)")
+    lease_s: float = flag_field(5.0, "how long a peer that has fallen silent keeps the blocks it was granted")
+    offer_hold_s: float = flag_field(0.5, "how long a peer's offer may wait for free blocks before it is refused")
+    handoff_timeout_s: float = flag_field(60.0, "how long one peer may take for one prefill, its queue included")
+    cluster_key_file: str | None = flag_field(
+        None, "the cluster's secret, made by `onward keygen`; needed beyond one host"
+    )
+    router: str = flag_field("", "URLs of routers to register with, separated by commas")
+    instance_name: str = flag_field(
+        "instance", "how this instance's id begins, in `onward status`, /info and routers' logs"
+    )
+    advertise_url: str | None = flag_field(
+        None, "the URL that routers reach this instance at (default: http://HOST:PORT)"
+    )
+    detach_ttl_s: float = flag_field(60.0, "how long a stream whose client has gone can be continued by its id")
+    response_ttl_s: float = flag_field(3600.0, "how long a stored response can be asked for by its id")
+    threads: int | None = flag_field(None, "threads of the worker (default: the number of cores)")
+    api_processes: int = flag_field(1, "processes that serve HTTP")
+    api_key: tuple[str, ...] = flag_field(
         (), "an admin's key, sent as a bearer token (may be given several times); a command line can be read by others"
     )
-    api_key_file: str | None = knob(None, "file whose first line is an admin's API key; ONWARD_API_KEY may have it too")
-    api_keys: str | None = knob(None, "file with names, hashes, roles and limits of keys; see `onward keys`")
-    insecure: bool = knob(False, "listen beyond this machine although there are no API keys")
-    open_metrics: bool = knob(False, "whether /metrics is shown without a key")
-    tls_cert: str | None = knob(None, "certificate chain, as PEM: HTTPS instead of HTTP; needs --tls-key")
-    tls_key: str | None = knob(None, "private key of --tls-cert, as PEM")
-    cors_origin: tuple[str, ...] = knob((), "origin that browsers may call from (may be given several times)")
-    allowed_host: tuple[str, ...] = knob(
+    api_key_file: str | None = flag_field(
+        None, "file whose first line is an admin's API key; ONWARD_API_KEY may have it too"
+    )
+    api_keys: str | None = flag_field(None, "file with names, hashes, roles and limits of keys; see `onward keys`")
+    insecure: bool = flag_field(False, "listen beyond this machine although there are no API keys")
+    open_metrics: bool = flag_field(False, "whether /metrics is shown without a key")
+    tls_cert: str | None = flag_field(None, "certificate chain, as PEM: HTTPS instead of HTTP; needs --tls-key")
+    tls_key: str | None = flag_field(None, "private key of --tls-cert, as PEM")
+    cors_origin: tuple[str, ...] = flag_field((), "origin that browsers may call from (may be given several times)")
+    allowed_host: tuple[str, ...] = flag_field(
         (),
         "name that clients may call this server by, where it has no API keys; * for any (may be given several times)",
     )
-    max_body_bytes: int = knob(8 << 20, "largest request body")
-    max_connections: int = knob(4096, "connections with a request under way that one process has; more get a 503")
-    pooling: Pooling = knob("mean", "how /v1/embeddings makes a vector of a text, where a request does not say")
-    default_max_tokens: int = knob(
+    max_body_bytes: int = flag_field(8 << 20, "largest request body")
+    max_connections: int = flag_field(4096, "connections with a request under way that one process has; more get a 503")
+    pooling: Pooling = flag_field("mean", "how /v1/embeddings makes a vector of a text, where a request does not say")
+    default_max_tokens: int = flag_field(
         16, "longest output of /v1/completions and /v1/generate where a request does not say (0: what fits)"
     )
-    strict_fields: bool = knob(False, "refuse requests with unknown fields; else a response header names them")
-    trust_request_chat_template: bool = knob(
+    strict_fields: bool = flag_field(False, "refuse requests with unknown fields; else a response header names them")
+    trust_request_chat_template: bool = flag_field(
         False, "whether requests may bring a chat_template of their own, which is rendered in a jailed process"
     )
-    stall_timeout_s: float = knob(120.0, "a worker that has work and completes no step for so long is killed")
-    drain_s: float = knob(5.0, "how long running streams may finish after SIGTERM")
-    log_level: str = knob("info", "debug, info, warning or error")
-    log_interval_s: float = knob(5.0, "time between two log lines of the scheduler; none while idle (0: never)")
-    step_log: str | None = knob(None, "file that gets one JSON line for each step")
-    record: str | None = knob(None, "file that gets all that the engine is given and answers, for `onward replay`")
-    record_tokens: bool = knob(False, "record the true token ids; else each recording maps them through a secret table")
+    stall_timeout_s: float = flag_field(120.0, "a worker that has work and completes no step for so long is killed")
+    drain_s: float = flag_field(5.0, "how long running streams may finish after SIGTERM")
+    log_level: str = flag_field("info", "debug, info, warning or error")
+    log_interval_s: float = flag_field(5.0, "time between two log lines of the scheduler; none while idle (0: never)")
+    step_log: str | None = flag_field(None, "file that gets one JSON line for each step")
+    record: str | None = flag_field(
+        None, "file that gets all that the engine is given and answers, for `onward replay`"
+    )
+    record_tokens: bool = flag_field(
+        False, "record the true token ids; else each recording maps them through a secret table"
+    )
 
 
 RoutingPolicy = Literal["round_robin", "random", "least_loaded", "power_of_two", "prefix", "session"]
@@ -155,44 +175,50 @@ RoutingPolicy = Literal["round_robin", "random", "least_loaded", "power_of_two",
 class RouterConfig:
     """`onward router`."""
 
-    host: str = knob("127.0.0.1", "address to listen on")
-    port: int = knob(8080, "port to listen on (0: any free one)")
-    instances: str = knob("", "URLs of instances, separated by commas, where they do not register by themselves")
-    policy: RoutingPolicy = knob("least_loaded", "how an instance is chosen")
-    prefill_policy: RoutingPolicy | None = knob(None, "how a prefill instance is chosen (default: --policy)")
-    decode_policy: RoutingPolicy | None = knob(None, "how a decode instance is chosen (default: --policy)")
-    preempt_retry_count: int = knob(3, "further attempts after one that failed, since the last delivered token")
-    preempt_retry_exclude_decode: bool = knob(False, "keep the last decode instance out of the next attempt")
-    retry_budget: float = knob(0.2, "attempts without progress, as a share of the requests of the last minute")
-    stall_timeout_s: float = knob(15.0, "a stream of which nothing moves for so long is carried on elsewhere")
-    restart_grace_s: float = knob(5.0, "how long an instance that restarts a process may take before its streams move")
-    max_queue: int = knob(1024, "requests that wait at most for an instance; more get a 429")
-    detach_ttl_s: float = knob(60.0, "how long a stream whose client has gone can be continued by its id")
-    drain_s: float = knob(5.0, "how long streams may finish after SIGTERM")
-    request_timeout_s: float | None = knob(None, "a deadline for requests that bring none")
-    api_key: tuple[str, ...] = knob(
+    host: str = flag_field("127.0.0.1", "address to listen on")
+    port: int = flag_field(8080, "port to listen on (0: any free one)")
+    instances: str = flag_field("", "URLs of instances, separated by commas, where they do not register by themselves")
+    policy: RoutingPolicy = flag_field("least_loaded", "how an instance is chosen")
+    prefill_policy: RoutingPolicy | None = flag_field(None, "how a prefill instance is chosen (default: --policy)")
+    decode_policy: RoutingPolicy | None = flag_field(None, "how a decode instance is chosen (default: --policy)")
+    preempt_retry_count: int = flag_field(3, "further attempts after one that failed, since the last delivered token")
+    preempt_retry_exclude_decode: bool = flag_field(False, "keep the last decode instance out of the next attempt")
+    retry_budget: float = flag_field(0.2, "attempts without progress, as a share of the requests of the last minute")
+    stall_timeout_s: float = flag_field(15.0, "a stream of which nothing moves for so long is carried on elsewhere")
+    restart_grace_s: float = flag_field(
+        5.0, "how long an instance that restarts a process may take before its streams move"
+    )
+    max_queue: int = flag_field(1024, "requests that wait at most for an instance; more get a 429")
+    detach_ttl_s: float = flag_field(60.0, "how long a stream whose client has gone can be continued by its id")
+    drain_s: float = flag_field(5.0, "how long streams may finish after SIGTERM")
+    request_timeout_s: float | None = flag_field(None, "a deadline for requests that bring none")
+    api_key: tuple[str, ...] = flag_field(
         (), "an admin's key, sent as a bearer token (may be given several times); a command line can be read by others"
     )
-    api_key_file: str | None = knob(None, "file whose first line is an admin's API key; ONWARD_API_KEY may have it too")
-    api_keys: str | None = knob(None, "file with names, hashes, roles and limits of keys; see `onward keys`")
-    insecure: bool = knob(False, "listen beyond this machine although there are no API keys")
-    open_metrics: bool = knob(False, "whether /metrics is shown without a key")
-    tls_cert: str | None = knob(None, "certificate chain, as PEM: HTTPS instead of HTTP; needs --tls-key")
-    tls_key: str | None = knob(None, "private key of --tls-cert, as PEM")
-    cluster_key_file: str | None = knob(None, "the cluster's secret, made by `onward keygen`; needed beyond one host")
-    tell_resumes: bool = knob(False, "end each stream with a comment that says how often it was carried on")
-    cors_origin: tuple[str, ...] = knob((), "origin that browsers may call from (may be given several times)")
-    default_max_tokens: int = knob(
+    api_key_file: str | None = flag_field(
+        None, "file whose first line is an admin's API key; ONWARD_API_KEY may have it too"
+    )
+    api_keys: str | None = flag_field(None, "file with names, hashes, roles and limits of keys; see `onward keys`")
+    insecure: bool = flag_field(False, "listen beyond this machine although there are no API keys")
+    open_metrics: bool = flag_field(False, "whether /metrics is shown without a key")
+    tls_cert: str | None = flag_field(None, "certificate chain, as PEM: HTTPS instead of HTTP; needs --tls-key")
+    tls_key: str | None = flag_field(None, "private key of --tls-cert, as PEM")
+    cluster_key_file: str | None = flag_field(
+        None, "the cluster's secret, made by `onward keygen`; needed beyond one host"
+    )
+    report_resumes: bool = flag_field(False, "end each stream with a comment that says how often it was carried on")
+    cors_origin: tuple[str, ...] = flag_field((), "origin that browsers may call from (may be given several times)")
+    default_max_tokens: int = flag_field(
         16, "longest output of /v1/completions and /v1/generate where a request does not say (0: what fits)"
     )
-    allowed_host: tuple[str, ...] = knob(
+    allowed_host: tuple[str, ...] = flag_field(
         (),
         "name that clients may call this server by, where it has no API keys; * for any (may be given several times)",
     )
-    strict_fields: bool = knob(False, "refuse requests with unknown fields; else a response header names them")
-    max_body_bytes: int = knob(8 << 20, "largest request body")
-    max_connections: int = knob(4096, "connections with a request under way that one process has; more get a 503")
-    log_level: str = knob("info", "debug, info, warning or error")
+    strict_fields: bool = flag_field(False, "refuse requests with unknown fields; else a response header names them")
+    max_body_bytes: int = flag_field(8 << 20, "largest request body")
+    max_connections: int = flag_field(4096, "connections with a request under way that one process has; more get a 503")
+    log_level: str = flag_field("info", "debug, info, warning or error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +228,7 @@ class EngineConfig:
     max_queue: int = 1024
     max_queue_tokens: int = 262_144
     max_steps_in_flight: int = 2
-    num_drafts: int = 0
+    num_draft_tokens: int = 0
     """Tokens that a request may draft in a step, at most. 0: none."""
     prefix_caching: bool = True
     output_caching: bool = True
@@ -214,7 +240,7 @@ class EngineConfig:
     kv_checksums: bool = False
     lease_s: float = 5.0
     offer_hold_s: float = 0.5
-    handover_timeout_s: float = 60.0
+    handoff_timeout_s: float = 60.0
     log_interval_s: float = 5.0
     step_log: str | None = None
     record: str | None = None
@@ -271,11 +297,11 @@ class ApiConfig:
     tls_cert: str | None = None
     tls_key: str | None = None
     log_level: str = "info"
-    instance: dict[str, Any] = field(default_factory=dict)
+    serve_config: dict[str, Any] = field(default_factory=dict)
     """The instance's `ServeConfig`, as `/info` shows it."""
 
 
-def select(source: Any, target: type[Any], **more: Any) -> Any:
+def derive_config(source: Any, target: type[Any], **more: Any) -> Any:
     """Builds a process's config from the fields it shares with `source`, and those given."""
     shared = {f.name for f in dataclasses.fields(target)} & {f.name for f in dataclasses.fields(source)}
     return target(**({name: getattr(source, name) for name in shared} | more))
@@ -323,18 +349,18 @@ def hub_endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT")
 
 
-def settle_triton() -> Path:
+def set_triton_cache() -> Path:
     """Triton keeps what it compiles in a folder that it takes from the environment alone. Ours, unless a person set one."""
     return Path(os.environ.setdefault("TRITON_CACHE_DIR", str(cache_dir() / "triton")))
 
 
-def silence_torch() -> None:
+def quiet_torch() -> None:
     """Hides warnings of torch's C++ code, which reads its level from the environment when torch is imported. Choosing
     between its matrix libraries (`kernels.triton.library_products`) would print one on standard error."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-def settle_ucx() -> str:
+def set_ucx_environment() -> str:
     """UCX and nixl take their settings from the environment alone, when they are loaded. Sets those that a person has
     not, and returns the transports that UCX may use.
     """

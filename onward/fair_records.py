@@ -14,21 +14,21 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class RecordLimits:
     max_records: int = 512
     max_bytes: int = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept(Generic[T]):
+class _StoredRecord(Generic[T]):
     value: T
     caller: str
     num_bytes: int
-    until_s: float
+    expires_at_s: float
 
 
 @dataclass(slots=True)
-class _Usage:
+class _CallerUsage:
     """Of one caller."""
 
     ids: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
@@ -36,12 +36,12 @@ class _Usage:
     num_bytes: int = 0
 
 
-class FairRecords(Generic[T]):
-    def __init__(self, bounds: Bounds) -> None:
+class FairRecordStore(Generic[T]):
+    def __init__(self, bounds: RecordLimits) -> None:
         self.num_bytes = 0
         self._bounds = bounds
-        self._kept: dict[str, _Kept[T]] = {}
-        self._usage: dict[str, _Usage] = {}
+        self._kept: dict[str, _StoredRecord[T]] = {}
+        self._usage: dict[str, _CallerUsage] = {}
         self._next_expiry_s = math.inf
         """No record expires before this time."""
 
@@ -56,13 +56,13 @@ class FairRecords(Generic[T]):
 
     def get(self, record_id: str, now_s: float) -> T | None:
         kept = self._kept.get(record_id)
-        return kept.value if kept is not None and kept.until_s > now_s else None
+        return kept.value if kept is not None and kept.expires_at_s > now_s else None
 
     def put(self, record_id: str, caller: str, value: T, num_bytes: int, until_s: float, now_s: float) -> int:
         """Replaces a record of the same id. Returns the number of records that were evicted."""
         self.drop(record_id)
-        self._kept[record_id] = _Kept(value, caller, num_bytes, until_s)
-        usage = self._usage.setdefault(caller, _Usage())
+        self._kept[record_id] = _StoredRecord(value, caller, num_bytes, until_s)
+        usage = self._usage.setdefault(caller, _CallerUsage())
         usage.ids[record_id] = None
         usage.num_bytes += num_bytes
         self.num_bytes += num_bytes
@@ -91,9 +91,9 @@ class FairRecords(Generic[T]):
     def expire(self, now_s: float) -> None:
         if now_s < self._next_expiry_s:
             return
-        for record_id in [one for one, kept in self._kept.items() if kept.until_s <= now_s]:
+        for record_id in [one for one, kept in self._kept.items() if kept.expires_at_s <= now_s]:
             self.drop(record_id)
-        self._next_expiry_s = min((kept.until_s for kept in self._kept.values()), default=math.inf)
+        self._next_expiry_s = min((kept.expires_at_s for kept in self._kept.values()), default=math.inf)
 
     @property
     def _has_too_many(self) -> bool:
@@ -103,5 +103,5 @@ class FairRecords(Generic[T]):
     def _is_too_large(self) -> bool:
         return self.num_bytes > self._bounds.max_bytes
 
-    def _evict(self, usage: _Usage) -> None:
+    def _evict(self, usage: _CallerUsage) -> None:
         self.drop(next(iter(usage.ids)))

@@ -16,34 +16,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from onward.config import DEFAULT_MODEL, EngineConfig, WorkerConfig, select
+from onward.config import DEFAULT_MODEL, EngineConfig, WorkerConfig, derive_config
 from onward.errors import InvalidRequest, Unavailable
-from onward.offline.engine import OfflineEngine, OfflineRunner
+from onward.offline.engine import OfflineEngine, SyncOfflineRunner
 from onward.offline.inputs import (
     Conversation,
     Options,
     Prompt,
+    build_config,
     check_conversation,
-    check_vocabulary,
-    checked_config,
-    checked_ids,
-    each_conversation,
-    each_option,
-    each_prompt,
+    check_token_ids_exist,
+    expand_sampling,
+    list_conversations,
+    list_prompts,
+    validate_token_ids,
 )
-from onward.offline.output import Completion, Output, Piece
+from onward.offline.output import Completion, CompletionChunk, OfflineRequest
 from onward.offline.sampling_options import SamplingOptions
 from onward.proto.model import PreparedModel
-from onward.proto.speculation import num_drafts_of
+from onward.proto.speculation import num_draft_tokens_of
 from onward.text.bad_words import bad_word_token_ids
 from onward.text.chat_template import ChatTemplate
 from onward.text.text_stream import TextStream
 from onward.text.token_table import TokenTable
 from onward.text.tokenizer import Tokenizer
 
-__all__ = ["LLM", "Completion", "Piece", "SamplingOptions"]
+__all__ = ["LLM", "Completion", "CompletionChunk", "SamplingOptions"]
 
-Report = Callable[[int, int], None]
+ProgressReport = Callable[[int, int], None]
 """Hears how many tokens and how many whole outputs there are."""
 
 
@@ -58,7 +58,7 @@ class LLM:
     ) -> None:
         """`model` and the knobs are those of `onward serve` (`offline.inputs.OFFLINE_KNOBS` lists them).
         `progress(message, fraction)` hears of downloads, conversion and warming up."""
-        config = checked_config(model, knobs)
+        config = build_config(model, knobs)
         from onward.models import store
 
         prepared = store.prepare(
@@ -72,15 +72,15 @@ class LLM:
             progress=progress,
         )
         progress("loading the model", None)
-        worker_config = select(config, WorkerConfig, kv_backend=None)
-        num_drafts = num_drafts_of(config.speculative)
-        engine_config = select(config, EngineConfig, prefill_peers=(), kv_checksums=False, num_drafts=num_drafts)
+        worker_config = derive_config(config, WorkerConfig, kv_backend=None)
+        num_drafts = num_draft_tokens_of(config.speculative)
+        engine_config = derive_config(config, EngineConfig, prefill_peers=(), kv_checksums=False, num_drafts=num_drafts)
         if config.device == "cuda":
             from onward.worker.running import open_cuda_runner
 
             cuda_runner = open_cuda_runner(prepared, worker_config)
             cuda_runner.warm_up(lambda message: progress(message, None))
-            self._start(prepared, OfflineEngine.overlapped(cuda_runner, engine_config))
+            self._start(prepared, OfflineEngine.from_async_runner(cuda_runner, engine_config))
             # What is here now stays: looking through all of torch for garbage costs more than planning the steps.
             gc.collect()
             gc.freeze()
@@ -91,7 +91,7 @@ class LLM:
         self._start(prepared, OfflineEngine(runner, engine_config))
 
     @classmethod
-    def over(cls, model: PreparedModel, runner: OfflineRunner, config: EngineConfig | None = None) -> Self:
+    def from_runner(cls, model: PreparedModel, runner: SyncOfflineRunner, config: EngineConfig | None = None) -> Self:
         """Over a runner that is built already."""
         llm = cls.__new__(cls)
         llm._start(model, OfflineEngine(runner, config or EngineConfig()))
@@ -101,7 +101,7 @@ class LLM:
         self, prompts: Prompt | Sequence[Prompt], sampling: Options = None, *, show_progress: bool = False
     ) -> list[Completion]:
         """Completes each prompt: a text or its token ids. One completion for each, in their order."""
-        token_lists = {path: self._encode(prompt, path) for path, prompt in each_prompt(prompts)}
+        token_lists = {path: self._encode(prompt, path) for path, prompt in list_prompts(prompts)}
         return self._complete(token_lists, sampling, show_progress)
 
     def chat(
@@ -112,15 +112,17 @@ class LLM:
         show_progress: bool = False,
     ) -> list[Completion]:
         """Answers one conversation or several, each a list of messages with `role` and `content`."""
-        token_lists = {path: self._render(conversation, path) for path, conversation in each_conversation(messages)}
+        token_lists = {
+            path: self._encode_chat(conversation, path) for path, conversation in list_conversations(messages)
+        }
         return self._complete(token_lists, sampling, show_progress)
 
-    def stream(self, prompt: Prompt, sampling: SamplingOptions | None = None) -> Iterator[Piece]:
+    def stream(self, prompt: Prompt, sampling: SamplingOptions | None = None) -> Iterator[CompletionChunk]:
         """One completion, piece by piece. Closing the iterator ends it."""
         return self._stream(self._encode(prompt, "prompts"), "prompts", sampling)
 
-    def stream_chat(self, messages: Conversation, sampling: SamplingOptions | None = None) -> Iterator[Piece]:
-        return self._stream(self._render(messages, "messages"), "messages", sampling)
+    def stream_chat(self, messages: Conversation, sampling: SamplingOptions | None = None) -> Iterator[CompletionChunk]:
+        return self._stream(self._encode_chat(messages, "messages"), "messages", sampling)
 
     def close(self) -> None:
         """Gives the model's memory back. Nothing can be asked of it afterwards."""
@@ -149,20 +151,20 @@ class LLM:
 
     def _encode(self, prompt: Prompt, path: str) -> list[int]:
         if not isinstance(prompt, str):
-            return checked_ids(prompt, path, self._engine.worker.vocab_size)
+            return validate_token_ids(prompt, path, self._engine.worker.vocab_size)
         if self._tokenizer is None:
             raise InvalidRequest(f"{path}: this model has no tokenizer; give token ids", param="prompts")
         if not (token_ids := self._tokenizer.encode(prompt)):
             raise InvalidRequest(f"{path}: must not be empty", param="prompts")
         return token_ids
 
-    def _render(self, conversation: Conversation, path: str) -> list[int]:
+    def _encode_chat(self, conversation: Conversation, path: str) -> list[int]:
         if self._template is None or self._tokenizer is None:
             raise InvalidRequest("messages: this model has no chat template; use generate", param="messages")
         check_conversation(conversation, path)
         return self._tokenizer.encode_chat(self._template.render(conversation, created_s=time.time()))
 
-    def _output(self, prompt_token_ids: list[int], path: str, options: SamplingOptions) -> Output:
+    def _create_request(self, prompt_token_ids: list[int], path: str, options: SamplingOptions) -> OfflineRequest:
         fitting = self._engine.max_tokens
         room = fitting - len(prompt_token_ids)
         wanted = max(options.max_tokens or 1, options.min_tokens)
@@ -173,7 +175,7 @@ class LLM:
                 code="context_length_exceeded",
                 param=path.partition("[")[0] if room < 1 else "max_tokens",
             )
-        check_vocabulary(options, self._engine.worker.vocab_size)
+        check_token_ids_exist(options, self._engine.worker.vocab_size)
         bad_words = bad_word_token_ids(options.bad_words, self._tokenizer)
         sampling = options.to_sampling(self.model.eos_token_ids, bad_words)
         stream = TextStream(
@@ -182,54 +184,58 @@ class LLM:
             end_token_ids=sampling.end_token_ids,
             min_tokens=sampling.min_tokens,
         )
-        return Output(uuid.uuid4().hex, prompt_token_ids, sampling, stream)
+        return OfflineRequest(uuid.uuid4().hex, prompt_token_ids, sampling, stream)
 
     def _complete(self, token_lists: dict[str, list[int]], sampling: Options, show_progress: bool) -> list[Completion]:
-        options = each_option(sampling, len(token_lists))
-        outputs = [self._output(ids, path, one) for (path, ids), one in zip(token_lists.items(), options, strict=True)]
-        with _bar(len(outputs)) if show_progress else _no_bar() as report:
+        options = expand_sampling(sampling, len(token_lists))
+        outputs = [
+            self._create_request(ids, path, one) for (path, ids), one in zip(token_lists.items(), options, strict=True)
+        ]
+        with _progress_bar(len(outputs)) if show_progress else _no_progress_bar() as report:
             self._run(outputs, report)
         return [output.completion() for output in outputs]
 
-    def _run(self, outputs: list[Output], report: Report) -> None:
+    def _run(self, outputs: list[OfflineRequest], report: ProgressReport) -> None:
         engine = self._engine
         waiting, num_done, num_done_tokens = deque(outputs), 0, 0
-        running: list[Output] = []
+        running: list[OfflineRequest] = []
         try:
             while waiting or running:
-                while waiting and engine.has_room:
+                while waiting and engine.can_submit:
                     running.append(waiting.popleft())
                     engine.submit(running[-1])
-                engine.turn()
+                engine.step()
                 num_done_tokens += sum(len(one.token_ids) for one in running if one.finish_reason is not None)
                 running = [one for one in running if one.finish_reason is None]
                 num_done = len(outputs) - len(waiting) - len(running)
                 report(num_done_tokens + sum(len(one.token_ids) for one in running), num_done)
         finally:
-            engine.abandon(running)
+            engine.abort(running)
 
-    def _stream(self, prompt_token_ids: list[int], param: str, sampling: SamplingOptions | None) -> Iterator[Piece]:
+    def _stream(
+        self, prompt_token_ids: list[int], param: str, sampling: SamplingOptions | None
+    ) -> Iterator[CompletionChunk]:
         """Not a generator itself, so that bad input is refused at once and not at the first piece."""
-        output = self._output(prompt_token_ids, param, sampling or SamplingOptions())
-        return self._pieces(self._engine, output)
+        output = self._create_request(prompt_token_ids, param, sampling or SamplingOptions())
+        return self._chunks(self._engine, output)
 
-    def _pieces(self, engine: OfflineEngine, output: Output) -> Iterator[Piece]:
-        if not engine.has_room:
+    def _chunks(self, engine: OfflineEngine, output: OfflineRequest) -> Iterator[CompletionChunk]:
+        if not engine.can_submit:
             raise Unavailable("too many streams are open; finish or close some")
         engine.submit(output)
         try:
             while True:
-                while output.fresh:
-                    yield output.fresh.popleft()
+                while output.unread_chunks:
+                    yield output.unread_chunks.popleft()
                 if output.finish_reason is not None:
                     return
-                engine.turn()
+                engine.step()
         finally:
-            engine.abandon([output])
+            engine.abort([output])
 
 
 @contextmanager
-def _bar(num_outputs: int) -> Iterator[Report]:
+def _progress_bar(num_outputs: int) -> Iterator[ProgressReport]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]:.0f} tokens/s"), TimeElapsedColumn()
@@ -245,5 +251,5 @@ def _bar(num_outputs: int) -> Iterator[Report]:
 
 
 @contextmanager
-def _no_bar() -> Iterator[Report]:
+def _no_progress_bar() -> Iterator[ProgressReport]:
     yield lambda num_tokens, num_done: None

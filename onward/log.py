@@ -9,7 +9,7 @@ import sys
 
 from onward.config import terminal_is_dumb
 
-CONTINUED = "    "
+CONTINUATION_INDENT = "    "
 """In front of every line but the first one of an event, such as those of a traceback. No event begins so."""
 
 
@@ -27,10 +27,10 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         lines = super().format(record).splitlines()
-        return self._before + ("\n" + CONTINUED).join(map(_printable, lines))
+        return self._before + ("\n" + CONTINUATION_INDENT).join(map(_printable, lines))
 
 
-def set_up(process: str, level: str = "INFO") -> None:
+def configure(process: str, level: str = "INFO") -> None:
     """Gives this process's root logger one handler whose lines name the process."""
     handler = logging.StreamHandler(sys.stderr)
     erase = ERASE_LINE if sys.stderr.isatty() and not terminal_is_dumb() else ""

@@ -14,20 +14,20 @@ from pathlib import Path
 import msgspec
 
 from onward.bench.api_cost import ThreadTimes
-from onward.bench.api_load import Load, Taken
+from onward.bench.api_load import ApiLoad, ApiLoadResult
 from onward.config import ApiConfig
-from onward.proto.control import EngineGone, EngineUp, Ready, ShelfUp, StartApi, StartShelf, Stop
+from onward.proto.control import ChildReady, EngineGone, EngineUp, StartApi, StartStreamStore, StopChild, StreamStoreUp
 from onward.proto.model import PreparedModel
 from onward.proto.step import WorkerHello
 from onward.transport.control import control_pair
-from onward.transport.curve import private_addresses
+from onward.transport.curve import make_private_address
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
 NUM_BLOCKS, BLOCK_SIZE = 1 << 16, 16
 
 
-class Child:
+class ControlledProcess:
     """A process of an instance, born as the supervisor does it."""
 
     def __init__(self, arguments: list[str], log: Path, inherited: tuple[int, ...] = ()) -> None:
@@ -45,13 +45,13 @@ class Child:
         while time.monotonic() < deadline_s:
             if self.process.poll() is not None:
                 raise SystemExit(f"{self.process.args} ended with {self.process.returncode}; see {self._log}")
-            if select.select([self.channel], [], [], 0.1)[0] and isinstance(self.channel.receive(), Ready):
+            if select.select([self.channel], [], [], 0.1)[0] and isinstance(self.channel.receive(), ChildReady):
                 return
         raise SystemExit(f"{self.process.args} is not ready after {START_TIMEOUT_S:.0f} s; see {self._log}")
 
     def stop(self) -> None:
         if self.process.poll() is None:
-            self.channel.send(Stop(0.0))
+            self.channel.send(StopChild(0.0))
             try:
                 self.process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
@@ -60,7 +60,7 @@ class Child:
         self.channel.close()
 
 
-class ApiSide:
+class ApiUnderTest:
     """`profile`: the file that says where the time went between two calls of `toggle_profile`."""
 
     def __init__(self, model: PreparedModel, folder: Path, profile: Path | None = None) -> None:
@@ -71,25 +71,25 @@ class ApiSide:
         program = ["-m", "onward.api.main"]
         if profile is not None:
             program = ["-m", "onward.bench.profiled_api", "--profile", str(profile)]
-        self._api = Child(program, folder / "bench-api.log", (fd,))
-        self._shelf = Child(["-m", "onward.shelf.main"], folder / "bench-api-shelf.log")
-        to_bind, shelf_address = private_addresses(f"bench-shelf-{secrets.token_hex(4)}")
-        self._shelf.channel.send(StartShelf("bench-shelf", to_bind))
+        self._api = ControlledProcess(program, folder / "bench-api.log", (fd,))
+        self._shelf = ControlledProcess(["-m", "onward.shelf.main"], folder / "bench-api-shelf.log")
+        to_bind, shelf_address = make_private_address(f"bench-shelf-{secrets.token_hex(4)}")
+        self._shelf.channel.send(StartStreamStore("bench-shelf", to_bind))
         self._api.channel.send(StartApi("bench-api", 0, ApiConfig(), model, fd))
         self._shelf.wait_ready()
         self._api.wait_ready()
-        self._api.channel.send(ShelfUp("bench-shelf", shelf_address))
+        self._api.channel.send(StreamStoreUp("bench-shelf", shelf_address))
 
     @property
     def pid(self) -> int:
         return self._api.process.pid
 
-    def engine_up(self, engine: "EngineSide") -> None:
+    def engine_up(self, engine: "StubEngineProcess") -> None:
         hello = WorkerHello(1, "bench-worker", engine.incarnation, 0, self.model.fingerprint, NUM_BLOCKS, BLOCK_SIZE,
                             self.model.config.max_position_embeddings, self.model.config.vocab_size)  # fmt: skip
         self._api.channel.send(EngineUp(engine.incarnation, engine.address, hello))
 
-    def engine_gone(self, engine: "EngineSide") -> None:
+    def engine_gone(self, engine: "StubEngineProcess") -> None:
         self._api.channel.send(EngineGone(engine.incarnation, "the benchmark is done with it"))
 
     def toggle_profile(self) -> None:
@@ -107,19 +107,19 @@ class ApiSide:
 
 
 @dataclass(slots=True)
-class EngineSide:
+class StubEngineProcess:
     """A stub engine. As a context it is up, and gone at the end."""
 
-    api: ApiSide
+    api: ApiUnderTest
     interval_ms: float
     token_ids: list[int]
     incarnation: str = ""
     address: str = ""
     _process: "subprocess.Popen[bytes] | None" = None
 
-    def __enter__(self) -> "EngineSide":
+    def __enter__(self) -> "StubEngineProcess":
         self.incarnation = f"bench-engine-{secrets.token_hex(4)}"
-        to_bind, self.address = private_addresses(self.incarnation)
+        to_bind, self.address = make_private_address(self.incarnation)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "onward.bench.stub_engine", "--address", to_bind, "--incarnation", self.incarnation,
              "--interval-ms", str(self.interval_ms), "--token-ids", ",".join(map(str, self.token_ids))]
@@ -134,7 +134,7 @@ class EngineSide:
         self._process.wait()
 
 
-def load(asked: Load) -> Taken:
+def load(asked: ApiLoad) -> ApiLoadResult:
     """In a process of its own."""
     command = [
         sys.executable, "-m", "onward.bench.api_load", "--port", str(asked.port), "--model", asked.model,
@@ -144,4 +144,4 @@ def load(asked: Load) -> Taken:
     done = subprocess.run(command, stdout=subprocess.PIPE)
     if done.returncode != 0:
         raise SystemExit("the load did not come to its end")
-    return msgspec.json.decode(done.stdout, type=Taken)
+    return msgspec.json.decode(done.stdout, type=ApiLoadResult)

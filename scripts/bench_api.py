@@ -14,15 +14,15 @@ from typing import Any
 
 import bench_frame
 import msgspec
-from api_sides import ApiSide, EngineSide, load
+from api_sides import ApiUnderTest, StubEngineProcess, load
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from onward import config
 from onward.bench import api_stages, environment, grammar_cost
-from onward.bench.api_cost import Row, Sample, Streamed, streamed_rows, whole_rows
-from onward.bench.api_load import Load
+from onward.bench.api_cost import ApiCostRow, ApiCostSample, StreamCost, streamed_rows, whole_rows
+from onward.bench.api_load import ApiLoad
 from onward.bench.api_stages import FunctionSamples
 from onward.models import store
 from onward.obs.tables import print_table
@@ -40,38 +40,40 @@ NUM_PROFILED = 4
 """So many times the load, to have samples enough."""
 
 
-def _sample(api: ApiSide, num_connections: int, requests_each: int, max_tokens: int, stream: bool) -> Sample:
+def _sample(
+    api: ApiUnderTest, num_connections: int, requests_each: int, max_tokens: int, stream: bool
+) -> ApiCostSample:
     before = api.thread_times()
-    asked = Load(api.port, api.model.name, num_connections, requests_each, max_tokens, stream)
+    asked = ApiLoad(api.port, api.model.name, num_connections, requests_each, max_tokens, stream)
     taken = load(asked)
-    return Sample(asked.num_requests, taken.num_tokens, taken.num_events, api.thread_times().since(before))
+    return ApiCostSample(asked.num_requests, taken.num_tokens, taken.num_events, api.thread_times().since(before))
 
 
-def _streamed(args: argparse.Namespace, api: ApiSide, interval_ms: float) -> Streamed:
+def _streamed(args: argparse.Namespace, api: ApiUnderTest, interval_ms: float) -> StreamCost:
     num_tokens = args.tokens
     short = _sample(api, args.connections, args.short_requests, SHORT_TOKENS, stream=True)
-    return Streamed(interval_ms, short, _sample(api, args.connections, 1, num_tokens, stream=True))
+    return StreamCost(interval_ms, short, _sample(api, args.connections, 1, num_tokens, stream=True))
 
 
-def _whole(api: ApiSide) -> Sample:
+def _whole(api: ApiUnderTest) -> ApiCostSample:
     return _sample(api, WHOLE_CONNECTIONS, WHOLE_REQUESTS, WHOLE_TOKENS, stream=False)
 
 
-def costs(args: argparse.Namespace, model: PreparedModel, token_ids: list[int], console: Console) -> list[Row]:
-    paced: list[Streamed] = []
-    flooded: list[Streamed] = []
-    whole: list[Sample] = []
+def costs(args: argparse.Namespace, model: PreparedModel, token_ids: list[int], console: Console) -> list[ApiCostRow]:
+    paced: list[StreamCost] = []
+    flooded: list[StreamCost] = []
+    whole: list[ApiCostSample] = []
     with ExitStack() as stack:
-        api = ApiSide(model, args.out)
+        api = ApiUnderTest(model, args.out)
         stack.callback(api.stop)
-        with EngineSide(api, 0.0, token_ids):
+        with StubEngineProcess(api, 0.0, token_ids):
             _sample(api, args.connections, 1, SHORT_TOKENS, stream=True)  # what is made on first use is made
         for number in range(args.rounds):
-            with EngineSide(api, args.interval_ms, token_ids):
+            with StubEngineProcess(api, args.interval_ms, token_ids):
                 paced.append(_streamed(args, api, args.interval_ms))
-            with EngineSide(api, 0.0, token_ids):
+            with StubEngineProcess(api, 0.0, token_ids):
                 flooded.append(_streamed(args, api, 0.0))
-            with EngineSide(api, WHOLE_INTERVAL_MS, token_ids):
+            with StubEngineProcess(api, WHOLE_INTERVAL_MS, token_ids):
                 whole.append(_whole(api))
             console.print(
                 f"round {number + 1} of {args.rounds}: {paced[-1].us_per_token:.1f} µs per token "
@@ -89,18 +91,18 @@ def profiles(args: argparse.Namespace, model: PreparedModel, token_ids: list[int
     file = args.out / "bench-api-profile.json"
     found: dict[str, list[FunctionSamples]] = {}
     with ExitStack() as stack:
-        api = ApiSide(model, args.out, file)
+        api = ApiUnderTest(model, args.out, file)
         stack.callback(api.stop)
-        with EngineSide(api, 0.0, token_ids):
+        with StubEngineProcess(api, 0.0, token_ids):
             _sample(api, args.connections, 1, SHORT_TOKENS, stream=True)
-        with EngineSide(api, args.interval_ms, token_ids):
+        with StubEngineProcess(api, args.interval_ms, token_ids):
             found["streams"] = _profiled(api, file, lambda: _sample(api, args.connections, 1, args.tokens, stream=True))
-        with EngineSide(api, WHOLE_INTERVAL_MS, token_ids):
+        with StubEngineProcess(api, WHOLE_INTERVAL_MS, token_ids):
             found["short requests"] = _profiled(api, file, lambda: _whole(api))
     return found
 
 
-def _profiled(api: ApiSide, file: Path, work: Callable[[], object]) -> list[FunctionSamples]:
+def _profiled(api: ApiUnderTest, file: Path, work: Callable[[], object]) -> list[FunctionSamples]:
     file.unlink(missing_ok=True)
     api.toggle_profile()
     for _ in range(NUM_PROFILED):
@@ -114,7 +116,7 @@ def _profiled(api: ApiSide, file: Path, work: Callable[[], object]) -> list[Func
     return msgspec.json.decode(file.read_bytes(), type=list[FunctionSamples])
 
 
-def table(rows: list[Row]) -> Table:
+def table(rows: list[ApiCostRow]) -> Table:
     shown = Table(box=box.SIMPLE_HEAD)
     for name in ("median of", "load"):
         shown.add_column(name, no_wrap=True)
@@ -145,7 +147,7 @@ def main() -> int:
     assert model.tokenizer is not None, "the default model has one"
     tokenizer = Tokenizer.from_file(Path(model.folder) / model.tokenizer)
     token_ids = tokenizer.encode(TEXT)
-    document: dict[str, Any] = {"schema": 1, "environment": environment.facts()}
+    document: dict[str, Any] = {"schema": 1, "environment": environment.describe_machine()}
     if not args.skip_costs:
         rows = document["table"] = costs(args, model, token_ids, console)
         print_table(console, table(rows))

@@ -17,13 +17,13 @@ from typing import Any
 
 import bench_frame
 import msgspec
-from bench_sides import OnwardServer, OthersLoad, Peer, peer_python
+from bench_sides import BackgroundLoad, OpenVinoPeer, ServerProcess, peer_python
 
 from onward import config
 from onward.bench import environment, load
 from onward.bench.calibration import Calibration, calibrate
-from onward.bench.load import Job, Target
-from onward.bench.prompts import words
+from onward.bench.load import BenchRequest, BenchTarget
+from onward.bench.prompts import random_words
 from onward.bench.report import summarize
 from onward.models import default_model, store
 from onward.text.chat_template import ChatTemplate
@@ -38,7 +38,7 @@ QUESTION, ANSWER, ANSWER_TOKENS = "Name three colors.", "blue", 64
 Conversation = list[dict[str, str]]
 
 
-class Pair(msgspec.Struct, frozen=True):
+class CpuPair(msgspec.Struct, frozen=True):
     streams: int
     onward_tokens_per_s: float
     peer_tokens_per_s: float
@@ -54,7 +54,7 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Prompts:
+class CpuPrompts:
     """Conversations of about a length, and the token ids that they are."""
 
     tokenizer: Tokenizer
@@ -65,8 +65,8 @@ class Prompts:
         # The system prompt differs too: the template's own would be a common beginning, and a cache hit.
         def ask(num_words: int) -> Conversation:
             return [
-                {"role": "system", "content": words(6, f"{seed} system")},
-                {"role": "user", "content": words(num_words, f"{seed} user")},
+                {"role": "system", "content": random_words(6, f"{seed} system")},
+                {"role": "user", "content": random_words(num_words, f"{seed} user")},
             ]
 
         short_of = self.num_tokens - len(self.token_ids(ask(1)))
@@ -76,10 +76,10 @@ class Prompts:
         return self.tokenizer.encode_chat(self.template.render(conversation, created_s=0))
 
 
-class Bench:
-    def __init__(self, onward: OnwardServer, peer: Peer, prompts: Prompts, model: str) -> None:
+class CpuBenchmark:
+    def __init__(self, onward: ServerProcess, peer: OpenVinoPeer, prompts: CpuPrompts, model: str) -> None:
         self._onward, self._peer, self._prompts = onward, peer, prompts
-        self._target = Target(onward.url, model)
+        self._target = BenchTarget(onward.url, model)
 
     def check_sense(self) -> None:
         conversation = [{"role": "user", "content": QUESTION}]
@@ -97,11 +97,11 @@ class Bench:
         self._peer.tokens_per_s([self._prompts.token_ids(one) for one in conversations], WARM_UP_TOKENS)
         asyncio.run(self._ask(conversations, WARM_UP_TOKENS))
 
-    def pair(self, streams: int, output_tokens: int, seed: str, *, peer_first: bool) -> Pair:
+    def pair(self, streams: int, output_tokens: int, seed: str, *, peer_first: bool) -> CpuPair:
         conversations = self._conversations(streams, seed)
         token_lists = [self._prompts.token_ids(one) for one in conversations]
         before = calibrate()
-        others = OthersLoad([self._onward, self._peer])
+        others = BackgroundLoad([self._onward, self._peer])
         figures: dict[str, Any] = {}
 
         def measure_peer() -> None:
@@ -120,7 +120,7 @@ class Bench:
         summary = figures["onward"]
         if summary.num_failed or summary.output_tokens != streams * output_tokens:
             raise SystemExit(f"Onward wrote {summary.output_tokens} tokens; failed: {summary.errors}")
-        return Pair(
+        return CpuPair(
             streams,
             summary.output_tokens_per_s,
             figures["peer"],
@@ -144,8 +144,8 @@ class Bench:
         async with load.new_session(self._target) as session, session.post(url, json=body) as response:
             return (await response.json())["choices"][0]["message"]["content"]
 
-    async def _ask(self, conversations: list[Conversation], output_tokens: int) -> list[load.Record]:
-        jobs = [Job(conversation, output_tokens) for conversation in conversations]
+    async def _ask(self, conversations: list[Conversation], output_tokens: int) -> list[load.RequestTiming]:
+        jobs = [BenchRequest(conversation, output_tokens) for conversation in conversations]
         async with load.new_session(self._target) as session:
             return await load.run(session, self._target, jobs, len(jobs))
 
@@ -162,17 +162,17 @@ def main() -> int:
     model = store.prepare(config.DEFAULT_MODEL, progress=_say_once())
     gguf = default_model.fetch(config.cache_dir(), _say_once())
     assert model.tokenizer is not None and model.chat_template is not None, "the default model has both"
-    prompts = Prompts(
+    prompts = CpuPrompts(
         Tokenizer.from_file(Path(model.folder) / model.tokenizer),
         ChatTemplate(model.chat_template, model.bos_token, model.eos_token),
         args.prompt_tokens,
     )
-    peer = Peer(args.peer_python or peer_python(bench_frame.ROOT / ".venv-peer"), gguf)
+    peer = OpenVinoPeer(args.peer_python or peer_python(bench_frame.ROOT / ".venv-peer"), gguf)
     try:
-        onward = OnwardServer(args.serve_argument, args.out / "onward-serve.log")
+        onward = ServerProcess(args.serve_argument, args.out / "onward-serve.log")
         try:
             print(f"ready: Onward in {onward.start_s:.1f} s; OpenVINO {peer.hello['version']} in {peer.start_s:.1f} s")
-            pairs = _measure(Bench(onward, peer, prompts, model.name), args)
+            pairs = _measure(CpuBenchmark(onward, peer, prompts, model.name), args)
         finally:
             onward.stop()
     finally:
@@ -187,11 +187,11 @@ def main() -> int:
     return 1 if args.check and not is_met else 0
 
 
-def _measure(bench: Bench, args: argparse.Namespace) -> list[Pair]:
+def _measure(bench: CpuBenchmark, args: argparse.Namespace) -> list[CpuPair]:
     bench.check_sense()
     for streams in args.streams:
         bench.warm_up(streams)
-    pairs: list[Pair] = []
+    pairs: list[CpuPair] = []
     for number in range(args.pairs):
         for streams in args.streams:
             pair = bench.pair(streams, args.output_tokens, f"{args.seed} {number}", peer_first=number % 2 == 0)
@@ -200,7 +200,7 @@ def _measure(bench: Bench, args: argparse.Namespace) -> list[Pair]:
     return pairs
 
 
-def _show(number: int, pair: Pair) -> None:
+def _show(number: int, pair: CpuPair) -> None:
     print(f"  {pair.before.line()}")
     print(
         f"pair {number + 1}, {pair.streams:2} streams: Onward {pair.onward_tokens_per_s:6.1f} tok/s, "
@@ -215,11 +215,11 @@ def _show(number: int, pair: Pair) -> None:
 
 
 def _document(
-    args: argparse.Namespace, onward: OnwardServer, peer: Peer, pairs: list[Pair], medians: dict[int, float]
+    args: argparse.Namespace, onward: ServerProcess, peer: OpenVinoPeer, pairs: list[CpuPair], medians: dict[int, float]
 ) -> dict[str, Any]:
     return {
         "schema": 1,
-        "environment": environment.facts(),
+        "environment": environment.describe_machine(),
         "asked": {"output_tokens": args.output_tokens, "prompt_tokens": args.prompt_tokens, "seed": args.seed},
         "onward_start_s": onward.start_s,
         "peer": {"name": "OpenVINO GenAI", "version": peer.hello["version"], "start_s": peer.start_s},

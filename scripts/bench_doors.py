@@ -26,20 +26,20 @@ from typing import Any
 import aiohttp
 import bench_frame
 import uvloop
-from bench_sides import OnwardServer, Side
+from bench_sides import BenchProcess, ServerProcess
 from rich.console import Console
 
 from onward import config
 from onward.bench import doors_figures, environment, tenant_figures
-from onward.bench.doors_figures import LEAST_RATIO, MOST_GROWTH, Memory, Overload, Pair
-from onward.bench.hostile_tenant import DECENT, KINDS
-from onward.bench.lean_streams import Asked, Stream, closed_load, open_load
+from onward.bench.doors_figures import LEAST_RATIO, MOST_GROWTH, HostilePair, MemorySample, OverloadFigures
+from onward.bench.hostile_tenant import KINDS, WELL_BEHAVED
+from onward.bench.lean_streams import MeasuredStream, StreamRequest, closed_load, open_load
 from onward.bench.report import percentiles
 from onward.bench.tenant_figures import TenantRound
-from onward.bench.time_plot import Line, Panel, draw
-from onward.proto.keys import KeyEntry
+from onward.bench.time_plot import PlotLine, PlotPanel, draw
+from onward.proto.keys import ApiKeyEntry
 from onward.web.key_file import add_entry, new_key
-from onward.web.keys import HASH_PREFIX, hash_of
+from onward.web.keys import HASH_PREFIX, hash_key
 
 PLOT = bench_frame.ROOT / "docs" / "overload.svg"
 SETTLE_S = 3.0
@@ -53,7 +53,7 @@ ATTACKERS = {"resumes": "single", "stored": "single"}
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-class Hostile(Side):
+class HostileConnectionsProcess(BenchProcess):
     """`onward.bench.hostile`, spoken to in lines."""
 
     def __init__(self, port: int, keys: list[str], count: int, seed: str) -> None:
@@ -68,7 +68,7 @@ class Hostile(Side):
         return json.loads(self.process.stdout.readline())
 
 
-class HostileTenant(Side):
+class HostileTenantProcess(BenchProcess):
     """`onward.bench.hostile_tenant`."""
 
     def __init__(self, port: int, kind: str, key: str) -> None:
@@ -82,7 +82,7 @@ class HostileTenant(Side):
         return json.loads(told)
 
 
-class KeyedServer(OnwardServer):
+class ServerWithKeys(ServerProcess):
     def __init__(self, key: str, arguments: list[str], log: Path) -> None:
         self._key = key
         super().__init__(arguments, log)
@@ -99,11 +99,11 @@ class KeyedServer(OnwardServer):
             return False
 
 
-class Bench:
-    def __init__(self, server: KeyedServer, keys: dict[str, str], args: argparse.Namespace) -> None:
+class OverloadBenchmark:
+    def __init__(self, server: ServerWithKeys, keys: dict[str, str], args: argparse.Namespace) -> None:
         self._server, self._keys, self._args = server, keys, args
-        self._asked = Asked(server.port, keys["others"], config.DEFAULT_MODEL, args.words, args.tokens)
-        self._due = Asked(server.port, keys["vanishing"], config.DEFAULT_MODEL, args.words, args.tokens)
+        self._asked = StreamRequest(server.port, keys["others"], config.DEFAULT_MODEL, args.words, args.tokens)
+        self._due = StreamRequest(server.port, keys["vanishing"], config.DEFAULT_MODEL, args.words, args.tokens)
         """What those that vanish may have in flight is their due. In calm rounds the same key uses it decently, so that
         what differs is how, and not how much."""
         self.pids: dict[str, list[int]] = json.loads(server.get("/info"))["pids"]
@@ -127,7 +127,7 @@ class Bench:
         def look() -> None:
             most_mb.append(self._api_mb())
 
-        crowd = HostileTenant(self._server.port, kind, self._keys[ATTACKERS.get(kind, "hostile")])
+        crowd = HostileTenantProcess(self._server.port, kind, self._keys[ATTACKERS.get(kind, "hostile")])
         try:
             attacked = uvloop.run(asked("attacked", look))
         finally:
@@ -142,7 +142,7 @@ class Bench:
         if kind not in ATTACKERS:
             yield
             return
-        decent = HostileTenant(self._server.port, DECENT, self._keys[ATTACKERS[kind]])
+        decent = HostileTenantProcess(self._server.port, WELL_BEHAVED, self._keys[ATTACKERS[kind]])
         try:
             yield
         finally:
@@ -153,14 +153,14 @@ class Bench:
 
     # Hostile connections.
 
-    def pairs(self) -> Iterator[Pair]:
+    def pairs(self) -> Iterator[HostilePair]:
         """Without and with them in alternation, each round with them beside the mean of those before and after it."""
         seed = self._args.seed
         before = self._others(f"{seed} first")
         for number in range(self._args.pairs):
             hostile, cores = self._others_beside_hostile(f"{seed} {number}")
             after = self._others(f"{seed} {number} calm")
-            yield Pair((before + after) / 2, hostile, cores)
+            yield HostilePair((before + after) / 2, hostile, cores)
             before = after
 
     def _others(self, seed: str) -> float:
@@ -179,10 +179,10 @@ class Bench:
         return tokens_per_s, cores
 
     @contextlib.contextmanager
-    def hostile(self, seed: str) -> Iterator[Hostile]:
+    def hostile(self, seed: str) -> Iterator[HostileConnectionsProcess]:
         """Yielded when they are there, and what was asked for by those that do not read is computed."""
         keys = [self._keys["unread"], self._keys["vanishing"]]
-        crowd = Hostile(self._server.port, keys, self._args.hostile, seed)
+        crowd = HostileConnectionsProcess(self._server.port, keys, self._args.hostile, seed)
         try:
             _wait_for("hostile connections", lambda: crowd.told("go on")["open"] >= self._args.hostile * 0.95)
             running, few = "onward_requests", self._args.hostile_in_flight
@@ -209,7 +209,7 @@ class Bench:
 
     # Overload.
 
-    def overload(self, console: Console) -> Overload:
+    def overload(self, console: Console) -> OverloadFigures:
         args = self._args
         rates: dict[int, float] = {}
         for num_streams in args.saturating:
@@ -223,11 +223,11 @@ class Bench:
         before_rate, before = self._closed(args.calm_streams, args.seconds, f"{args.seed} before")
         self.wait_idle()
         per_s = args.times * best / args.tokens
-        memory: list[Memory] = []
+        memory: list[MemorySample] = []
         began_s = time.perf_counter()
 
         def look() -> None:
-            memory.append(Memory(time.perf_counter() - began_s, self.memory_mb()))
+            memory.append(MemorySample(time.perf_counter() - began_s, self.memory_mb()))
 
         streams = uvloop.run(open_load(self._asked, per_s, args.overload_seconds, args.seed, look))
         settle_s = args.overload_seconds // 6
@@ -240,11 +240,11 @@ class Bench:
             max(rates, key=lambda n: rates[n]), args.saturation_seconds, f"{args.seed} best after"
         )
         taken = [one for one in streams if one.is_whole]
-        return Overload(
+        return OverloadFigures(
             best_before_tokens_per_s=best,
             best_after_tokens_per_s=best_after,
             offered_per_s=per_s,
-            goodput_tokens_per_s=doors_figures.rate(taken, began_s + settle_s, num_rest),
+            goodput_tokens_per_s=doors_figures.tokens_per_s(taken, began_s + settle_s, num_rest),
             num_offered=len(streams),
             num_whole=len(taken),
             statuses={str(status): count for status, count in sorted(Counter(one.status for one in streams).items())},
@@ -262,10 +262,10 @@ class Bench:
 
     def _closed(
         self, num_streams: int, seconds: int, seed: str, *, with_due: bool = False
-    ) -> tuple[float, list[Stream]]:
+    ) -> tuple[float, list[MeasuredStream]]:
         began_s = time.perf_counter()
 
-        async def load() -> list[Stream]:
+        async def load() -> list[MeasuredStream]:
             asked = [(self._asked, num_streams)]
             if with_due:
                 asked.append((self._due, self._args.hostile_in_flight))
@@ -276,7 +276,7 @@ class Bench:
         failed = [one.status for one in streams if one.ended_s is not None and not one.is_whole]
         if failed:
             raise SystemExit(f"{len(failed)} of the others' streams failed, the first with {failed[0]}")
-        return doors_figures.rate(streams, began_s + SETTLE_S + 1, seconds), streams
+        return doors_figures.tokens_per_s(streams, began_s + SETTLE_S + 1, seconds), streams
 
     # The server.
 
@@ -349,9 +349,9 @@ def _new_keys(file: Path, max_in_flight: int) -> dict[str, str]:
     for name, key in keys.items():
         add_entry(
             file,
-            KeyEntry(
+            ApiKeyEntry(
                 name=name,
-                digest=hash_of(key).removeprefix(HASH_PREFIX),
+                digest=hash_key(key).removeprefix(HASH_PREFIX),
                 role="admin" if name == "admin" else "user",
                 max_in_flight=limits.get(name),
             ),
@@ -359,24 +359,24 @@ def _new_keys(file: Path, max_in_flight: int) -> dict[str, str]:
     return keys
 
 
-def _plot(one: Overload, overload_s: float) -> str:
+def _plot(one: OverloadFigures, overload_s: float) -> str:
     num_seconds = len(one.tokens_by_second)
     memory = [sum(look.mb.values()) for look in one.memory]
     panels = [
-        Panel(
+        PlotPanel(
             "tokens/s of whole answers",
             [
-                Line("measured", one.tokens_by_second, "#0f766e"),
-                Line("best at saturation", [one.best_tokens_per_s] * num_seconds, "#b45309", is_dashed=True),
+                PlotLine("measured", one.tokens_by_second, "#0f766e"),
+                PlotLine("best at saturation", [one.best_tokens_per_s] * num_seconds, "#b45309", is_dashed=True),
             ],
         ),
-        Panel("requests turned away, per second", [Line("429", one.refusals_by_second, "#b91c1c")]),
-        Panel("memory of all processes, MB", [Line("own and resident", memory, "#1d4ed8")]),
+        PlotPanel("requests turned away, per second", [PlotLine("429", one.refusals_by_second, "#b91c1c")]),
+        PlotPanel("memory of all processes, MB", [PlotLine("own and resident", memory, "#1d4ed8")]),
     ]
     return draw("Ten times the load it can bear, for a minute", panels, (0.0, overload_s))
 
 
-def _failures(pairs: list[Pair], overload: Overload | None) -> list[str]:
+def _failures(pairs: list[HostilePair], overload: OverloadFigures | None) -> list[str]:
     """Bars that were missed."""
     missed: list[str] = []
     if pairs and doors_figures.median_ratio(pairs) < LEAST_RATIO:
@@ -398,13 +398,18 @@ def main() -> int:
     keys = _new_keys(key_file, args.hostile_in_flight)
     flags = ["--api-keys", str(key_file), "--max-queue", str(args.max_queue), "--trust-request-chat-template"]
     flags += args.serve_argument
-    server = KeyedServer(keys["admin"], flags, args.out / "onward-doors.log")
-    document: dict[str, Any] = {"schema": 1, "environment": environment.facts(), "seed": args.seed, "flags": flags}
-    pairs: list[Pair] = []
+    server = ServerWithKeys(keys["admin"], flags, args.out / "onward-doors.log")
+    document: dict[str, Any] = {
+        "schema": 1,
+        "environment": environment.describe_machine(),
+        "seed": args.seed,
+        "flags": flags,
+    }
+    pairs: list[HostilePair] = []
     rounds: list[TenantRound] = []
     left_s, overload = None, None
     try:
-        bench = Bench(server, keys, args)
+        bench = OverloadBenchmark(server, keys, args)
         bench.warm_up()
         files, memory = bench.open_files(), bench.memory_mb()
         if not args.skip_tenants:
@@ -443,7 +448,7 @@ def main() -> int:
 
 
 def _write(
-    args: argparse.Namespace, document: dict[str, Any], tables: str, overload: Overload | None, console: Console
+    args: argparse.Namespace, document: dict[str, Any], tables: str, overload: OverloadFigures | None, console: Console
 ) -> None:
     file = bench_frame.write("bench-doors", document, args.out)
     file.with_suffix(".md").write_text(tables)

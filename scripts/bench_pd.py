@@ -18,18 +18,18 @@ from typing import Any
 
 import bench_frame
 import msgspec
-from bench_sides import OnwardServer, OthersLoad, free_port
+from bench_sides import BackgroundLoad, ServerProcess, free_port
 from rich.console import Console
 from rich.table import Table
 
 from onward import config
 from onward.bench import environment, load, transfer_rate
 from onward.bench.calibration import Calibration, calibrate
-from onward.bench.load import Target
+from onward.bench.load import BenchTarget
 from onward.bench.pd_figures import (
-    Pair,
-    Round,
-    Spread,
+    GapPercentiles,
+    PdPair,
+    PdRound,
     median_ratio,
     quantiles_ms,
     round_of,
@@ -37,9 +37,9 @@ from onward.bench.pd_figures import (
     share_together,
     spread,
 )
-from onward.bench.pd_load import Load, observe
-from onward.bench.tail_plot import Curve, draw
-from onward.bench.transfer_rate import BACKENDS, Rate
+from onward.bench.pd_load import PdLoad, observe
+from onward.bench.tail_plot import TailCurve, draw
+from onward.bench.transfer_rate import BACKENDS, TransferRate
 from onward.models import store
 from onward.obs.tables import print_table
 from onward.proto.model import ModelConfig
@@ -51,7 +51,7 @@ POLL_S = 0.1
 STREAM_WORDS, STREAM_TOKENS, PROMPT_OUTPUT_TOKENS = 12, 4000, 4
 HANDED_OVER = ("onward_pd_handovers_total", "onward_pd_prefill_fallbacks_total")
 
-FIGURES: dict[str, Callable[[Round], float]] = {
+FIGURES: dict[str, Callable[[PdRound], float]] = {
     "between tokens, p50 (ms)": lambda r: spread(r.gaps_s).p50 * 1000,
     "between tokens, p90 (ms)": lambda r: spread(r.gaps_s).p90 * 1000,
     "between tokens, p99 (ms)": lambda r: spread(r.gaps_s).p99 * 1000,
@@ -65,9 +65,9 @@ FIGURES: dict[str, Callable[[Round], float]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class PdDeployment:
     name: str
-    servers: list[OnwardServer]
+    servers: list[ServerProcess]
     """The one that takes requests is the last."""
     flags: list[list[str]]
 
@@ -93,7 +93,7 @@ class Side:
             time.sleep(POLL_S)
 
 
-class Noted(msgspec.Struct, frozen=True):
+class PairConditions(msgspec.Struct, frozen=True):
     """What must be known of a pair to believe its figures."""
 
     before: Calibration
@@ -105,31 +105,33 @@ class Noted(msgspec.Struct, frozen=True):
     """What the decode instance counted, hand-overs by outcome and prompts that it computed itself."""
 
 
-class Bench:
-    def __init__(self, split: Side, mixed: Side, model: str, asked: Load) -> None:
+class PdBenchmark:
+    def __init__(self, split: PdDeployment, mixed: PdDeployment, model: str, asked: PdLoad) -> None:
         self._split, self._mixed, self._model, self._asked = split, mixed, model, asked
 
-    def pair(self, seed: str) -> tuple[Pair, Noted]:
-        before, others = calibrate(), OthersLoad([*self._split.servers, *self._mixed.servers])
+    def pair(self, seed: str) -> tuple[PdPair, PairConditions]:
+        before, others = calibrate(), BackgroundLoad([*self._split.servers, *self._mixed.servers])
         counted = self._split.metrics(*HANDED_OVER)
         split, idle_mixed_s = self._round(self._split, self._mixed, seed)
         mixed, idle_split_s = self._round(self._mixed, self._split, seed)
         cores = others.cores()
         handed_over = {key: n - counted.get(key, 0) for key, n in self._split.metrics(*HANDED_OVER).items()}
         idle = {SPLIT: idle_split_s, MIXED: idle_mixed_s}
-        return Pair(split, mixed), Noted(before, calibrate(), idle, cores, {k: n for k, n in handed_over.items() if n})
+        return PdPair(split, mixed), PairConditions(
+            before, calibrate(), idle, cores, {k: n for k, n in handed_over.items() if n}
+        )
 
-    def _round(self, side: Side, idle_one: Side, seed: str) -> tuple[Round, float]:
+    def _round(self, side: PdDeployment, idle_one: PdDeployment, seed: str) -> tuple[PdRound, float]:
         """And the processor time of the side that was not asked."""
         began_s = idle_one.cpu_s()
-        observed = asyncio.run(observe(Target(side.url, self._model, "completions"), self._asked, seed))
+        observed = asyncio.run(observe(BenchTarget(side.url, self._model, "completions"), self._asked, seed))
         idle_s = idle_one.cpu_s() - began_s
         side.wait_idle()
         return round_of(side.name, observed), idle_s
 
 
 @contextmanager
-def both_sides(args: argparse.Namespace) -> Iterator[tuple[Side, Side]]:
+def both_sides(args: argparse.Namespace) -> Iterator[tuple[PdDeployment, PdDeployment]]:
     """Children inherit the cores of who starts them, so these are set while they start."""
     all_cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(all_cores)[: args.cores])
@@ -138,24 +140,24 @@ def both_sides(args: argparse.Namespace) -> Iterator[tuple[Side, Side]]:
     common = ["--num-kv-blocks", str(args.num_kv_blocks), *args.serve_argument]
     with ExitStack() as stack:
 
-        def start(*flags: list[str]) -> list[OnwardServer]:
-            servers: list[OnwardServer] = []
+        def start(*flags: list[str]) -> list[ServerProcess]:
+            servers: list[ServerProcess] = []
             for one in flags:
-                servers.append(OnwardServer(one, args.out / f"onward-{one[1]}.log"))
+                servers.append(ServerProcess(one, args.out / f"onward-{one[1]}.log"))
                 stack.callback(servers[-1].stop)
             return servers
 
         two = [serve_flags("prefill", half, common, port), serve_flags("decode", half, common, port)]
         one = [serve_flags("mixed", args.cores, common)]
-        sides = Side(SPLIT, start(*two), two), Side(MIXED, start(*one), one)
+        sides = PdDeployment(SPLIT, start(*two), two), PdDeployment(MIXED, start(*one), one)
         os.sched_setaffinity(0, all_cores)
         yield sides
 
 
-async def _prompt_words(side: Side, model: str, num_tokens: int, seed: str) -> int:
-    target = Target(side.url, model, "completions")
+async def _prompt_words(side: PdDeployment, model: str, num_tokens: int, seed: str) -> int:
+    target = BenchTarget(side.url, model, "completions")
     async with load.new_session(target) as session:
-        return await load.probe_words(session, target, num_tokens, seed)
+        return await load.calibrate_prompt_words(session, target, num_tokens, seed)
 
 
 def isolation(args: argparse.Namespace, console: Console, model: str) -> dict[str, Any]:
@@ -163,11 +165,11 @@ def isolation(args: argparse.Namespace, console: Console, model: str) -> dict[st
         for side in (split, mixed):
             console.print(f"{side.name}: " + "; ".join(" ".join(flags) for flags in side.flags))
         num_words = asyncio.run(_prompt_words(mixed, model, args.prompt_tokens, args.seed))
-        asked = Load(args.streams, STREAM_TOKENS, STREAM_WORDS, num_words, PROMPT_OUTPUT_TOKENS,
+        asked = PdLoad(args.streams, STREAM_TOKENS, STREAM_WORDS, num_words, PROMPT_OUTPUT_TOKENS,
                      args.interval, args.quiet_seconds, args.seconds)  # fmt: skip
         console.print(f"{args.streams} streams; a prompt of {args.prompt_tokens} tokens every {args.interval:g} s, for "
                       f"{args.seconds:g} s after {args.quiet_seconds:g} s without; {args.cores} cores")  # fmt: skip
-        bench = Bench(split, mixed, model, asked)
+        bench = PdBenchmark(split, mixed, model, asked)
         bench.pair(f"{args.seed} warm-up")
         pairs, notes = [], []
         for number in range(args.pairs):
@@ -189,7 +191,7 @@ def isolation(args: argparse.Namespace, console: Console, model: str) -> dict[st
     }  # fmt: skip
 
 
-def _figures(measured: Round) -> dict[str, Any]:
+def _figures(measured: PdRound) -> dict[str, Any]:
     return {
         "between_tokens_s": spread(measured.gaps_s),
         "between_tokens_quiet_s": spread(measured.quiet_gaps_s),
@@ -202,7 +204,7 @@ def _figures(measured: Round) -> dict[str, Any]:
     }
 
 
-def _all_gaps(pairs: list[Pair]) -> list[tuple[str, str, list[float]]]:
+def _all_gaps(pairs: list[PdPair]) -> list[tuple[str, str, list[float]]]:
     """Of all rounds of a side together."""
     split, mixed = [pair.split for pair in pairs], [pair.mixed for pair in pairs]
     return [
@@ -214,16 +216,16 @@ def _all_gaps(pairs: list[Pair]) -> list[tuple[str, str, list[float]]]:
     ]
 
 
-def _plot(pairs: list[Pair]) -> str:
+def _plot(pairs: list[PdPair]) -> str:
     colors = {SPLIT: "#0f766e", MIXED: "#b45309"}
     curves = [
-        Curve(f"{side}, {kind}", [s * 1000 for s in gaps], colors[side], is_dashed=kind == "no long prompts")
+        TailCurve(f"{side}, {kind}", [s * 1000 for s in gaps], colors[side], is_dashed=kind == "no long prompts")
         for side, kind, gaps in _all_gaps(pairs)
     ]
     return draw("How long running streams wait for their next token", curves)
 
 
-def _show_pair(console: Console, number: int, pair: Pair, noted: Noted) -> None:
+def _show_pair(console: Console, number: int, pair: PdPair, noted: PairConditions) -> None:
     console.print(f"  {noted.before.line()}")
     for measured in (pair.split, pair.mixed):
         console.print(
@@ -238,11 +240,11 @@ def _show_pair(console: Console, number: int, pair: Pair, noted: Noted) -> None:
                   f"decode instance: {noted.handed_over}")  # fmt: skip
 
 
-def _ms(values: Spread) -> str:
+def _ms(values: GapPercentiles) -> str:
     return f"{values.p50 * 1000:.1f} / {values.p90 * 1000:.1f} / {values.p99 * 1000:.1f} / {values.max * 1000:.1f} ms"
 
 
-def _isolation_table(pairs: list[Pair]) -> Table:
+def _isolation_table(pairs: list[PdPair]) -> Table:
     table = Table(title=f"Medians of {len(pairs)} pairs", title_justify="left")
     for name in ("", SPLIT, MIXED, "ratio"):
         table.add_column(name, justify="right" if name else "left")
@@ -253,14 +255,14 @@ def _isolation_table(pairs: list[Pair]) -> Table:
 
 
 def transfers(args: argparse.Namespace, console: Console, shape: ModelConfig) -> dict[str, Any]:
-    rates: list[Rate] = []
+    rates: list[TransferRate] = []
     for backend in args.backends:
         rates += transfer_rate.measure(backend, shape, args.transfer_bytes, args.repetitions)
     print_table(console, _transfer_table(rates, args.transfer_bytes))
     return {"num_bytes": args.transfer_bytes, "repetitions": args.repetitions, "rates": rates}
 
 
-def _transfer_table(rates: list[Rate], num_bytes: int) -> Table:
+def _transfer_table(rates: list[TransferRate], num_bytes: int) -> Table:
     table = Table(title=f"KV transfers of {num_bytes / 1e6:.0f} MB between two processes", title_justify="left")
     for name in ("backend", "blocks", "checksums", "MB/s", "plain copy, MB/s", "ratio"):
         table.add_column(name, justify="right" if "/s" in name or name == "ratio" else "left")
@@ -276,7 +278,7 @@ def main() -> int:
     bench_frame.begin(args.out)
     console = bench_frame.console()
     model = store.prepare(config.DEFAULT_MODEL, progress=lambda message, share: None)
-    document: dict[str, Any] = {"schema": 1, "environment": environment.facts(), "seed": args.seed}
+    document: dict[str, Any] = {"schema": 1, "environment": environment.describe_machine(), "seed": args.seed}
     if not args.skip_isolation:
         document["isolation"] = isolation(args, console, model.name)
     if not args.skip_transfers:

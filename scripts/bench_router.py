@@ -18,77 +18,90 @@ from typing import Any, TypeVar
 import bench_frame
 import msgspec
 import uvloop
-from bench_sides import OnwardServer, OthersLoad
+from bench_sides import BackgroundLoad, ServerProcess
 from rich.console import Console
-from router_sides import Listening, Nginx, Router, StandIn, nginx_binary, nginx_version
+from router_sides import (
+    ListeningProcess,
+    NginxProcess,
+    RouterProcessUnderTest,
+    StubInstanceProcess,
+    nginx_binary,
+    nginx_version,
+)
 
 from onward import config
 from onward.bench import chats, environment, prompts, router_report, stream_load
-from onward.bench.chats import Chats, Figures
-from onward.bench.load import Target
+from onward.bench.chats import ChatFigures, ChatLoad
+from onward.bench.load import BenchTarget
 from onward.bench.router_cost import (
     MAX_MS_PER_REQUEST,
     MAX_US_PER_EVENT,
-    Measured,
-    Sample,
-    Setting,
+    RouterCostSample,
+    RouterLoadSetting,
+    RouterMeasurement,
     separate,
     settings,
 )
-from onward.bench.router_report import Row
-from onward.bench.stream_load import Shape
+from onward.bench.router_report import RouterReportRow
+from onward.bench.stream_load import StreamLoad
 from onward.bench.tokenizing_cost import tokenizing_cost
 from onward.models import store
 from onward.obs.tables import print_table
 from onward.proto.model import PreparedModel
-from onward.text.prompt_tokens import read_text
+from onward.text.prompt_tokens import read_tokenizer_files
 
 COST_POLICIES = ("least_loaded", "prefix")
 CHAT_POLICIES = ("prefix", "round_robin")
 NUM_INSTANCES = 2
 PROMPT_WORDS = (100, 1000)
-WARM_UP = Shape(4, 8, 16, 0.0)
+WARM_UP = StreamLoad(4, 8, 16, 0.0)
 FILE_WIDTH = 130
-S = TypeVar("S", bound=Listening)
+S = TypeVar("S", bound=ListeningProcess)
 
 
-def _sample(side: Listening, shape: Shape) -> Sample:
+def _sample(side: ListeningProcess, shape: StreamLoad) -> RouterCostSample:
     began_s, tokenizing_began_s = side.cpu_s(), _tokenizing_s(side)
     num_reads = uvloop.run(stream_load.run(side.port, shape))
     tokenizing_s = _tokenizing_s(side) - tokenizing_began_s
     cpu_s = side.cpu_s() - began_s - tokenizing_s
-    return Sample(shape.events_each, shape.num_requests, num_reads, cpu_s, tokenizing_s)
+    return RouterCostSample(shape.events_each, shape.num_requests, num_reads, cpu_s, tokenizing_s)
 
 
-def _tokenizing_s(side: Listening) -> float:
-    return side.tokenizing_s() if isinstance(side, Router) else 0.0
+def _tokenizing_s(side: ListeningProcess) -> float:
+    return side.tokenizing_s() if isinstance(side, RouterProcessUnderTest) else 0.0
 
 
-def _measure(name: str, side: Listening, stand_in: StandIn, setting: Setting, number: int) -> Measured:
-    others = OthersLoad([side, stand_in])
+def _measure(
+    name: str, side: ListeningProcess, stand_in: StubInstanceProcess, setting: RouterLoadSetting, number: int
+) -> RouterMeasurement:
+    others = BackgroundLoad([side, stand_in])
     short, long = _sample(side, setting.short), _sample(side, setting.long)
-    return Measured(name, setting.name, number, short, long, separate(short, long), others.cores())
+    return RouterMeasurement(name, setting.name, number, short, long, separate(short, long), others.cores())
 
 
-def costs(args: argparse.Namespace, model: PreparedModel, console: Console) -> tuple[dict[str, Any], list[Row]]:
+def costs(
+    args: argparse.Namespace, model: PreparedModel, console: Console
+) -> tuple[dict[str, Any], list[RouterReportRow]]:
     binary = None if args.skip_nginx else nginx_binary(args.nginx, config.cache_dir() / "nginx")
     text = args.out / "model-text.msgpack"
-    text.write_bytes(msgspec.msgpack.encode(read_text(model)))
+    text.write_bytes(msgspec.msgpack.encode(read_tokenizer_files(model)))
     with ExitStack() as stack:
-        stand_in = _started(stack, StandIn(args.out, text))
-        routers = {policy: _started(stack, Router(policy, args.out, stand_in.url)) for policy in COST_POLICIES}
+        stand_in = _started(stack, StubInstanceProcess(args.out, text))
+        routers = {
+            policy: _started(stack, RouterProcessUnderTest(policy, args.out, stand_in.url)) for policy in COST_POLICIES
+        }
         for router in routers.values():
             router.wait_for_instances(1)
-        sides: dict[str, Listening] = {**routers}
+        sides: dict[str, ListeningProcess] = {**routers}
         if binary is None:
             why = "left out" if args.skip_nginx else "not on PATH, not named by --nginx, and cannot be downloaded here"
             console.print(f"nginx: {why}; costs are without it")
         else:
-            sides["nginx"] = _started(stack, Nginx(binary, stand_in.port, args.out))
+            sides["nginx"] = _started(stack, NginxProcess(binary, stand_in.port, args.out))
         for side in sides.values():
             uvloop.run(stream_load.run(side.port, WARM_UP))
         num_before = routers["prefix"].num_untokenized()
-        measured: list[Measured] = []
+        measured: list[RouterMeasurement] = []
         for number in range(args.rounds):
             for setting in settings(args.scale):
                 for name, side in sides.items() if number % 2 == 0 else reversed(sides.items()):
@@ -106,7 +119,7 @@ def costs(args: argparse.Namespace, model: PreparedModel, console: Console) -> t
     return document, router_report.cost_rows(measured)
 
 
-def _others(measured: list[Measured], number: int) -> float:
+def _others(measured: list[RouterMeasurement], number: int) -> float:
     """The most, in one round, that other programs took from what is measured."""
     return max(one.other_programs_cores for one in measured if one.round == number)
 
@@ -116,25 +129,25 @@ def _started(stack: ExitStack, side: S) -> S:
     return side
 
 
-def prefix_gain(args: argparse.Namespace, console: Console) -> tuple[dict[str, Any], list[Row]]:
-    asked = Chats(args.chats, args.chats_at_once, args.turns, args.first_words, args.turn_words, args.answer_tokens,
+def prefix_gain(args: argparse.Namespace, console: Console) -> tuple[dict[str, Any], list[RouterReportRow]]:
+    asked = ChatLoad(args.chats, args.chats_at_once, args.turns, args.first_words, args.turn_words, args.answer_tokens,
                   args.pause)  # fmt: skip
     with ExitStack() as stack:
-        routers = {policy: _started(stack, Router(policy, args.out)) for policy in CHAT_POLICIES}
+        routers = {policy: _started(stack, RouterProcessUnderTest(policy, args.out)) for policy in CHAT_POLICIES}
         flags = ["--router", ",".join(router.url for router in routers.values()), "--threads", str(args.threads),
                  "--num-kv-blocks", str(args.num_kv_blocks), *args.serve_argument]  # fmt: skip
         for number in range(NUM_INSTANCES):
-            server = OnwardServer(flags, args.out / f"onward-mixed-{number}.log")
+            server = ServerProcess(flags, args.out / f"onward-mixed-{number}.log")
             stack.callback(server.stop)
         for router in routers.values():
             router.wait_for_instances(NUM_INSTANCES)
         console.print(f"{NUM_INSTANCES} mixed instances, each: onward serve {' '.join(flags)}")
-        found: dict[str, list[Figures]] = {policy: [] for policy in CHAT_POLICIES}
+        found: dict[str, list[ChatFigures]] = {policy: [] for policy in CHAT_POLICIES}
         for pair in range(args.pairs):
             for policy in CHAT_POLICIES if pair % 2 == 0 else reversed(CHAT_POLICIES):
                 # Every round has chats of its own, so that none finds what another has left.
-                target = Target(routers[policy].url, config.DEFAULT_MODEL)
-                turns = asyncio.run(chats.converse(target, asked, f"{args.seed} {pair} {policy}"))
+                target = BenchTarget(routers[policy].url, config.DEFAULT_MODEL)
+                turns = asyncio.run(chats.run_chats(target, asked, f"{args.seed} {pair} {policy}"))
                 found[policy].append(chats.figures(turns))
                 console.print(f"chats, pair {pair + 1} of {args.pairs}, {policy}: {_line(found[policy][-1])}")
         num_untokenized = routers["prefix"].num_untokenized()
@@ -142,7 +155,7 @@ def prefix_gain(args: argparse.Namespace, console: Console) -> tuple[dict[str, A
     return document, router_report.chat_rows(found)
 
 
-def _line(one: Figures) -> str:
+def _line(one: ChatFigures) -> str:
     return (
         f"{one.hit_rate:.1%} of the prompts' tokens cached; first token p50 {one.ttft_p50_s * 1000:.0f} ms, "
         f"p90 {one.ttft_p90_s * 1000:.0f} ms"
@@ -155,12 +168,14 @@ def main() -> int:
     console = bench_frame.console(output_is_json=args.json)
     if not console.is_terminal:
         console.width = FILE_WIDTH
-    document: dict[str, Any] = {"schema": 2, "environment": environment.facts(), "seed": args.seed}
-    rows: list[Row] = []
+    document: dict[str, Any] = {"schema": 2, "environment": environment.describe_machine(), "seed": args.seed}
+    rows: list[RouterReportRow] = []
     if not args.skip_costs:
         model = store.prepare(config.DEFAULT_MODEL, progress=lambda message, share: None)
         document["costs"], cost_rows = costs(args, model, console)
-        tokenizing = [tokenizing_cost(model, prompts.words(num_words, f"{num_words}")) for num_words in PROMPT_WORDS]
+        tokenizing = [
+            tokenizing_cost(model, prompts.random_words(num_words, f"{num_words}")) for num_words in PROMPT_WORDS
+        ]
         document["tokenizing"] = tokenizing
         rows += cost_rows + router_report.tokenizing_rows(tokenizing)
     if not args.skip_chats:

@@ -22,7 +22,7 @@ POLL_S = 0.02
 SERVE = "from onward.cli.main import main; main()"
 
 
-class Side:
+class BenchProcess:
     """A process and whatever it starts, in a session of their own."""
 
     def __init__(self, command: list[str], **streams: Any) -> None:
@@ -64,10 +64,10 @@ def _ticks(fields: list[str]) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-class OthersLoad:
+class BackgroundLoad:
     """How many cores, on average, were busy with something that is neither side nor this program, since it began."""
 
-    def __init__(self, sides: list[Side]) -> None:
+    def __init__(self, sides: list[BenchProcess]) -> None:
         self._sides = sides
         self._began_s = time.perf_counter()
         self._others_s = self._read()
@@ -85,7 +85,7 @@ def _machine_ticks() -> list[int]:
     return [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
 
 
-class Peer(Side):
+class OpenVinoPeer(BenchProcess):
     """OpenVINO GenAI, spoken to in JSON lines."""
 
     def __init__(self, python: Path, gguf: Path) -> None:
@@ -117,7 +117,7 @@ class Peer(Side):
         return json.loads(line)
 
 
-class OnwardServer(Side):
+class ServerProcess(BenchProcess):
     """`onward serve` on a free port."""
 
     def __init__(self, arguments: list[str], log: Path) -> None:

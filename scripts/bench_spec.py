@@ -12,13 +12,13 @@ import time
 
 import bench_frame
 import msgspec
-from bench_sides import OnwardServer, OthersLoad
+from bench_sides import BackgroundLoad, ServerProcess
 
 from onward import config
 from onward.bench import environment, load
 from onward.bench.calibration import Calibration, calibrate
 from onward.bench.copying import copying_prompt, free_prompt
-from onward.bench.load import Job, Target
+from onward.bench.load import BenchRequest, BenchTarget
 from onward.bench.report import summarize
 from onward.models import store
 
@@ -28,7 +28,7 @@ REQUESTS = {1: 3, 8: 2, 32: 1}
 """Of each stream, one after the other: a single short answer is over too soon to be measured."""
 
 
-class Pair(msgspec.Struct, frozen=True):
+class SpeculationPair(msgspec.Struct, frozen=True):
     text: str
     streams: int
     plain_tokens_per_s: float
@@ -40,18 +40,18 @@ class Pair(msgspec.Struct, frozen=True):
     before: Calibration
 
 
-class Bench:
-    def __init__(self, plain: OnwardServer, drafting: OnwardServer, model: str, output_tokens: int) -> None:
+class SpeculationBenchmark:
+    def __init__(self, plain: ServerProcess, drafting: ServerProcess, model: str, output_tokens: int) -> None:
         self._plain, self._drafting, self._output_tokens = plain, drafting, output_tokens
-        self._targets = {server: Target(server.url, model, "completions") for server in (plain, drafting)}
+        self._targets = {server: BenchTarget(server.url, model, "completions") for server in (plain, drafting)}
 
-    def pair(self, text: str, streams: int, seed: str, *, drafting_first: bool) -> Pair:
-        before, others = calibrate(), OthersLoad([self._plain, self._drafting])
+    def pair(self, text: str, streams: int, seed: str, *, drafting_first: bool) -> SpeculationPair:
+        before, others = calibrate(), BackgroundLoad([self._plain, self._drafting])
         drafted, accepted = self._drafts()
         order = [self._drafting, self._plain] if drafting_first else [self._plain, self._drafting]
         speeds = {server: self._speed(server, text, streams, seed) for server in order}
         drafted_now, accepted_now = self._drafts()
-        return Pair(
+        return SpeculationPair(
             text,
             streams,
             speeds[self._plain],
@@ -63,16 +63,16 @@ class Bench:
             before,
         )
 
-    def _speed(self, server: OnwardServer, text: str, streams: int, seed: str) -> float:
+    def _speed(self, server: ServerProcess, text: str, streams: int, seed: str) -> float:
         prompt, temperature = TEXTS[text]
         count = streams * REQUESTS.get(streams, 1)
-        jobs = [Job(prompt(f"{seed} {text} {n}"), self._output_tokens, temperature) for n in range(count)]
+        jobs = [BenchRequest(prompt(f"{seed} {text} {n}"), self._output_tokens, temperature) for n in range(count)]
         summary = summarize(asyncio.run(self._ask(self._targets[server], jobs, streams)))
         if summary.num_failed or summary.output_tokens != count * self._output_tokens:
             raise SystemExit(f"{summary.output_tokens} tokens were written; failed: {summary.errors}")
         return summary.output_tokens_per_s
 
-    async def _ask(self, target: Target, jobs: list[Job], streams: int) -> list[load.Record]:
+    async def _ask(self, target: BenchTarget, jobs: list[BenchRequest], streams: int) -> list[load.RequestTiming]:
         async with load.new_session(target) as session:
             return await load.run(session, target, jobs, streams)
 
@@ -98,28 +98,33 @@ def main() -> int:
     args = _arguments()
     bench_frame.begin(args.out)
     model = store.prepare(config.DEFAULT_MODEL)
-    plain = OnwardServer(args.serve_argument, args.out / "plain.log")
+    plain = ServerProcess(args.serve_argument, args.out / "plain.log")
     try:
-        drafting = OnwardServer([*args.serve_argument, "--speculative", args.speculative], args.out / "drafting.log")
+        drafting = ServerProcess([*args.serve_argument, "--speculative", args.speculative], args.out / "drafting.log")
         try:
-            pairs = _measure(Bench(plain, drafting, model.name, args.output_tokens), args)
+            pairs = _measure(SpeculationBenchmark(plain, drafting, model.name, args.output_tokens), args)
         finally:
             drafting.stop()
     finally:
         plain.stop()
     table = _table(pairs)
     print(table)
-    document = {"schema": 1, "environment": environment.facts(), "speculative": args.speculative, "pairs": pairs}
+    document = {
+        "schema": 1,
+        "environment": environment.describe_machine(),
+        "speculative": args.speculative,
+        "pairs": pairs,
+    }
     file = bench_frame.write("bench-spec", document, args.out)
     file.with_suffix(".md").write_text(table, encoding="utf-8")
     print(f"written to {file} and {file.with_suffix('.md').name}")
     return 1 if args.check and not _is_met(pairs) else 0
 
 
-def _measure(bench: Bench, args: argparse.Namespace) -> list[Pair]:
+def _measure(bench: SpeculationBenchmark, args: argparse.Namespace) -> list[SpeculationPair]:
     for streams in args.streams:
         bench.pair("free", streams, f"{args.seed} warm-up", drafting_first=False)
-    pairs: list[Pair] = []
+    pairs: list[SpeculationPair] = []
     for number in range(args.pairs):
         for streams in args.streams:
             for text in args.texts:
@@ -135,18 +140,18 @@ def _measure(bench: Bench, args: argparse.Namespace) -> list[Pair]:
     return pairs
 
 
-def _cells(pairs: list[Pair]) -> dict[tuple[str, int], list[Pair]]:
-    cells: dict[tuple[str, int], list[Pair]] = {}
+def _cells(pairs: list[SpeculationPair]) -> dict[tuple[str, int], list[SpeculationPair]]:
+    cells: dict[tuple[str, int], list[SpeculationPair]] = {}
     for pair in pairs:
         cells.setdefault((pair.text, pair.streams), []).append(pair)
     return cells
 
 
-def _median(pairs: list[Pair]) -> float:
+def _median(pairs: list[SpeculationPair]) -> float:
     return statistics.median(pair.ratio for pair in pairs)
 
 
-def _table(pairs: list[Pair]) -> str:
+def _table(pairs: list[SpeculationPair]) -> str:
     lines = ["| text | streams | plain, tokens/s | drafting, tokens/s | ratio (median of the pairs) | accepted |"]
     lines.append("|---|---|---|---|---|---|")
     for (text, streams), cell in sorted(_cells(pairs).items()):
@@ -161,7 +166,7 @@ def _table(pairs: list[Pair]) -> str:
     return "\n".join(lines)
 
 
-def _is_met(pairs: list[Pair]) -> bool:
+def _is_met(pairs: list[SpeculationPair]) -> bool:
     medians = {key: _median(cell) for key, cell in _cells(pairs).items()}
     return min(medians.values()) >= BAR and medians.get(("copying", 1), COPYING_GOAL) >= COPYING_GOAL
 

@@ -90,7 +90,7 @@ def main() -> int:
     began_s = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         model = small_model.prepare(Path(folder))
-        with running(model, ApiConfig(instance={"port": 0}), num_api=2) as instance:
+        with running(model, ApiConfig(serve_config={"port": 0}), num_api=2) as instance:
             http = HttpRun(instance, args.seed)
             _run_all(http, args.cases)
             instance.wait_until(lambda: not instance.engine.running)

@@ -9,7 +9,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from bench_sides import SERVE, Side, free_port
+from bench_sides import SERVE, BenchProcess, free_port
 
 START_TIMEOUT_S = 60.0
 DOWNLOAD_TIMEOUT_S = 120.0
@@ -43,7 +43,7 @@ http {{
 """
 
 
-class Listening(Side):
+class ListeningProcess(BenchProcess):
     """A process on a port of its own that is ready when it answers there."""
 
     def __init__(self, command: list[str], port: int, log: Path) -> None:
@@ -80,14 +80,14 @@ class Listening(Side):
         return sum(instance["state"] == "ready" for instance in json.loads(body)["instances"]) >= num_instances
 
 
-class StandIn(Listening):
+class StubInstanceProcess(ListeningProcess):
     def __init__(self, folder: Path, text: Path) -> None:
         port = free_port()
         command = [sys.executable, "-m", "onward.bench.stand_in_instance", "--port", str(port), "--text", str(text)]
         super().__init__(command, port, folder / "stand-in.log")
 
 
-class Router(Listening):
+class RouterProcessUnderTest(ListeningProcess):
     def __init__(self, policy: str, folder: Path, instances: str = "") -> None:
         port = free_port()
         command = [sys.executable, "-c", SERVE, "router", "--port", str(port), "--policy", policy]
@@ -112,7 +112,7 @@ class Router(Listening):
         return [(name, float(value)) for name, _, value in values]
 
 
-class Nginx(Listening):
+class NginxProcess(ListeningProcess):
     def __init__(self, binary: Path, upstream_port: int, folder: Path) -> None:
         port = free_port()
         home = folder / "nginx"

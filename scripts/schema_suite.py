@@ -48,7 +48,7 @@ def _reasons(problem: str) -> list[str]:
 
 
 def main() -> None:
-    results = run_all(vocabulary.grammars(), Tokenizer(vocabulary.text().tokenizer or ""))
+    results = run_all(vocabulary.grammars(), Tokenizer(vocabulary.model_text().tokenizer or ""))
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}\n{table(results)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")

@@ -11,13 +11,13 @@ import msgspec
 from onward.engine import plan_draft, policy, seating, token_processor
 from onward.engine.block_pool import BlockPool
 from onward.engine.core import EngineCore
-from onward.engine.outbox import Outbox
-from onward.engine.request import Request, Status
+from onward.engine.outbox import ApiOutbox
+from onward.engine.request import Request, RequestStatus
 from onward.engine.scheduler import Scheduler
-from onward.engine.slots import SlotTable
+from onward.engine.slots import SlotPool
 from onward.engine.token_processor import TokenProcessor
 from onward.proto import block_hash
-from onward.proto.step import Preempted, StepPlan, StepResult, TokenLogprobs, Tokens
+from onward.proto.step import SlotPreempted, SlotTokens, StepPlan, StepResult, TokenLogprobs
 from onward.sim.worker import HashWorker
 from onward.transport import shm, shm_rows
 from tests import (
@@ -53,9 +53,9 @@ def _one_value_with_two_meanings(patch: Patches) -> None:
 
 def _skip_the_epoch_check(patch: Patches) -> None:
     def find(original: Callable, self: Scheduler, epoch: int) -> Request | None:
-        return original(self, epoch) or next(iter(self.seating.by_epoch.values()), None)
+        return original(self, epoch) or next(iter(self.allocator.by_slot_epoch.values()), None)
 
-    patch.around(Scheduler, "find", find)
+    patch.around(Scheduler, "request_of_slot_epoch", find)
 
 
 def _no_result_when_nothing_runs(patch: Patches) -> None:
@@ -77,8 +77,8 @@ def _requeue_without_the_reply(patch: Patches) -> None:
 
 def _requeue_beats_finish(patch: Patches) -> None:
     def finish(original: Callable, self: TokenProcessor, request: Request, *rest: object) -> None:
-        if request.status is Status.PREEMPTING:
-            self._outbox.delta(request, [])
+        if request.status is RequestStatus.PREEMPTING:
+            self._outbox.add_delta(request, [])
             return
         original(self, request, *rest)
 
@@ -108,7 +108,7 @@ def _keep_the_counters_of_the_old_epoch(patch: Patches) -> None:
         original(request)
         request.num_computed = computed - 1
 
-    patch.around(seating, "forget_place", forget_place)
+    patch.around(seating, "clear_allocation", forget_place)
 
 
 def _free_blocks_without_the_fence(patch: Patches) -> None:
@@ -116,7 +116,7 @@ def _free_blocks_without_the_fence(patch: Patches) -> None:
 
 
 def _free_slots_without_the_fence(patch: Patches) -> None:
-    patch.around(SlotTable, "give_back", lambda original, self, slot, fence_step: original(self, slot, None))
+    patch.around(SlotPool, "release", lambda original, self, slot, fence_step: original(self, slot, None))
 
 
 def _do_not_see_fences(patch: Patches) -> None:
@@ -130,15 +130,15 @@ def _share_what_is_fenced_without_taking_the_fence_down(patch: Patches) -> None:
         self._fenced |= {block: step for block, step in fenced.items() if block in blocks}
         return blocks
 
-    patch.around(BlockPool, "acquire", acquire)
+    patch.around(BlockPool, "acquire_cached", acquire)
 
 
 def _ignore_the_salt(patch: Patches) -> None:
-    patch.around(block_hash, "root", lambda original, cache_salt: original(""))
+    patch.around(block_hash, "root_hash", lambda original, cache_salt: original(""))
 
 
 def _take_any_position(patch: Patches) -> None:
-    def on_tokens(original: Callable, self: TokenProcessor, request: Request, event: Tokens, now_s: float) -> None:
+    def on_tokens(original: Callable, self: TokenProcessor, request: Request, event: SlotTokens, now_s: float) -> None:
         original(self, request, msgspec.structs.replace(event, position=request.num_generated), now_s)
 
     patch.around(TokenProcessor, "_on_tokens", on_tokens)
@@ -165,7 +165,7 @@ def _always_cache_outputs(patch: Patches) -> None:
 def _believe_the_plan(patch: Patches) -> None:
     def begin_commit(original: Callable, self: Scheduler, step: int) -> None:
         for request in self.steps_in_flight[0].runs:
-            request.num_computed += sum(run.num_tokens for run in request.in_flight if run.step == step)
+            request.num_computed += sum(run.num_tokens for run in request.planned_runs if run.step == step)
         original(self, step)
 
     patch.around(Scheduler, "begin_commit", begin_commit)
@@ -174,7 +174,7 @@ def _believe_the_plan(patch: Patches) -> None:
 def _abort_only_what_runs(patch: Patches) -> None:
     def abort(original: Callable, self: EngineCore, owner: str, message: object, now_s: float) -> None:
         request = self._live.get(message.request_id)  # type: ignore[attr-defined]
-        if request is None or request.status is Status.RUNNING:
+        if request is None or request.status is RequestStatus.RUNNING:
             original(self, owner, message, now_s)
 
     patch.around(EngineCore, "_abort", abort)
@@ -184,12 +184,12 @@ def _keep_every_tombstone(patch: Patches) -> None:
     def bury(original: Callable, self: EngineCore, request_id: str, now_s: float) -> None:
         self._tombstones[request_id] = now_s + self.config.tombstone_s
 
-    patch.around(EngineCore, "_bury", bury)
+    patch.around(EngineCore, "_add_tombstone", bury)
 
 
 def _abort_by_prefix(patch: Patches) -> None:
     def abort(original: Callable, self: EngineCore, owner: str, message: object, now_s: float) -> None:
-        live = [request.name for request in self._live.values()]
+        live = [request.external_id for request in self._live.values()]
         matching = [name for name in live for wanted in message.names if name.startswith(wanted)]  # type: ignore[attr-defined]
         original(self, owner, msgspec.structs.replace(message, names=matching), now_s)  # type: ignore[type-var]
 
@@ -200,23 +200,23 @@ def _no_isolation(patch: Patches) -> None:
     def isolate(original: Callable, self: TokenProcessor, request: Request, fault: Exception, now_s: float) -> None:
         raise fault
 
-    patch.around(TokenProcessor, "_isolate", isolate)
+    patch.around(TokenProcessor, "_fail_isolated", isolate)
 
 
 def _an_error_behind_tokens_that_were_not_sent(patch: Patches) -> None:
     def isolate(original: Callable, self: TokenProcessor, request: Request, *rest: object) -> None:
-        request.num_sent = request.num_generated
+        request.num_sent_tokens = request.num_generated
         original(self, request, *rest)
 
-    patch.around(TokenProcessor, "_isolate", isolate)
+    patch.around(TokenProcessor, "_fail_isolated", isolate)
 
 
 def _admit_without_a_slot(patch: Patches) -> None:
-    def take(original: Callable, self: SlotTable) -> int:
+    def take(original: Callable, self: SlotPool) -> int:
         return original(self) if self._free else 0
 
-    patch.put(SlotTable, "num_free", property(lambda self: max(1, len(self._free))))
-    patch.around(SlotTable, "take", take)
+    patch.put(SlotPool, "num_free", property(lambda self: max(1, len(self._free))))
+    patch.around(SlotPool, "take", take)
 
 
 def _plans_share_the_request_s_lists(patch: Patches) -> None:
@@ -224,7 +224,7 @@ def _plans_share_the_request_s_lists(patch: Patches) -> None:
 
 
 def _one_place_for_all_steps(patch: Patches) -> None:
-    patch.put(shm._Ring, "place", lambda self, step: 0)
+    patch.put(shm._SharedRing, "entry_offset", lambda self, step: 0)
 
 
 def _no_checksum(patch: Patches) -> None:
@@ -241,18 +241,18 @@ def _the_wrong_victim(patch: Patches) -> None:
 
 
 def _forget_before_publish(patch: Patches) -> None:
-    def drain(original: Callable, self: Outbox, step: int) -> list:
+    def drain(original: Callable, self: ApiOutbox, step: int) -> list:
         ended = {owner: [d for d in deltas if d.finish_reason] for owner, deltas in self._deltas.items()}
         self._deltas = {owner: [d for d in deltas if not d.finish_reason] for owner, deltas in self._deltas.items()}
         out = original(self, step)
         self._deltas = ended
         return out
 
-    patch.around(Outbox, "drain", drain)
+    patch.around(ApiOutbox, "take_messages", drain)
 
 
 def _holding_before_deltas(patch: Patches) -> None:
-    patch.put(Outbox, "summarize", Outbox.send)
+    patch.put(ApiOutbox, "send_after_deltas", ApiOutbox.send)
 
 
 def _ignore_min_tokens(patch: Patches) -> None:
@@ -276,26 +276,26 @@ def _keep_what_lies_behind_the_stop(patch: Patches) -> None:
 
 
 def _decide_the_reason_again(patch: Patches) -> None:
-    def delta(original: Callable, self: Outbox, request: Request, *rest: object, **more: object) -> None:
-        if request.finish_reason and request.num_generated >= request.max_output:
+    def delta(original: Callable, self: ApiOutbox, request: Request, *rest: object, **more: object) -> None:
+        if request.finish_reason and request.num_generated >= request.max_output_tokens:
             request.finish_reason = token_processor.FinishReason.LENGTH
         original(self, request, *rest, **more)
 
-    patch.around(Outbox, "delta", delta)
+    patch.around(ApiOutbox, "add_delta", delta)
 
 
 def _say_what_was_cached_only_once(patch: Patches) -> None:
-    def delta(original: Callable, self: Outbox, request: Request, *rest: object, **more: object) -> None:
+    def delta(original: Callable, self: ApiOutbox, request: Request, *rest: object, **more: object) -> None:
         original(self, request, *rest, **more)
         request.num_cached_tokens = 0
 
-    patch.around(Outbox, "delta", delta)
+    patch.around(ApiOutbox, "add_delta", delta)
 
 
 def _lose_logprobs_in_the_rows(patch: Patches) -> None:
     def decode(original: Callable, *args: object) -> list:
         return [
-            msgspec.structs.replace(event, logprobs=None) if isinstance(event, Tokens) else event
+            msgspec.structs.replace(event, logprobs=None) if isinstance(event, SlotTokens) else event
             for event in original(*args)
         ]
 
@@ -305,7 +305,7 @@ def _lose_logprobs_in_the_rows(patch: Patches) -> None:
 def _logprobs_of_the_neighbour(patch: Patches) -> None:
     def delta(
         original: Callable,
-        self: Outbox,
+        self: ApiOutbox,
         request: Request,
         token_ids: list[int],
         error: object = None,
@@ -316,7 +316,7 @@ def _logprobs_of_the_neighbour(patch: Patches) -> None:
         shifted = None if logprobs is None else [msgspec.structs.replace(one, rank=one.rank + 1) for one in logprobs]
         original(self, request, token_ids, error, shifted, *rest, **more)
 
-    patch.around(Outbox, "delta", delta)
+    patch.around(ApiOutbox, "add_delta", delta)
 
 
 def _the_wire_s_order(patch: Patches) -> None:
@@ -324,7 +324,7 @@ def _the_wire_s_order(patch: Patches) -> None:
 
 
 def _a_reply_shorter_than_the_list(patch: Patches) -> None:
-    def preempt(original: Callable, self: HashWorker, command: object) -> Preempted:
+    def preempt(original: Callable, self: HashWorker, command: object) -> SlotPreempted:
         reply = original(self, command)
         return msgspec.structs.replace(reply, num_tokens=reply.num_tokens - 1)
 
@@ -335,7 +335,7 @@ def _accept_an_older_submission(patch: Patches) -> None:
     def submit(original: Callable, self: EngineCore, owner: str, message: object, now_s: float) -> None:
         known = self._live.get(message.request_id)  # type: ignore[attr-defined]
         if known is not None:
-            known.epoch = -1
+            known.attempt_epoch = -1
         original(self, owner, message, now_s)
 
     patch.around(EngineCore, "_submit", submit)
@@ -344,10 +344,10 @@ def _accept_an_older_submission(patch: Patches) -> None:
 def _time_the_first_token_twice(patch: Patches) -> None:
     def observe(original: Callable, self: TokenProcessor, request: Request, *rest: object) -> None:
         request.last_token_s = None
-        request.num_resumed = 0
+        request.num_resumed_tokens = 0
         original(self, request, *rest)
 
-    patch.around(TokenProcessor, "_observe", observe)
+    patch.around(TokenProcessor, "_record_metrics", observe)
 
 
 TABLE = [

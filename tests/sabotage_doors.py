@@ -10,33 +10,33 @@ from typing import Any
 from onward.api import generation as api_generation
 from onward.api import jobs
 from onward.api import streams as api_streams
-from onward.api.ledger import Order
-from onward.api.process import Api
+from onward.api.ledger import SubmitSpec
+from onward.api.process import ApiProcess
 from onward.engine import callers as engine_callers
 from onward.engine import door
 from onward.engine.callers import TokenBucket
 from onward.engine.live_requests import CallerInFlight, LiveRequests
-from onward.engine.request import Request, Status
+from onward.engine.request import Request, RequestStatus
 from onward.engine.request_queue import RequestQueue
 from onward.models import gguf_header, safetensors_header
 from onward.models.gguf_file import GgufFile
 from onward.proto.request import CallerLimits
-from onward.proto.shelf import Shown
+from onward.proto.shelf import LiveStreamReply
 from onward.router import core as router_core
 from onward.router import generation as router_generation
 from onward.router import records as router_records
 from onward.router.main import RouterProcess
-from onward.router.serving import Serving
+from onward.router.serving import StreamRunner
 from onward.shelf import core as shelf_core
 from onward.shelf import records as shelf_records
-from onward.shelf.core import ShelfCore
-from onward.shelf.records import Records
-from onward.supervisor.children import Role
+from onward.shelf.core import StreamStoreCore
+from onward.shelf.records import EntryTable
+from onward.supervisor.children import ProcessRole
 from onward.supervisor.supervisor import Supervisor
 from onward.text import bounded_template
 from onward.web import callers, keys, responses
-from onward.web.callers import BoundedConnections, Callers
-from onward.web.keys import Caller, Keys
+from onward.web.callers import Authenticator, ConnectionLimitMiddleware
+from onward.web.keys import ApiKeyTable, Caller
 from tests.sabotage_kinds import Patches, Sabotage
 
 ADMISSION = "tests/engine/test_admission.py::"
@@ -63,31 +63,31 @@ _logger = logging.getLogger(__name__)
 
 def _leave_streams_their_grace_at_a_second_signal(patch: Patches) -> None:
     def stop_apis(self: Supervisor, wakeup: Any) -> None:
-        self._stop_role(Role.API, self._config.drain_s, wakeup)
+        self._stop_role(ProcessRole.API, self._config.drain_s, wakeup)
 
     patch.put(Supervisor, "_stop_apis", stop_apis)
 
 
 def _cut_streams_without_a_word(patch: Patches) -> None:
-    patch.put(Api, "_end_streams", lambda self: self._rim.leave_at_once())
+    patch.put(ApiProcess, "_end_streams", lambda self: self._rim.leave_at_once())
 
 
 # Keys.
 
 
 def _nobody_asks_for_an_admin(patch: Patches) -> None:
-    def refusal(original: Callable, self: Callers, scope: Any) -> Any:
+    def refusal(original: Callable, self: Authenticator, scope: Any) -> Any:
         refused = original(self, scope)
         return None if refused is callers._NOT_ADMIN else refused
 
-    patch.around(Callers, "refusal", refusal)
+    patch.around(Authenticator, "check", refusal)
 
 
 def _what_is_at_no_route_is_open(patch: Patches) -> None:
-    def access(original: Callable, self: Callers, scope: Any) -> callers.Access:
-        return original(self, scope) if scope["path"] in self._by_path else callers.Access.OPEN
+    def access(original: Callable, self: Authenticator, scope: Any) -> callers.RouteAccess:
+        return original(self, scope) if scope["path"] in self._by_path else callers.RouteAccess.OPEN
 
-    patch.around(Callers, "_access", access)
+    patch.around(Authenticator, "_access", access)
 
 
 def _probes_are_told_the_reason(patch: Patches) -> None:
@@ -95,34 +95,34 @@ def _probes_are_told_the_reason(patch: Patches) -> None:
 
 
 def _the_beginning_of_a_digest_will_do(patch: Patches) -> None:
-    def find(original: Callable, self: Keys, bearer: str) -> Caller | None:
+    def find(original: Callable, self: ApiKeyTable, bearer: str) -> Caller | None:
         given = keys._digest(bearer)
         return next((caller for digest, caller in self._callers if digest[:2] == given[:2]), None)
 
-    patch.around(Keys, "find", find)
+    patch.around(ApiKeyTable, "find", find)
 
 
 def _keys_are_logged(patch: Patches) -> None:
-    def find(original: Callable, self: Keys, bearer: str) -> Caller | None:
+    def find(original: Callable, self: ApiKeyTable, bearer: str) -> Caller | None:
         _logger.warning("a key was shown: %s", bearer)
         return original(self, bearer)
 
-    patch.around(Keys, "find", find)
+    patch.around(ApiKeyTable, "find", find)
 
 
 def _a_broken_file_opens_every_door(patch: Patches) -> None:
     def reload_keys(original: Callable, self: RouterProcess) -> None:
-        self._keyring.keys = Keys()
+        self._keyring.keys = ApiKeyTable()
         original(self)
 
     patch.around(RouterProcess, "reload_keys", reload_keys)
 
 
 def _connections_are_not_counted(patch: Patches) -> None:
-    async def serve(original: Callable, self: BoundedConnections, *exchange: Any) -> None:
+    async def serve(original: Callable, self: ConnectionLimitMiddleware, *exchange: Any) -> None:
         await self._app(*exchange)
 
-    patch.around(BoundedConnections, "__call__", serve)
+    patch.around(ConnectionLimitMiddleware, "__call__", serve)
 
 
 # Whose a stream is.
@@ -139,17 +139,17 @@ def _the_shelf_asks_nobody_who_they_are(patch: Patches) -> None:
 
 
 def _what_another_process_shows_is_everybodys(patch: Patches) -> None:
-    def shown(original: Callable, self: ShelfCore, api: str, message: Shown, now_s: float) -> Any:
-        question = self._questions.get(message.number)
-        if question is not None and message.record is not None:
-            question.best = message.record
+    def shown(original: Callable, self: StreamStoreCore, api: str, message: LiveStreamReply, now_s: float) -> Any:
+        question = self._questions.get(message.query_id)
+        if question is not None and message.entry is not None:
+            question.best = message.entry
         return original(self, api, message, now_s)
 
-    patch.around(ShelfCore, "_shown", shown)
+    patch.around(StreamStoreCore, "_on_live_stream", shown)
 
 
 def _any_later_attempt_takes_the_place(patch: Patches) -> None:
-    patch.put(api_streams, "_follows", lambda epoch, caller, live: epoch > live.attempt.epoch)
+    patch.put(api_streams, "_may_replace_attempt", lambda epoch, caller, live: epoch > live.attempt.epoch)
 
 
 def _the_engine_lets_anybody_take_over(patch: Patches) -> None:
@@ -157,31 +157,31 @@ def _the_engine_lets_anybody_take_over(patch: Patches) -> None:
 
 
 def _an_api_ends_everybodys_by_name(patch: Patches) -> None:
-    def is_meant(original: Callable, self: Order, names: Collection[str], everything: bool, _: str | None) -> bool:
+    def is_meant(original: Callable, self: SubmitSpec, names: Collection[str], everything: bool, _: str | None) -> bool:
         return original(self, names, everything, None)
 
-    patch.around(Order, "is_meant", is_meant)
+    patch.around(SubmitSpec, "matches", is_meant)
 
 
 def _the_engine_ends_everybodys_by_name(patch: Patches) -> None:
     def named(original: Callable, self: LiveRequests, name: str, caller: str | None) -> list[Request]:
-        return [request for request in self.values() if name in (request.name, request.label)]
+        return [request for request in self.values() if name in (request.external_id, request.client_request_id)]
 
-    patch.around(LiveRequests, "named", named)
+    patch.around(LiveRequests, "find_by_name", named)
     patch.around(LiveRequests, "of_caller", lambda original, self, caller: self.values())
 
 
 def _a_router_ends_everybodys_by_name(patch: Patches) -> None:
-    meant = router_records.is_meant
+    meant = router_records.matches
     for module in (router_core, router_records):
         patch.put(module, "is_meant", lambda origin, names, caller: meant(origin, names, None))
 
 
 def _an_abort_leaves_what_instances_have_kept(patch: Patches) -> None:
-    async def at_instances(original: Callable, self: Serving, asked: dict[str, Any]) -> set[str]:
+    async def at_instances(original: Callable, self: StreamRunner, asked: dict[str, Any]) -> set[str]:
         return set()
 
-    patch.around(Serving, "_abort_at_instances", at_instances)
+    patch.around(StreamRunner, "_abort_at_instances", at_instances)
 
 
 # How much.
@@ -197,10 +197,10 @@ def _ended_requests_stay_in_flight(patch: Patches) -> None:
 
 def _waiting_requests_are_not_in_flight(patch: Patches) -> None:
     def beside(original: Callable, self: LiveRequests, request: Request) -> CallerInFlight:
-        num_requests = sum(one.status is not Status.WAITING for one in self.of_caller(request.caller))
+        num_requests = sum(one.status is not RequestStatus.WAITING for one in self.of_caller(request.caller))
         return replace(original(self, request), num_requests=num_requests)
 
-    patch.around(LiveRequests, "in_flight_beside", beside)
+    patch.around(LiveRequests, "in_flight_of_caller", beside)
 
 
 def _a_caller_s_requests_are_found_by_a_scan(patch: Patches) -> None:
@@ -208,7 +208,7 @@ def _a_caller_s_requests_are_found_by_a_scan(patch: Patches) -> None:
         num_requests = sum(one.caller == request.caller for one in self.values())
         return replace(original(self, request), num_requests=num_requests)
 
-    patch.around(LiveRequests, "in_flight_beside", beside)
+    patch.around(LiveRequests, "in_flight_of_caller", beside)
 
 
 def _a_bucket_is_never_refilled(patch: Patches) -> None:
@@ -230,17 +230,17 @@ def _a_bucket_grows_for_ever(patch: Patches) -> None:
 
 def _each_choice_pays_for_the_prompt(patch: Patches) -> None:
     def beside(original: Callable, self: LiveRequests, request: Request) -> CallerInFlight:
-        return replace(original(self, request), has_choice=False)
+        return replace(original(self, request), has_sibling_choice=False)
 
-    patch.around(LiveRequests, "in_flight_beside", beside)
+    patch.around(LiveRequests, "in_flight_of_caller", beside)
 
 
 def _a_resubmission_is_a_new_request(patch: Patches) -> None:
-    patch.put(door, "is_new", lambda submit: True)
+    patch.put(door, "counts_as_new", lambda submit: True)
 
 
 def _tokens_that_a_client_brings_open_the_door(patch: Patches) -> None:
-    patch.around(door, "is_new", lambda original, submit: original(submit) and not submit.generated_token_ids)
+    patch.around(door, "counts_as_new", lambda original, submit: original(submit) and not submit.generated_token_ids)
 
 
 def _outputs_are_free(patch: Patches) -> None:
@@ -250,7 +250,7 @@ def _outputs_are_free(patch: Patches) -> None:
         if count > 1:
             original(self, caller, limits, count, now_s)
 
-    patch.around(engine_callers.Callers, "charge", charge)
+    patch.around(engine_callers.CallerLimiter, "charge", charge)
 
 
 def _who_leaves_the_queue_leaves_its_tokens(patch: Patches) -> None:
@@ -263,34 +263,34 @@ def _who_leaves_the_queue_leaves_its_tokens(patch: Patches) -> None:
 
 def _deadlines_are_for_those_that_run(patch: Patches) -> None:
     def take_overdue(original: Callable, self: LiveRequests, now_s: float) -> list[Request]:
-        return [one for one in original(self, now_s) if one.status is not Status.WAITING]
+        return [one for one in original(self, now_s) if one.status is not RequestStatus.WAITING]
 
-    patch.around(LiveRequests, "take_overdue", take_overdue)
+    patch.around(LiveRequests, "take_past_deadline", take_overdue)
 
 
 def _a_request_chooses_its_priority(patch: Patches) -> None:
     def priority_within(original: Callable, asked: int | None, best: int | None) -> int:
         return asked or 0
 
-    patch.around(jobs, "priority_within", priority_within)
+    patch.around(jobs, "clamp_priority", priority_within)
 
 
 # The shelf.
 
 
 def _the_last_record_put_counts(patch: Patches) -> None:
-    def put(original: Callable, self: Records, record: Any, now_s: float) -> int:
+    def put(original: Callable, self: EntryTable, record: Any, now_s: float) -> int:
         self.drop(record.record_id)
         return original(self, record, now_s)
 
-    patch.around(Records, "put", put)
+    patch.around(EntryTable, "put", put)
 
 
 def _a_later_record_is_forgotten_too(patch: Patches) -> None:
-    def forget(original: Callable, self: Records, record_id: str, epoch: int, caller: str, now_s: float) -> None:
+    def forget(original: Callable, self: EntryTable, record_id: str, epoch: int, caller: str, now_s: float) -> None:
         original(self, record_id, 1 << 60, caller, now_s)
 
-    patch.around(Records, "forget", forget)
+    patch.around(EntryTable, "drop_superseded", forget)
 
 
 # What is read as data.
@@ -303,7 +303,7 @@ def _steps_without_end(patch: Patches) -> None:
         else:
             self.left = max(self.left, 1)
 
-    patch.around(bounded_template._Steps, "take", take)
+    patch.around(bounded_template._StepBudget, "take", take)
 
 
 def _a_templates_output_is_measured_when_it_is_there(patch: Patches) -> None:

@@ -36,7 +36,7 @@ def _compile_anew(patch: Patches) -> None:
 
 def _softmax_over_the_keys_of_the_tile(patch: Patches) -> None:
     from onward.kernels.cpu import int8_attention, simd
-    from onward.kernels.cpu.jit import inlined
+    from onward.kernels.cpu.jit import inlined_kernel_function
 
     weigh_group = int8_attention._weigh_group
 
@@ -62,12 +62,12 @@ def _softmax_over_the_keys_of_the_tile(patch: Patches) -> None:
         return np.float32(1.0) / simd.sum_lanes(total)
 
     _compile_anew(patch)
-    patch.put(int8_attention, "_softmax", inlined(softmax))
+    patch.put(int8_attention, "_softmax", inlined_kernel_function(softmax))
 
 
 def _blocks_of_a_decoding_row_in_another_order(patch: Patches) -> None:
     from onward.kernels.cpu import int8_attention
-    from onward.kernels.cpu.jit import inlined
+    from onward.kernels.cpu.jit import inlined_kernel_function
 
     add_values = int8_attention._add_values
 
@@ -81,13 +81,13 @@ def _blocks_of_a_decoding_row_in_another_order(patch: Patches) -> None:
                    scales, scales_at + shift, scales_step, sums)  # fmt: skip
 
     _compile_anew(patch)
-    patch.put(int8_attention, "_add_values", inlined(swapped))
+    patch.put(int8_attention, "_add_values", inlined_kernel_function(swapped))
 
 
 def _a_lone_row_s_product_in_two_parts(patch: Patches) -> None:
     from onward.kernels.cpu import int8_step, simd
     from onward.kernels.cpu.int8_tile import int8_tile
-    from onward.kernels.cpu.jit import device
+    from onward.kernels.cpu.jit import kernel_function
     from onward.kernels.packing import BYTES_RECORD, GROUP
 
     multiply, level = int8_step._multiply, int8_step._LEVEL
@@ -109,12 +109,12 @@ def _a_lone_row_s_product_in_two_parts(patch: Patches) -> None:
             simd.store(out, out_at + i, simd.load(out, out_at + i) + simd.load(out, out_at + 32 + i))
 
     _compile_anew(patch)
-    patch.put(int8_step, "_multiply", device(split))
+    patch.put(int8_step, "_multiply", kernel_function(split))
 
 
 def _the_first_row_s_norm_in_another_order(patch: Patches) -> None:
     from onward.kernels.cpu import int8_step, simd
-    from onward.kernels.cpu.jit import inlined
+    from onward.kernels.cpu.jit import inlined_kernel_function
     from onward.kernels.cpu.quantized import quantize_group
     from onward.kernels.cpu.rope import mean_square
 
@@ -134,7 +134,7 @@ def _the_first_row_s_norm_in_another_order(patch: Patches) -> None:
             quantize_group(low, high, target, target_row * (width // 32) + group)
 
     _compile_anew(patch)
-    patch.put(int8_step, "_normalize_row", inlined(normalize_row))
+    patch.put(int8_step, "_normalize_row", inlined_kernel_function(normalize_row))
 
 
 def _multiply_and_add_in_two_roundings(patch: Patches) -> None:
@@ -163,7 +163,7 @@ def _fold_neighbouring_lanes_first(patch: Patches) -> None:
 
 def _top_p_before_top_k(patch: Patches) -> None:
     from onward.kernels.cpu import sampling
-    from onward.kernels.cpu.jit import device
+    from onward.kernels.cpu.jit import kernel_function
 
     cut, drop_below = sampling._cut, sampling._drop_below
     mass_from, token_at = sampling._mass_from, sampling._token_at
@@ -179,33 +179,33 @@ def _top_p_before_top_k(patch: Patches) -> None:
         return token_at(weights, size, number * mass_from(weights, size, zero))
 
     _compile_anew(patch)
-    patch.put(sampling, "_draw_from", device(draw_from))
+    patch.put(sampling, "_draw_from", kernel_function(draw_from))
 
 
 def _noise_of_the_row_in_the_batch(patch: Patches) -> None:
-    from onward.worker.sampler import Draw, Sampler
+    from onward.worker.sampler import Sampler, SamplingRow
 
-    def take(original: Callable, self: Sampler, row: int, draw: Draw) -> None:
+    def take(original: Callable, self: Sampler, row: int, draw: SamplingRow) -> None:
         original(self, row, draw)
         self._choices[row] += row
 
-    patch.around(Sampler, "_take", take)
+    patch.around(Sampler, "_set_row", take)
 
 
 def _rules_before_logprobs(patch: Patches) -> None:
-    from onward.worker.drawing import Drawing
-    from onward.worker.penalties import LogitRules
+    from onward.worker.drawing import StepSampler
+    from onward.worker.penalties import LogitsProcessor
 
-    apply = LogitRules.apply
+    apply = LogitsProcessor.apply
 
-    def draw_rows(original: Callable, self: Drawing, logits: np.ndarray, draws: Any) -> None:
+    def draw_rows(original: Callable, self: StepSampler, logits: np.ndarray, draws: Any) -> None:
         for row, (chain, _) in enumerate(draws):
             if chain.slot.rules is not None:
                 apply(chain.slot.rules, logits[row, : self._vocab_size])
         original(self, logits, draws)
 
-    patch.put(LogitRules, "apply", lambda self, logits: None)
-    patch.around(Drawing, "_draw_rows", draw_rows)
+    patch.put(LogitsProcessor, "apply", lambda self, logits: None)
+    patch.around(StepSampler, "_sample_rows", draw_rows)
 
 
 def _sums_of_scored_rows_from_the_last_token(patch: Patches) -> None:

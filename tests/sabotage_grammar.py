@@ -7,12 +7,12 @@ import numpy as np
 
 from onward.engine.request import Request
 from onward.engine.token_processor import TokenProcessor
-from onward.grammar.lazy import LazyGrammars
-from onward.grammar.matcher import Mask
+from onward.grammar.lazy import LazyGrammarCompiler
+from onward.grammar.matcher import TokenBitmask
 from onward.pd.prefill_side import PrefillSide
 from onward.proto.sampling import Grammar
 from onward.transport import shm_rows
-from onward.worker.mask_making import MaskMaker, NextMask, made_at_once
+from onward.worker.mask_making import NextMask, ThreadedMaskExecutor, compute_inline
 from onward.worker.slot_grammar import SlotGrammar
 from tests.sabotage_kinds import Patches, Sabotage
 
@@ -24,8 +24,8 @@ MASKS = "tests/worker/test_mask_making.py::"
 
 def _start_over(patch: Patches) -> None:
     def begin(
-        original: Callable, self: SlotGrammar, grammar: Grammar, output: Sequence[int], grammars: LazyGrammars
-    ) -> Mask:
+        original: Callable, self: SlotGrammar, grammar: Grammar, output: Sequence[int], grammars: LazyGrammarCompiler
+    ) -> TokenBitmask:
         return original(self, grammar, [], grammars)
 
     patch.around(SlotGrammar, "_begin", begin)
@@ -61,7 +61,7 @@ def _let_end_tokens_be_drawn_anywhere(patch: Patches) -> None:
         original(self, logits, ends)
         logits[list(ends)] = kept
 
-    patch.around(SlotGrammar, "forbid", forbid)
+    patch.around(SlotGrammar, "mask_logits", forbid)
 
 
 def _lose_the_end_in_the_rows(patch: Patches) -> None:
@@ -72,18 +72,22 @@ def _lose_the_end_in_the_rows(patch: Patches) -> None:
 
 
 def _make_every_mask_at_once(patch: Patches) -> None:
-    def make(original: Callable, self: MaskMaker, work: Callable[[], Mask], likely_s: float) -> NextMask:
-        return made_at_once(work)
+    def make(
+        original: Callable, self: ThreadedMaskExecutor, work: Callable[[], TokenBitmask], likely_s: float
+    ) -> NextMask:
+        return compute_inline(work)
 
-    patch.around(MaskMaker, "make", make)
+    patch.around(ThreadedMaskExecutor, "submit", make)
 
 
 def _forget_slow_masks(patch: Patches) -> None:
-    def make(original: Callable, self: MaskMaker, work: Callable[[], Mask], likely_s: float) -> NextMask:
+    def make(
+        original: Callable, self: ThreadedMaskExecutor, work: Callable[[], TokenBitmask], likely_s: float
+    ) -> NextMask:
         self._left_s = 1.0
         return original(self, work, likely_s)
 
-    patch.around(MaskMaker, "make", make)
+    patch.around(ThreadedMaskExecutor, "submit", make)
 
 
 TABLE = [

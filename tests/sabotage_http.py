@@ -16,8 +16,8 @@ from onward.transport import proof
 from onward.web import allowed_hosts, connection, cross_site, half_closed, http
 from onward.web.allowed_hosts import AllowedHosts
 from onward.web.authorities import Authority
-from onward.web.callers import Callers
-from onward.web.connection import BoundedConnection
+from onward.web.callers import Authenticator
+from onward.web.connection import LimitedHttpProtocol
 from onward.web.cross_site import CrossSiteGuard
 from tests.sabotage_kinds import Patches, Sabotage
 
@@ -33,30 +33,30 @@ def _a_proof_is_for_any_method(patch: Patches) -> None:
 
 
 def _the_idle_time_goes_on_during_a_request(patch: Patches) -> None:
-    def on_message_begin(original: Callable, self: BoundedConnection) -> None:
+    def on_message_begin(original: Callable, self: LimitedHttpProtocol) -> None:
         armed, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
         original(self)
         self.timeout_keep_alive_task = armed
 
-    patch.around(BoundedConnection, "on_message_begin", on_message_begin)
+    patch.around(LimitedHttpProtocol, "on_message_begin", on_message_begin)
 
 
 def _a_head_has_no_time_that_begins_in_the_middle_of_a_read(patch: Patches) -> None:
-    def on_message_begin(original: Callable, self: BoundedConnection) -> None:
+    def on_message_begin(original: Callable, self: LimitedHttpProtocol) -> None:
         has_time = self._reading_timer is not None
         original(self)
         if not has_time:
             self._set_timer(None)
 
-    patch.around(BoundedConnection, "on_message_begin", on_message_begin)
+    patch.around(LimitedHttpProtocol, "on_message_begin", on_message_begin)
 
 
 def _every_client_knows_chunks(patch: Patches) -> None:
-    patch.put(BoundedConnection, "_start_asgi_task", HttpToolsProtocol._start_asgi_task)
+    patch.put(LimitedHttpProtocol, "_start_asgi_task", HttpToolsProtocol._start_asgi_task)
 
 
 def _whoever_sends_no_more_has_gone(patch: Patches) -> None:
-    patch.put(BoundedConnection, "eof_received", lambda self: False)
+    patch.put(LimitedHttpProtocol, "eof_received", lambda self: False)
 
 
 def _nobody_looks_whether_a_half_closed_client_has_gone(patch: Patches) -> None:
@@ -97,7 +97,7 @@ def _only_an_origin_gives_a_page_away(patch: Patches) -> None:
 
 
 def _any_host_is_ours(patch: Patches) -> None:
-    patch.put(AllowedHosts, "has", lambda self, authority: True)
+    patch.put(AllowedHosts, "allows", lambda self, authority: True)
 
 
 def _a_host_is_what_stands_before_a_colon(patch: Patches) -> None:
@@ -109,7 +109,7 @@ def _a_page_of_any_scheme_is_ours(patch: Patches) -> None:
 
 
 def _allowed_names_are_compared_as_written(patch: Patches) -> None:
-    patch.put(allowed_hosts, "named_host", str.lower)
+    patch.put(allowed_hosts, "normalized_host", str.lower)
 
 
 def _origins_are_taken_as_written(patch: Patches) -> None:
@@ -122,18 +122,18 @@ def _any_body_is_json(patch: Patches) -> None:
 
 
 def _pages_are_looked_at_although_there_are_keys(patch: Patches) -> None:
-    def refusal(original: Callable, self: Callers, scope: Scope) -> ErrorInfo | None:
+    def refusal(original: Callable, self: Authenticator, scope: Scope) -> ErrorInfo | None:
         refused = original(self, scope)
         return refused or (self._guard.refusal(scope) if self._guard is not None else None)
 
-    patch.around(Callers, "refusal", refusal)
+    patch.around(Authenticator, "check", refusal)
 
 
 def _any_proof_will_do(patch: Patches) -> None:
-    def refusal(original: Callable, self: Callers, scope: Scope) -> ErrorInfo | None:
+    def refusal(original: Callable, self: Authenticator, scope: Scope) -> ErrorInfo | None:
         return None if http.header(scope, b"x-onward-proof") else original(self, scope)
 
-    patch.around(Callers, "_refusal_without_keys", refusal)
+    patch.around(Authenticator, "_refusal_without_keys", refusal)
 
 
 TABLE = [

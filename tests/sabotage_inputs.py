@@ -11,19 +11,19 @@ from rich.measure import Measurement
 
 from onward import log
 from onward.api import attempts, generation, jobs, known_fields, request_checks, structured
-from onward.api.requests import Bounds, GenerationRequest
+from onward.api.requests import GenerationRequest, ValidationContext
 from onward.cli import flag_groups, parser, serve
 from onward.engine import main as engine_main
 from onward.engine import replay, token_disguise
 from onward.engine.core import EngineCore
-from onward.engine.recording import RecordedCore
+from onward.engine.recording import RecordingEngineCore
 from onward.engine.recording_file import RecordingWriter
 from onward.grammar import lark
 from onward.obs import tables
 from onward.router import generation as router_generation
 from onward.router import origin
 from onward.supervisor import supervisor
-from onward.supervisor.children import Child
+from onward.supervisor.children import ChildProcess
 from onward.supervisor.supervisor import Supervisor
 from onward.transport import api_dialogue
 from onward.web import key_file
@@ -71,7 +71,7 @@ def _take_any_block_size(patch: Patches) -> None:
 
 
 def _forget_the_fields_of_other_servers(patch: Patches) -> None:
-    patch.put(known_fields, "_INERT", {})
+    patch.put(known_fields, "_NO_EFFECT_VALUES", {})
 
 
 def _ignore_the_schema_of_a_json_object(patch: Patches) -> None:
@@ -79,7 +79,7 @@ def _ignore_the_schema_of_a_json_object(patch: Patches) -> None:
         is_object = given is not None and given.get("type") == "json_object"
         return original({"type": "json_object"} if is_object else given)
 
-    patch.around(structured, "_of_response_format", of_response_format)
+    patch.around(structured, "_from_response_format", of_response_format)
 
 
 def _say_nothing_of_ignored_fields(patch: Patches) -> None:
@@ -102,7 +102,7 @@ def _ignore_the_alias(patch: Patches) -> None:
 
 
 def _let_the_two_names_disagree(patch: Patches) -> None:
-    def check(original: Callable, request: GenerationRequest, bounds: Bounds) -> None:
+    def check(original: Callable, request: GenerationRequest, bounds: ValidationContext) -> None:
         if request.generated_token_ids is None:
             original(request, bounds)
 
@@ -113,7 +113,7 @@ def _router_ignores_the_alias(patch: Patches) -> None:
     def given(original: Callable, sketch: object) -> object:
         return original(sketch) if getattr(sketch, "generated_token_ids", None) else ()
 
-    patch.around(origin, "_given", given)
+    patch.around(origin, "_generated_token_ids", given)
 
 
 def _log_values_as_they_are(patch: Patches) -> None:
@@ -121,7 +121,7 @@ def _log_values_as_they_are(patch: Patches) -> None:
 
 
 def _log_continued_lines_unmarked(patch: Patches) -> None:
-    patch.put(log, "CONTINUED", "")
+    patch.put(log, "CONTINUATION_INDENT", "")
 
 
 def _write_keys_without_a_lock(patch: Patches) -> None:
@@ -135,7 +135,7 @@ def _take_any_arrival(patch: Patches) -> None:
         made = original(decoder, msgspec.msgpack.encode(tree))
         return msgspec.structs.replace(made, waited_s=waited_s)
 
-    patch.around(attempts, "decoded", decoded)
+    patch.around(attempts, "decode_cluster_message", decoded)
 
 
 def _end_with_what_cannot_be_read(patch: Patches) -> None:
@@ -155,7 +155,7 @@ def _write_delete_as_it_is(patch: Patches) -> None:
 
 
 def _record_true_vectors(patch: Patches) -> None:
-    patch.put(token_disguise, "_blank", lambda vector: vector)
+    patch.put(token_disguise, "_zeroed", lambda vector: vector)
 
 
 def _record_names_of_blocks(patch: Patches) -> None:
@@ -164,7 +164,7 @@ def _record_names_of_blocks(patch: Patches) -> None:
 
 
 def _do_not_record_the_end(patch: Patches) -> None:
-    patch.put(RecordedCore, "leave", EngineCore.leave)
+    patch.put(RecordingEngineCore, "close", EngineCore.close)
 
 
 def _an_unusable_recording_stops_the_engine(patch: Patches) -> None:
@@ -176,7 +176,7 @@ def _add_up_whatever_children_report(patch: Patches) -> None:
 
 
 def _let_a_message_of_a_child_end_the_supervisor(patch: Patches) -> None:
-    def read_one(self: Supervisor, child: Child) -> bool:
+    def read_one(self: Supervisor, child: ChildProcess) -> bool:
         if (message := child.channel.receive()) is not None:
             self._on_message(child, message)
         return message is not None

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from onward.api.choice import Choice, Start
-from onward.proto.step import Assign
-from onward.text.message_events import Event
-from onward.text.message_text import MessageText
-from onward.text.reasoning.thinking_tokens import Thinking
+from onward.api.choice import ActiveChoice, ChoiceStart
+from onward.proto.step import AssignSlot
+from onward.text.message_events import MessageEvent
+from onward.text.message_text import ParsedTextStream
+from onward.text.reasoning.thinking_tokens import ReasoningTracker
 from onward.worker import answer_rules, runner
-from onward.worker.answer_rules import RuledSlot
+from onward.worker.answer_rules import ConstrainedSlot
 from onward.worker.slot_grammar import SlotGrammar
 from tests.sabotage_kinds import Patches, Sabotage
 
@@ -17,38 +17,38 @@ WORKER = "tests/worker/test_thinking.py::"
 
 
 def _think_anew(patch: Patches) -> None:
-    def thinking(assign: Assign) -> Thinking | None:
-        rule = assign.sampling.thinking
-        return None if rule is None else Thinking(rule)
+    def thinking(assign: AssignSlot) -> ReasoningTracker | None:
+        rule = assign.sampling_params.reasoning
+        return None if rule is None else ReasoningTracker(rule)
 
     patch.put(runner, "thinking_of", thinking)
 
 
 def _let_it_think_on(patch: Patches) -> None:
-    patch.put(Thinking, "forced_token_id", None)
+    patch.put(ReasoningTracker, "forced_token_id", None)
 
 
 def _bind_thoughts(patch: Patches) -> None:
-    def in_force(original: Callable, slot: RuledSlot) -> SlotGrammar | None:
+    def in_force(original: Callable, slot: ConstrainedSlot) -> SlotGrammar | None:
         return slot.grammar
 
-    patch.around(answer_rules, "grammar_in_force", in_force)
+    patch.around(answer_rules, "active_grammar", in_force)
 
 
 def _tell_again(patch: Patches) -> None:
-    replayed: list[Choice] = []
+    replayed: list[ActiveChoice] = []
 
-    def push_again(original: Callable, self: Choice, start: Start) -> tuple[list[int], str]:
+    def push_again(original: Callable, self: ActiveChoice, start: ChoiceStart) -> tuple[list[int], str]:
         replayed.append(self)
         told = original(self, start)
         replayed.clear()
         return told
 
-    def take(original: Callable, self: MessageText) -> list[Event]:
+    def take(original: Callable, self: ParsedTextStream) -> list[MessageEvent]:
         return [] if replayed else original(self)
 
-    patch.around(Choice, "_push_again", push_again)
-    patch.around(MessageText, "take_events", take)
+    patch.around(ActiveChoice, "_replay_tokens", push_again)
+    patch.around(ParsedTextStream, "take_events", take)
 
 
 TABLE = [

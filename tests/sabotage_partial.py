@@ -4,12 +4,12 @@
 from typing import Any
 
 from onward.api import chat, closing, completions, ledger
-from onward.api.forms import ChunkForm, Collected
-from onward.api.ledger import RESCHEDULE
-from onward.api.prompts import Prompts
-from onward.router.closing import ClosingClientSide
-from onward.router.stream import Stream
-from onward.text.message_stream import MessageStream
+from onward.api.forms import BodyCollector, ChunkFormatter
+from onward.api.ledger import PD_RESCHEDULE
+from onward.api.prompts import TextProcessor
+from onward.router.closing import PartialOutputWriter
+from onward.router.stream import ClientStream
+from onward.text.message_stream import MessageParser
 from onward.text.text_stream import TextStream
 from onward.web import sse
 from tests.sabotage_kinds import Patches, Sabotage
@@ -20,38 +20,38 @@ CHAT = "/v1/chat/completions"
 
 
 def _an_abort_is_an_error(patch: Patches) -> None:
-    patch.put(ledger, "CUT", frozenset({RESCHEDULE}))
+    patch.put(ledger, "INCOMPLETE_REASONS", frozenset({PD_RESCHEDULE}))
 
 
 def _an_error_drops_the_answer(patch: Patches) -> None:
-    patch.put(Collected, "partial", lambda self, info: None)
+    patch.put(BodyCollector, "partial_body", lambda self, info: None)
 
 
 def _an_error_event_drops_the_tokens(patch: Patches) -> None:
-    patch.put(ChunkForm, "failed", lambda self, info: [sse.error_event(info)])
+    patch.put(ChunkFormatter, "format_error", lambda self, info: [sse.error_event(info)])
 
 
 def _every_token_is_covered(patch: Patches) -> None:
-    patch.put(TextStream, "num_covered", lambda self, token_ids, num_hidden=0: len(token_ids))
+    patch.put(TextStream, "num_emitted_tokens", lambda self, token_ids, num_hidden=0: len(token_ids))
 
 
 def _held_tags_are_covered(patch: Patches) -> None:
-    patch.put(MessageStream, "num_held", 0)
+    patch.put(MessageParser, "num_held", 0)
 
 
 def _a_router_asks_nobody(patch: Patches) -> None:
-    async def closed(self: ClosingClientSide, info: Any) -> None:
+    async def closed(self: PartialOutputWriter, info: Any) -> None:
         return None
 
-    patch.put(ClosingClientSide, "_closed", closed)
+    patch.put(PartialOutputWriter, "_render_end", closed)
 
 
 def _a_router_keeps_what_an_instance_has_aborted(patch: Patches) -> None:
-    patch.put(Stream, "was_aborted", False)
+    patch.put(ClientStream, "was_aborted", False)
 
 
 def _an_abort_discards_a_whole_answer(patch: Patches) -> None:
-    patch.put(Stream, "is_out_of_reach_of_aborts", False)
+    patch.put(ClientStream, "is_out_of_reach_of_aborts", False)
 
 
 def _an_answer_without_its_logprobs_is_complete(patch: Patches) -> None:
@@ -64,7 +64,7 @@ def _the_adapter_is_for_generate_only(patch: Patches) -> None:
 
 
 def _echo_drops_special_tokens(patch: Patches) -> None:
-    patch.around(Prompts, "text_of", lambda text_of, self, token_ids, with_special=False: text_of(self, token_ids))
+    patch.around(TextProcessor, "decode", lambda text_of, self, token_ids, with_special=False: text_of(self, token_ids))
 
 
 TABLE = [

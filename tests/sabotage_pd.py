@@ -5,21 +5,21 @@ from dataclasses import replace
 
 from onward.engine import prefill_service
 from onward.engine.block_pool import BlockPool
-from onward.engine.leases import Leases
+from onward.engine.leases import BlockLeases
 from onward.engine.main import EngineProcess
-from onward.engine.offers import Offers
-from onward.engine.prefill_peers import Peer, PrefillPeers
+from onward.engine.offers import PrefillOffers
+from onward.engine.prefill_peers import PrefillPeers, PrefillPeerState
 from onward.engine.prefill_service import PrefillService
-from onward.engine.remote_prefill import RemotePrefill
+from onward.engine.remote_prefill import RemotePrefillClient
 from onward.engine.request import FinishReason, Request
-from onward.engine.seating import Room, Seating
+from onward.engine.seating import PlannedAllocation, SlotAllocator
 from onward.engine.token_processor import TokenProcessor
 from onward.pd import decode_side, prefill_side
 from onward.pd.decode_side import DecodeSide
 from onward.pd.prefill_side import PrefillSide
-from onward.proto.control import Stop, ToChild
-from onward.proto.handoff import Cancel, Heartbeat, Refuse
-from onward.transport.peers import PrefillPeer
+from onward.proto.control import StopChild, ToChild
+from onward.proto.handoff import CancelHandoff, HandoffHeartbeat, RefuseHandoff
+from onward.transport.peers import HandoffClientSocket
 from tests.sabotage_kinds import Patches, Sabotage
 
 KV = "tests/failures/test_kv_between_machines.py::"
@@ -31,7 +31,7 @@ def _free_leased_blocks_at_once(patch: Patches) -> None:
         original(self, blocks)
         self.end_quarantine(blocks)
 
-    patch.around(BlockPool, "quarantine", quarantine)
+    patch.around(BlockPool, "start_quarantine", quarantine)
     patch.around(
         BlockPool, "end_quarantine", lambda original, self, blocks: original(self, self._quarantined & set(blocks))
     )
@@ -39,8 +39,8 @@ def _free_leased_blocks_at_once(patch: Patches) -> None:
 
 def _say_goodbye_before_the_last_turn(patch: Patches) -> None:
     def on_control(original: Callable, self: EngineProcess, message: ToChild, now_s: float) -> None:
-        if isinstance(message, Stop):
-            self._say_goodbye()
+        if isinstance(message, StopChild):
+            self._announce_shutdown()
         original(self, message, now_s)
 
     patch.around(EngineProcess, "_on_control", on_control)
@@ -48,7 +48,7 @@ def _say_goodbye_before_the_last_turn(patch: Patches) -> None:
 
 def _no_heartbeats(patch: Patches) -> None:
     def send(original: Callable, self: PrefillSide, decode: str, message: object) -> None:
-        if not isinstance(message, Heartbeat):
+        if not isinstance(message, HandoffHeartbeat):
             original(self, decode, message)
 
     patch.around(PrefillSide, "_send", send)
@@ -56,7 +56,7 @@ def _no_heartbeats(patch: Patches) -> None:
 
 def _decode_ends_without_a_word(patch: Patches) -> None:
     def send(original: Callable, self: DecodeSide, peer: str, message: object) -> None:
-        if not isinstance(message, (Cancel, Refuse)):
+        if not isinstance(message, (CancelHandoff, RefuseHandoff)):
             original(self, peer, message)
 
     patch.around(DecodeSide, "_send", send)
@@ -68,51 +68,51 @@ def _a_failed_push_is_only_logged(patch: Patches) -> None:
 
 def _a_refusal_is_decided_and_not_sent(patch: Patches) -> None:
     def refuse_held(original: Callable, self: DecodeSide, number: int) -> None:
-        self._end(number, decode_side.faults.no_decode_blocks("full"))
+        self._fail_without_telling_peer(number, decode_side.faults.no_decode_blocks("full"))
 
     patch.around(DecodeSide, "_refuse_held", refuse_held)
 
 
 def _a_silent_peer_blocks_the_queue(patch: Patches) -> None:
-    def may_offer(original: Callable, self: Offers, handover: object) -> bool:
+    def may_offer(original: Callable, self: PrefillOffers, handover: object) -> bool:
         return not self.offered and original(self, handover)
 
-    patch.around(Offers, "may_offer", may_offer)
+    patch.around(PrefillOffers, "may_offer", may_offer)
 
 
 def _offer_everything_at_once(patch: Patches) -> None:
-    patch.around(Offers, "may_offer", lambda original, self, handover: True)
+    patch.around(PrefillOffers, "may_offer", lambda original, self, handover: True)
 
 
 def _each_offer_is_a_new_one(patch: Patches) -> None:
     def receive_offer(original: Callable, self: DecodeSide, peer: str, offer: object, now_s: float) -> None:
         found = self._live.get(offer.handover)  # type: ignore[attr-defined]
         if found is not None:
-            found.state, found.grant = decode_side.State.ASKED, None
+            found.state, found.grant = decode_side.DecodeHandoffState.ASKED, None
             self._by_lease.clear()
         original(self, peer, offer, now_s)
 
-    def on_offer(original: Callable, self: RemotePrefill, errand: object, event: object, now_s: float) -> None:
+    def on_offer(original: Callable, self: RemotePrefillClient, errand: object, event: object, now_s: float) -> None:
         request: Request = errand.request  # type: ignore[attr-defined]
         if request.lease is not None:
             request.lease = None
-            self._scheduler.seating.granted.remove(request)
+            self._scheduler.allocator.awaiting_kv.remove(request)
             request.status = type(request.status).ASKED
         original(self, errand, event, now_s)
 
     patch.around(DecodeSide, "_receive_offer", receive_offer)
-    patch.around(RemotePrefill, "_on_offer", on_offer)
+    patch.around(RemotePrefillClient, "_on_offer", on_offer)
 
 
 def _a_granted_slot_has_an_epoch(patch: Patches) -> None:
-    def grant(original: Callable, self: Leases, request: Request) -> bool:
+    def grant(original: Callable, self: BlockLeases, request: Request) -> bool:
         given = original(self, request)
         if given:
             request.slot_epoch = 99
-            self._seating.by_epoch[99] = request
+            self._seating.by_slot_epoch[99] = request
         return given
 
-    patch.around(Leases, "grant", grant)
+    patch.around(BlockLeases, "grant", grant)
 
 
 def _leases_are_not_counted(patch: Patches) -> None:
@@ -120,18 +120,18 @@ def _leases_are_not_counted(patch: Patches) -> None:
         counted = original(self)
         return counted | {"free": counted["free"] + counted["leased"], "leased": 0}
 
-    patch.around(BlockPool, "counts", counts)
+    patch.around(BlockPool, "count_by_state", counts)
 
 
 def _any_incarnation_will_do(patch: Patches) -> None:
-    patch.around(DecodeSide, "_meet", lambda original, self, peer, incarnation: True)
-    patch.around(PrefillPeers, "is_now", lambda original, self, *rest: None)
+    patch.around(DecodeSide, "_accepts_incarnation", lambda original, self, peer, incarnation: True)
+    patch.around(PrefillPeers, "update_incarnation", lambda original, self, *rest: None)
 
     def find(original: Callable, self: DecodeSide, peer: str, number: int, incarnation: str, now_s: float) -> object:
         found = self._live.get(number)
         if found is not None:
-            found.incarnation, found.repeat_at_s = incarnation, None
-            self._hear(found, now_s)
+            found.incarnation, found.resend_at_s = incarnation, None
+            self._extend_silence_deadline(found, now_s)
         return found
 
     patch.around(DecodeSide, "_find", find)
@@ -145,51 +145,51 @@ def _any_incarnation_will_do(patch: Patches) -> None:
 
 
 def _lease_half_of_it(patch: Patches) -> None:
-    def grant(original: Callable, self: Leases, request: Request) -> bool:
+    def grant(original: Callable, self: BlockLeases, request: Request) -> bool:
         seating = self._seating
-        before = Seating.find_room
+        before = SlotAllocator.plan_allocation
 
-        def half(self: Seating, asked: Request) -> Room:
+        def half(self: SlotAllocator, asked: Request) -> PlannedAllocation:
             room = before(self, asked)
-            return replace(room, needed=max(1, room.needed // 2), enough=True)
+            return replace(room, num_new_blocks=max(1, room.num_new_blocks // 2), fits=True)
 
-        Seating.find_room = half  # type: ignore[method-assign]
+        SlotAllocator.plan_allocation = half  # type: ignore[method-assign]
         try:
             return seating.pool.num_available > 3 and original(self, request)
         finally:
-            Seating.find_room = before  # type: ignore[method-assign]
+            SlotAllocator.plan_allocation = before  # type: ignore[method-assign]
 
-    patch.around(Leases, "grant", grant)
+    patch.around(BlockLeases, "grant", grant)
 
 
 def _sends_are_kept_for_ever(patch: Patches) -> None:
-    patch.around(PrefillPeer, "send", lambda original, self, message: True)
+    patch.around(HandoffClientSocket, "send", lambda original, self, message: True)
 
 
 def _judge_then_drain(patch: Patches) -> None:
-    def receive(original: Callable, self: RemotePrefill, peer: str, message: object, now_s: float) -> None:
+    def receive(original: Callable, self: RemotePrefillClient, peer: str, message: object, now_s: float) -> None:
         self.tick(now_s)
         original(self, peer, message, now_s)
 
-    patch.around(RemotePrefill, "receive", receive)
+    patch.around(RemotePrefillClient, "receive", receive)
 
 
 def _believe_ready(patch: Patches) -> None:
     def verify(original: Callable, self: DecodeSide, number: int) -> None:
         handover = self._live[number]
         if handover.ready is not None:
-            handover.counted = handover.ready.checksums
+            handover.received_checksums = handover.ready.checksums
         original(self, number)
 
-    patch.around(DecodeSide, "_verify", verify)
+    patch.around(DecodeSide, "_complete_if_verified", verify)
 
 
 def _wait_for_each_transfer(patch: Patches) -> None:
     def take_results(original: Callable, self: PrefillService, now_s: float) -> None:
-        if len(self._jobs) < 2:
+        if len(self._tasks) < 2:
             original(self, now_s)
 
-    patch.around(PrefillService, "_take_results", take_results)
+    patch.around(PrefillService, "_collect_results", take_results)
 
 
 def _count_when_sent(patch: Patches) -> None:
@@ -211,22 +211,22 @@ def _say_it_once(patch: Patches) -> None:
 
 def _no_lease_ends_at_the_prefill_side(patch: Patches) -> None:
     patch.around(PrefillSide, "_expire", lambda original, self, key, handover: None)
-    patch.put(prefill_side, "NOT_WANTED", prefill_side.NOT_HERE)
+    patch.put(prefill_side, "NO_LONGER_WANTED", prefill_side.UNKNOWN_TO_PREFILL)
 
 
 def _a_peer_s_death_is_our_stall(patch: Patches) -> None:
-    patch.around(Peer, "is_available", lambda original, self, now_s: True)
-    patch.around(RemotePrefill, "kv_report", lambda original, self, report, now_s: None)
+    patch.around(PrefillPeerState, "is_available", lambda original, self, now_s: True)
+    patch.around(RemotePrefillClient, "receive_kv_report", lambda original, self, report, now_s: None)
 
 
 def _repeat_all_that_was_not_sent(patch: Patches) -> None:
     def unsent(original: Callable, self: DecodeSide, peer: str, now_s: float) -> None:
         for number, handover in self._live.items():
-            if handover.peer == peer and handover.repeat_at_s is not None:
-                handover.repeat_at_s = now_s
-                self._timers.wake_by(number, now_s)
+            if handover.peer == peer and handover.resend_at_s is not None:
+                handover.resend_at_s = now_s
+                self._timers.set_earliest(number, now_s)
 
-    patch.around(DecodeSide, "unsent", unsent)
+    patch.around(DecodeSide, "on_send_failed", unsent)
 
 
 def _count_when_sampled(patch: Patches) -> None:
@@ -234,8 +234,8 @@ def _count_when_sampled(patch: Patches) -> None:
         original: Callable, self: TokenProcessor, request: Request, reason: FinishReason, now_s: float, *rest: object
     ) -> None:
         original(self, request, reason, now_s, *rest)
-        if reason is FinishReason.HANDED_OVER:
-            self.count_end(request, reason, now_s)
+        if reason is FinishReason.HANDED_OFF:
+            self.record_finish(request, reason, now_s)
 
     patch.around(TokenProcessor, "finish", finish)
 

@@ -8,24 +8,24 @@ import msgspec
 from onward.api import jobs, streams
 from onward.api.ledger import ABORTED
 from onward.api.responses import form, stored, teller
-from onward.api.responses.endpoint import CreateEndpoint
-from onward.api.responses.form import ResponseForm
-from onward.api.streams import Stream, Streams
-from onward.fair_records import FairRecords
-from onward.proto.router import GivenChoice, Record
-from onward.proto.shelf import RecordKind, ShelfRecord
+from onward.api.responses.endpoint import CreateResponseEndpoint
+from onward.api.responses.form import ResponseFormatter
+from onward.api.streams import LiveStream, StreamRegistry
+from onward.fair_records import FairRecordStore
+from onward.proto.router import ChoiceSnapshot, StreamRecord
+from onward.proto.shelf import EntryKind, StoreEntry
 from onward.router import core as router_core
-from onward.router.kept import kept_at_instances
-from onward.router.response_creation import ResponseClientSide
-from onward.router.responses import FoundResponses
-from onward.router.route import Route
+from onward.router.kept import find_records
+from onward.router.response_creation import ResponseEventWriter
+from onward.router.responses import ClusterResponseStore
+from onward.router.route import RoutedStream
 from onward.shelf import records as shelf_records
-from onward.shelf.core import ShelfCore
-from onward.shelf.records import Records
+from onward.shelf.core import StreamStoreCore
+from onward.shelf.records import EntryTable
 from onward.web import response_endpoint, tasks
 from onward.web.keys import Caller
-from onward.web.response_ids import PREFIX, unknown
-from onward.web.tasks import Tasks
+from onward.web.response_ids import PREFIX, response_not_found
+from onward.web.tasks import TaskPool
 from tests.sabotage_kinds import Patches, Sabotage
 
 STORED = "tests/api/responses/test_stored.py::"
@@ -40,20 +40,20 @@ _ENDS = ("complete", "cancelled")
 
 
 def _show_it_and_let_it_run(patch: Patches) -> None:
-    async def take_away(original: Callable, self: Streams, record: Record) -> Record:
+    async def take_away(original: Callable, self: StreamRegistry, record: StreamRecord) -> StreamRecord:
         return record if record.attempt.request_id in self._live else await original(self, record)
 
-    patch.around(Streams, "take_away", take_away)
+    patch.around(StreamRegistry, "claim_to_finalize", take_away)
 
 
 def _count_events_from_the_break(patch: Patches) -> None:
-    def opening(original: Callable, self: ResponseForm) -> list[bytes]:
+    def opening(original: Callable, self: ResponseFormatter) -> list[bytes]:
         events = original(self)
-        if self._job.prepared.is_continued:
+        if self._job.prepared.is_resumed:
             self._teller.num_events -= 1
         return events
 
-    patch.around(ResponseForm, "opening", opening)
+    patch.around(ResponseFormatter, "format_opening", opening)
 
 
 def _tell_the_last_event_again(patch: Patches) -> None:
@@ -61,11 +61,13 @@ def _tell_the_last_event_again(patch: Patches) -> None:
 
 
 def _keep_them_for_ever(patch: Patches) -> None:
-    def shelved(original: Callable, self: Streams, record: Record, kind: RecordKind, **more: bool) -> ShelfRecord:
+    def shelved(
+        original: Callable, self: StreamRegistry, record: StreamRecord, kind: EntryKind, **more: bool
+    ) -> StoreEntry:
         kept = original(self, record, kind, **more)
         return msgspec.structs.replace(kept, ttl_s=FOR_EVER_S) if kind == "response" else kept
 
-    patch.around(Streams, "_shelved", shelved)
+    patch.around(StreamRegistry, "_entry_of_record", shelved)
 
 
 def _find_anybody_s(patch: Patches) -> None:
@@ -73,56 +75,61 @@ def _find_anybody_s(patch: Patches) -> None:
         return response_id.removeprefix(PREFIX)
 
     async def find(
-        original: Callable, self: Streams, request_id: str, epoch: int = 0, caller: str | None = None, **more: bool
+        original: Callable,
+        self: StreamRegistry,
+        request_id: str,
+        epoch: int = 0,
+        caller: str | None = None,
+        **more: bool,
     ) -> Any:
         return await original(self, request_id, epoch, **more)
 
     patch.around(stored, "own_request_id", own)
-    patch.around(Streams, "find", find)
+    patch.around(StreamRegistry, "find", find)
 
 
 def _tie_it_to_its_creator(patch: Patches) -> None:
     begun: list[Any] = []
 
-    def start(original: Callable, self: Tasks, work: Any, caller: str) -> Any:
+    def start(original: Callable, self: TaskPool, work: Any, caller: str) -> Any:
         begun.append(original(self, work, caller))
         return begun[-1]
 
-    async def generate(original: Callable, self: CreateEndpoint, *args: Any) -> None:
+    async def generate(original: Callable, self: CreateResponseEndpoint, *args: Any) -> None:
         try:
             await original(self, *args)
         finally:
             while begun:
                 begun.pop().cancel()
 
-    patch.around(Tasks, "start", start)
-    patch.around(CreateEndpoint, "generate", generate)
+    patch.around(TaskPool, "start", start)
+    patch.around(CreateResponseEndpoint, "generate", generate)
     _keep_none_that_runs(patch)
 
 
 def _keep_none_that_runs(patch: Patches) -> None:
-    patch.put(Streams, "keep_begun", lambda self, stream: None)
+    patch.put(StreamRegistry, "store_started", lambda self, stream: None)
 
 
 def _keep_only_streams(patch: Patches) -> None:
-    def is_of_use(original: Callable, route: Route) -> bool:
-        return route.stream.origin.streams and original(route)
+    def is_of_use(original: Callable, route: RoutedStream) -> bool:
+        return route.stream.request.is_streaming and original(route)
 
-    patch.around(router_core, "_is_of_use", is_of_use)
+    patch.around(router_core, "_is_resumable", is_of_use)
     _copy_none(patch)
 
 
 def _say_unknown_too_soon(patch: Patches) -> None:
     async def find(
-        original: Callable, self: FoundResponses, caller: Caller, response_id: str, param: str = "response_id"
-    ) -> Record:
+        original: Callable, self: ClusterResponseStore, caller: Caller, response_id: str, param: str = "response_id"
+    ) -> StreamRecord:
         request_id = response_id.removeprefix(PREFIX)
-        record = self._furthest(caller, request_id, (await kept_at_instances(self._serving, request_id)).records)
+        record = self._most_advanced(caller, request_id, (await find_records(self._serving, request_id)).records)
         if record is None:
-            raise unknown(response_id, param)
+            raise response_not_found(response_id, param)
         return record
 
-    patch.around(FoundResponses, "find", find)
+    patch.around(ClusterResponseStore, "find", find)
 
 
 def _of(kinds: tuple[str, ...], test: str) -> list[str]:
@@ -133,7 +140,7 @@ _WORDY = ("words", "thoughts", "two calls and words")
 
 
 def _let_others_start_what_is_ended(patch: Patches) -> None:
-    patch.put(ShelfCore, "_settled_epoch", lambda self, record_id, now_s: None)
+    patch.put(StreamStoreCore, "_finalized_epoch", lambda self, record_id, now_s: None)
 
 
 def _replace_an_end(patch: Patches) -> None:
@@ -141,28 +148,28 @@ def _replace_an_end(patch: Patches) -> None:
 
 
 def _forget_it_between_two_attempts(patch: Patches) -> None:
-    patch.around(Records, "forget", lambda original, self, record_id, *rest: self.drop(record_id))
+    patch.around(EntryTable, "drop_superseded", lambda original, self, record_id, *rest: self.drop(record_id))
 
 
 def _copy_none(patch: Patches) -> None:
-    async def keep_end(original: Callable, self: FoundResponses, *end: Any) -> None:
+    async def keep_end(original: Callable, self: ClusterResponseStore, *end: Any) -> None:
         pass
 
-    patch.around(FoundResponses, "keep_end", keep_end)
+    patch.around(ClusterResponseStore, "store_final", keep_end)
 
 
 def _number_a_failure_from_the_break(patch: Patches) -> None:
-    patch.put(ResponseForm, "has_numbers", False)
+    patch.put(ResponseFormatter, "has_sequence_numbers", False)
 
 
 FOUND = "tests/sim/test_regressions.py::test_what_was_found_does_not_happen_again"
 
 
 def _evict_the_oldest_of_all(patch: Patches) -> None:
-    def evict(original: Callable, self: FairRecords, usage: Any) -> None:
+    def evict(original: Callable, self: FairRecordStore, usage: Any) -> None:
         self.drop(next(iter(self._kept)))
 
-    patch.around(FairRecords, "_evict", evict)
+    patch.around(FairRecordStore, "_evict", evict)
 
 
 def _keep_the_raw_body(patch: Patches) -> None:
@@ -174,48 +181,50 @@ def _let_a_caller_take_all(patch: Patches) -> None:
 
 
 def _an_abort_fails_a_response(patch: Patches) -> None:
-    patch.put(teller.Teller, "cancelled", lambda self: self.failed(ABORTED))
+    patch.put(teller.ResponseEventBuilder, "cancel", lambda self: self.failed(ABORTED))
 
 
 def _an_abort_drops_a_response(patch: Patches) -> None:
-    def worth(original: Callable, stream: Stream) -> RecordKind | None:
-        return None if stream.job.answer.aborted else original(stream)
+    def worth(original: Callable, stream: LiveStream) -> EntryKind | None:
+        return None if stream.request.output.aborted else original(stream)
 
-    patch.around(streams, "_worth_keeping_as", worth)
+    patch.around(streams, "_entry_kind", worth)
 
 
 def _an_abort_leaves_what_nobody_runs(patch: Patches) -> None:
-    patch.put(Records, "open_named", lambda self, *named: {})
+    patch.put(EntryTable, "open_named", lambda self, *named: {})
 
 
 def _a_failure_passes_what_waits_for_scores(patch: Patches) -> None:
-    patch.put(ResponseForm, "failed", lambda self, info: [form.event_bytes(self._teller.failed(info))])
+    patch.put(ResponseFormatter, "format_error", lambda self, info: [form.event_bytes(self._teller.failed(info))])
 
 
 def _each_instance_cancels_what_it_keeps(patch: Patches) -> None:
-    async def abort_kept(original: Callable, self: Streams, *what: Any, leaves_idle: bool) -> streams.Ended:
+    async def abort_kept(
+        original: Callable, self: StreamRegistry, *what: Any, leaves_idle: bool
+    ) -> streams.AbortOutcome:
         return await original(self, *what, leaves_idle=False)
 
-    patch.around(Streams, "abort_kept", abort_kept)
+    patch.around(StreamRegistry, "abort_kept", abort_kept)
 
 
 def _a_router_leaves_what_nobody_runs(patch: Patches) -> None:
-    async def cancel_idle(original: Callable, self: FoundResponses, *what: Any) -> bool:
+    async def cancel_idle(original: Callable, self: ClusterResponseStore, *what: Any) -> bool:
         return False
 
-    patch.around(FoundResponses, "cancel_idle", cancel_idle)
+    patch.around(ClusterResponseStore, "cancel_idle", cancel_idle)
 
 
 def _a_router_fails_an_aborted_response(patch: Patches) -> None:
-    async def cancelled(original: Callable, self: ResponseClientSide, info: object) -> None:
+    async def cancelled(original: Callable, self: ResponseEventWriter, info: object) -> None:
         return None
 
-    patch.around(ResponseClientSide, "_cancelled", cancelled)
+    patch.around(ResponseEventWriter, "_cancelled", cancelled)
 
 
 def _an_aborted_response_runs_again(patch: Patches) -> None:
     patch.around(
-        Streams,
+        StreamRegistry,
         "_record_of",
         lambda original, *of, **more: msgspec.structs.replace(original(*of, **more), is_cancelled=False),
     )
@@ -223,23 +232,25 @@ def _an_aborted_response_runs_again(patch: Patches) -> None:
 
 def _each_instance_cancels_what_the_router_has(patch: Patches) -> None:
     """The instances are told of the record that the router has found, and not of what the first of them keeps."""
-    found: dict[str, list[GivenChoice]] = {}
+    found: dict[str, list[ChoiceSnapshot]] = {}
 
-    async def keep(original: Callable, self: FoundResponses, record: Record, urls: Sequence[str]) -> list[Record]:
+    async def keep(
+        original: Callable, self: ClusterResponseStore, record: StreamRecord, urls: Sequence[str]
+    ) -> list[StreamRecord]:
         attempt = record.attempt
         attempt = msgspec.structs.replace(attempt, choices=found.setdefault(attempt.request_id, attempt.choices))
         return await original(self, msgspec.structs.replace(record, attempt=attempt), urls)
 
-    patch.around(FoundResponses, "_keep", keep)
+    patch.around(ClusterResponseStore, "_store_at", keep)
 
 
 def _a_delete_only_drops(patch: Patches) -> None:
-    def delete(original: Callable, self: Records, record_id: str, caller: str, now_s: float) -> bool:
+    def delete(original: Callable, self: EntryTable, record_id: str, caller: str, now_s: float) -> bool:
         was_there = self.get(record_id, now_s) is not None
         self.drop(record_id)
         return was_there
 
-    patch.around(Records, "delete", delete)
+    patch.around(EntryTable, "delete", delete)
 
 
 TABLE = [

@@ -10,29 +10,29 @@ from dataclasses import replace
 import msgspec
 
 from onward.api import jobs, starts
-from onward.api.choice import Choice, Start
-from onward.api.jobs import Jobs
-from onward.api.ledger import Order
-from onward.api.other_instances import OtherInstances
-from onward.api.pieces import Piece
-from onward.api.prepared import Prepared
-from onward.api.prompts import Prompts
-from onward.api.streams import Streams
+from onward.api.choice import ActiveChoice, ChoiceStart
+from onward.api.jobs import RequestBuilder
+from onward.api.ledger import SubmitSpec
+from onward.api.other_instances import OtherInstanceCounts
+from onward.api.pieces import ChoiceUpdate
+from onward.api.prepared import PreparedRequest
+from onward.api.prompts import TextProcessor
+from onward.api.streams import StreamRegistry
 from onward.proto.request import ErrorInfo
-from onward.proto.router import Attempt, GivenChoice, Progress, RegisterAnswer, Registration
+from onward.proto.router import Attempt, ChoiceSnapshot, Registration, RegistrationReply, StreamProgress
 from onward.router import admin as router_admin
 from onward.router import replicas
 from onward.router.budget import RetryBudget
-from onward.router.client_side import ClientSide
-from onward.router.core import Aborted, Finish, RouterCore, Step
-from onward.router.events import BLANK_LINE, DONE, Event
-from onward.router.posting import Connection, NotReached, Poster
-from onward.router.replicas import Booking, Replicas
-from onward.router.retrying import Retrying
-from onward.router.route import Route
-from onward.router.serving import Serving
-from onward.router.stream import Cause, Failed, Stream
-from onward.router.upstream import Upstream
+from onward.router.client_side import ClientWriter
+from onward.router.core import AbortResult, Finish, RouterCore, StreamAction
+from onward.router.events import BLANK_LINE, DONE, UpstreamEvent
+from onward.router.posting import UpstreamConnectError, UpstreamConnection, UpstreamConnectionPool
+from onward.router.replicas import InstanceRegistry, Reservation
+from onward.router.retrying import RetryPolicy
+from onward.router.route import RoutedStream
+from onward.router.serving import StreamRunner
+from onward.router.stream import AttemptFailure, ClientStream, FailureCause
+from onward.router.upstream import UpstreamClient
 from onward.text.detokenizer import Detokenizer
 from onward.text.text_stream import TextStream
 from onward.transport.http_urls import ServerUrl
@@ -48,91 +48,95 @@ CUTS_INSIDE_OF_CHARACTERS = (1, 3, 4, 5, 7, 8)
 
 
 def _evict_streams_when_drained(patch: Patches) -> None:
-    def drain(original: Callable, self: Streams) -> None:
+    def drain(original: Callable, self: StreamRegistry) -> None:
         original(self)
-        self.hand_back()
+        self.end_routed_streams()
 
-    patch.around(Streams, "drain", drain)
+    patch.around(StreamRegistry, "drain", drain)
 
 
 def _evict_streams_although_no_other_instance_can_take_them(patch: Patches) -> None:
-    patch.put(OtherInstances, "are_none", False)
+    patch.put(OtherInstanceCounts, "is_only_instance", False)
 
 
 def _stay_drained(patch: Patches) -> None:
-    patch.put(Streams, "undrain", lambda self: None)
+    patch.put(StreamRegistry, "undrain", lambda self: None)
 
 
 def _never_return_to_a_drained_instance(patch: Patches) -> None:
-    def note(original: Callable, self: Retrying, route: Route, failed: Failed, instance: str, now_s: float) -> None:
+    def note(
+        original: Callable, self: RetryPolicy, route: RoutedStream, failed: AttemptFailure, instance: str, now_s: float
+    ) -> None:
         original(self, route, failed, instance, now_s)
-        if failed.cause is Cause.DRAIN:
-            route.exclude.add(instance)
+        if failed.cause is FailureCause.DRAIN:
+            route.refused_by.add(instance)
 
-    patch.around(Retrying, "_note_instance", note)
+    patch.around(RetryPolicy, "_penalize_instance", note)
 
 
 def _only_the_tail_is_told(patch: Patches) -> None:
-    def start_whole(original: Callable, given: GivenChoice, *rest: object) -> Start:
-        return replace(original(given, *rest), tells_from=len(given.token_ids))
+    def start_whole(original: Callable, given: ChoiceSnapshot, *rest: object) -> ChoiceStart:
+        return replace(original(given, *rest), emit_from=len(given.token_ids))
 
-    patch.around(starts, "_start_whole", start_whole)
+    patch.around(starts, "_whole_body_start", start_whole)
 
 
 def _a_retry_starts_over(patch: Patches) -> None:
-    def begin(original: Callable, self: Stream, *rest: object) -> None:
+    def begin(original: Callable, self: ClientStream, *rest: object) -> None:
         self.choices = []
         original(self, *rest)
 
-    patch.around(Stream, "begin", begin)
+    patch.around(ClientStream, "begin_attempt", begin)
 
 
 def _giving_up_is_a_way_to_finish(patch: Patches) -> None:
-    async def fail(original: Callable, self: ClientSide, info: ErrorInfo, body: bytes | None) -> None:
-        self._stream.answer = self._stream.answer or b""
+    async def fail(original: Callable, self: ClientWriter, info: ErrorInfo, body: bytes | None) -> None:
+        self._stream.response_body = self._stream.response_body or b""
         await self.finish()
 
-    patch.around(ClientSide, "fail", fail)
+    patch.around(ClientWriter, "fail", fail)
 
 
 def _only_the_first_choice_is_carried_on(patch: Patches) -> None:
-    def attempt(original: Callable, self: Stream, *rest: object) -> Attempt:
+    def attempt(original: Callable, self: ClientStream, *rest: object) -> Attempt:
         made: Attempt = original(self, *rest)
-        others = [GivenChoice() for _ in made.choices[1:]]
+        others = [ChoiceSnapshot() for _ in made.choices[1:]]
         return msgspec.structs.replace(made, choices=[*made.choices[:1], *others])
 
-    patch.around(Stream, "attempt", attempt)
+    patch.around(ClientStream, "build_attempt", attempt)
 
 
-def _retry_only(patch: Patches, is_worth_it: Callable[[Stream], bool]) -> None:
-    def judge(original: Callable, self: Retrying, route: Route, failed: Failed, *rest: object) -> None:
+def _retry_only(patch: Patches, is_worth_it: Callable[[ClientStream], bool]) -> None:
+    def judge(
+        original: Callable, self: RetryPolicy, route: RoutedStream, failed: AttemptFailure, *rest: object
+    ) -> None:
         if is_worth_it(route.stream):
             original(self, route, failed, *rest)
         else:
-            route.settle(failed.info)
+            route.set_final_error(failed.error)
 
-    patch.around(Retrying, "judge", judge)
+    patch.around(RetryPolicy, "on_attempt_failed", judge)
 
 
 def _only_chat_is_retried(patch: Patches) -> None:
-    _retry_only(patch, lambda stream: stream.origin.path == CHAT)
+    _retry_only(patch, lambda stream: stream.request.path == CHAT)
 
 
 def _only_whole_answers_are_retried(patch: Patches) -> None:
-    _retry_only(patch, lambda stream: not stream.origin.streams)
+    _retry_only(patch, lambda stream: not stream.request.is_streaming)
 
 
 def _what_was_generated_becomes_prompt(patch: Patches) -> None:
-    def order(original: Callable, *args: object) -> Order:
-        made: Order = original(*args)
+    def order(original: Callable, *args: object) -> SubmitSpec:
+        made: SubmitSpec = original(*args)
         prompt = [*made.prompt_token_ids, *made.generated_token_ids]
         return replace(made, prompt_token_ids=prompt, generated_token_ids=[])
 
-    patch.around(jobs, "_order", order)
+    patch.around(jobs, "_submit_spec", order)
 
 
 def _limits_count_from_the_break(patch: Patches) -> None:
-    def sampling(original: Callable, prepared: Prepared, choice: int, max_tokens: int, *rest: object) -> object:
+    def sampling(original: Callable, prepared: PreparedRequest, choice: int, max_tokens: int, *rest: object) -> object:
         given = [len(one.token_ids) for one in prepared.attempt.choices] or [0] * (choice + 1)
         return original(prepared, choice, max(1, max_tokens - given[choice]), *rest)
 
@@ -140,24 +144,26 @@ def _limits_count_from_the_break(patch: Patches) -> None:
 
 
 def _stop_strings_are_looked_for_from_the_break_on(patch: Patches) -> None:
-    def replay(original: Callable, self: Choice, start: Start) -> Piece | None:
+    def replay(original: Callable, self: ActiveChoice, start: ChoiceStart) -> ChoiceUpdate | None:
         piece = original(self, replace(start, token_ids=()))
         self.token_ids = list(start.token_ids)
         return piece
 
-    patch.around(Choice, "replay", replay)
+    patch.around(ActiveChoice, "replay", replay)
 
 
 def _text_is_encoded_again(patch: Patches) -> None:
-    def of_attempt(original: Callable, self: Jobs, attempt: Attempt, *rest: object, **named: object) -> Prepared:
-        prompts = self._backend.prompts
-        choices = [GivenChoice(_encoded_again(prompts, one.token_ids), one.finish_reason) for one in attempt.choices]
+    def of_attempt(
+        original: Callable, self: RequestBuilder, attempt: Attempt, *rest: object, **named: object
+    ) -> PreparedRequest:
+        prompts = self._backend.text_processor
+        choices = [ChoiceSnapshot(_encoded_again(prompts, one.token_ids), one.finish_reason) for one in attempt.choices]
         return original(self, msgspec.structs.replace(attempt, choices=choices), *rest, **named)
 
-    patch.around(Jobs, "of_attempt", of_attempt)
+    patch.around(RequestBuilder, "prepare_attempt", of_attempt)
 
 
-def _encoded_again(prompts: Prompts, token_ids: list[int]) -> list[int]:
+def _encoded_again(prompts: TextProcessor, token_ids: list[int]) -> list[int]:
     stream, text = TextStream.replay(token_ids, prompts._table)
     assert prompts._tokenizer is not None
     return prompts._tokenizer.encode(text + stream.finish("length"))
@@ -171,33 +177,33 @@ def _each_token_is_decoded_by_itself(patch: Patches) -> None:
 
 
 def _any_sign_of_life_is_progress(patch: Patches) -> None:
-    def hear(original: Callable, self: Stream, event: Event, now_s: float) -> bytes | None:
-        self.moved_s = now_s
+    def hear(original: Callable, self: ClientStream, event: UpstreamEvent, now_s: float) -> bytes | None:
+        self.last_progress_at_s = now_s
         return original(self, event, now_s)
 
-    patch.around(Stream, "hear", hear)
+    patch.around(ClientStream, "on_event", hear)
 
 
 def _stalls_begin_with_the_first_byte(patch: Patches) -> None:
-    def begin(original: Callable, self: Stream, *rest: object) -> None:
+    def begin(original: Callable, self: ClientStream, *rest: object) -> None:
         original(self, *rest)
-        self.moved_s = math.inf
+        self.last_progress_at_s = math.inf
 
-    patch.around(Stream, "begin", begin)
+    patch.around(ClientStream, "begin_attempt", begin)
 
 
 def _only_tokens_are_progress(patch: Patches) -> None:
-    def hear(original: Callable, self: Stream, event: Event, now_s: float) -> bytes | None:
-        return None if isinstance(event, Progress) else original(self, event, now_s)
+    def hear(original: Callable, self: ClientStream, event: UpstreamEvent, now_s: float) -> bytes | None:
+        return None if isinstance(event, StreamProgress) else original(self, event, now_s)
 
-    patch.around(Stream, "hear", hear)
+    patch.around(ClientStream, "on_event", hear)
 
 
 def _change_the_error(patch: Patches, change: Callable[[bytes], bytes]) -> None:
-    async def write(original: Callable, self: ClientSide, events: bytes) -> None:
+    async def write(original: Callable, self: ClientWriter, events: bytes) -> None:
         await original(self, change(events) if events.startswith(b"event: error") else events)
 
-    patch.around(ClientSide, "write", write)
+    patch.around(ClientWriter, "write", write)
 
 
 def _no_error_event(patch: Patches) -> None:
@@ -209,17 +215,17 @@ def _no_end_behind_the_error(patch: Patches) -> None:
 
 
 def _a_429_is_an_error_like_others(patch: Patches) -> None:
-    def fail(original: Callable, self: Stream, cause: Cause, info: ErrorInfo, *rest: object) -> None:
-        if cause is Cause.OVERLOADED:
-            cause, info = Cause.ERROR, msgspec.structs.replace(info, retryable=True)
+    def fail(original: Callable, self: ClientStream, cause: FailureCause, info: ErrorInfo, *rest: object) -> None:
+        if cause is FailureCause.OVERLOADED:
+            cause, info = FailureCause.ERROR, msgspec.structs.replace(info, retryable=True)
         original(self, cause, info, *rest)
 
-    patch.around(Stream, "fail", fail)
+    patch.around(ClientStream, "fail", fail)
 
 
 def _the_connection_retries_too(patch: Patches) -> None:
     @asynccontextmanager
-    async def attempt(original: Callable, self: Upstream, *rest: object) -> AsyncIterator[object]:
+    async def attempt(original: Callable, self: UpstreamClient, *rest: object) -> AsyncIterator[object]:
         async with original(self, *rest) as response:
             if response.status == 200:
                 yield response
@@ -227,67 +233,69 @@ def _the_connection_retries_too(patch: Patches) -> None:
         async with original(self, *rest) as response:
             yield response
 
-    patch.around(Upstream, "attempt", attempt)
+    patch.around(UpstreamClient, "send_attempt", attempt)
 
 
 def _no_retry_budget(patch: Patches) -> None:
-    patch.around(RetryBudget, "may_retry", lambda original, self, now_s: True)
+    patch.around(RetryBudget, "try_spend", lambda original, self, now_s: True)
 
 
 def _each_attempt_has_its_own_id(patch: Patches) -> None:
-    def attempt(original: Callable, self: Stream, *rest: object) -> Attempt:
+    def attempt(original: Callable, self: ClientStream, *rest: object) -> Attempt:
         made: Attempt = original(self, *rest)
-        retry_id = f"{made.epoch:x}{made.request_id}"[:32]
-        return msgspec.structs.replace(made, request_id=retry_id) if made.epoch > 1 else made
+        retry_id = f"{made.attempt_epoch:x}{made.request_id}"[:32]
+        return msgspec.structs.replace(made, request_id=retry_id) if made.attempt_epoch > 1 else made
 
-    patch.around(Stream, "attempt", attempt)
+    patch.around(ClientStream, "build_attempt", attempt)
 
 
 def _what_is_left_runs_on(patch: Patches) -> None:
     left: list[object] = []
 
     @asynccontextmanager
-    async def attempt(original: Callable, self: Upstream, *rest: object) -> AsyncIterator[object]:
+    async def attempt(original: Callable, self: UpstreamClient, *rest: object) -> AsyncIterator[object]:
         exchange = original(self, *rest)
         left.append(exchange)  # or else it is closed when it is collected
         yield await exchange.__aenter__()
 
-    patch.around(Upstream, "attempt", attempt)
+    patch.around(UpstreamClient, "send_attempt", attempt)
 
 
 def _instances_do_not_hear_of_aborts(patch: Patches) -> None:
     async def abort_at_instances(
-        original: Callable, self: Serving, asked: object
+        original: Callable, self: StreamRunner, asked: object
     ) -> tuple[set[str], dict[str, set[str]]]:
         return set(), {}
 
-    patch.around(Serving, "_abort_at_instances", abort_at_instances)
+    patch.around(StreamRunner, "_abort_at_instances", abort_at_instances)
 
 
 def _one_failed_probe_is_death(patch: Patches) -> None:
-    def probed(original: Callable, self: Replicas, url: str, registration: Registration | None, now_s: float) -> object:
-        if registration is None and (member := self._at(url)) is not None:
+    def probed(
+        original: Callable, self: InstanceRegistry, url: str, registration: Registration | None, now_s: float
+    ) -> object:
+        if registration is None and (member := self._find_by_url(url)) is not None:
             self._remove(member.registration.instance)
         return original(self, url, registration, now_s)
 
-    patch.around(Replicas, "probed", probed)
+    patch.around(InstanceRegistry, "on_probe_result", probed)
 
 
 def _all_probes_end_before_the_next_begin(patch: Patches) -> None:
-    def due_probes(original: Callable, self: Replicas, now_s: float) -> list[str]:
+    def due_probes(original: Callable, self: InstanceRegistry, now_s: float) -> list[str]:
         return [] if any(probe.under_way for probe in self._probes.values()) else original(self, now_s)
 
-    patch.around(Replicas, "due_probes", due_probes)
+    patch.around(InstanceRegistry, "due_probes", due_probes)
 
 
 def _probes_stand_in_line(patch: Patches) -> None:
     one_at_a_time = asyncio.Lock()
 
-    async def probe(original: Callable, self: Upstream, *rest: object) -> Registration | None:
+    async def probe(original: Callable, self: UpstreamClient, *rest: object) -> Registration | None:
         async with one_at_a_time:
             return await original(self, *rest)
 
-    patch.around(Upstream, "probe", probe)
+    patch.around(UpstreamClient, "probe", probe)
 
 
 def _any_http_url_is_an_address(patch: Patches) -> None:
@@ -295,94 +303,96 @@ def _any_http_url_is_an_address(patch: Patches) -> None:
 
 
 def _only_the_kernel_s_errors_are_failed_connections(patch: Patches) -> None:
-    async def connected(original: Callable, self: Poster, server: ServerUrl) -> Connection:
+    async def connected(original: Callable, self: UpstreamConnectionPool, server: ServerUrl) -> UpstreamConnection:
         try:
             return await original(self, server)
-        except NotReached:
-            socket.getaddrinfo(server.host, server.number)
+        except UpstreamConnectError:
+            socket.getaddrinfo(server.host, server.effective_port)
             raise
 
-    patch.around(Poster, "_connected", connected)
+    patch.around(UpstreamConnectionPool, "_connect", connected)
 
 
 def _a_registration_makes_an_instance_reachable(patch: Patches) -> None:
-    def take(original: Callable, self: Replicas, registration: Registration, now_s: float) -> None:
+    def take(original: Callable, self: InstanceRegistry, registration: Registration, now_s: float) -> None:
         original(self, registration, now_s)
-        self._reached(registration.instance, registration.url)
+        self._clear_unreachable(registration.instance, registration.url)
 
-    patch.around(Replicas, "_take", take)
+    patch.around(InstanceRegistry, "_store", take)
 
 
 def _strangers_register_other_machines(patch: Patches) -> None:
-    patch.put(router_admin, "_is_elsewhere", lambda url: False)
+    patch.put(router_admin, "_is_on_another_machine", lambda url: False)
 
 
 def _a_finish_beats_an_abort(patch: Patches) -> None:
-    def next_step(original: Callable, self: RouterCore, route: Route, now_s: float) -> Step:
+    def next_step(original: Callable, self: RouterCore, route: RoutedStream, now_s: float) -> StreamAction:
         return Finish() if route.stream.is_complete else original(self, route, now_s)
 
-    patch.around(RouterCore, "next_step", next_step)
+    patch.around(RouterCore, "next_action", next_step)
 
 
 def _a_failure_beats_an_abort(patch: Patches) -> None:
-    def ended(original: Callable, self: RouterCore, route: Route, now_s: float) -> None:
-        if route.stream.failed is not None:
-            route.verdict = None
+    def ended(original: Callable, self: RouterCore, route: RoutedStream, now_s: float) -> None:
+        if route.stream.failure is not None:
+            route.final_error = None
         original(self, route, now_s)
 
-    patch.around(RouterCore, "ended", ended)
+    patch.around(RouterCore, "on_attempt_ended", ended)
 
 
 def _the_last_verdict_counts(patch: Patches) -> None:
-    def settle(original: Callable, self: Route, verdict: ErrorInfo, body: bytes | None = None) -> None:
-        self.verdict, self.verdict_body = verdict, body
+    def settle(original: Callable, self: RoutedStream, verdict: ErrorInfo, body: bytes | None = None) -> None:
+        self.final_error, self.final_error_body = verdict, body
 
-    patch.around(Route, "settle", settle)
+    patch.around(RoutedStream, "set_final_error", settle)
 
 
 def _an_abort_only_cuts(patch: Patches) -> None:
-    def abort(original: Callable, self: RouterCore, *rest: object) -> Aborted:
-        aborted: Aborted = original(self, *rest)
-        for route in aborted.routes:
-            route.verdict = None
+    def abort(original: Callable, self: RouterCore, *rest: object) -> AbortResult:
+        aborted: AbortResult = original(self, *rest)
+        for route in aborted.running:
+            route.final_error = None
         return aborted
 
     patch.around(RouterCore, "abort", abort)
 
 
 def _a_failed_dispatch_keeps_its_booking(patch: Patches) -> None:
-    def release(original: Callable, self: Route) -> None:
-        if self.stream.accepted_once:
+    def release(original: Callable, self: RoutedStream) -> None:
+        if self.stream.was_accepted:
             original(self)
 
-    patch.around(Route, "release", release)
+    patch.around(RoutedStream, "release_reservations", release)
 
 
 def _prefills_stay_booked(patch: Patches) -> None:
-    def release(original: Callable, self: Route) -> None:
-        self.prefill_bookings = []
+    def release(original: Callable, self: RoutedStream) -> None:
+        self.prefill_reservations = []
         original(self)
 
-    patch.around(Route, "release", release)
+    patch.around(RoutedStream, "release_reservations", release)
 
 
 def _bookings_are_a_number(patch: Patches) -> None:
-    def release(original: Callable, self: Booking) -> None:
+    def release(original: Callable, self: Reservation) -> None:
         if self._all:
             self._all.pop()
 
-    patch.around(Booking, "release", release)
+    patch.around(Reservation, "release", release)
 
 
 def _bookings_outlive_their_incarnation(patch: Patches) -> None:
-    def register(original: Callable, self: Replicas, registration: Registration, now_s: float) -> RegisterAnswer:
+    def register(
+        original: Callable, self: InstanceRegistry, registration: Registration, now_s: float
+    ) -> RegistrationReply:
         answer = original(self, registration, now_s)
         if (member := self._members.get(registration.instance)) is not None:
             by_name = self.__dict__.setdefault("bookings_by_name", {})
             member.bookings = by_name.setdefault(registration.instance, member.bookings)
         return answer
 
-    patch.around(Replicas, "register", register)
+    patch.around(InstanceRegistry, "register", register)
 
 
 def _of_f41(stream: bool, *paths: str) -> list[str]:

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from onward.api.ledger import Actions, Ledger, Promise
+from onward.api.ledger import RequestTracker, TrackedRequest, TrackerActions
 from onward.engine import policy, request_queue, scheduler
-from onward.engine.block_pool import BlockPool, Reclaim
+from onward.engine.block_pool import BlockPool, ReclaimEstimate
 from onward.engine.core import EngineCore
 from onward.engine.main import EngineProcess
-from onward.engine.plan_draft import PlanDraft
+from onward.engine.plan_draft import StepPlanBuilder
 from onward.engine.request import Request
 from onward.engine.scheduler import Scheduler
-from onward.engine.seating import Seating
-from onward.engine.slots import SlotTable
+from onward.engine.seating import SlotAllocator
+from onward.engine.slots import SlotPool
 from onward.proto.request import Submit
 from onward.proto.step import StepPlan
 from tests.sabotage_kinds import Patches, Sabotage
@@ -26,9 +26,9 @@ VICTIMS = "tests/engine/test_victims.py::"
 
 
 def _pass_suspects_by(patch: Patches) -> None:
-    def next_waiting(original: Callable, self: Scheduler, draft: PlanDraft, held_up: set[str]) -> Request | None:
+    def next_waiting(original: Callable, self: Scheduler, draft: StepPlanBuilder, held_up: set[str]) -> Request | None:
         first = original(self, draft, held_up)
-        if first not in self.suspects or self.seating.has_room(first):
+        if first not in self.suspects or self.allocator.can_allocate(first):
             return first
         return next((request for request in self.waiting if request not in self.suspects), None)
 
@@ -36,11 +36,11 @@ def _pass_suspects_by(patch: Patches) -> None:
 
 
 def _let_suspects_pass(patch: Patches) -> None:
-    def next_alone(original: Callable, self: Scheduler, draft: PlanDraft) -> Request | None:
+    def next_alone(original: Callable, self: Scheduler, draft: StepPlanBuilder) -> Request | None:
         waiting = sorted(self.suspects & set(self.waiting), key=policy.queue_key)
-        return original(self, draft) or next((r for r in waiting if self.seating.has_room(r)), None)
+        return original(self, draft) or next((r for r in waiting if self.allocator.can_allocate(r)), None)
 
-    patch.around(Scheduler, "_next_alone", next_alone)
+    patch.around(Scheduler, "_choose_request_to_isolate", next_alone)
 
 
 def _give_a_suspect_s_blocks_to_peers(patch: Patches) -> None:
@@ -53,14 +53,14 @@ def _give_a_suspect_s_blocks_to_peers(patch: Patches) -> None:
 
 
 def _count_blocks_and_no_slots(patch: Patches) -> None:
-    def has_room(original: Callable, self: Seating, request: Request, others: Iterable[Request]) -> bool:
-        slots, self.slots = self.slots, SlotTable(1000)
+    def has_room(original: Callable, self: SlotAllocator, request: Request, others: Iterable[Request]) -> bool:
+        slots, self.slots = self.slots, SlotPool(1000)
         try:
             return original(self, request, others)
         finally:
             self.slots = slots
 
-    patch.around(Seating, "has_room_beside", has_room)
+    patch.around(SlotAllocator, "has_room_beside", has_room)
 
 
 def _keep_room_for_the_first_only(patch: Patches) -> None:
@@ -71,10 +71,10 @@ def _keep_room_for_the_first_only(patch: Patches) -> None:
 
 
 def _preempt_for_one_slot(patch: Patches) -> None:
-    def is_met(original: Callable, self: policy.Shortage, num_blocks: int, num_victims: int) -> bool:
+    def is_met(original: Callable, self: policy.CapacityShortage, num_blocks: int, num_victims: int) -> bool:
         return original(replace(self, slots=min(1, self.slots)), num_blocks, num_victims)
 
-    patch.around(policy.Shortage, "is_met", is_met)
+    patch.around(policy.CapacityShortage, "is_met", is_met)
 
 
 def _no_overlap_while_a_suspect_waits(patch: Patches) -> None:
@@ -96,7 +96,7 @@ def _charge_the_preempted(patch: Patches) -> None:
         preempted = [request for step in self.steps_in_flight for request in step.preempts]
         return [*original(self, pool), *preempted]
 
-    patch.around(Scheduler, "renew", renew)
+    patch.around(Scheduler, "reset", renew)
 
 
 def _preempt_without_enough_room(patch: Patches) -> None:
@@ -104,8 +104,8 @@ def _preempt_without_enough_room(patch: Patches) -> None:
         original: Callable,
         needer: Request,
         running: list[Request],
-        shortage: policy.Shortage,
-        reclaim: Reclaim,
+        shortage: policy.CapacityShortage,
+        reclaim: ReclaimEstimate,
         *,
         same_priority: bool,
     ) -> list[Request]:
@@ -118,42 +118,42 @@ def _preempt_without_enough_room(patch: Patches) -> None:
 
 
 def _count_every_block_of_a_victim(patch: Patches) -> None:
-    patch.put(Reclaim, "_is_freed", lambda self, block: True)
+    patch.put(ReclaimEstimate, "_is_freed", lambda self, block: True)
 
 
 def _spare_no_victim(patch: Patches) -> None:
-    def drop(original: Callable, self: Reclaim, blocks: list[int]) -> None:
+    def drop(original: Callable, self: ReclaimEstimate, blocks: list[int]) -> None:
         self.num_blocks = -len(self._holders)
 
-    patch.around(Reclaim, "drop", drop)
+    patch.around(ReclaimEstimate, "undo_add", drop)
 
 
 def _victims_grow(patch: Patches) -> None:
-    def is_met(original: Callable, self: policy.Shortage, num_blocks: int, num_victims: int) -> bool:
-        return original(self, num_blocks - min(self.growing, num_victims), num_victims)
+    def is_met(original: Callable, self: policy.CapacityShortage, num_blocks: int, num_victims: int) -> bool:
+        return original(self, num_blocks - min(self.num_growth_blocks, num_victims), num_victims)
 
-    patch.around(policy.Shortage, "is_met", is_met)
+    patch.around(policy.CapacityShortage, "is_met", is_met)
 
 
 def _count_shared_blocks_as_room(patch: Patches) -> None:
-    patch.around(BlockPool, "reclaim", lambda original, self, kept=(): original(self))
+    patch.around(BlockPool, "estimate_reclaim", lambda original, self, kept=(): original(self))
 
 
 def _forget_the_first_in_line(patch: Patches) -> None:
     def make_room(original: Callable, self: Scheduler, *args: object) -> None:
-        asks_peers, self.asks_peers = self.asks_peers, False
+        asks_peers, self.remote_prefill_enabled = self.remote_prefill_enabled, False
         original(self, *args)
-        self.asks_peers = asks_peers
+        self.remote_prefill_enabled = asks_peers
 
-    patch.around(Scheduler, "_make_room_to_admit", make_room)
+    patch.around(Scheduler, "_preempt_to_admit", make_room)
 
 
 def _believe_any_waiting_time(patch: Patches) -> None:
-    patch.put(policy, "arrival_s", lambda now_s, waited_s: now_s - waited_s)
+    patch.put(policy, "credited_arrival_s", lambda now_s, waited_s: now_s - waited_s)
 
 
 def _forget_earlier_waiting(patch: Patches) -> None:
-    patch.put(policy, "arrival_s", lambda now_s, waited_s: now_s)
+    patch.put(policy, "credited_arrival_s", lambda now_s, waited_s: now_s)
 
 
 def _settle_ties_by_id(patch: Patches) -> None:
@@ -167,7 +167,7 @@ def _settle_ties_by_id(patch: Patches) -> None:
 def _a_resubmission_comes_last(patch: Patches) -> None:
     def submit(original: Callable, self: EngineCore, owner: str, message: Submit, now_s: float) -> None:
         known = self._live.get(message.request_id)
-        if known is not None and known.epoch < message.epoch:
+        if known is not None and known.attempt_epoch < message.epoch:
             self.scheduler.remove(known)
             self._live.remove(known)
         original(self, owner, message, now_s)
@@ -176,18 +176,20 @@ def _a_resubmission_comes_last(patch: Patches) -> None:
 
 
 def _engine_deaths_are_not_charged(patch: Patches) -> None:
-    patch.around(Ledger, "_charge_death", lambda original, self, promise, alone, actions: None)
+    patch.around(RequestTracker, "_count_engine_crash", lambda original, self, promise, alone, actions: None)
 
 
 def _all_are_charged_alone(patch: Patches) -> None:
-    def charge(original: Callable, self: Ledger, promise: Promise, alone: str | None, actions: Actions) -> None:
-        original(self, promise, promise.order.request_id, actions)
+    def charge(
+        original: Callable, self: RequestTracker, promise: TrackedRequest, alone: str | None, actions: TrackerActions
+    ) -> None:
+        original(self, promise, promise.spec.request_id, actions)
 
-    patch.around(Ledger, "_charge_death", charge)
+    patch.around(RequestTracker, "_count_engine_crash", charge)
 
 
 def _the_engine_does_not_say_what_it_runs_alone(patch: Patches) -> None:
-    patch.around(EngineProcess, "_note_alone", lambda original, self, request_id: None)
+    patch.around(EngineProcess, "_announce_isolated_request", lambda original, self, request_id: None)
 
 
 def _engine_deaths_make_no_suspects(patch: Patches) -> None:

@@ -12,12 +12,12 @@ import msgspec
 
 from onward.engine import policy
 from onward.engine.request import Request
-from onward.engine.seating import Seating
-from onward.proto.sampling import Sampling
-from onward.worker.speculation.block_names import BlockNames, NamedBlocks
-from onward.worker.speculation.drafting import Drafting
-from onward.worker.speculation.drafting_round import Round
-from onward.worker.speculation.proposer import ComputedSpan, Wish
+from onward.engine.seating import SlotAllocator
+from onward.proto.sampling import SamplingParams
+from onward.worker.speculation.block_names import DraftBlockHashes, HashedPrefix
+from onward.worker.speculation.drafting import DraftManager
+from onward.worker.speculation.drafting_round import DraftRound
+from onward.worker.speculation.proposer import ComputedSpan, DraftRequest
 from tests.sabotage_kinds import Patches, Sabotage
 
 MODEL = "tests/worker/speculation/test_draft_model.py::"
@@ -30,196 +30,200 @@ CHUNKING = EAGLE + "test_drafts_are_those_of_the_plain_layer_in_any_chunking"
 
 
 def _keep_kv_of_rejected_drafts(patch: Patches) -> None:
-    from onward.worker.speculation.draft_model import DraftModel
+    from onward.worker.speculation.draft_model import DraftModelProposer
 
-    def take_list(original: Callable, self: DraftModel, wish: Wish) -> None:
-        num_fed = self._fed[wish.slot].num_fed
+    def take_list(original: Callable, self: DraftModelProposer, wish: DraftRequest) -> None:
+        num_fed = self._fed[wish.slot].num_computed
         original(self, wish)
-        self._fed[wish.slot].num_fed = min(num_fed, wish.num_tokens - 1)
+        self._fed[wish.slot].num_computed = min(num_fed, wish.num_tokens - 1)
 
-    patch.around(DraftModel, "_take_list", take_list)
+    patch.around(DraftModelProposer, "_sync_tokens", take_list)
 
 
 def _noise_of_the_next_position(patch: Patches) -> None:
-    from onward.worker.speculation.draft_drawing import DraftDrawing
+    from onward.worker.speculation.draft_drawing import DraftSampler
 
-    def draw(original: Callable, self: DraftDrawing, logits: Any, wishes: list[Wish], depths: list[int]) -> list:
+    def draw(
+        original: Callable, self: DraftSampler, logits: Any, wishes: list[DraftRequest], depths: list[int]
+    ) -> list:
         return original(self, logits, wishes, [depth + 1 for depth in depths])
 
-    patch.around(DraftDrawing, "draw", draw)
+    patch.around(DraftSampler, "sample", draw)
 
 
 def _noise_of_the_first_choice(patch: Patches) -> None:
     from onward.worker.speculation import draft_drawing
 
-    def draw(original: Callable, sampling: Sampling, position: int) -> object:
-        return original(msgspec.structs.replace(sampling, choice=0), position)
+    def draw(original: Callable, sampling: SamplingParams, position: int) -> object:
+        return original(msgspec.structs.replace(sampling, choice_index=0), position)
 
     patch.around(draft_drawing, "Draw", draw)
 
 
 def _penalties_of_rejected_drafts_stay(patch: Patches) -> None:
-    from onward.worker.penalties import LogitRules
+    from onward.worker.penalties import LogitsProcessor
 
-    patch.put(LogitRules, "copy", lambda self: self)
+    patch.put(LogitsProcessor, "copy", lambda self: self)
 
 
 def _drafts_are_not_penalized_for_each_other(patch: Patches) -> None:
-    from onward.worker.speculation.draft_drawing import DraftDrawing
+    from onward.worker.speculation.draft_drawing import DraftSampler
 
-    def draw(original: Callable, self: DraftDrawing, *given: Any) -> list:
+    def draw(original: Callable, self: DraftSampler, *given: Any) -> list:
         kept = {slot: rules.copy() for slot, rules in self._drafted.items()}
         drawn = original(self, *given)
         self._drafted = kept
         return drawn
 
-    patch.around(DraftDrawing, "draw", draw)
+    patch.around(DraftSampler, "sample", draw)
 
 
 def _penalties_of_the_last_request_stay(patch: Patches) -> None:
-    from onward.worker.speculation.draft_drawing import DraftDrawing
+    from onward.worker.speculation.draft_drawing import DraftSampler
 
-    patch.put(DraftDrawing, "assigned", lambda self, slot: None)
+    patch.put(DraftSampler, "on_assign", lambda self, slot: None)
 
 
 def _penalties_stay_behind_the_list(patch: Patches) -> None:
-    from onward.worker.speculation.draft_drawing import DraftDrawing
+    from onward.worker.speculation.draft_drawing import DraftSampler
 
-    def rules_of(original: Callable, self: DraftDrawing, wish: Wish, tokens: Any) -> object:
+    def rules_of(original: Callable, self: DraftSampler, wish: DraftRequest, tokens: Any) -> object:
         known = self._known.get(wish.slot)
         return original(self, wish, tokens) if known is None else known.rules
 
-    patch.around(DraftDrawing, "_rules_of", rules_of)
+    patch.around(DraftSampler, "_rules_of", rules_of)
 
 
 def _every_cached_block_is_taken_for_its_own(patch: Patches) -> None:
-    def find(original: Callable, self: BlockNames, table: Any, tokens: Any) -> NamedBlocks:
-        found = NamedBlocks()
+    def find(original: Callable, self: DraftBlockHashes, table: Any, tokens: Any) -> HashedPrefix:
+        found = HashedPrefix()
         for index in range(len(tokens) // self._block_size):
             found.count, found.last = index + 1, self._extended(found.last, tokens, index)
         return found
 
-    patch.around(BlockNames, "find", find)
+    patch.around(DraftBlockHashes, "match_prefix", find)
 
 
 def _no_cached_block_is_known(patch: Patches) -> None:
-    patch.put(BlockNames, "find", lambda self, table, tokens: NamedBlocks())
+    patch.put(DraftBlockHashes, "match_prefix", lambda self, table, tokens: HashedPrefix())
 
 
 def _written_blocks_keep_their_names(patch: Patches) -> None:
-    patch.put(BlockNames, "forget", lambda self, table, start, end: None)
+    patch.put(DraftBlockHashes, "invalidate", lambda self, table, start, end: None)
 
 
 def _names_for_what_is_not_computed_yet(patch: Patches) -> None:
-    from onward.worker.speculation.draft_model import DraftModel
+    from onward.worker.speculation.draft_model import DraftModelProposer
 
-    def give_names(original: Callable, self: DraftModel, wish: Wish) -> None:
+    def give_names(original: Callable, self: DraftModelProposer, wish: DraftRequest) -> None:
         fed = self._fed[wish.slot]
-        self._names.give(fed.named, self._table(wish.slot), self._tokens[wish.slot, : wish.num_tokens])
+        self._names.record(fed.named, self._table(wish.slot), self._tokens[wish.slot, : wish.num_tokens])
 
-    patch.around(DraftModel, "_give_names", give_names)
+    patch.around(DraftModelProposer, "_record_hashes", give_names)
 
 
 def _a_slot_keeps_what_its_last_request_had_computed(patch: Patches) -> None:
-    from onward.worker.speculation.draft_model import DraftModel
+    from onward.worker.speculation.draft_model import DraftModelProposer
 
-    def assigned(original: Callable, self: DraftModel, slot: int, num_tokens: int, num_computed: int) -> None:
-        num_fed = self._fed[slot].num_fed
+    def assigned(original: Callable, self: DraftModelProposer, slot: int, num_tokens: int, num_computed: int) -> None:
+        num_fed = self._fed[slot].num_computed
         original(self, slot, num_tokens, num_computed)
-        self._fed[slot].num_fed = max(self._fed[slot].num_fed, min(num_fed, num_tokens - 1))
+        self._fed[slot].num_computed = max(self._fed[slot].num_computed, min(num_fed, num_tokens - 1))
 
-    patch.around(DraftModel, "assigned", assigned)
+    patch.around(DraftModelProposer, "on_assign", assigned)
 
 
 def _the_draft_models_memory_is_not_counted(patch: Patches) -> None:
-    from onward.worker.speculation.draft_opening import DraftOpening
+    from onward.worker.speculation.draft_opening import DraftModelProposerFactory
 
-    patch.put(DraftOpening, "bytes_per_block", 1)
+    patch.put(DraftModelProposerFactory, "bytes_per_block", 1)
 
 
 def _a_draft_layers_memory_is_not_counted(patch: Patches) -> None:
-    from onward.worker.speculation.eagle import EagleOpening
+    from onward.worker.speculation.eagle import EagleProposerFactory
 
-    patch.put(EagleOpening, "bytes_per_block", 1)
+    patch.put(EagleProposerFactory, "bytes_per_block", 1)
 
 
 def _draft_behind_an_end(patch: Patches) -> None:
-    def take(original: Callable, self: Round, slot: int, token: int | None) -> None:
+    def take(original: Callable, self: DraftRound, slot: int, token: int | None) -> None:
         wish = self.wishes[slot]
         self.wishes[slot] = replace(wish, sampling=msgspec.structs.replace(wish.sampling, end_token_ids=()))
         original(self, slot, token)
         self.wishes[slot] = wish
 
-    patch.around(Round, "take", take)
+    patch.around(DraftRound, "add", take)
 
 
 def _draft_beyond_the_context(patch: Patches) -> None:
-    def init(original: Callable, self: Round, wishes: Sequence[Wish], max_model_len: int) -> None:
+    def init(original: Callable, self: DraftRound, wishes: Sequence[DraftRequest], max_model_len: int) -> None:
         original(self, wishes, 1 << 20)
 
-    patch.around(Round, "__init__", init)
+    patch.around(DraftRound, "__init__", init)
 
 
 def _hidden_states_of_the_next_row(patch: Patches) -> None:
-    from onward.worker.speculation.eagle import Eagle
+    from onward.worker.speculation.eagle import EagleProposer
 
     def with_tokens_behind(span: ComputedSpan) -> ComputedSpan:
         count = min(span.count, span.num_tokens - 1 - span.start)
         return ComputedSpan(span.slot, span.start, count, span.first_row + 1, span.num_tokens)
 
-    patch.put(Eagle, "_with_tokens_behind", staticmethod(with_tokens_behind))
+    patch.put(EagleProposer, "_with_tokens_behind", staticmethod(with_tokens_behind))
 
 
 def _pairs_of_a_state_and_its_own_token(patch: Patches) -> None:
-    from onward.worker.speculation.eagle import Eagle
+    from onward.worker.speculation.eagle import EagleProposer
 
-    def computed(original: Callable, self: Eagle, spans: Sequence[ComputedSpan], outputs: Callable) -> None:
+    def computed(original: Callable, self: EagleProposer, spans: Sequence[ComputedSpan], outputs: Callable) -> None:
         tokens = self._around.tokens.copy()
         self._around.tokens[:, 1:] = tokens[:, :-1]
         original(self, spans, outputs)
         self._around.tokens[:] = tokens
 
-    patch.around(Eagle, "computed", computed)
+    patch.around(EagleProposer, "on_computed", computed)
 
 
 def _drafted_pairs_at_the_position_of_their_token(patch: Patches) -> None:
-    from onward.worker.speculation.eagle import Eagle
+    from onward.worker.speculation.eagle import EagleProposer
 
-    def draft(original: Callable, self: Eagle, wishes: Sequence[Wish], hidden: Any, round_: Round) -> Any:
+    def draft(
+        original: Callable, self: EagleProposer, wishes: Sequence[DraftRequest], hidden: Any, round_: DraftRound
+    ) -> Any:
         later = [replace(wish, num_tokens=wish.num_tokens + 1, num_prompt=wish.num_prompt + 1) for wish in wishes]
         return original(self, later, hidden, round_)
 
-    patch.around(Eagle, "_draft", draft)
+    patch.around(EagleProposer, "_draft", draft)
 
 
 def _what_the_layer_said_last_is_not_kept(patch: Patches) -> None:
-    from onward.worker.speculation.eagle import Eagle
+    from onward.worker.speculation.eagle import EagleProposer
 
-    def computed(original: Callable, self: Eagle, spans: Sequence[ComputedSpan], outputs: Callable) -> None:
+    def computed(original: Callable, self: EagleProposer, spans: Sequence[ComputedSpan], outputs: Callable) -> None:
         before = self._outputs.copy()
         original(self, spans, outputs)
         for span in spans:
             if span.start:
                 self._outputs[span.slot] = before[span.slot]
 
-    patch.around(Eagle, "computed", computed)
+    patch.around(EagleProposer, "on_computed", computed)
 
 
 def _pairs_that_nobody_has_computed_count(patch: Patches) -> None:
-    from onward.worker.speculation.eagle import Eagle
+    from onward.worker.speculation.eagle import EagleProposer
 
-    def assigned(original: Callable, self: Eagle, slot: int, num_tokens: int, num_computed: int) -> None:
+    def assigned(original: Callable, self: EagleProposer, slot: int, num_tokens: int, num_computed: int) -> None:
         original(self, slot, num_tokens, num_computed)
         self._pairs[slot].num_pairs = num_computed
 
-    patch.around(Eagle, "assigned", assigned)
+    patch.around(EagleProposer, "on_assign", assigned)
 
 
 def _a_peers_guesses_are_used_late(patch: Patches) -> None:
-    def given_for(original: Callable, self: Drafting, wish: Wish) -> list[int]:
-        return self._given.pop(wish.slot, (0, []))[1][: wish.num_drafts]
+    def given_for(original: Callable, self: DraftManager, wish: DraftRequest) -> list[int]:
+        return self._peer_drafts.pop(wish.slot, (0, []))[1][: wish.num_drafts]
 
-    patch.around(Drafting, "_given_for", given_for)
+    patch.around(DraftManager, "_peer_drafts_for", given_for)
 
 
 def _one_mask_for_all_rows(patch: Patches) -> None:
@@ -229,18 +233,18 @@ def _one_mask_for_all_rows(patch: Patches) -> None:
 
 
 def _a_peers_guesses_are_too_dear(patch: Patches) -> None:
-    def num_drafts(original: Callable, limit: int, record: Any, load: policy.Load, num_given: int = 0) -> int:
+    def num_drafts(original: Callable, limit: int, record: Any, load: policy.StepLoad, num_given: int = 0) -> int:
         return original(limit, record, load)
 
-    patch.around(policy, "num_drafts", num_drafts)
+    patch.around(policy, "choose_num_drafts", num_drafts)
 
 
 def _draft_beyond_the_longest_output(patch: Patches) -> None:
-    patch.put(Request, "num_draftable", property(lambda self: self.max_drafts))
+    patch.put(Request, "max_drafts_now", property(lambda self: self.max_drafts))
 
 
 def _who_waits_for_blocks_fills_the_step(patch: Patches) -> None:
-    patch.put(Seating, "has_room", lambda self, request: self.slots.num_free > 0)
+    patch.put(SlotAllocator, "can_allocate", lambda self, request: self.slots.num_free > 0)
 
 
 TABLE = [

@@ -7,7 +7,7 @@ import msgspec
 from numba.core.caching import UserProvidedCacheLocator
 
 from onward import extras
-from onward.api.requests import ChatRequest, GenerationRequest
+from onward.api.requests import ChatCompletionRequest, GenerationRequest
 from onward.cli import start_summary
 from onward.kernels.cpu import compile_progress
 from onward.kernels.cpu.cache_locator import KernelCacheLocator
@@ -15,9 +15,9 @@ from onward.models import file_facts, fingerprint
 from onward.obs import memory_groups
 from onward.proto.router import Attempt
 from onward.router import origin
-from onward.router.stream import Stream
+from onward.router.stream import ClientStream
 from onward.supervisor import oom
-from onward.supervisor.children import Child
+from onward.supervisor.children import ChildProcess
 from onward.supervisor.oom import OomEvidence, OomWatch
 from tests.sabotage_kinds import Patches, Sabotage
 
@@ -37,7 +37,7 @@ def _torch_in_every_fingerprint(patch: Patches) -> None:
 
 
 def _own_group_only(patch: Patches) -> None:
-    patch.around(memory_groups, "_up", lambda original, *place: original(*place)[:1])
+    patch.around(memory_groups, "_cgroup_and_ancestors", lambda original, *place: original(*place)[:1])
 
 
 def _max_without_high(patch: Patches) -> None:
@@ -47,23 +47,23 @@ def _max_without_high(patch: Patches) -> None:
 
 
 def _every_sigkill_is_the_kernels(patch: Patches) -> None:
-    patch.put(OomWatch, "explain", lambda self: OomEvidence.CERTAIN)
+    patch.put(OomWatch, "explain_kill", lambda self: OomEvidence.CERTAIN)
 
 
 def _one_kill_explains_every_death(patch: Patches) -> None:
-    patch.put(oom, "_one_more", lambda counts, most: counts)
+    patch.put(oom, "_minus_explained_kill", lambda counts, most: counts)
 
 
 def _own_kills_are_the_kernels(patch: Patches) -> None:
-    patch.put(Child, "was_killed_elsewhere", True)
+    patch.put(ChildProcess, "killed_externally", True)
 
 
 def _retries_without_the_default(patch: Patches) -> None:
-    def attempt(original: Callable, self: Stream, *given: object) -> Attempt:
+    def attempt(original: Callable, self: ClientStream, *given: object) -> Attempt:
         made = original(self, *given)
         return msgspec.structs.replace(made, default_max_tokens=0) if self.epoch > 1 else made
 
-    patch.around(Stream, "attempt", attempt)
+    patch.around(ClientStream, "build_attempt", attempt)
 
 
 def _records_without_the_default(patch: Patches) -> None:
@@ -74,7 +74,7 @@ def _records_without_the_default(patch: Patches) -> None:
 
 
 def _a_default_for_chats(patch: Patches) -> None:
-    patch.put(ChatRequest, "has_default_limit", True)
+    patch.put(ChatCompletionRequest, "has_default_limit", True)
 
 
 def _no_default(patch: Patches) -> None:
@@ -94,7 +94,7 @@ def _no_word_about_a_small_pool(patch: Patches) -> None:
 
 
 def _compile_in_silence(patch: Patches) -> None:
-    patch.put(compile_progress, "telling_compilation", lambda progress: nullcontext())
+    patch.put(compile_progress, "report_compile_progress", lambda progress: nullcontext())
 
 
 TABLE = [

@@ -8,17 +8,17 @@ from typing import Any
 import msgspec
 
 from onward.api import jobs
-from onward.api.jobs import Jobs
-from onward.grammar.check_process import CheckProcess, CheckProcesses
+from onward.api.jobs import RequestBuilder
+from onward.grammar.check_process import GrammarChecker, GrammarCheckerProcess
 from onward.proto.request import ErrorInfo
 from onward.router import origin
-from onward.router.stream import Stream as RouterStream
-from onward.router.tokenizing import Tokenizing as RouterTokenizing
+from onward.router.stream import ClientStream as RouterStream
+from onward.router.tokenizing import RoutingTokenizer as RouterTokenizing
 from onward.text import length_check, tokenizer
 from onward.web import body, body_parts, http
-from onward.web.fair_order import FairOrder, QueueBounds, RefusedWork
-from onward.web.pace import BODY_BYTES, HeldBodies, Rates, Refusals
-from onward.web.paced_callers import PacedBody
+from onward.web.fair_order import FairScheduler, FairSchedulerLimits, RefusedWorkBudget
+from onward.web.pace import BODY_BYTE_RATE, BodyMemoryLimit, CallerThrottle, RefusalThrottle
+from onward.web.paced_callers import ThrottledBody
 from tests.sabotage_kinds import Patches, Sabotage
 
 LENGTHS = "tests/text/test_length_check.py::"
@@ -52,66 +52,66 @@ def _a_router_tokenizes_whatever_comes(patch: Patches) -> None:
 
 
 def _first_come_first_served(patch: Patches) -> None:
-    def ended(original: Callable, self: FairOrder, caller: str, took_s: float, num_bytes: int = 0) -> None:
+    def ended(original: Callable, self: FairScheduler, caller: str, took_s: float, num_bytes: int = 0) -> None:
         original(self, caller, 0.0, num_bytes)
 
-    patch.around(FairOrder, "ended", ended)
+    patch.around(FairScheduler, "finish", ended)
 
 
 def _one_caller_has_all_threads(patch: Patches) -> None:
-    def order(original: Callable, self: FairOrder, bounds: QueueBounds) -> None:
+    def order(original: Callable, self: FairScheduler, bounds: FairSchedulerLimits) -> None:
         original(self, replace(bounds, running_per_caller=bounds.running))
 
-    patch.around(FairOrder, "__init__", order)
+    patch.around(FairScheduler, "__init__", order)
 
 
 def _all_callers_have_one_queue(patch: Patches) -> None:
-    def order(original: Callable, self: FairOrder, bounds: QueueBounds) -> None:
+    def order(original: Callable, self: FairScheduler, bounds: FairSchedulerLimits) -> None:
         original(self, replace(bounds, waiting_per_caller=bounds.waiting))
 
-    patch.around(FairOrder, "__init__", order)
+    patch.around(FairScheduler, "__init__", order)
 
 
 def _bodies_are_not_counted(patch: Patches) -> None:
-    def is_full(original: Callable, self: FairOrder, caller: str, num_bytes: int = 0) -> bool:
+    def is_full(original: Callable, self: FairScheduler, caller: str, num_bytes: int = 0) -> bool:
         return original(self, caller, -(1 << 60))
 
-    patch.around(FairOrder, "is_full", is_full)
+    patch.around(FairScheduler, "is_full", is_full)
 
 
 def _who_leaves_has_a_thread_to_spare(patch: Patches) -> None:
-    def withdraw(original: Callable, self: FairOrder, caller: str, work: object, num_bytes: int = 0) -> bool:
+    def withdraw(original: Callable, self: FairScheduler, caller: str, work: object, num_bytes: int = 0) -> bool:
         if not original(self, caller, work, num_bytes):
             self._accounts[caller].num_running -= 1
         return True
 
-    patch.around(FairOrder, "withdraw", withdraw)
+    patch.around(FairScheduler, "cancel", withdraw)
 
 
 def _who_leaves_is_served(patch: Patches) -> None:
-    patch.put(FairOrder, "withdraw", lambda *_: False)
+    patch.put(FairScheduler, "cancel", lambda *_: False)
 
 
 def _refusals_are_free(patch: Patches) -> None:
-    patch.put(RefusedWork, "charge", lambda *_: None)
+    patch.put(RefusedWorkBudget, "charge", lambda *_: None)
 
 
 def _templates_take_text_threads(patch: Patches) -> None:
-    def either(original: Callable, self: Jobs, *args: Any, **kwargs: Any) -> Any:
-        return self._prepared(*args, **kwargs)
+    def either(original: Callable, self: RequestBuilder, *args: Any, **kwargs: Any) -> Any:
+        return self._prepare(*args, **kwargs)
 
-    patch.around(Jobs, "_prepared_or_apart", either)
+    patch.around(RequestBuilder, "_prepare_or_defer", either)
 
 
 def _grammars_wait_for_each_other(patch: Patches) -> None:
-    def processes(original: Callable, self: CheckProcesses, spec: str, num: int = 1) -> None:
+    def processes(original: Callable, self: GrammarChecker, spec: str, num: int = 1) -> None:
         original(self, spec, 1)
 
-    patch.around(CheckProcesses, "__init__", processes)
+    patch.around(GrammarChecker, "__init__", processes)
 
 
 def _the_next_caller_starts_the_process(patch: Patches) -> None:
-    patch.put(CheckProcess, "_replace_child", lambda _: None)
+    patch.put(GrammarCheckerProcess, "_replace_child", lambda _: None)
 
 
 # Resumed streams.
@@ -119,17 +119,17 @@ def _the_next_caller_starts_the_process(patch: Patches) -> None:
 
 def _an_instance_lets_resumed_streams_in(patch: Patches) -> None:
     def order(original: Callable, prepared: Any, begun: Any) -> Any:
-        return replace(original(prepared, begun), asks_anew=bool(prepared.attempt.skip_to))
+        return replace(original(prepared, begun), admit_as_new=bool(prepared.attempt.skip_to))
 
-    patch.around(jobs, "_order", order)
+    patch.around(jobs, "_submit_spec", order)
 
 
 def _a_router_says_that_resumed_streams_were_let_in(patch: Patches) -> None:
     def attempt(original: Callable, self: RouterStream, *args: Any) -> Any:
         made = original(self, *args)
-        return msgspec.structs.replace(made, was_taken=made.was_taken or self.has_progress)
+        return msgspec.structs.replace(made, was_accepted=made.was_taken or self.has_progress)
 
-    patch.around(RouterStream, "attempt", attempt)
+    patch.around(RouterStream, "build_attempt", attempt)
 
 
 # Bodies.
@@ -141,7 +141,7 @@ def _errors_keep_bodies(patch: Patches) -> None:
         await asyncio.wait([working])
         working.result()
 
-    patch.put(http, "while_connected", while_connected)
+    patch.put(http, "run_until_disconnect", while_connected)
 
 
 def _parts_are_not_counted(patch: Patches) -> None:
@@ -160,17 +160,17 @@ def _parts_within_strings_are_counted(patch: Patches) -> None:
 
 
 def _refused_callers_do_not_wait(patch: Patches) -> None:
-    patch.put(Refusals, "end", lambda *_, **__: None)
+    patch.put(RefusalThrottle, "finish_request", lambda *_, **__: None)
 
 
 def _refused_callers_go_on_together(patch: Patches) -> None:
-    def begin(original: Callable, self: Refusals, caller: str, now_s: float) -> float:
+    def begin(original: Callable, self: RefusalThrottle, caller: str, now_s: float) -> float:
         wait_s = original(self, caller, now_s)
         if wait_s:
-            self._rates.give_back(caller, 1)
+            self._rates.refund(caller, 1)
         return wait_s
 
-    patch.around(Refusals, "begin", begin)
+    patch.around(RefusalThrottle, "start_wait", begin)
 
 
 def _all_refusals_are_the_callers_fault(patch: Patches) -> None:
@@ -181,30 +181,30 @@ def _all_refusals_are_the_callers_fault(patch: Patches) -> None:
 
 
 def _any_number_waits(patch: Patches) -> None:
-    patch.put(Refusals, "is_full", lambda *_: False)
+    patch.put(RefusalThrottle, "is_full", lambda *_: False)
 
 
 def _bodies_are_read_at_any_rate(patch: Patches) -> None:
-    def wait_s(original: Callable, self: Rates, caller: str, now_s: float) -> float:
-        return 0.0 if self._pace is BODY_BYTES else original(self, caller, now_s)
+    def wait_s(original: Callable, self: CallerThrottle, caller: str, now_s: float) -> float:
+        return 0.0 if self._rate is BODY_BYTE_RATE else original(self, caller, now_s)
 
-    patch.around(Rates, "wait_s", wait_s)
+    patch.around(CallerThrottle, "wait_s", wait_s)
 
 
 def _bodies_are_held_in_any_number(patch: Patches) -> None:
-    patch.put(HeldBodies, "take", lambda *_: True)
+    patch.put(BodyMemoryLimit, "try_reserve", lambda *_: True)
 
 
 def _bodies_wait_for_each_other(patch: Patches) -> None:
-    def take(original: Callable, self: HeldBodies, caller: str, body: object, num_bytes: int) -> bool:
+    def take(original: Callable, self: BodyMemoryLimit, caller: str, body: object, num_bytes: int) -> bool:
         held = sum(self._held.get(caller, {}).values())
         return held + num_bytes <= self._max_bytes and original(self, caller, body, num_bytes)
 
-    patch.around(HeldBodies, "take", take)
+    patch.around(BodyMemoryLimit, "try_reserve", take)
 
 
 def _lost_bodies_are_held(patch: Patches) -> None:
-    patch.put(PacedBody, "leave", lambda _: None)
+    patch.put(ThrottledBody, "release", lambda _: None)
 
 
 TABLE = [

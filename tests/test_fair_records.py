@@ -3,20 +3,20 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.fair_records import Bounds, FairRecords
-from onward.shares import fits
+from onward.fair_records import FairRecordStore, RecordLimits
+from onward.shares import within_fair_share
 
 CALLERS: tuple[str, ...] = ("a", "b", "c")
 MAX_RECORDS, MAX_BYTES = 9, 900
 PUTS = st.lists(st.tuples(st.sampled_from(CALLERS), st.integers(0, 6), st.integers(1, 400)), max_size=60)
 
 
-def put(records: FairRecords[str], record_id: str, caller: str, num_bytes: int = 1, *, ttl_s: float = 60.0) -> int:
+def put(records: FairRecordStore[str], record_id: str, caller: str, num_bytes: int = 1, *, ttl_s: float = 60.0) -> int:
     return records.put(record_id, caller, record_id, num_bytes, until_s=ttl_s, now_s=0.0)
 
 
 def test_a_caller_that_fills_the_store_loses_its_own_oldest_records() -> None:
-    records: FairRecords[str] = FairRecords(Bounds(10, 1000))
+    records: FairRecordStore[str] = FairRecordStore(RecordLimits(10, 1000))
     put(records, "small", "b", 10)
     assert sum(put(records, f"large {number}", "a", 100) for number in range(50)) == 41
     assert records.get("small", 0.0) == "small"
@@ -24,7 +24,7 @@ def test_a_caller_that_fills_the_store_loses_its_own_oldest_records() -> None:
 
 
 def test_a_record_that_is_larger_than_the_store_evicts_none_of_another_caller() -> None:
-    records: FairRecords[str] = FairRecords(Bounds(10, 1000))
+    records: FairRecordStore[str] = FairRecordStore(RecordLimits(10, 1000))
     put(records, "of b", "b", 500)
     put(records, "of a", "a", 5000)
     assert list(records.values()) == ["of b"] and records.num_bytes == 500
@@ -32,7 +32,7 @@ def test_a_record_that_is_larger_than_the_store_evicts_none_of_another_caller() 
 
 @given(PUTS)
 def test_the_bounds_hold_and_a_caller_within_an_equal_share_loses_nothing(puts: list[tuple[str, int, int]]) -> None:
-    records: FairRecords[str] = FairRecords(Bounds(MAX_RECORDS, MAX_BYTES))
+    records: FairRecordStore[str] = FairRecordStore(RecordLimits(MAX_RECORDS, MAX_BYTES))
     wanted: dict[str, dict[str, int]] = {caller: {} for caller in CALLERS}
     was_within = dict.fromkeys(CALLERS, True)
     for caller, number, num_bytes in puts:
@@ -48,7 +48,7 @@ def test_the_bounds_hold_and_a_caller_within_an_equal_share_loses_nothing(puts: 
 
 
 def test_expired_records_are_dropped_before_any_other_is_evicted() -> None:
-    records: FairRecords[str] = FairRecords(Bounds(2, 1000))
+    records: FairRecordStore[str] = FairRecordStore(RecordLimits(2, 1000))
     put(records, "long", "a")
     put(records, "short", "a", ttl_s=1.0)
     assert records.put("new", "a", "new", 1, until_s=60.0, now_s=1.0) == 0
@@ -57,6 +57,6 @@ def test_expired_records_are_dropped_before_any_other_is_evicted() -> None:
 
 
 def test_a_named_caller_may_use_half_of_what_the_others_leave_and_a_single_one_all() -> None:
-    assert fits(50, 0, 0, 100, is_named=True) and not fits(51, 0, 0, 100, is_named=True)
-    assert fits(25, 0, 50, 100, is_named=True) and not fits(1, 25, 50, 100, is_named=True)
-    assert fits(100, 0, 0, 100, is_named=False) and not fits(101, 0, 0, 100, is_named=False)
+    assert within_fair_share(50, 0, 0, 100, is_named=True) and not within_fair_share(51, 0, 0, 100, is_named=True)
+    assert within_fair_share(25, 0, 50, 100, is_named=True) and not within_fair_share(1, 25, 50, 100, is_named=True)
+    assert within_fair_share(100, 0, 0, 100, is_named=False) and not within_fair_share(101, 0, 0, 100, is_named=False)

@@ -7,11 +7,11 @@ import pytest
 from onward.config import EngineConfig
 from onward.errors import InvalidRequest, OnwardError, Unavailable
 from onward.llm import LLM, Completion, SamplingOptions
-from onward.offline.output import Output
+from onward.offline.output import OfflineRequest
 from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.request import TokenDelta
-from onward.proto.sampling import Sampling
-from onward.proto.step import Assign, Failed, StepPlan, StepResult
+from onward.proto.sampling import SamplingParams
+from onward.proto.step import AssignSlot, SlotFailed, StepPlan, StepResult
 from onward.sim.worker import HashWorker, expected_output
 from tests.api import small_model
 from tests.models import checkpoints
@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
 
 def open_llm(model: PreparedModel, *, num_blocks: int = 256, vocab_size: int = VOCAB, **config: int) -> LLM:
     worker = HashWorker(num_blocks, 16, vocab_size=vocab_size, max_model_len=256)
-    return LLM.over(model, worker, EngineConfig(**({"max_num_seqs": 8, "max_num_batched_tokens": 32} | config)))
+    return LLM.from_runner(model, worker, EngineConfig(**({"max_num_seqs": 8, "max_num_batched_tokens": 32} | config)))
 
 
 def expected(prompt: list[int], options: SamplingOptions, vocab_size: int = VOCAB) -> list[int]:
@@ -169,7 +169,7 @@ class InterruptedWorker(HashWorker):
 
 def test_an_interrupted_batch_is_given_up_and_open_streams_go_on_exactly(model: PreparedModel) -> None:
     worker = InterruptedWorker(256, 16, vocab_size=VOCAB, max_model_len=256)
-    with LLM.over(model, worker, EngineConfig(max_num_seqs=8, max_num_batched_tokens=32)) as llm:
+    with LLM.from_runner(model, worker, EngineConfig(max_num_seqs=8, max_num_batched_tokens=32)) as llm:
         stream = llm.stream([1, 2, 3], GREEDY)
         begun = [next(stream) for _ in range(4)]
         worker.interrupt_at = 8
@@ -188,18 +188,18 @@ def test_ctrl_c_while_tokens_are_handed_out_costs_no_other_stream_a_token(
     model: PreparedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted: list[str] = []
-    take = Output.take
+    take = OfflineRequest.apply_delta
 
-    def take_or_be_interrupted(output: Output, delta: TokenDelta) -> None:
+    def take_or_be_interrupted(output: OfflineRequest, delta: TokenDelta) -> None:
         if output.prompt_token_ids == [1, 2, 3] and not interrupted:
             interrupted.append(output.request_id)
             raise KeyboardInterrupt
         take(output, delta)
 
-    with LLM.over(model, HashWorker(256, 16, vocab_size=VOCAB, max_model_len=256)) as llm:
+    with LLM.from_runner(model, HashWorker(256, 16, vocab_size=VOCAB, max_model_len=256)) as llm:
         early, late = llm.stream([1, 2, 3], GREEDY), llm.stream([7, 8], GREEDY)
         begun = [next(early).text], [next(late).text]
-        monkeypatch.setattr(Output, "take", take_or_be_interrupted)
+        monkeypatch.setattr(OfflineRequest, "apply_delta", take_or_be_interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate([4, 5], GREEDY)
         texts = [
@@ -215,10 +215,10 @@ class PickyWorker(HashWorker):
     """Cannot compute prompts that begin with 13."""
 
     def step(self, plan: StepPlan) -> StepResult:
-        bad = {a.slot: a for a in plan.assign if isinstance(a, Assign) and a.token_ids[0] == 13}
+        bad = {a.slot: a for a in plan.assign if isinstance(a, AssignSlot) and a.token_ids[0] == 13}
         result = super().step(plan)
         events = [
-            Failed(event.slot, event.epoch, "invalid_logits", "not a number") if event.slot in bad else event
+            SlotFailed(event.slot, event.slot_epoch, "invalid_logits", "not a number") if event.slot in bad else event
             for event in result.events
         ]
         return StepResult(result.step, events)
@@ -226,7 +226,7 @@ class PickyWorker(HashWorker):
 
 def test_one_requests_fault_is_that_requests_fault(model: PreparedModel) -> None:
     worker = PickyWorker(256, 16, vocab_size=VOCAB, max_model_len=256)
-    with LLM.over(model, worker, EngineConfig(max_num_seqs=8, max_num_batched_tokens=32)) as llm:
+    with LLM.from_runner(model, worker, EngineConfig(max_num_seqs=8, max_num_batched_tokens=32)) as llm:
         good, bad = llm.generate([[12, 1], [13, 1]], GREEDY)
     assert good.token_ids == expected([12, 1], GREEDY)
     assert bad.finish_reason == "error" and bad.error is not None and bad.error.code == "invalid_logits"
@@ -365,7 +365,7 @@ class WatchedWorker(HashWorker):
     begun: list[list[int]]
 
     def step(self, plan: StepPlan) -> StepResult:
-        self.begun += [assign.token_ids for assign in plan.assign if isinstance(assign, Assign)]
+        self.begun += [assign.token_ids for assign in plan.assign if isinstance(assign, AssignSlot)]
         return super().step(plan)
 
 
@@ -373,21 +373,21 @@ def test_prompts_are_begun_in_the_order_in_which_they_were_given(model: Prepared
     prompts = [[n, n + 1, n + 2] for n in range(30)]
     worker = WatchedWorker(256, 16, vocab_size=VOCAB, max_model_len=256)
     worker.begun = []
-    with LLM.over(model, worker, EngineConfig(max_num_seqs=8, max_num_batched_tokens=32)) as llm:
+    with LLM.from_runner(model, worker, EngineConfig(max_num_seqs=8, max_num_batched_tokens=32)) as llm:
         llm.generate(prompts, GREEDY)
     assert worker.begun == prompts
 
 
 def test_options_say_everything_that_the_worker_needs() -> None:
     options = SamplingOptions(max_tokens=9, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, seed=7, min_tokens=2)
-    assert options.to_sampling([3, 1]) == Sampling(7, 0, 0.5, 4, 0.9, 0.1, 9, 2, (1, 3))
+    assert options.to_sampling([3, 1]) == SamplingParams(7, 0, 0.5, 4, 0.9, 0.1, 9, 2, (1, 3))
     assert SamplingOptions(ignore_eos=True, stop_token_ids=[8]).to_sampling([3]).end_token_ids == (8,)
 
 
 def test_tokens_behind_a_stop_string_are_not_part_of_the_output(model: PreparedModel) -> None:
     with open_llm(model) as llm:
-        output = llm._output([1], "prompts", SamplingOptions(stop="lo"))
-    output.take(TokenDelta("r", 1, 0, [*b"hello there"], 1, 0))
+        output = llm._create_request([1], "prompts", SamplingOptions(stop="lo"))
+    output.apply_delta(TokenDelta("r", 1, 0, [*b"hello there"], 1, 0))
     assert output.completion() == Completion("hel", [*b"hello"], "stop", [1], 0)
 
 

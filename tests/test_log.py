@@ -62,14 +62,14 @@ def test_an_instance_s_id_forges_no_audit_line(capsys: pytest.CaptureFixture[str
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
     try:
-        log.set_up("router")
+        log.configure("router")
         logging.getLogger("onward.test").warning(log.event("instance registered", instance=FORGED))
         logging.getLogger("onward.test").warning("text of another library: %s", FORGED)
         try:
             raise ValueError(FORGED)
         except ValueError:
             logging.getLogger("onward.test").exception("a fault of ours")
-        audit.note(Caller("ops", "admin"), "drain", 1)
+        audit.log_action(Caller("ops", "admin"), "drain", 1)
     finally:
         root.handlers[:] = before
         root.setLevel(level)
@@ -90,7 +90,7 @@ def test_on_a_terminal_a_line_replaces_the_progress_bar_of_another_process(monke
     with os.fdopen(ours, "rb", buffering=0) as terminal, os.fdopen(theirs, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
         stderr.write("warming up 0:00:12")
-        log.set_up("api-0", logging.getLevelName(root.level))
+        log.configure("api-0", logging.getLevelName(root.level))
         root.handlers[0].handle(logging.makeLogRecord({"msg": "engine up", "levelname": "INFO"}))
         shown = terminal.read(4096)
     assert re.fullmatch(rb"warming up 0:00:12\r\x1b\[2K[^\r\n]+ engine up\r\n", shown), shown

@@ -29,7 +29,7 @@ from benchmarks.clients.programs import AiPerf, EvalScope, GuideLlm, Load, Onwar
 from benchmarks.serving import ServeProcess
 from onward import config
 from onward.bench import load as onward_load
-from onward.bench.load import Target
+from onward.bench.load import BenchTarget
 from onward.models import store
 from onward.proto.model import PreparedModel
 
@@ -54,7 +54,7 @@ def main() -> int:
             args.requests,
             args.prompt_tokens,
             args.output_tokens,
-            asyncio.run(_num_words(Target(server.url, name), args.prompt_tokens)),
+            asyncio.run(_num_words(BenchTarget(server.url, name), args.prompt_tokens)),
         )
         pairs = _measure(peers, load, args.pairs, folder)
     (folder / "pairs.json").write_text(json.dumps([asdict(pair) for pair in pairs], indent=2), encoding="utf-8")
@@ -93,9 +93,9 @@ def _tokenizer_folder(model: PreparedModel, folder: Path) -> Path:
     return folder
 
 
-async def _num_words(target: Target, prompt_tokens: int) -> int:
+async def _num_words(target: BenchTarget, prompt_tokens: int) -> int:
     async with onward_load.new_session(target) as session:
-        return await onward_load.probe_words(session, target, prompt_tokens, "clients")
+        return await onward_load.calibrate_prompt_words(session, target, prompt_tokens, "clients")
 
 
 def _measure(peers: list[Program], load: Load, num_pairs: int, folder: Path) -> list[Pair]:

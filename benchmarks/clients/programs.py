@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.clients import figures
 from benchmarks.clients.figures import Figures
-from onward.bench.prompts import words
+from onward.bench.prompts import random_words
 
 LIMIT_S = 600.0
 
@@ -34,7 +34,7 @@ class Load:
     """Words that make a prompt of `prompt_tokens`."""
 
     def prompts(self, seed: str) -> list[str]:
-        return [words(self.num_words, f"{seed} {number}") for number in range(self.requests)]
+        return [random_words(self.num_words, f"{seed} {number}") for number in range(self.requests)]
 
 
 class Program(ABC):

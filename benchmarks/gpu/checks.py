@@ -18,19 +18,19 @@ from benchmarks.gpu.paged_case import (
 )
 from onward.kernels.torch_ops import TorchOps
 from onward.kernels.triton import reference
-from onward.kernels.triton.activation import silu_gate
-from onward.kernels.triton.add_rows import add_rows
+from onward.kernels.triton.activation import silu_and_mul
+from onward.kernels.triton.add_rows import accumulate_rows
 from onward.kernels.triton.chunk_attention import ChunkPlan, chunk_attention
 from onward.kernels.triton.chunk_tiles import chunk_tiles
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
-from onward.kernels.triton.forbid import forbid
-from onward.kernels.triton.linear import linear
+from onward.kernels.triton.forbid import apply_token_bitmask
+from onward.kernels.triton.linear import invariant_linear
 from onward.kernels.triton.linear_plan import LinearPlan
-from onward.kernels.triton.log_totals import log_totals
+from onward.kernels.triton.log_totals import logsumexp
 from onward.kernels.triton.norm import add_rms_norm, rms_norm
-from onward.kernels.triton.one_row_linear import OneRowPlan, one_row_linear
+from onward.kernels.triton.one_row_linear import SingleRowPlan, single_row_linear
 from onward.kernels.triton.rotary import rotate_and_store
-from onward.kernels.triton.sampling import Cuts, SampleInputs, SampleScratch, sample
+from onward.kernels.triton.sampling import FilterParams, SampleInputs, SampleScratch, sample
 from onward.kernels.triton.split_softmax import FIXED_SPLITS, WHOLE
 
 TOLERANCE = 1e-2
@@ -145,8 +145,8 @@ def norm_error(rows: int, size: int, *, adds: bool) -> float:
 
 def silu_gate_error(rows: int, size: int) -> float:
     gate_up, out = 3 * random(rows, 2 * size), poisoned(rows, size)
-    silu_gate(gate_up, out)
-    return error(out, reference.silu_gate(gate_up))
+    silu_and_mul(gate_up, out)
+    return error(out, reference.silu_and_mul(gate_up))
 
 
 def add_rows_differences(rows: int, size: int, chunks: Sequence[int]) -> int:
@@ -157,7 +157,7 @@ def add_rows_differences(rows: int, size: int, chunks: Sequence[int]) -> int:
         expected += row
     total, at = torch.zeros(size, dtype=torch.float64, device=DEVICE), 0
     for count in chunks:
-        add_rows(x[at : at + count], total)
+        accumulate_rows(x[at : at + count], total)
         at += count
     return int((total.cpu() != expected).sum())
 
@@ -167,8 +167,8 @@ def forbid_differences(num_rows: int, vocab_size: int, rows: Sequence[int]) -> i
     logits = random(num_rows, vocab_size).float()
     bits = torch.randint(0, 256, (len(rows), -(-vocab_size // 8)), dtype=torch.uint8, device=DEVICE)
     expected, numbers = logits.clone(), torch.tensor(rows, device=DEVICE)
-    TorchOps().forbid(expected, numbers, bits)
-    forbid(logits, numbers, bits)
+    TorchOps().apply_token_bitmask(expected, numbers, bits)
+    apply_token_bitmask(logits, numbers, bits)
     return int((logits != expected).sum())
 
 
@@ -186,11 +186,11 @@ def one_row_error(
     if scales is not None:
         expected = expected * scales.double()
     if gates:
-        expected = reference.silu_gate(expected)
+        expected = reference.silu_and_mul(expected)
     if adds:
         expected = expected + out.double()
-    one_row_linear(
-        x, weight, out, OneRowPlan.choose(len(weight), num_inputs), norm=norm, scales=scales, adds=adds, gates=gates
+    single_row_linear(
+        x, weight, out, SingleRowPlan.choose(len(weight), num_inputs), norm=norm, scales=scales, adds=adds, gates=gates
     )
     return error(out, expected)
 
@@ -200,21 +200,21 @@ def linear_error(
 ) -> float:
     x, weight = random(rows, num_inputs), random(num_outputs * (2 if gates else 1), num_inputs)
     out = poisoned(rows, num_outputs)
-    linear(x, weight, out, plan, gates=gates, overlap=overlap)
+    invariant_linear(x, weight, out, plan, gates=gates, overlap=overlap)
     expected = x.double() @ weight.double().T
-    return error(out, reference.silu_gate(expected) if gates else expected)
+    return error(out, reference.silu_and_mul(expected) if gates else expected)
 
 
 def linear_differences(num_inputs: int, num_outputs: int, plans: Sequence[LinearPlan], *, gates: bool) -> int:
     """How many outputs are not the same bits alone, in batches, and cut up in these ways."""
     x, weight = random(300, num_inputs), random(num_outputs * (2 if gates else 1), num_inputs)
     whole = poisoned(300, num_outputs)
-    linear(x, weight, whole, plans[0], gates=gates)
+    invariant_linear(x, weight, whole, plans[0], gates=gates)
     different = 0
     for plan in plans:
         for first, count in ((0, 1), (5, 17), (100, 64), (171, 128), (0, 300)):
             part = poisoned(count, num_outputs)
-            linear(x[first : first + count], weight, part, plan, gates=gates)
+            invariant_linear(x[first : first + count], weight, part, plan, gates=gates)
             different += int((part != whole[first : first + count]).sum())
     return different
 
@@ -223,7 +223,7 @@ def log_totals_error(rows: int, size: int) -> float:
     """A quarter of the tokens is forbidden."""
     logits = 5 * random(rows, size, dtype=torch.float32)
     logits[torch.rand(rows, size, device=DEVICE) < 0.25] = -torch.inf
-    return error(log_totals(logits), logits.double().logsumexp(-1))
+    return error(logsumexp(logits), logits.double().logsumexp(-1))
 
 
 def sampling_mistakes(rows: int, size: int, *, cut: bool, dtype: torch.dtype = torch.float32) -> int:
@@ -243,7 +243,7 @@ def sampling_mistakes(rows: int, size: int, *, cut: bool, dtype: torch.dtype = t
         elif temperatures[row] == 0.0:
             mistakes += tokens[row] != int(logits[row].float().argmax())
         else:
-            weights = reference.kept_weights(logits[row], temperatures[row], top_ks[row], top_ps[row], min_ps[row])
+            weights = reference.filtered_weights(logits[row], temperatures[row], top_ks[row], top_ps[row], min_ps[row])
             number = reference.uniform(seeds[row] % 2**64, row % 3, positions[row])
             mistakes += not _lies_in(weights, tokens[row], number)
     return mistakes
@@ -274,6 +274,6 @@ def draw(
 
     inputs = SampleInputs(floats(temperatures), longs(seeds), longs([r % 3 for r in range(rows)]), longs(positions))
     token_ids, is_valid = longs([-1] * rows), torch.full((rows,), 9, dtype=torch.uint8, device=DEVICE)
-    device_cuts = Cuts(_int32(cuts[0]), floats(cuts[1]), floats(cuts[2])) if cuts is not None else None
+    device_cuts = FilterParams(_int32(cuts[0]), floats(cuts[1]), floats(cuts[2])) if cuts is not None else None
     sample(logits, inputs, token_ids, is_valid, SampleScratch.allocate(rows, size, DEVICE), device_cuts)
     return token_ids.tolist(), is_valid.tolist()

@@ -26,10 +26,10 @@ from pathlib import Path
 
 import aiohttp
 
-from benchmarks.gpu.exactness_lines import BLOCK_SIZE, LINES, Line, LineRun, compute_base
+from benchmarks.gpu.exactness_lines import BLOCK_SIZE, LINES, ComparisonRun, Line, compute_base
 from benchmarks.gpu.exactness_requests import KINDS, Requests
 from benchmarks.gpu.stream_client import CompletionsClient
-from benchmarks.gpu.stream_outputs import BrokenStream, LineResult, StreamOutput
+from benchmarks.gpu.stream_outputs import BrokenStream, ComparisonResult, StreamOutput
 from benchmarks.serving import ServeProcess
 from onward.bench.shapes import SHAPES, write_config, write_tokenizer
 
@@ -42,7 +42,7 @@ OTHER_BUDGET = {"cuda": 777, "cpu": 72}
 BASE = "base"
 AT_OTHER_SERVER = ("budget",)
 
-Results = dict[tuple[str, str], LineResult]
+Results = dict[tuple[str, str], ComparisonResult]
 """By the kind of the streams and the name of the line."""
 
 
@@ -69,13 +69,13 @@ class Setup:
         )  # fmt: skip
 
 
-async def _attempt(line: Line, name: str, run: LineRun) -> LineResult:
+async def _attempt(line: Line, name: str, run: ComparisonRun) -> ComparisonResult:
     """A stream that breaks fails its line, and no other."""
     try:
         return await line(run)
     except* (BrokenStream, aiohttp.ClientError, TimeoutError) as broken:
         faults = "; ".join(sorted({f"{type(one).__name__}: {one}" for one in _leaves(broken)})[:3])
-    return LineResult(name, run.requests.num_streams, [], problem=faults)
+    return ComparisonResult(name, run.requests.num_streams, [], problem=faults)
 
 
 def _leaves(group: BaseExceptionGroup) -> Iterator[BaseException]:
@@ -91,7 +91,7 @@ async def _run_lines(
 ) -> tuple[list[StreamOutput], Results]:
     results: Results = {}
     async with CompletionsClient(server.url) as client:
-        run = LineRun(setup.requests, kind, server, client, base)
+        run = ComparisonRun(setup.requests, kind, server, client, base)
         for name, line in lines.items():
             began_s = time.perf_counter()
             results[kind, name] = result = await _attempt(line, name, run)
@@ -170,7 +170,7 @@ def main() -> int:
             folder = stack.enter_context(dummy_model(args.shape))
             flags = ["--load-format", "dummy", *flags]
         vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-        results: list[LineResult] = []
+        results: list[ComparisonResult] = []
         for prompt_len in args.prompt:
             requests = Requests(args.streams, prompt_len, args.tokens, vocab_size)
             began_s = time.perf_counter()

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.gpu.exactness_requests import EMBEDDINGS, Requests
 from benchmarks.gpu.stream_client import CompletionsClient, read_all, read_into
-from benchmarks.gpu.stream_outputs import LineResult, Repeat, StreamOutput, line_result
+from benchmarks.gpu.stream_outputs import ComparisonResult, RepeatedStream, StreamOutput, line_result
 from benchmarks.serving import ServeProcess
 
 BLOCK_SIZE = 16
@@ -25,7 +25,7 @@ _ABORTED = 'onward_requests_finished_total{reason="abort"}'
 
 
 @dataclass(slots=True)
-class LineRun:
+class ComparisonRun:
     """The streams of one kind at one server, and what the base run gave."""
 
     requests: Requests
@@ -50,11 +50,13 @@ class LineRun:
 
     def result(
         self, title: str, outputs: Sequence[StreamOutput], evidence: str = "", problem: str | None = None
-    ) -> LineResult:
-        return line_result(title, self.base, [Repeat(i, one) for i, one in enumerate(outputs)], evidence, problem)
+    ) -> ComparisonResult:
+        return line_result(
+            title, self.base, [RepeatedStream(i, one) for i, one in enumerate(outputs)], evidence, problem
+        )
 
 
-async def compute_base(run: LineRun) -> LineResult:
+async def compute_base(run: ComparisonRun) -> ComparisonResult:
     """Reads the base run, and checks that there is something to compare."""
     bodies = run.bodies("base")
     run.base = await read_all(run.client, bodies)
@@ -70,7 +72,7 @@ async def compute_base(run: LineRun) -> LineResult:
     return run.result("base run", run.base, evidence, problem)
 
 
-async def run_cached(run: LineRun) -> LineResult:
+async def run_cached(run: ComparisonRun) -> ComparisonResult:
     outputs = await read_all(run.client, run.bodies("base"))
     uncached = sum(not one.num_cached for one in outputs)
     evidence = f"{sum(one.num_cached or 0 for one in outputs)} prompt tokens from the cache"
@@ -78,26 +80,26 @@ async def run_cached(run: LineRun) -> LineResult:
     return run.result("repeated with the same salt, prefix cached", outputs, evidence, problem)
 
 
-async def run_anew(run: LineRun) -> LineResult:
+async def run_anew(run: ComparisonRun) -> ComparisonResult:
     outputs = await read_all(run.client, run.bodies("anew"))
     cached = sum(bool(one.num_cached) for one in outputs)
     problem = f"{cached} streams found something in the prefix cache" if cached else None
     return run.result("repeated with another salt, all computed anew", outputs, "", problem)
 
 
-async def run_alone(run: LineRun) -> LineResult:
+async def run_alone(run: ComparisonRun) -> ComparisonResult:
     outputs = [(await read_all(run.client, [body]))[0] for body in run.bodies("alone", NUM_ALONE)]
     return run.result("each alone, one after another", outputs)
 
 
-async def run_in_batch(run: LineRun) -> LineResult:
+async def run_in_batch(run: ComparisonRun) -> ComparisonResult:
     bodies = run.bodies("batch", NUM_ALONE)
     strangers = [run.requests.stranger(i, run.salt("batch")) for i in range(BATCH_SIZE - len(bodies))]
     outputs = await read_all(run.client, [*strangers, *bodies])
     return run.result(f"in a batch of {BATCH_SIZE}, among other prompts", outputs[len(strangers) :])
 
 
-async def run_resumed(run: LineRun) -> LineResult:
+async def run_resumed(run: ComparisonRun) -> ComparisonResult:
     """Half of the resumed streams find the base run's blocks in the cache, half compute prompt and output anew. Logprobs
     of the given tokens are asked for again: computed as a prompt, they must equal those of decoding."""
     cuts = list(range(RESUME_EVERY, run.requests.num_tokens, RESUME_EVERY))
@@ -108,13 +110,13 @@ async def run_resumed(run: LineRun) -> LineResult:
             salt = {"cache_salt": run.salt(f"resumed at {cut}")} if turn % 2 else {}
             rescored = {"rescore_from": 0} if "logprobs" in body else {}
             bodies.append(body | salt | rescored | {"generated_token_ids": given})
-            repeats.append(Repeat(number, StreamOutput(given), f"resumed at {cut}"))
+            repeats.append(RepeatedStream(number, StreamOutput(given), f"resumed at {cut}"))
     await read_into(run.client, bodies, [repeat.output for repeat in repeats])
     title = f"resumed at every {RESUME_EVERY}th token by generated_token_ids"
     return line_result(title, run.base, repeats, f"{len(repeats)} resumed streams")
 
 
-async def run_reconnected(run: LineRun) -> LineResult:
+async def run_reconnected(run: ComparisonRun) -> ComparisonResult:
     """Comes back in three ways in turn: by GET; by POST with the same body; and by POST as if to a server that has lost the
     stream, which makes it again from its seed."""
     bodies = run.bodies("reconnected")
@@ -138,7 +140,7 @@ async def run_reconnected(run: LineRun) -> LineResult:
     return run.result(title, outputs, f"{num_stopped} stopped by the cut", problem)
 
 
-async def run_killed(run: LineRun, role: str) -> LineResult:
+async def run_killed(run: ComparisonRun, role: str) -> ComparisonResult:
     before = await run.info()
     num_running = 0
 
@@ -158,15 +160,15 @@ async def run_killed(run: LineRun, role: str) -> LineResult:
     return run.result(f"{role} killed", outputs, f"{num_running} requests under way at the kill", problem)
 
 
-async def run_worker_killed(run: LineRun) -> LineResult:
+async def run_worker_killed(run: ComparisonRun) -> ComparisonResult:
     return await run_killed(run, "worker")
 
 
-async def run_engine_killed(run: LineRun) -> LineResult:
+async def run_engine_killed(run: ComparisonRun) -> ComparisonResult:
     return await run_killed(run, "engine")
 
 
-async def run_preempted(run: LineRun) -> LineResult:
+async def run_preempted(run: ComparisonRun) -> ComparisonResult:
     """Urgent requests first take so many blocks that two thirds of the streams fit beside them, so the pool is full when
     streams grow. More of them come while the streams run, and take half of what the streams have."""
     requests = run.requests
@@ -215,7 +217,7 @@ class HoldingStream:
             self.started.set()
 
 
-async def run_with_neighbours(run: LineRun) -> LineResult:
+async def run_with_neighbours(run: ComparisonRun) -> ComparisonResult:
     """Requests of every other kind are repeated until the streams have ended."""
     over, num_finished = asyncio.Event(), 0
 
@@ -235,14 +237,14 @@ async def run_with_neighbours(run: LineRun) -> LineResult:
     return run.result("beside requests of every kind", outputs, f"{num_finished} requests beside them")
 
 
-async def run_other_budget(run: LineRun) -> LineResult:
+async def run_other_budget(run: ComparisonRun) -> ComparisonResult:
     """The run is at a server of its own."""
     outputs = await read_all(run.client, run.bodies("budget"))
     budget = (await run.info())["configuration"]["max_num_batched_tokens"]
     return run.result(f"at a server with --max-num-batched-tokens {budget}", outputs)
 
 
-Line = Callable[[LineRun], Awaitable[LineResult]]
+Line = Callable[[ComparisonRun], Awaitable[ComparisonResult]]
 LINES: dict[str, Line] = {
     "cached": run_cached,  # first, while the base run's blocks are cached
     "resumed": run_resumed,

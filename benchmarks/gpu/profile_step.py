@@ -83,9 +83,9 @@ def main() -> None:
 def workload_lengths(num_streams: int) -> list[int]:
     """Of the streams of workload "256" that are left as soon as there are at most so many."""
     requests = workload_256()
-    ends = sorted(request.num_outputs for request in requests)
+    ends = sorted(request.num_output_tokens for request in requests)
     done = ends[-num_streams - 1] if num_streams < len(ends) else 0
-    return [len(request.prompt) + done for request in requests if request.num_outputs > done]
+    return [len(request.prompt) + done for request in requests if request.num_output_tokens > done]
 
 
 def record(llm: LLM, args: argparse.Namespace, num_streams: int, generator: random.Random) -> None:

@@ -20,7 +20,7 @@ import urllib.request
 from itertools import count
 from pathlib import Path
 
-from onward.bench.offline import Request, shifted, workload_256
+from onward.bench.offline import OfflineBenchRequest, shifted, workload_256
 from onward.bench.shapes import SHAPES, write_checkpoint, write_config, write_tokenizer
 from onward.bench.stream_load import StreamClient, dechunked
 
@@ -28,10 +28,10 @@ START_LIMIT_S = 180.0
 STREAM_LIMIT_S = 180.0
 
 
-def message_of(port: int, request: Request, seed: int) -> bytes:
+def message_of(port: int, request: OfflineBenchRequest, seed: int) -> bytes:
     body = json.dumps(
         {
-            "model": "m", "prompt": request.prompt, "max_tokens": request.num_outputs, "ignore_eos": True,
+            "model": "m", "prompt": request.prompt, "max_tokens": request.num_output_tokens, "ignore_eos": True,
             "temperature": 0.6, "seed": seed, "stream": True, "stream_options": {"include_usage": True},
         }
     ).encode()  # fmt: skip
@@ -39,16 +39,16 @@ def message_of(port: int, request: Request, seed: int) -> bytes:
     return head.encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-def check_answer(parts: list[bytes], request: Request) -> int:
+def check_answer(parts: list[bytes], request: OfflineBenchRequest) -> int:
     """How many tokens came, by the server's count and by the events' own."""
     text = dechunked(b"".join(parts).partition(b"\r\n\r\n")[2])
     usage = json.loads(text.rpartition(b"data: {")[2].partition(b"\n")[0].join([b"{", b""]))["usage"]
-    assert usage["completion_tokens"] == request.num_outputs, usage
+    assert usage["completion_tokens"] == request.num_output_tokens, usage
     assert text.endswith(b"data: [DONE]\n\n")
     return usage["completion_tokens"]
 
 
-async def load(port: int, requests: list[Request], shift: int) -> tuple[float, float, int]:
+async def load(port: int, requests: list[OfflineBenchRequest], shift: int) -> tuple[float, float, int]:
     """Begin and end on the system's clock, and tokens."""
     loop = asyncio.get_running_loop()
     clients = [(await loop.create_connection(StreamClient, "127.0.0.1", port))[1] for _ in requests]

@@ -56,7 +56,7 @@ class StreamOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
+class RepeatedStream:
     """An output that must equal the base output of the stream with this number."""
 
     stream: int
@@ -93,7 +93,7 @@ def first_difference(base: StreamOutput, other: StreamOutput) -> tuple[int, str]
     return None
 
 
-def find_differences(base: Sequence[StreamOutput], repeats: Sequence[Repeat]) -> list[StreamDifference]:
+def find_differences(base: Sequence[StreamOutput], repeats: Sequence[RepeatedStream]) -> list[StreamDifference]:
     found = []
     for repeat in repeats:
         if (first := first_difference(base[repeat.stream], repeat.output)) is not None:
@@ -109,7 +109,7 @@ def _first_unequal(base: Sequence[Any], other: Sequence[Any]) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class LineResult:
+class ComparisonResult:
     """One way of computing the streams, compared with the base run."""
 
     title: str
@@ -137,9 +137,13 @@ class LineResult:
 
 
 def line_result(
-    title: str, base: Sequence[StreamOutput], repeats: Sequence[Repeat], evidence: str = "", problem: str | None = None
-) -> LineResult:
+    title: str,
+    base: Sequence[StreamOutput],
+    repeats: Sequence[RepeatedStream],
+    evidence: str = "",
+    problem: str | None = None,
+) -> ComparisonResult:
     num_streams = len({repeat.stream for repeat in repeats})
     if not num_streams:
         problem = problem or "no stream was compared"
-    return LineResult(title, num_streams, find_differences(base, repeats), evidence, problem)
+    return ComparisonResult(title, num_streams, find_differences(base, repeats), evidence, problem)

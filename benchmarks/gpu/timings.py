@@ -17,16 +17,16 @@ from benchmarks.gpu.paged_case import (
     rotary_tables,
 )
 from benchmarks.gpu.timing import time_ms
-from onward.kernels.triton.activation import silu_gate
+from onward.kernels.triton.activation import silu_and_mul
 from onward.kernels.triton.chunk_attention import ChunkPlan, chunk_attention
 from onward.kernels.triton.chunk_tiles import chunk_tiles
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
-from onward.kernels.triton.linear import linear
+from onward.kernels.triton.linear import invariant_linear
 from onward.kernels.triton.linear_plan import LinearPlan
 from onward.kernels.triton.norm import add_rms_norm
-from onward.kernels.triton.one_row_linear import OneRowPlan, one_row_linear
+from onward.kernels.triton.one_row_linear import SingleRowPlan, single_row_linear
 from onward.kernels.triton.rotary import rotate_and_store
-from onward.kernels.triton.sampling import Cuts, SampleInputs, SampleScratch, sample
+from onward.kernels.triton.sampling import FilterParams, SampleInputs, SampleScratch, sample
 from onward.kernels.triton.split_softmax import FIXED_SPLITS, WHOLE
 
 CACHE_BYTES = 60e6
@@ -172,7 +172,7 @@ def time_small() -> None:
             _time_small_at(heads, hidden, mlp, rows)
     for inputs, outputs, options in _one_row_cases():
         _time_one_row(
-            inputs, outputs, OneRowPlan.choose(outputs * (2 if options.get("gates") else 1), inputs), **options
+            inputs, outputs, SingleRowPlan.choose(outputs * (2 if options.get("gates") else 1), inputs), **options
         )
 
 
@@ -188,7 +188,7 @@ def _time_small_at(heads: Heads, hidden: int, mlp: int, rows: int) -> None:
     ms = time_ms(calls, rounds=4)
     _line(f"add and norm {rows} x {hidden}", ms, rate(ms, 8 * rows * hidden))
     gate_up, act = [random(rows, 2 * mlp) for _ in range(sets)], random(rows, mlp)
-    ms = time_ms([partial(silu_gate, gate_up[i], act) for i in range(sets)], rounds=4)
+    ms = time_ms([partial(silu_and_mul, gate_up[i], act) for i in range(sets)], rounds=4)
     _line(f"silu gate {rows} x {mlp}", ms, rate(ms, 6 * rows * mlp))
     kv = random(rows // 16 + 1, 2, heads.num_kv_heads, 16, heads.dim)
     positions = torch.arange(rows, device=DEVICE, dtype=torch.int32)
@@ -213,7 +213,7 @@ def _one_row_cases() -> list[tuple[int, int, dict[str, bool]]]:
 
 
 def _time_one_row(
-    inputs: int, outputs: int, plan: OneRowPlan, *, normed: bool = False, adds: bool = False, gates: bool = False
+    inputs: int, outputs: int, plan: SingleRowPlan, *, normed: bool = False, adds: bool = False, gates: bool = False
 ) -> None:
     """Beside torch's product of the same matrix, without what ours does on the way."""
     rows = outputs * (2 if gates else 1)
@@ -223,7 +223,7 @@ def _time_one_row(
     for overlap in (False, True):
         ms = time_ms(
             [
-                partial(one_row_linear, x, w, out, plan, norm=norm, adds=adds, gates=gates, overlap=overlap)
+                partial(single_row_linear, x, w, out, plan, norm=norm, adds=adds, gates=gates, overlap=overlap)
                 for w in weights
             ]
         )
@@ -237,7 +237,7 @@ def tune_one_row() -> None:
     for inputs, outputs, options in _one_row_cases():
         for rows, columns, warps in ((4, 1024, 4), (8, 1024, 4), (16, 512, 4), (8, 512, 2), (4, 2048, 4), (32, 256, 4)):
             if inputs % columns == 0:
-                _time_one_row(inputs, outputs, OneRowPlan(rows, columns, warps), **options)
+                _time_one_row(inputs, outputs, SingleRowPlan(rows, columns, warps), **options)
 
 
 LINEAR_CASES = [
@@ -263,14 +263,14 @@ def _time_linear(rows: int, inputs: int, outputs: int, gates: bool, plans: list[
     def by_torch(w: torch.Tensor) -> None:
         torch.mm(x, w.T, out=product)
         if gates:
-            silu_gate(product, out, overlap=True)
+            silu_and_mul(product, out, overlap=True)
 
     name = f"{rows} rows {inputs} -> {width}{' gated' if gates else ''}"
     ms = time_ms([partial(by_torch, w) for w in weights])
     _line(f"torch  {name}", ms, f"{flops / ms / 1e9:6.0f} TFLOP/s {2 * width * inputs / ms / 1e9:6.2f} TB/s")
     for plan in plans:
         try:
-            ms = time_ms([partial(linear, x, w, out, plan, gates=gates, overlap=True) for w in weights])
+            ms = time_ms([partial(invariant_linear, x, w, out, plan, gates=gates, overlap=True) for w in weights])
         except Exception as problem:
             print(f"linear {plan}: {type(problem).__name__}")
             continue
@@ -313,8 +313,8 @@ def time_fp8() -> None:
             )
         x, out = random(1, inputs), random(1, width)
         for name, given, by in (("bf16", wide, None), ("fp8", weights, scales)):
-            plan = OneRowPlan.choose(width, inputs)
-            calls = [partial(one_row_linear, x, w, out, plan, scales=by, overlap=True) for w in given]
+            plan = SingleRowPlan.choose(width, inputs)
+            calls = [partial(single_row_linear, x, w, out, plan, scales=by, overlap=True) for w in given]
             ms = time_ms(calls, rounds=4)
             _line(f"{name} one row {inputs} -> {width}", ms, f"{given[0].nbytes / ms / 1e9:6.2f} TB/s")
 
@@ -328,7 +328,9 @@ def time_sampling() -> None:
         inputs = SampleInputs(temperatures, numbers, numbers, numbers)
         tokens, valid = torch.zeros_like(numbers), torch.zeros(rows, dtype=torch.uint8, device=DEVICE)
         scratch = SampleScratch.allocate(rows, size, DEVICE)
-        cuts = Cuts(torch.full((rows,), 50, dtype=torch.int32, device=DEVICE), temperatures + 0.35, 0 * temperatures)
+        cuts = FilterParams(
+            torch.full((rows,), 50, dtype=torch.int32, device=DEVICE), temperatures + 0.35, 0 * temperatures
+        )
         for name, given in (("plain", None), ("top-k and top-p", cuts)):
             ms = time_ms([partial(sample, x, inputs, tokens, valid, scratch, given) for x in logits], rounds=4)
             _line(f"sample {rows} x {size} bf16 {name}", ms, f"{2 * rows * size / ms / 1e9:6.2f} TB/s")

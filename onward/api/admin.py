@@ -7,41 +7,41 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from onward.api.engine_client import EngineClient
-from onward.api.proven import Proven
-from onward.api.streams import Streams
+from onward.api.proven import ClusterAuth
+from onward.api.streams import StreamRegistry
 from onward.config import ApiConfig
 from onward.errors import NotFound, Unavailable
 from onward.proto.control import InstanceView
 from onward.proto.model import PreparedModel
-from onward.proto.stats import EngineStats, Family
+from onward.proto.stats import EngineStats, MetricFamily
 from onward.version import __version__
 from onward.web import audit
-from onward.web.callers import CLUSTER, Access, GuardedRoute, caller_of
+from onward.web.callers import CLUSTER, GuardedRoute, RouteAccess, get_caller
 from onward.web.keys import ANONYMOUS
 from onward.web.responses import health_response, json_response, metrics_response
 
 MAX_STALL_S = 30.0
 """Work without a completed step for this long is no progress."""
 MAX_DRAIN_BYTES = 4096
-ROLES = ("supervisor", "shelf", "api", "engine", "worker")
+PROCESS_ROLES = ("supervisor", "shelf", "api", "engine", "worker")
 
 
-class Instance(Protocol):
+class SupervisorQueries(Protocol):
     """What `SupervisorLink` does."""
 
-    async def instance(self) -> InstanceView: ...
-    def ask_drain(self) -> None: ...
-    def ask_undrain(self) -> None: ...
+    async def query_instance(self) -> InstanceView: ...
+    def request_drain(self) -> None: ...
+    def request_undrain(self) -> None: ...
 
 
-class Admin:
+class AdminEndpoints:
     def __init__(
         self,
         config: ApiConfig,
         model: PreparedModel,
         client: EngineClient,
-        supervisor: Instance,
-        streams: Streams,
+        supervisor: SupervisorQueries,
+        streams: StreamRegistry,
     ) -> None:
         self._config = config
         self._model = model
@@ -49,14 +49,14 @@ class Admin:
         self._supervisor = supervisor
         self._streams = streams
 
-    def routes(self, proven: Proven) -> list[GuardedRoute]:
+    def routes(self, proven: ClusterAuth) -> list[GuardedRoute]:
         """`proven`: who may take the instance out of service where there are no keys."""
 
         async def check_operator(request: Request, action: str) -> None:
-            caller = caller_of(request.scope)
+            caller = get_caller(request.scope)
             if caller is ANONYMOUS:
-                await proven.body(request, MAX_DRAIN_BYTES)
-            audit.note(CLUSTER if caller is ANONYMOUS and self._config.cluster_key else caller, action, 1)
+                await proven.authenticated_body(request, MAX_DRAIN_BYTES)
+            audit.log_action(CLUSTER if caller is ANONYMOUS and self._config.cluster_key else caller, action, 1)
 
         async def drain(request: Request) -> Response:
             await check_operator(request, "drain")
@@ -66,19 +66,19 @@ class Admin:
             await check_operator(request, "undrain")
             return self.undrain()
 
-        endpoints: dict[str, tuple[Access, Callable[[Request], Awaitable[Response]]]] = {
-            "/v1/models": (Access.USER, self.models),
-            "/v1/models/{model:path}": (Access.USER, self.model),
-            "/health": (Access.OPEN, self.health),
-            "/live": (Access.OPEN, self.live),
-            "/version": (Access.USER, self.version),
-            "/metrics": (Access.OPEN if self._config.open_metrics else Access.ADMIN, self.metrics),
-            "/info": (Access.ADMIN, self.info),
+        endpoints: dict[str, tuple[RouteAccess, Callable[[Request], Awaitable[Response]]]] = {
+            "/v1/models": (RouteAccess.USER, self.models),
+            "/v1/models/{model:path}": (RouteAccess.USER, self.model),
+            "/health": (RouteAccess.OPEN, self.health),
+            "/live": (RouteAccess.OPEN, self.live),
+            "/version": (RouteAccess.USER, self.version),
+            "/metrics": (RouteAccess.OPEN if self._config.open_metrics else RouteAccess.ADMIN, self.metrics),
+            "/info": (RouteAccess.ADMIN, self.info),
         }
         return [
             *(GuardedRoute(path, one, methods=["GET"], access=access) for path, (access, one) in endpoints.items()),
-            GuardedRoute("/drain", drain, methods=["POST"], access=Access.ADMIN),
-            GuardedRoute("/undrain", undrain, methods=["POST"], access=Access.ADMIN),
+            GuardedRoute("/drain", drain, methods=["POST"], access=RouteAccess.ADMIN),
+            GuardedRoute("/undrain", undrain, methods=["POST"], access=RouteAccess.ADMIN),
         ]
 
     async def models(self, _: Request) -> Response:
@@ -102,13 +102,13 @@ class Admin:
 
     def drain(self) -> Response:
         """Of the whole instance. Asking again changes nothing."""
-        self._supervisor.ask_drain()
+        self._supervisor.request_drain()
         self._streams.drain()
         return json_response({"status": "draining"})
 
     def undrain(self) -> Response:
         self._streams.check_not_stopping()
-        self._supervisor.ask_undrain()
+        self._supervisor.request_undrain()
         self._streams.undrain()
         return json_response({"status": "ok"})
 
@@ -119,12 +119,12 @@ class Admin:
         return json_response({"version": __version__})
 
     async def metrics(self, _: Request) -> Response:
-        view = await self._supervisor.instance()
+        view = await self._supervisor.query_instance()
         return metrics_response(view.families)
 
     async def info(self, _: Request) -> Response:
-        view = await self._supervisor.instance()
-        pids = {role: [process.pid for process in view.processes if process.role == role] for role in ROLES}
+        view = await self._supervisor.query_instance()
+        pids = {role: [process.pid for process in view.processes if process.role == role] for role in PROCESS_ROLES}
         return json_response(
             {
                 "version": __version__,
@@ -132,7 +132,7 @@ class Admin:
                 | {"fingerprint": self._model.fingerprint, "architecture": self._model.config.architecture},
                 "resume": {"is_exact": self._model.is_exact, "guarantee": self._model.resume_guarantee},
                 "role": self._config.role,
-                "state": state_of(self._client, self._streams, view.engine),
+                "state": instance_state(self._client, self._streams, view.engine),
                 "incarnation": view.incarnation,
                 "pids": pids,
                 "processes": view.processes,
@@ -140,9 +140,9 @@ class Admin:
                 "oom_kills": view.oom_kills,
                 "kv_blocks": view.engine.kv_blocks if view.engine else {},
                 "requests": view.engine.requests if view.engine else {},
-                "live_streams": streams_shown(view.families),
+                "live_streams": live_stream_counts(view.families),
                 "engine": view.engine,
-                "configuration": self._config.instance,
+                "configuration": self._config.serve_config,
             }
         )
 
@@ -151,7 +151,7 @@ class Admin:
         if self._client.engine is None:
             return "there is no engine"
         try:
-            engine = (await self._supervisor.instance()).engine
+            engine = (await self._supervisor.query_instance()).engine
         except Unavailable as fault:
             return fault.message
         if engine is None:
@@ -173,7 +173,7 @@ class Admin:
         }
 
 
-def streams_shown(families: Iterable[Family]) -> dict[str, Any]:
+def live_stream_counts(families: Iterable[MetricFamily]) -> dict[str, Any]:
     """Live streams of all api processes, and whether a router could move its own: None if no router has said."""
     found = {family.name: family.series for family in families}
     counts = {one.labels["origin"]: int(one.value) for one in found.get("onward_live_streams", [])}
@@ -185,7 +185,7 @@ def streams_shown(families: Iterable[Family]) -> dict[str, Any]:
     }
 
 
-def state_of(client: EngineClient, streams: Streams, engine: EngineStats | None) -> str:
+def instance_state(client: EngineClient, streams: StreamRegistry, engine: EngineStats | None) -> str:
     """Of the whole instance, as routers and people are told: `starting`, `ready`, `restarting` or `draining`."""
     if streams.is_draining:
         return "draining"

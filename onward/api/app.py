@@ -6,30 +6,30 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
 from onward.api import openapi
-from onward.api.abort import Aborting
-from onward.api.admin import Admin
-from onward.api.attempts import AttemptEndpoint, Finding
-from onward.api.chat import Chat
-from onward.api.closing import Closing
-from onward.api.completions import Completions
-from onward.api.dialect import Dialect
-from onward.api.embeddings import Embeddings, OfClients, OfRouters
-from onward.api.generate import Generate
-from onward.api.generation import GenerationEndpoint, Generator
-from onward.api.identity import Identified
-from onward.api.jobs import Backend, Jobs, bounds_of
-from onward.api.proven import Proven
-from onward.api.registering import Description, Probing
-from onward.api.responses.background import Background
-from onward.api.responses.dialect import ResponseJobs, Responses
-from onward.api.responses.endpoint import CreateEndpoint
-from onward.api.responses.for_routers import ForRouters
-from onward.api.responses.form import form_of as response_form_of
-from onward.api.responses.stored import StoredResponses
-from onward.api.streams import Streams
-from onward.api.telling_text import TellingText
-from onward.api.tokenizing import Tokenizing
-from onward.api.wrong_role import WrongRole
+from onward.api.abort import AbortEndpoints
+from onward.api.admin import AdminEndpoints
+from onward.api.attempts import AttemptEndpoint, FindStreamEndpoint
+from onward.api.chat import ChatAdapter
+from onward.api.closing import CloseAttemptEndpoint
+from onward.api.completions import CompletionsAdapter
+from onward.api.dialect import EndpointAdapter
+from onward.api.embeddings import EmbeddingsEndpoint, EmbeddingService, RoutedEmbeddingsEndpoint
+from onward.api.generate import GenerateAdapter
+from onward.api.generation import GenerationEndpoint, GenerationRunner
+from onward.api.identity import RequestContextMiddleware
+from onward.api.jobs import ApiServices, RequestBuilder, validation_context
+from onward.api.proven import ClusterAuth
+from onward.api.registering import InstanceDescription, ProbeEndpoint
+from onward.api.responses.background import BackgroundResponses
+from onward.api.responses.dialect import ResponseRequestBuilder, ResponsesAdapter
+from onward.api.responses.endpoint import CreateResponseEndpoint
+from onward.api.responses.for_routers import RoutedResponseEndpoint
+from onward.api.responses.form import make_response_formatter as response_form_of
+from onward.api.responses.stored import InstanceResponseStore
+from onward.api.streams import StreamRegistry
+from onward.api.telling_text import TokenizerEndpoint
+from onward.api.tokenizing import TokenizeEndpoints
+from onward.api.wrong_role import WrongRoleEndpoint
 from onward.obs.metrics import Registry
 from onward.proto.router import (
     ABORT_PATH,
@@ -40,89 +40,107 @@ from onward.proto.router import (
     FIND_PATH,
     PROBE_PATH,
     RESPONSE_PATH,
-    TEXT_PATH,
     TOKENIZE_PATH,
+    TOKENIZER_FILES_PATH,
 )
 from onward.web import docs_page, response_ids, root_page
 from onward.web.allowed_hosts import AllowedHosts
-from onward.web.application import application
-from onward.web.browsers import for_browsers
-from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring
+from onward.web.application import make_starlette_app
+from onward.web.browsers import with_cors
+from onward.web.callers import ActiveKeys, Authenticator, ConnectionLimitMiddleware, GuardedRoute, RouteAccess
 from onward.web.cross_site import CrossSiteGuard
-from onward.web.envelope import Envelope, first_of, refuse
-from onward.web.media_type import media_type_refusal
-from onward.web.paced_callers import PacedCallers
-from onward.web.response_endpoint import ResponseEndpoint
+from onward.web.envelope import RequestIdMiddleware, first_refusal, respond_refusal
+from onward.web.media_type import check_content_type
+from onward.web.paced_callers import ThrottleMiddleware
+from onward.web.response_endpoint import StoredResponseEndpoint
 
 
 def build_app(
-    backend: Backend, admin: Admin, streams: Streams, description: Description, registry: Registry, keyring: Keyring
-) -> Envelope:
-    prompts, config = backend.prompts, backend.config
-    dialects: dict[str, Dialect] = {
-        "/v1/chat/completions": Chat(prompts, config.internal_adapter),
-        "/v1/completions": Completions(prompts, config.internal_adapter),
-        "/v1/generate": Generate(prompts, config.internal_adapter),
+    backend: ApiServices,
+    admin: AdminEndpoints,
+    streams: StreamRegistry,
+    description: InstanceDescription,
+    registry: Registry,
+    keyring: ActiveKeys,
+) -> RequestIdMiddleware:
+    prompts, config = backend.text_processor, backend.config
+    dialects: dict[str, EndpointAdapter] = {
+        "/v1/chat/completions": ChatAdapter(prompts, config.internal_adapter),
+        "/v1/completions": CompletionsAdapter(prompts, config.internal_adapter),
+        "/v1/generate": GenerateAdapter(prompts, config.internal_adapter),
     }
     generates = config.role != "prefill"
-    proven = Proven(config.cluster_key, backend.clock)
-    generators = {path: Generator(Jobs(one, path, backend), backend, streams) for path, one in dialects.items()}
+    proven = ClusterAuth(config.cluster_key, backend.clock)
+    generators = {
+        path: GenerationRunner(RequestBuilder(one, path, backend), backend, streams) for path, one in dialects.items()
+    }
     endpoints: dict[str, ASGIApp] = {
         path: GenerationEndpoint(one, backend, streams) for path, one in generators.items()
     }
-    closing = Closing(dict(generators), backend, proven)
-    responding = generators[response_ids.PATH] = Generator(
-        ResponseJobs(Responses(prompts), response_ids.PATH, backend), backend, streams, response_form_of
+    closing = CloseAttemptEndpoint(dict(generators), backend, proven)
+    responding = generators[response_ids.PATH] = GenerationRunner(
+        ResponseRequestBuilder(ResponsesAdapter(prompts), response_ids.PATH, backend),
+        backend,
+        streams,
+        response_form_of,
     )
-    background = Background(responding, streams, backend.tasks)
-    stored = StoredResponses(responding, backend, streams, background)
-    endpoints[response_ids.PATH] = CreateEndpoint(responding, backend, streams, stored, background)
-    of_response = ResponseEndpoint(stored) if generates else WrongRole()
+    background = BackgroundResponses(responding, streams, backend.tasks)
+    stored = InstanceResponseStore(responding, backend, streams, background)
+    endpoints[response_ids.PATH] = CreateResponseEndpoint(responding, backend, streams, stored, background)
+    of_response = StoredResponseEndpoint(stored) if generates else WrongRoleEndpoint()
     attempts = AttemptEndpoint(generators if generates else {}, backend, streams, proven)
-    aborting = Aborting(backend.client, streams, config.max_body_bytes, proven)
-    tokenizing = Tokenizing(backend, proven)
-    embeddings = Embeddings(backend, streams)
-    embed = OfClients(embeddings, config.max_body_bytes)
+    aborting = AbortEndpoints(backend.engine_client, streams, config.max_body_bytes, proven)
+    tokenizing = TokenizeEndpoints(backend, proven)
+    embeddings = EmbeddingService(backend, streams)
+    embed = EmbeddingsEndpoint(embeddings, config.max_body_bytes)
     between = {
         ATTEMPT_PATH: attempts,
         CLOSE_PATH: closing.close,
-        FIND_PATH: Finding(streams, proven).find,
-        PROBE_PATH: Probing(description, proven).probe,
-        TEXT_PATH: TellingText(backend, proven).tell,
+        FIND_PATH: FindStreamEndpoint(streams, proven).find,
+        PROBE_PATH: ProbeEndpoint(description, proven).probe,
+        TOKENIZER_FILES_PATH: TokenizerEndpoint(backend, proven).get_tokenizer_files,
         ABORT_PATH: aborting.abort_for_router,
         TOKENIZE_PATH: tokenizing.tokenize_for_router,
         DETOKENIZE_PATH: tokenizing.detokenize_for_router,
-        RESPONSE_PATH: ForRouters(stored, proven, config.max_body_bytes).answer,
-        EMBED_PATH: OfRouters(embeddings, config.max_body_bytes, proven, backend.clock),
+        RESPONSE_PATH: RoutedResponseEndpoint(stored, proven, config.max_body_bytes).query_response,
+        EMBED_PATH: RoutedEmbeddingsEndpoint(embeddings, config.max_body_bytes, proven, backend.clock),
     }
     routes = [
         *(
-            GuardedRoute(path, one if generates else WrongRole(), methods=["GET", "POST"], access=Access.USER)
+            GuardedRoute(
+                path, one if generates else WrongRoleEndpoint(), methods=["GET", "POST"], access=RouteAccess.USER
+            )
             for path, one in endpoints.items()
         ),
-        GuardedRoute(response_ids.ITEM_PATH, of_response, methods=["GET", "DELETE"], access=Access.USER),
-        GuardedRoute(response_ids.CANCEL_PATH, of_response, methods=["POST"], access=Access.USER),
-        GuardedRoute(response_ids.INPUT_PATH, of_response, methods=["GET"], access=Access.USER),
-        GuardedRoute("/v1/embeddings", embed if generates else WrongRole(), methods=["POST"], access=Access.USER),
-        GuardedRoute("/v1/abort", aborting.abort, methods=["POST"], access=Access.USER),
-        GuardedRoute("/tokenize", tokenizing.tokenize, methods=["POST"], access=Access.USER),
-        GuardedRoute("/detokenize", tokenizing.detokenize, methods=["POST"], access=Access.USER),
-        *(GuardedRoute(path, one, methods=["POST"], access=Access.CLUSTER) for path, one in between.items()),
+        GuardedRoute(response_ids.ITEM_PATH, of_response, methods=["GET", "DELETE"], access=RouteAccess.USER),
+        GuardedRoute(response_ids.CANCEL_PATH, of_response, methods=["POST"], access=RouteAccess.USER),
+        GuardedRoute(response_ids.INPUT_PATH, of_response, methods=["GET"], access=RouteAccess.USER),
+        GuardedRoute(
+            "/v1/embeddings", embed if generates else WrongRoleEndpoint(), methods=["POST"], access=RouteAccess.USER
+        ),
+        GuardedRoute("/v1/abort", aborting.abort, methods=["POST"], access=RouteAccess.USER),
+        GuardedRoute("/tokenize", tokenizing.tokenize, methods=["POST"], access=RouteAccess.USER),
+        GuardedRoute("/detokenize", tokenizing.detokenize, methods=["POST"], access=RouteAccess.USER),
+        *(GuardedRoute(path, one, methods=["POST"], access=RouteAccess.CLUSTER) for path, one in between.items()),
         *admin.routes(proven),
-        GuardedRoute(docs_page.PATH, docs_page.show, methods=["GET"], access=Access.OPEN),
-        GuardedRoute(root_page.PATH, root_page.show, methods=["GET"], access=Access.OPEN),
+        GuardedRoute(docs_page.PATH, docs_page.show, methods=["GET"], access=RouteAccess.OPEN),
+        GuardedRoute(root_page.PATH, root_page.show, methods=["GET"], access=RouteAccess.OPEN),
     ]
-    routes.append(openapi.route(routes, bounds_of(backend)))
+    routes.append(openapi.route(routes, validation_context(backend)))
     origins = config.cors_origin
     own_host = urlsplit(config.url).hostname or ""
-    guard = CrossSiteGuard(AllowedHosts.of(config.host, (*config.allowed_host, own_host)), origins)
-    callers = Callers(keyring, routes, config.cluster_key, backend.clock, answers_preflights=bool(origins), guard=guard)
+    guard = CrossSiteGuard(AllowedHosts.for_server(config.host, (*config.allowed_host, own_host)), origins)
+    callers = Authenticator(
+        keyring, routes, config.cluster_key, backend.clock, answers_preflights=bool(origins), guard=guard
+    )
     requests = registry.counter("onward_http_requests_total", "HTTP responses begun", ["path", "status"])
     paths = [route.path for route in routes]
-    identified = Middleware(Identified, clock=backend.clock, chance=backend.chance)
+    identified = Middleware(RequestContextMiddleware, clock=backend.clock, chance=backend.random)
     # Inside `identified`: the time that a request waits counts against its deadline.
-    paced = Middleware(PacedCallers, clock=backend.clock, registry=registry)
-    app = application(routes, [Middleware(BoundedConnections), identified, paced])
+    paced = Middleware(ThrottleMiddleware, clock=backend.clock, registry=registry)
+    app = make_starlette_app(routes, [Middleware(ConnectionLimitMiddleware), identified, paced])
     # A browser is shown refusals too, or its page learns nothing but that something has failed.
-    checks = (callers.refusal, media_type_refusal)
-    return Envelope(for_browsers(app, origins), requests, paths, first_of(*checks), for_browsers(refuse, origins))
+    checks = (callers.check, check_content_type)
+    return RequestIdMiddleware(
+        with_cors(app, origins), requests, paths, first_refusal(*checks), with_cors(respond_refusal, origins)
+    )

@@ -6,46 +6,48 @@ from typing import Any
 import msgspec
 
 from onward.api import continuing
-from onward.api.answer import Usage
-from onward.api.dialect import Head, Writer
-from onward.api.pieces import Piece
+from onward.api.answer import TokenUsage
+from onward.api.dialect import ObjectHeader, OutputJsonWriter
+from onward.api.pieces import ChoiceUpdate
 
 _encode = msgspec.json.encode
 
 
-class Chunks:
-    def __init__(self, writer: Writer, head: Head, include_usage: bool) -> None:
+class ChunkEncoder:
+    def __init__(self, writer: OutputJsonWriter, head: ObjectHeader, include_usage: bool) -> None:
         fields = _encode(head.fields(writer.chunk_object))
         self._before = fields[:-1] + b',"choices":['
         self._choice_before = self._before + b'{"index":'
         self._end = b',"usage":null}' if include_usage else b"}"
         self._plain_end = b"}]" + self._end
         self._writer = writer
-        self._said: Callable[[Piece], bytes] = writer.said
-        self._is_rich = writer.adds_to_every_piece
+        self._said: Callable[[ChoiceUpdate], bytes] = writer.content_json
+        self._is_rich = writer.has_extra_choice_fields
 
-    def opening(self, choice: int, usage: Usage | None = None) -> bytes | None:
-        opening = self._writer.opening(choice)
+    def opening(self, choice: int, usage: TokenUsage | None = None) -> bytes | None:
+        opening = self._writer.opening_chunk(choice)
         if opening is None:
             return None
-        end = self._rich_end(opening.inside, opening.beside, usage)
-        return self._chunk(choice, opening.said, b"null", None, end)
+        end = self._rich_end(opening.extra_choice_fields, opening.extra_top_level_fields, usage)
+        return self._chunk(choice, opening.content_json, b"null", None, end)
 
-    def piece(self, piece: Piece, beside: dict[str, Any] | None = None, usage: Usage | None = None) -> bytes:
+    def update(
+        self, piece: ChoiceUpdate, beside: dict[str, Any] | None = None, usage: TokenUsage | None = None
+    ) -> bytes:
         """`beside`: fields that stand beside the choice. `usage`: so far."""
         logprobs = b"null" if piece.logprobs is None else _encode(self._writer.logprobs(piece))
         is_rich = self._is_rich or piece.prompt_logprobs is not None or piece.finish_reason is not None
         end = self._plain_end
         if is_rich or usage is not None:
-            inside = self._writer.inside(piece) | continuing.of_choice(piece)
-            end = self._rich_end(inside, self._writer.beside(piece) | (beside or {}), usage)
-        reason = None if piece.finish_reason is None else self._writer.told_reason(piece)
-        return self._chunk(piece.choice, self._said(piece), logprobs, reason, end)
+            inside = self._writer.extra_choice_fields(piece) | continuing.choice_resume_fields(piece)
+            end = self._rich_end(inside, self._writer.extra_top_level_fields(piece) | (beside or {}), usage)
+        reason = None if piece.finish_reason is None else self._writer.client_finish_reason(piece)
+        return self._chunk(piece.choice_index, self._said(piece), logprobs, reason, end)
 
-    def usage(self, usage: Usage) -> bytes:
+    def usage(self, usage: TokenUsage) -> bytes:
         return self._before + b'],"usage":' + _encode(usage.as_json()) + b"}"
 
-    def _rich_end(self, inside: dict[str, Any], beside: dict[str, Any], usage: Usage | None) -> bytes:
+    def _rich_end(self, inside: dict[str, Any], beside: dict[str, Any], usage: TokenUsage | None) -> bytes:
         end = self._end if usage is None else b',"usage":' + _encode(usage.as_json()) + b"}"
         return _more_fields(inside) + b"}]" + _more_fields(beside) + end
 

@@ -11,72 +11,72 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onward.api.attempts import MAX_OTHER_BYTES, MSGPACK, check_schema, decoded
-from onward.api.forms import ChunkForm, Collected
-from onward.api.generation import Generator
-from onward.api.jobs import Backend, Job
-from onward.api.ledger import ABORT, ABORTED, CUT, Delivery
-from onward.api.pieces import Piece
-from onward.api.proven import Proven
+from onward.api.attempts import MAX_ATTEMPT_OVERHEAD_BYTES, MSGPACK, check_schema, decode_cluster_message
+from onward.api.forms import BodyCollector, ChunkFormatter
+from onward.api.generation import GenerationRunner
+from onward.api.jobs import ActiveRequest, ApiServices
+from onward.api.ledger import ABORT, ABORTED, INCOMPLETE_REASONS, EngineOutput
+from onward.api.pieces import ChoiceUpdate
+from onward.api.proven import ClusterAuth
 from onward.errors import InvalidRequest
 from onward.proto.request import ErrorInfo
-from onward.proto.router import Close, Closed
+from onward.proto.router import CloseAttempt, ClosedAttempt
 from onward.web.failures import error_body
 
 
-class Closing:
+class CloseAttemptEndpoint:
     """`generators` by the path that the client's request has come to."""
 
-    def __init__(self, generators: Mapping[str, Generator], backend: Backend, proven: Proven) -> None:
+    def __init__(self, generators: Mapping[str, GenerationRunner], backend: ApiServices, proven: ClusterAuth) -> None:
         self._generators = generators
         self._backend = backend
         self._proven = proven
-        self._max_bytes = backend.config.max_body_bytes + MAX_OTHER_BYTES
-        self._decoder = msgspec.msgpack.Decoder(Close)
+        self._max_bytes = backend.config.max_body_bytes + MAX_ATTEMPT_OVERHEAD_BYTES
+        self._decoder = msgspec.msgpack.Decoder(CloseAttempt)
 
     async def close(self, request: Request) -> Response:
-        asked = decoded(self._decoder, await self._proven.body(request, self._max_bytes))
+        asked = decode_cluster_message(self._decoder, await self._proven.authenticated_body(request, self._max_bytes))
         attempt = asked.attempt
         check_schema(attempt)
         generator = self._generators.get(attempt.path)
         if generator is None:
             raise InvalidRequest(f"path: no answers of {attempt.path[:200]!r} are closed", param="path")
         now_s = self._backend.clock.now_s()
-        prepared = await generator.prepared(
-            attempt.caller, attempt.body, lambda: generator.jobs.of_attempt(attempt, now_s, is_routed=True)
+        prepared = await generator.prepare(
+            attempt.caller, attempt.body, lambda: generator.builder.prepare_attempt(attempt, now_s, is_routed=True)
         )
-        job = generator.jobs.closed(prepared)
-        closed = closed_stream(job, asked.error) if prepared.request.stream else closed_whole(job, asked.error)
+        job = generator.builder.replay_finished(prepared)
+        closed = close_stream(job, asked.error) if prepared.request.stream else close_whole_body(job, asked.error)
         return Response(msgspec.msgpack.encode(closed), media_type=MSGPACK)
 
 
-def closed_stream(job: Job, error: ErrorInfo) -> Closed:
+def close_stream(job: ActiveRequest, error: ErrorInfo) -> ClosedAttempt:
     """The events that are missing, but for `[DONE]`."""
-    form = ChunkForm(job)
-    events = form.opening() + form.news(job.closing)
+    form = ChunkFormatter(job)
+    events = form.format_opening() + form.format_updates(job.pending_ends)
     if error.code == ABORTED.code:
-        events += form.news(_aborted_pieces(job)) + form.end()
+        events += form.format_updates(_aborted_pieces(job)) + form.format_end()
     else:
-        events += form.failed(error)
-    return Closed(200, b"".join(events))
+        events += form.format_error(error)
+    return ClosedAttempt(200, b"".join(events))
 
 
-def closed_whole(job: Job, error: ErrorInfo) -> Closed:
-    collected = Collected(job)
-    collected.add(job.replayed)
+def close_whole_body(job: ActiveRequest, error: ErrorInfo) -> ClosedAttempt:
+    collected = BodyCollector(job)
+    collected.add(job.replayed_updates)
     if error.code == ABORTED.code and not _seems_complete(job):
         collected.add(_aborted_pieces(job))
-        return Closed(200, collected.body())
-    return Closed(error.status, error_body(error, collected.partial(error)))
+        return ClosedAttempt(200, collected.body())
+    return ClosedAttempt(error.status, error_body(error, collected.partial_body(error)))
 
 
-def _seems_complete(job: Job) -> bool:
+def _seems_complete(job: ActiveRequest) -> bool:
     """Whether an answer without logprobs that were asked for would say of every choice that it has ended by itself."""
     request = job.prepared.request
-    is_scored = request.made_logprobs is not None or request.scores_prompt is not None
-    return is_scored and all(choice.finish_reason not in (None, *CUT) for choice in job.answer.choices)
+    is_scored = request.engine_logprobs is not None or request.engine_prompt_logprobs is not None
+    return is_scored and all(choice.finish_reason not in (None, *INCOMPLETE_REASONS) for choice in job.output.choices)
 
 
-def _aborted_pieces(job: Job) -> list[Piece]:
-    open_ids = [choice.request_id for choice in job.answer.choices if choice.finish_reason is None]
-    return job.answer.take([Delivery(one, finish_reason=ABORT, error=ABORTED) for one in open_ids]).pieces
+def _aborted_pieces(job: ActiveRequest) -> list[ChoiceUpdate]:
+    open_ids = [choice.request_id for choice in job.output.choices if choice.finish_reason is None]
+    return job.output.apply([EngineOutput(one, finish_reason=ABORT, error=ABORTED) for one in open_ids]).updates

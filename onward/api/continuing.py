@@ -14,15 +14,15 @@ stream ended long before. The new answer begins where the text of the first one 
 
 from typing import Any
 
-from onward.api.answer import Answer
-from onward.api.choice import Choice
-from onward.api.ledger import CUT
-from onward.api.pieces import Piece
+from onward.api.answer import RequestOutput
+from onward.api.choice import ActiveChoice
+from onward.api.ledger import INCOMPLETE_REASONS
+from onward.api.pieces import ChoiceUpdate
 from onward.api.requests import GenerationRequest
 from onward.web.failures import error_fields
 
 
-def of_choice(piece: Piece) -> dict[str, Any]:
+def choice_resume_fields(piece: ChoiceUpdate) -> dict[str, Any]:
     """What stands in a choice beside the usual."""
     fields: dict[str, Any] = {}
     if piece.completion_token_ids is not None:
@@ -34,40 +34,42 @@ def of_choice(piece: Piece) -> dict[str, Any]:
     return fields
 
 
-def of_answer(request: GenerationRequest, seed: int, answer: Answer) -> dict[str, Any]:
+def output_resume_fields(request: GenerationRequest, seed: int, answer: RequestOutput) -> dict[str, Any]:
     """What stands beside the choices of an answer that has ended."""
-    return how_to_resume(request, seed, answer) if answer.was_cut else {}
+    return resume_fields(request, seed, answer) if answer.is_incomplete else {}
 
 
-def of_failed_stream(request: GenerationRequest, seed: int, answer: Answer) -> dict[str, Any] | None:
+def partial_stream_body(request: GenerationRequest, seed: int, answer: RequestOutput) -> dict[str, Any] | None:
     """`partial` of a stream: its client has had the text. None: there is nothing to return."""
     if not answer.has_partial:
         return None
-    pieces = [answer.partial_piece(choice.index) for choice in answer.choices]
-    listed = [{"index": one.choice, "finish_reason": one.finish_reason} | of_choice(one) for one in pieces]
-    return {"choices": listed} | how_to_resume(request, seed, answer)
+    pieces = [answer.partial_update(choice.index) for choice in answer.choices]
+    listed = [
+        {"index": one.choice_index, "finish_reason": one.finish_reason} | choice_resume_fields(one) for one in pieces
+    ]
+    return {"choices": listed} | resume_fields(request, seed, answer)
 
 
-def how_to_resume(request: GenerationRequest, seed: int, answer: Answer) -> dict[str, Any]:
+def resume_fields(request: GenerationRequest, seed: int, answer: RequestOutput) -> dict[str, Any]:
     """The seed and the fields to add to the request. A request with `best_of` cannot be resumed from tokens."""
-    if request.picks_best:
+    if request.selects_best:
         return {}
     token_ids = [choice.token_ids for choice in answer.choices]
     resume: dict[str, Any] = {
         "seed": seed,
         "generated_token_ids": token_ids[0] if request.num_choices == 1 else token_ids,
-        "generated_finish_reasons": [_told_reason(choice) for choice in answer.choices],
+        "generated_finish_reasons": [_final_finish_reason(choice) for choice in answer.choices],
     }
     # Also where nobody asked for it: an attempt from a router's tokens may be given up before it has scored them.
-    if request.rescore_from is not None or any(choice.unscored is not None for choice in answer.choices):
+    if request.rescore_from is not None or any(choice.pending_rescore is not None for choice in answer.choices):
         resume["rescore_from"] = [_unscored_from(choice) for choice in answer.choices]
     return {"seed": seed, "resume": resume}
 
 
-def _told_reason(choice: Choice) -> str | None:
-    return None if choice.finish_reason in CUT else choice.finish_reason
+def _final_finish_reason(choice: ActiveChoice) -> str | None:
+    return None if choice.finish_reason in INCOMPLETE_REASONS else choice.finish_reason
 
 
-def _unscored_from(choice: Choice) -> int:
+def _unscored_from(choice: ActiveChoice) -> int:
     """What was asked for and has come is not asked for again."""
-    return choice.position - (0 if choice.unscored is None else len(choice.unscored.text_offsets))
+    return choice.position - (0 if choice.pending_rescore is None else len(choice.pending_rescore.text_offsets))

@@ -4,16 +4,16 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from onward.api.answer import Usage
-from onward.api.pieces import Piece, Text
-from onward.api.prepared import Prepared
-from onward.api.requests import Bounds, GenerationRequest
-from onward.proto.sampling import Sampling
-from onward.proto.thinking import ThinkingRule
+from onward.api.answer import TokenUsage
+from onward.api.pieces import ChoiceUpdate, OutputTextStream
+from onward.api.prepared import PreparedRequest
+from onward.api.requests import GenerationRequest, ValidationContext
+from onward.proto.sampling import SamplingParams
+from onward.proto.thinking import ReasoningParams
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ObjectHeader:
     """What every part of an answer repeats."""
 
     id: str
@@ -32,61 +32,63 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class OpeningChunk:
     """What a choice's stream begins with, before there is a token."""
 
-    said: bytes
+    content_json: bytes
     """The JSON that stands for its content."""
-    inside: dict[str, Any] = field(default_factory=dict)
+    extra_choice_fields: dict[str, Any] = field(default_factory=dict)
     """Further fields of the choice."""
-    beside: dict[str, Any] = field(default_factory=dict)
+    extra_top_level_fields: dict[str, Any] = field(default_factory=dict)
     """Fields that stand beside the choice."""
 
 
-class Writer(Protocol):
+class OutputJsonWriter(Protocol):
     """Writes the answer to one request. A function of the request and the piece: nothing of earlier pieces is kept, so
     that whoever goes on with an answer writes the same."""
 
     chunk_object: str
-    adds_to_every_piece: bool
+    has_extra_choice_fields: bool
     """Whether `inside` has something to say of pieces that are nothing but tokens."""
 
-    def opening(self, choice: int) -> Opening | None: ...
-    def said(self, piece: Piece) -> bytes:
+    def opening_chunk(self, choice: int) -> OpeningChunk | None: ...
+    def content_json(self, piece: ChoiceUpdate) -> bytes:
         """The JSON that stands for a piece's content in a chunk's choice."""
         ...
 
-    def told_reason(self, piece: Piece) -> str | None:
+    def client_finish_reason(self, piece: ChoiceUpdate) -> str | None:
         """Why the choice has ended, if it has, as clients know it."""
         ...
 
-    def logprobs(self, piece: Piece) -> Any:
+    def logprobs(self, piece: ChoiceUpdate) -> Any:
         """Those of a piece that has them."""
         ...
 
-    def inside(self, piece: Piece) -> dict[str, Any]:
+    def extra_choice_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
         """Further fields of a piece's choice."""
         ...
 
-    def beside(self, piece: Piece) -> dict[str, Any]:
+    def extra_top_level_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
         """Fields that stand beside a piece's choice."""
         ...
 
-    def whole(self, head: Head, choices: list[Piece], usage: Usage, beside: dict[str, Any]) -> bytes:
+    def whole_body(
+        self, head: ObjectHeader, choices: list[ChoiceUpdate], usage: TokenUsage, beside: dict[str, Any]
+    ) -> bytes:
         """Of each choice, all that there is to say. `beside`: fields that stand beside the choices."""
         ...
 
 
-class Dialect(Protocol):
+class EndpointAdapter(Protocol):
     id_prefix: str
-    shows_text: bool
+    returns_text: bool
     """Whether clients read text. Else they read token ids."""
 
-    def decode(self, body: bytes, bounds: Bounds) -> tuple[GenerationRequest, tuple[str, ...]]:
+    def decode(self, body: bytes, bounds: ValidationContext) -> tuple[GenerationRequest, tuple[str, ...]]:
         """The request, and the names of its unknown fields."""
         ...
 
-    def prompts(self, request: Any, created_s: int) -> list[list[int]]:
+    def tokenize_prompts(self, request: Any, created_s: int) -> list[list[int]]:
         """The token ids of each."""
         ...
 
@@ -94,9 +96,9 @@ class Dialect(Protocol):
         """Where in the request a prompt stands."""
         ...
 
-    def thinking(self, request: Any, prompts: list[list[int]], *, has_grammar: bool) -> ThinkingRule | None:
+    def reasoning_params(self, request: Any, prompts: list[list[int]], *, has_grammar: bool) -> ReasoningParams | None:
         """How a worker follows the thinking, where it must."""
         ...
 
-    def new_text(self, prepared: Prepared, sampling: Sampling) -> Text: ...
-    def writer(self, prepared: Prepared) -> Writer: ...
+    def new_text_stream(self, prepared: PreparedRequest, sampling: SamplingParams) -> OutputTextStream: ...
+    def json_writer(self, prepared: PreparedRequest) -> OutputJsonWriter: ...

@@ -3,7 +3,7 @@ Who carries an answer on elsewhere tells of what it has seen itself."""
 
 from dataclasses import dataclass, field
 
-Drafts = tuple[tuple[int, int], ...]
+DraftCounts = tuple[tuple[int, int], ...]
 """Of each step that had drafts: how many, and how many of them were accepted."""
 
 
@@ -14,7 +14,7 @@ class DraftStats:
     """By place behind the newest token."""
     accepted: list[int] = field(default_factory=list)
 
-    def note(self, drafts: Drafts) -> None:
+    def record(self, drafts: DraftCounts) -> None:
         for num_drafted, num_accepted in drafts:
             self.num_verifications += 1
             _count(self.drafted, num_drafted)

@@ -4,12 +4,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from onward.api.known_fields import check_known_of_embedding
+from onward.api.known_fields import check_embedding_field_names
 from onward.api.openai import check_model
 from onward.api.request_checks import MAX_CACHE_SALT_LENGTH, MAX_DEADLINE_MS, check_number, check_prompt
-from onward.api.requests import Bounds
+from onward.api.requests import ValidationContext
 from onward.proto.sampling import Pooling
-from onward.web.body import decode, decode_fields, wrong
+from onward.web.body import decode, decode_fields, field_error
 
 MAX_INPUTS = 2048
 """As many as OpenAI takes."""
@@ -45,27 +45,29 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
 _decoder = msgspec.json.Decoder(EmbeddingRequest)
 
 
-def decode_embedding(body: bytes, bounds: Bounds, hidden_size: int) -> tuple[EmbeddingRequest, tuple[str, ...]]:
+def decode_embedding(
+    body: bytes, bounds: ValidationContext, hidden_size: int
+) -> tuple[EmbeddingRequest, tuple[str, ...]]:
     """The request, and the names of its fields that this server does not know."""
-    unknown = check_known_of_embedding(decode_fields(body), body, EmbeddingRequest.__struct_fields__)
+    unknown = check_embedding_field_names(decode_fields(body), body, EmbeddingRequest.__struct_fields__)
     request = decode(body, _decoder)
     check_model(request.model, bounds)
     check_number("dimensions", request.dimensions, 1, hidden_size)
     check_number("priority", request.priority, -(2**31), 2**31 - 1)
     check_number("deadline_ms", request.deadline_ms, 1, MAX_DEADLINE_MS)
     if request.cache_salt is not None and len(request.cache_salt) > MAX_CACHE_SALT_LENGTH:
-        raise wrong("cache_salt", f"at most {MAX_CACHE_SALT_LENGTH} characters")
+        raise field_error("cache_salt", f"at most {MAX_CACHE_SALT_LENGTH} characters")
     _check_inputs(request, bounds)
     return request, unknown
 
 
-def _check_inputs(request: EmbeddingRequest, bounds: Bounds) -> None:
+def _check_inputs(request: EmbeddingRequest, bounds: ValidationContext) -> None:
     if request.input is None:
-        raise wrong("input", "is required")
+        raise field_error("input", "is required")
     inputs = request.inputs()
     if len(inputs) > MAX_INPUTS:
-        raise wrong("input", f"at most {MAX_INPUTS} inputs, got {len(inputs)}")
+        raise field_error("input", f"at most {MAX_INPUTS} inputs, got {len(inputs)}")
     for index, one in enumerate(inputs):
         if type(one) is not type(inputs[0]):
-            raise wrong(request.input_path(index), "all inputs must be texts, or all token ids")
+            raise field_error(request.input_path(index), "all inputs must be texts, or all token ids")
         check_prompt(request.input_path(index), one, bounds)

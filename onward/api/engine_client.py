@@ -12,19 +12,27 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from onward import log
-from onward.api.ledger import MAX_WAIT_S, NO_ENGINE, TOO_LATE, Actions, Delivery, Ledger, Order
+from onward.api.ledger import (
+    DEADLINE_EXCEEDED,
+    ENGINE_WAIT_S,
+    NO_ENGINE,
+    EngineOutput,
+    RequestTracker,
+    SubmitSpec,
+    TrackerActions,
+)
 from onward.clock import Clock
 from onward.errors import Conflict, Overloaded, Unavailable
 from onward.proto.control import EngineGone, EngineUp
 from onward.proto.kv_events import KvEvents
-from onward.proto.request import AbortAnswer, ErrorInfo, FromEngine, KvEventsAnswer, ToEngine
-from onward.proto.router import Progress
+from onward.proto.request import AbortReply, ErrorInfo, FromEngine, KvEventsReply, ToEngine
+from onward.proto.router import StreamProgress
 from onward.proto.step import WorkerHello
 from onward.web.failures import RequestFailed
 
 MAX_OPEN_REQUESTS = 4096
 TICK_S = 0.25
-TICKS_PER_NUDGE = 4
+TICKS_PER_WAKE = 4
 ABORT_ANSWER_S = 5.0
 """How long the engine may take to say what it has aborted."""
 KV_EVENTS_ANSWER_S = 1.0
@@ -34,7 +42,7 @@ STOPPING = ErrorInfo("unavailable", "the server is stopping", 503, True)
 _logger = logging.getLogger(__name__)
 
 
-class Wire(Protocol):
+class EngineTransport(Protocol):
     """What `transport.zmq.EngineSocket` does."""
 
     def send(self, message: ToEngine) -> bool: ...
@@ -42,62 +50,62 @@ class Wire(Protocol):
     def close(self) -> None: ...
 
 
-class Mailbox:
+class OutputCollector:
     """What is new for one client's request, over all its choices."""
 
     def __init__(self, request_ids: list[str], label: str = "", caller: str = "") -> None:
         self.request_ids = request_ids
-        self.label = label
+        self.client_request_id = label
         self.caller = caller
         self._unaccepted = set(request_ids)
-        self._new: list[Delivery] = []
+        self._outputs: list[EngineOutput] = []
         self._is_quiet = self._is_nudged = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: asyncio.Future[None] | None = None
         """Of the one who takes what comes, while there is nothing."""
 
-    def put(self, delivery: Delivery) -> None:
+    def put(self, delivery: EngineOutput) -> None:
         self._unaccepted.discard(delivery.request_id)
-        if delivery.token_ids or delivery.finish_reason is not None or delivery.rescored is not None:
-            self._new.append(delivery)
+        if delivery.token_ids or delivery.finish_reason is not None or delivery.rescored_logprobs is not None:
+            self._outputs.append(delivery)
         self._is_quiet = False
         self._wake()
 
-    def nudge(self) -> None:
+    def wake_if_idle(self) -> None:
         """Wakes whoever waits, if nothing has come since this was last called."""
         if self._is_quiet:
             self._is_nudged = True
             self._wake()
         self._is_quiet = True
 
-    def left_over(self) -> list[Delivery]:
+    def drain(self) -> list[EngineOutput]:
         """What nobody has taken."""
-        new, self._new = self._new, []
+        new, self._outputs = self._outputs, []
         return new
 
     @property
-    def has_news(self) -> bool:
-        return bool(self._new)
+    def has_output(self) -> bool:
+        return bool(self._outputs)
 
-    async def accepted(self) -> None:
+    async def wait_accepted(self) -> None:
         """Returns when the engine has taken every choice, or given it up, or at a nudge. Raises if it refuses one."""
         while self._unaccepted and not self._failures() and not self._is_nudged:
-            await self._woken()
+            await self._wait()
         if failures := self._failures():
             raise RequestFailed(failures[0])
 
-    async def take(self) -> list[Delivery]:
+    async def next_outputs(self) -> list[EngineOutput]:
         """Everything that has come since the last call; waits if that is nothing. Nothing at a nudge."""
-        while not self._new and not self._is_nudged:
-            await self._woken()
+        while not self._outputs and not self._is_nudged:
+            await self._wait()
         self._is_nudged = False
-        new, self._new = self._new, []
+        new, self._outputs = self._outputs, []
         return new
 
     def _failures(self) -> list[ErrorInfo]:
-        return [one.error for one in self._new if one.error is not None and one.failed]
+        return [one.error for one in self._outputs if one.error is not None and one.failed]
 
-    def _woken(self) -> "asyncio.Future[None]":
+    def _wait(self) -> "asyncio.Future[None]":
         # For every token: a future alone is a third of an `asyncio.Event`, and asking for the loop is a system call.
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
@@ -111,45 +119,49 @@ class Mailbox:
 
 class EngineClient:
     def __init__(
-        self, ledger: Ledger, clock: Clock, connect: Callable[[str], Wire], on_fault: Callable[[], None]
+        self,
+        ledger: RequestTracker,
+        clock: Clock,
+        connect: Callable[[str], EngineTransport],
+        on_fault: Callable[[], None],
     ) -> None:
         self.worker: WorkerHello | None = None
         """What the engine's worker can hold; kept while the engine restarts. None before the first one."""
-        self._ledger = ledger
+        self._tracker = ledger
         self._clock = clock
         self._connect = connect
         self._on_fault = on_fault
-        self._wire: Wire | None = None
-        self._mailboxes: dict[str, Mailbox] = {}
-        self._labels: dict[tuple[str, str], Mailbox] = {}
+        self._transport: EngineTransport | None = None
+        self._collectors: dict[str, OutputCollector] = {}
+        self._client_request_ids: dict[tuple[str, str], OutputCollector] = {}
         """By caller and label: what somebody else calls a request is nobody's business."""
-        self._nudged: dict[Mailbox, None] = {}
+        self._woken_each_second: dict[OutputCollector, None] = {}
         """In the order in which they came."""
-        self._ask_ids = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._query_ids = itertools.count(1)
+        self._queries: dict[int, asyncio.Future[Any]] = {}
         self._first_engine = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
-        self._ticking = self._watched(self._tick_for_ever())
+        self._ticking = self._spawn_critical(self._tick_loop())
         self._stopping = False
 
     @property
     def num_open(self) -> int:
         """Requests that somebody waits for, or that the engine may still have."""
-        return len(self._mailboxes) + len(self._ledger)
+        return len(self._collectors) + len(self._tracker)
 
     @property
     def engine(self) -> str | None:
         """The incarnation that serves now."""
-        return self._ledger.engine
+        return self._tracker.engine
 
     def engine_up(self, message: EngineUp) -> None:
         self.worker = message.worker
         if message.incarnation != self.engine:
             self._disconnect()
-            self._wire = self._connect(message.address)
-            self._reading = self._watched(self._read_for_ever(self._wire, message.incarnation))
-            _logger.info(log.event("engine up", incarnation=message.incarnation, requests=len(self._ledger)))
-        self._perform(self._ledger.engine_up(message.incarnation, self._clock.now_s()))
+            self._transport = self._connect(message.address)
+            self._reading = self._spawn_critical(self._read_loop(self._transport, message.incarnation))
+            _logger.info(log.event("engine up", incarnation=message.incarnation, requests=len(self._tracker)))
+        self._execute(self._tracker.engine_up(message.incarnation, self._clock.now_s()))
         self._first_engine.set()
 
     def engine_gone(self, message: EngineGone) -> None:
@@ -157,72 +169,74 @@ class EngineClient:
             return
         _logger.warning(log.event("engine gone", incarnation=message.incarnation, cause=message.cause))
         self._disconnect()
-        self._perform(self._ledger.engine_gone(message.incarnation, self._clock.now_s(), message.alone))
+        self._execute(self._tracker.engine_gone(message.incarnation, self._clock.now_s(), message.isolated_request_id))
 
-    async def limits(self, deadline_at_s: float | None) -> WorkerHello:
+    async def wait_worker(self, deadline_at_s: float | None) -> WorkerHello:
         """What the engine can hold. Waits for the first one to come up, no longer than the request may wait."""
         if self.worker is None:
             await self._wait_for_engine(deadline_at_s)
         assert self.worker is not None, "an engine announces its worker"
         return self.worker
 
-    def open(self, orders: list[Order], *, is_new: bool = True, with_nudges: bool = False) -> Mailbox:
+    def submit(
+        self, specs: list[SubmitSpec], *, is_new: bool = True, wake_each_second: bool = False
+    ) -> OutputCollector:
         """`is_new`: not an earlier request that goes on, so nothing else may have its label. `with_nudges`: whoever
         waits for it wants to be woken each second."""
         if self._stopping:
             raise RequestFailed(STOPPING)
-        if len(self._mailboxes) + len(orders) > MAX_OPEN_REQUESTS:
+        if len(self._collectors) + len(specs) > MAX_OPEN_REQUESTS:
             raise Overloaded(
                 f"this server has {MAX_OPEN_REQUESTS} open requests already; try again later", retry_after_s=1
             )
-        mailbox = Mailbox([order.request_id for order in orders], orders[0].label, orders[0].caller)
-        self._take_label(mailbox, is_new)
-        if with_nudges:
-            self._nudged[mailbox] = None
+        mailbox = OutputCollector([order.request_id for order in specs], specs[0].client_request_id, specs[0].caller)
+        self._reserve_client_request_id(mailbox, is_new)
+        if wake_each_second:
+            self._woken_each_second[mailbox] = None
         now_s = self._clock.now_s()
-        for order in orders:
-            self._mailboxes[order.request_id] = mailbox
-            self._perform(self._ledger.submit(order, now_s))
+        for order in specs:
+            self._collectors[order.request_id] = mailbox
+            self._execute(self._tracker.submit(order, now_s))
         return mailbox
 
     def stop(self, request_id: str, num_tokens: int) -> None:
         """A stop string was found at this length of the output."""
-        self._mailboxes.pop(request_id, None)
-        self._perform(self._ledger.stop(request_id, num_tokens))
+        self._collectors.pop(request_id, None)
+        self._execute(self._tracker.stop(request_id, num_tokens))
 
-    def abort(self, mailbox: Mailbox) -> None:
+    def abort(self, mailbox: OutputCollector) -> None:
         """Idempotent; also tidies up after a request that has ended by itself."""
-        if self._labels.get((mailbox.caller, mailbox.label)) is mailbox:
-            del self._labels[mailbox.caller, mailbox.label]
-        self._nudged.pop(mailbox, None)
+        if self._client_request_ids.get((mailbox.caller, mailbox.client_request_id)) is mailbox:
+            del self._client_request_ids[mailbox.caller, mailbox.client_request_id]
+        self._woken_each_second.pop(mailbox, None)
         for request_id in mailbox.request_ids:
-            self._mailboxes.pop(request_id, None)
-            self._perform(self._ledger.abort(request_id))
+            self._collectors.pop(request_id, None)
+            self._execute(self._tracker.abort(request_id))
 
-    async def abort_by_name(self, names: list[str], everything: bool = False, caller: str | None = None) -> set[str]:
+    async def abort_by_name(self, names: list[str], abort_all: bool = False, caller: str | None = None) -> set[str]:
         """Ends requests that go by these names, or all there are; a caller's own, or everybody's. Returns the names that
         were known."""
-        ours, now_s = self._ledger.known(names, everything, caller), self._clock.now_s()
-        ask_id = next(self._ask_ids)
-        answer = self._asked[ask_id] = asyncio.get_running_loop().create_future()
+        ours, now_s = self._tracker.matching_names(names, abort_all, caller), self._clock.now_s()
+        ask_id = next(self._query_ids)
+        answer = self._queries[ask_id] = asyncio.get_running_loop().create_future()
         try:
-            self._perform(self._ledger.abort_by_name(ask_id, names, everything, now_s, caller))
-            if self.engine is None and not everything and ours.issuperset(names):
+            self._execute(self._tracker.abort_by_name(ask_id, names, abort_all, now_s, caller))
+            if self.engine is None and not abort_all and ours.issuperset(names):
                 return ours
             return ours.union((await asyncio.wait_for(answer, ABORT_ANSWER_S)).aborted)
         except TimeoutError:
             problem = f"the engine did not say within {ABORT_ANSWER_S:g} s what it has aborted; ask again"
             raise Unavailable(problem, retry_after_s=1.0) from None
         finally:
-            del self._asked[ask_id]
+            del self._queries[ask_id]
 
     async def kv_events(self, next_number: int) -> KvEvents | None:
         """What the engine's prefix cache has learnt and forgotten since this change; -1: all it knows. None: no answer,
         or from an engine that is gone."""
-        engine, ask_id = self.engine, next(self._ask_ids)
-        answer = self._asked[ask_id] = asyncio.get_running_loop().create_future()
+        engine, ask_id = self.engine, next(self._query_ids)
+        answer = self._queries[ask_id] = asyncio.get_running_loop().create_future()
         try:
-            self._perform(self._ledger.ask_kv_events(ask_id, next_number))
+            self._execute(self._tracker.query_kv_events(ask_id, next_number))
             if engine is None:
                 return None
             events = (await asyncio.wait_for(answer, KV_EVENTS_ANSWER_S)).events
@@ -230,19 +244,19 @@ class EngineClient:
         except TimeoutError:
             return None
         finally:
-            del self._asked[ask_id]
+            del self._queries[ask_id]
 
-    def fail(self, mailbox: Mailbox, error: ErrorInfo) -> None:
+    def fail(self, mailbox: OutputCollector, error: ErrorInfo) -> None:
         """Ends what is unfinished of a request. Its stream says so, after the tokens so far."""
-        self._perform(self._ledger.fail(mailbox.request_ids, error))
+        self._execute(self._tracker.fail(mailbox.request_ids, error))
 
-    def progress(self, mailbox: Mailbox) -> Progress:
-        return self._ledger.progress(mailbox.request_ids)
+    def progress(self, mailbox: OutputCollector) -> StreamProgress:
+        return self._tracker.progress(mailbox.request_ids)
 
     def fail_all(self) -> None:
         """The grace is over: every stream ends now, and says so."""
         self._stopping = True
-        self._perform(self._ledger.fail_all(STOPPING))
+        self._execute(self._tracker.fail_all(STOPPING))
 
     async def close(self) -> None:
         tasks = [self._ticking] + ([self._reading] if self._reading else [])
@@ -250,61 +264,62 @@ class EngineClient:
         self._ticking.cancel()
         await asyncio.wait(tasks)
 
-    def _take_label(self, mailbox: Mailbox, is_new: bool) -> None:
-        if is_new and (mailbox.caller, mailbox.label) in self._labels:
+    def _reserve_client_request_id(self, mailbox: OutputCollector, is_new: bool) -> None:
+        if is_new and (mailbox.caller, mailbox.client_request_id) in self._client_request_ids:
             raise Conflict(
-                f"X-Request-Id: {mailbox.label!r} is the label of a request that is still running", param="X-Request-Id"
+                f"X-Request-Id: {mailbox.client_request_id!r} is the label of a request that is still running",
+                param="X-Request-Id",
             )
-        if mailbox.label:
-            self._labels[mailbox.caller, mailbox.label] = mailbox
+        if mailbox.client_request_id:
+            self._client_request_ids[mailbox.caller, mailbox.client_request_id] = mailbox
 
     async def _wait_for_engine(self, deadline_at_s: float | None) -> None:
-        left_s = MAX_WAIT_S
+        left_s = ENGINE_WAIT_S
         if deadline_at_s is not None:
             left_s = min(left_s, deadline_at_s - self._clock.now_s())
         try:
             await asyncio.wait_for(self._first_engine.wait(), left_s)
         except TimeoutError:
-            raise RequestFailed(NO_ENGINE if left_s == MAX_WAIT_S else TOO_LATE) from None
+            raise RequestFailed(NO_ENGINE if left_s == ENGINE_WAIT_S else DEADLINE_EXCEEDED) from None
 
-    def _perform(self, actions: Actions) -> None:
+    def _execute(self, actions: TrackerActions) -> None:
         for message in actions.send:
             # What is refused here counts as lost: the engine's next `Holding` shows it.
-            if self._wire is not None and not self._wire.send(message):
+            if self._transport is not None and not self._transport.send(message):
                 _logger.warning(log.event("engine queue full", lost=type(message).__name__))
         for delivery in actions.deliver:
-            if mailbox := self._mailboxes.get(delivery.request_id):
+            if mailbox := self._collectors.get(delivery.request_id):
                 mailbox.put(delivery)
 
-    async def _read_for_ever(self, wire: Wire, incarnation: str) -> None:
+    async def _read_loop(self, wire: EngineTransport, incarnation: str) -> None:
         while True:
             message = await wire.receive()
-            if isinstance(message, AbortAnswer | KvEventsAnswer):
-                self._answered(message)
+            if isinstance(message, AbortReply | KvEventsReply):
+                self._resolve_query(message)
             else:
-                self._perform(self._ledger.receive(incarnation, message, self._clock.now_s()))
+                self._execute(self._tracker.receive(incarnation, message, self._clock.now_s()))
 
-    def _answered(self, message: AbortAnswer | KvEventsAnswer) -> None:
-        answer = self._asked.get(message.ask_id)
+    def _resolve_query(self, message: AbortReply | KvEventsReply) -> None:
+        answer = self._queries.get(message.query_id)
         if answer is not None and not answer.done():
             answer.set_result(message)
 
-    async def _tick_for_ever(self) -> None:
+    async def _tick_loop(self) -> None:
         for tick in itertools.count(1):
             await asyncio.sleep(TICK_S)
-            self._perform(self._ledger.tick(self._clock.now_s()))
-            if tick % TICKS_PER_NUDGE == 0:
-                for mailbox in self._nudged:
-                    mailbox.nudge()
+            self._execute(self._tracker.tick(self._clock.now_s()))
+            if tick % TICKS_PER_WAKE == 0:
+                for mailbox in self._woken_each_second:
+                    mailbox.wake_if_idle()
 
     def _disconnect(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
-        if self._wire is not None:
-            self._wire.close()
-        self._reading = self._wire = None
+        if self._transport is not None:
+            self._transport.close()
+        self._reading = self._transport = None
 
-    def _watched(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn_critical(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """These tasks end only by being cancelled. Anything else is a fault of ours, and the process must not go on."""
         task = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(self._done)

@@ -5,196 +5,197 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from onward.api.answer import Usage
-from onward.api.best_of import best_of_each, with_shared_prompts
-from onward.api.chunks import Chunks
-from onward.api.cursors import Cursors
-from onward.api.jobs import Job
-from onward.api.pieces import Piece, joined
-from onward.api.streams import BROKEN
+from onward.api.answer import TokenUsage
+from onward.api.best_of import select_best, with_shared_prompt_logprobs
+from onward.api.chunks import ChunkEncoder
+from onward.api.cursors import CursorTracker
+from onward.api.jobs import ActiveRequest
+from onward.api.pieces import ChoiceUpdate, join_updates
+from onward.api.streams import INTERNAL_ERROR
 from onward.proto.request import ErrorInfo
-from onward.proto.router import Facts
+from onward.proto.router import PromptUsage
 from onward.web import sse
 
 
-class Form(Protocol):
-    def opening(self) -> list[bytes]:
+class StreamFormatter(Protocol):
+    def format_opening(self) -> list[bytes]:
         """What a stream begins with, before there is a token."""
         ...
 
-    def news(self, pieces: list[Piece]) -> list[bytes]: ...
-    def end(self) -> list[bytes]:
+    def format_updates(self, pieces: list[ChoiceUpdate]) -> list[bytes]: ...
+    def format_end(self) -> list[bytes]:
         """What comes behind the last piece."""
         ...
 
-    def failed(self, info: ErrorInfo) -> list[bytes]:
+    def format_error(self, info: ErrorInfo) -> list[bytes]:
         """What comes instead of the rest."""
         ...
 
     @property
-    def done(self) -> bytes:
+    def terminator(self) -> bytes:
         """What ends every stream of this form, however it went."""
         ...
 
     @property
-    def has_numbers(self) -> bool:
+    def has_sequence_numbers(self) -> bool:
         """Whether the event about a failure is numbered by the tokens before it."""
         ...
 
 
-class Collected:
+class BodyCollector:
     """Everything that was said, for an answer that is written when it is whole."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ActiveRequest) -> None:
         self._job = job
-        self._said: list[list[Piece]] = [[] for _ in job.answer.choices]
+        self._said: list[list[ChoiceUpdate]] = [[] for _ in job.output.choices]
 
-    def add(self, pieces: list[Piece]) -> None:
+    def add(self, pieces: list[ChoiceUpdate]) -> None:
         for piece in pieces:
-            self._said[piece.choice].append(piece)
+            self._said[piece.choice_index].append(piece)
 
     def body(self) -> bytes:
-        job, answer, request = self._job, self._job.answer, self._job.prepared.request
-        choices = [answer.with_ids(joined(pieces)) for pieces in self._said]
-        choices = with_shared_prompts(choices, request.num_candidates)
-        if request.picks_best:
-            choices = best_of_each(choices, request)
-        return job.writer.whole(job.head, choices, answer.usage(), job.to_continue())
+        job, answer, request = self._job, self._job.output, self._job.prepared.request
+        choices = [answer.with_completion_ids(join_updates(pieces)) for pieces in self._said]
+        choices = with_shared_prompt_logprobs(choices, request.num_candidates)
+        if request.selects_best:
+            choices = select_best(choices, request)
+        return job.writer.whole_body(job.header, choices, answer.usage(), job.resume_fields())
 
-    def partial(self, info: ErrorInfo) -> bytes | None:
+    def partial_body(self, info: ErrorInfo) -> bytes | None:
         """What there is of an answer that has failed for this reason, in its own form. None: nothing."""
-        job, answer, request = self._job, self._job.answer, self._job.prepared.request
+        job, answer, request = self._job, self._job.output, self._job.prepared.request
         if not answer.has_partial:
             return None
         choices = [
-            answer.partial_piece(index, joined(pieces) if pieces else None) for index, pieces in enumerate(self._said)
+            answer.partial_update(index, join_updates(pieces) if pieces else None)
+            for index, pieces in enumerate(self._said)
         ]
-        choices = with_shared_prompts(choices, request.num_candidates)
-        if request.picks_best:
-            choices = best_of_each(choices, request)
-        if request.tells_all:
+        choices = with_shared_prompt_logprobs(choices, request.num_candidates)
+        if request.selects_best:
+            choices = select_best(choices, request)
+        if request.needs_full_output:
             choices = [replace(piece, error=info) for piece in choices]  # a response says itself why it has failed
-        return job.writer.whole(job.head, choices, answer.usage(), job.after_failure())
+        return job.writer.whole_body(job.header, choices, answer.usage(), job.failed_resume_fields())
 
 
-class ChunkForm:
+class ChunkFormatter:
     """What a client reads: chunks."""
 
-    done = sse.DONE
-    has_numbers = False
+    terminator = sse.DONE
+    has_sequence_numbers = False
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ActiveRequest) -> None:
         self._job = job
         request = job.prepared.request
         self._include_usage, self._continuous_usage = request.include_usage, request.continuous_usage
-        self._chunks = Chunks(job.writer, job.head, self._include_usage)
-        self._cursors = Cursors(job.prepared.attempt, job.positions, job.known)
+        self._chunks = ChunkEncoder(job.writer, job.header, self._include_usage)
+        self._cursors = CursorTracker(job.prepared.attempt, job.start_positions, job.reader_positions)
 
-    def opening(self) -> list[bytes]:
+    def format_opening(self) -> list[bytes]:
         """Of all choices at once, with the answer's first event. Whoever goes on with an answer has had them."""
-        if self._job.prepared.is_continued:
+        if self._job.prepared.is_resumed:
             return []
         usage = self._usage_so_far() if self._continuous_usage else None
-        openings = [self._chunks.opening(choice.index, usage) for choice in self._job.answer.choices]
+        openings = [self._chunks.opening(choice.index, usage) for choice in self._job.output.choices]
         return [sse.event(opening) for opening in openings if opening is not None]
 
-    def news(self, pieces: list[Piece]) -> list[bytes]:
-        is_end = bool(pieces) and pieces[-1].finish_reason is not None and self._job.answer.finished
+    def format_updates(self, pieces: list[ChoiceUpdate]) -> list[bytes]:
+        is_end = bool(pieces) and pieces[-1].finish_reason is not None and self._job.output.is_finished
         last = pieces[-1] if is_end else None
         return [self._event(piece, piece is last) for piece in pieces]
 
-    def _event(self, piece: Piece, is_last: bool) -> bytes:
-        cursor = self._cursors.after(piece)
-        if not piece.skipped:
-            beside = self._job.to_continue() if is_last else None
+    def _event(self, piece: ChoiceUpdate, is_last: bool) -> bytes:
+        cursor = self._cursors.advance(piece)
+        if not piece.is_known_to_reader:
+            beside = self._job.resume_fields() if is_last else None
             usage = self._usage_so_far() if self._continuous_usage else None
-            return sse.event(self._chunks.piece(piece, beside, usage), cursor)
-        return sse.bare_event(cursor) if self._job.prepared.is_routed and cursor is not None else b""
+            return sse.event(self._chunks.update(piece, beside, usage), cursor)
+        return sse.cursor_event(cursor) if self._job.prepared.is_routed and cursor is not None else b""
 
-    def _usage_so_far(self) -> Usage:
+    def _usage_so_far(self) -> TokenUsage:
         """Up to the piece that is written: others may have come already."""
-        return self._job.answer.usage(self._cursors.num_tokens)
+        return self._job.output.usage(self._cursors.num_tokens)
 
-    def end(self) -> list[bytes]:
-        if not self._include_usage or self._job.prepared.attempt.usage_told:
+    def format_end(self) -> list[bytes]:
+        if not self._include_usage or self._job.prepared.attempt.usage_sent:
             return []
-        return [sse.event(self._chunks.usage(self._job.answer.usage()), self._cursors.at_usage())]
+        return [sse.event(self._chunks.usage(self._job.output.usage()), self._cursors.usage_cursor())]
 
-    def failed(self, info: ErrorInfo) -> list[bytes]:
+    def format_error(self, info: ErrorInfo) -> list[bytes]:
         # After a fault of ours nothing that is known of the answer can be trusted.
-        partial = None if info is BROKEN else self._job.partial_of_stream()
+        partial = None if info is INTERNAL_ERROR else self._job.partial_stream_body()
         return [sse.error_event(info, None if partial is None else msgspec.json.encode(partial))]
 
 
-class RoutedChunkForm:
+class RoutedChunkFormatter:
     """The same for a router, which is told more."""
 
-    done = sse.DONE
-    has_numbers = False
+    terminator = sse.DONE
+    has_sequence_numbers = False
 
-    def __init__(self, job: Job) -> None:
-        self._chunks = ChunkForm(job)
-        self._facts = FactsOnce(job)
+    def __init__(self, job: ActiveRequest) -> None:
+        self._chunks = ChunkFormatter(job)
+        self._facts = PromptUsageEvent(job)
 
-    def opening(self) -> list[bytes]:
-        return self._chunks.opening()
+    def format_opening(self) -> list[bytes]:
+        return self._chunks.format_opening()
 
-    def news(self, pieces: list[Piece]) -> list[bytes]:
-        return self._facts.before(pieces) + self._chunks.news(pieces)
+    def format_updates(self, pieces: list[ChoiceUpdate]) -> list[bytes]:
+        return self._facts.event_before(pieces) + self._chunks.format_updates(pieces)
 
-    def end(self) -> list[bytes]:
-        return self._chunks.end()
+    def format_end(self) -> list[bytes]:
+        return self._chunks.format_end()
 
-    def failed(self, info: ErrorInfo) -> list[bytes]:
-        return self._chunks.failed(info)
+    def format_error(self, info: ErrorInfo) -> list[bytes]:
+        return self._chunks.format_error(info)
 
 
-class RoutedWholeForm:
+class RoutedBodyFormatter:
     """For a router whose client wants the answer as a whole: the tokens as they come, the body at the end."""
 
-    done = sse.DONE
-    has_numbers = False
+    terminator = sse.DONE
+    has_sequence_numbers = False
 
-    def __init__(self, job: Job) -> None:
-        self._facts = FactsOnce(job)
-        self._cursors = Cursors(job.prepared.attempt, job.positions, job.known)
-        self._collected = Collected(job)
-        self._collected.add(job.replayed)
+    def __init__(self, job: ActiveRequest) -> None:
+        self._facts = PromptUsageEvent(job)
+        self._cursors = CursorTracker(job.prepared.attempt, job.start_positions, job.reader_positions)
+        self._collected = BodyCollector(job)
+        self._collected.add(job.replayed_updates)
 
-    def opening(self) -> list[bytes]:
+    def format_opening(self) -> list[bytes]:
         return []
 
-    def news(self, pieces: list[Piece]) -> list[bytes]:
+    def format_updates(self, pieces: list[ChoiceUpdate]) -> list[bytes]:
         self._collected.add(pieces)
-        cursors = [self._cursors.after(piece) for piece in pieces]
-        return self._facts.before(pieces) + [sse.bare_event(cursor) for cursor in cursors if cursor is not None]
+        cursors = [self._cursors.advance(piece) for piece in pieces]
+        return self._facts.event_before(pieces) + [sse.cursor_event(cursor) for cursor in cursors if cursor is not None]
 
-    def end(self) -> list[bytes]:
+    def format_end(self) -> list[bytes]:
         return [sse.named_event("answer", self._collected.body())]
 
-    def failed(self, info: ErrorInfo) -> list[bytes]:
-        return [sse.error_event(info, None if info is BROKEN else self._collected.partial(info))]
+    def format_error(self, info: ErrorInfo) -> list[bytes]:
+        return [sse.error_event(info, None if info is INTERNAL_ERROR else self._collected.partial_body(info))]
 
 
-def form_of(job: Job) -> Form:
+def make_formatter(job: ActiveRequest) -> StreamFormatter:
     if not job.prepared.is_routed:
-        return ChunkForm(job)
-    return (RoutedWholeForm if job.prepared.is_whole else RoutedChunkForm)(job)
+        return ChunkFormatter(job)
+    return (RoutedBodyFormatter if job.prepared.returns_whole_body else RoutedChunkFormatter)(job)
 
 
-class FactsOnce:
+class PromptUsageEvent:
     """What a router is told before the first token."""
 
-    def __init__(self, job: Job) -> None:
-        self._answer = job.answer
+    def __init__(self, job: ActiveRequest) -> None:
+        self._answer = job.output
         self._is_told = False
 
-    def before(self, pieces: list[Piece]) -> list[bytes]:
+    def event_before(self, pieces: list[ChoiceUpdate]) -> list[bytes]:
         """Not before the engine has said what was cached, which comes with the first token."""
         cached = (choice.num_cached_tokens for choice in self._answer.choices)
         if self._is_told or not pieces or all(one is None for one in cached):
             return []
         self._is_told = True
         usage = self._answer.usage()
-        facts = Facts(usage.prompt_tokens, usage.cached_tokens, len(self._answer.choices))
+        facts = PromptUsage(usage.prompt_tokens, usage.cached_tokens, len(self._answer.choices))
         return [sse.named_event("facts", msgspec.json.encode(facts))]

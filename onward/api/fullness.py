@@ -5,7 +5,7 @@ their bodies are looked at. They would be tokenized only to hear it from the eng
 concerned, and limits of single callers are not remembered.
 """
 
-from onward.api.engine_client import Mailbox
+from onward.api.engine_client import OutputCollector
 from onward.clock import Clock
 from onward.obs.metrics import Registry
 from onward.proto.request import ErrorInfo
@@ -13,10 +13,10 @@ from onward.web.failures import RequestFailed
 
 HOLD_S = 0.1
 """Less than it takes to empty any queue that was full: nobody who could be served is turned away for long."""
-FULL = "overloaded"
+OVERLOADED_CODE = "overloaded"
 
 
-class Fullness:
+class LoadShedder:
     def __init__(self, clock: Clock, registry: Registry, hold_s: float = HOLD_S) -> None:
         self._clock, self._hold_s = clock, hold_s
         self._refusal: ErrorInfo | None = None
@@ -26,17 +26,17 @@ class Fullness:
             "New requests turned away without asking the engine, whose queue was just full",
         )
 
-    def note(self, refusal: ErrorInfo) -> None:
+    def record_refusal(self, refusal: ErrorInfo) -> None:
         """The engine has said this to a new request."""
-        if refusal.code == FULL:
+        if refusal.code == OVERLOADED_CODE:
             self._refusal, self._until_s = refusal, self._clock.now_s() + self._hold_s
 
-    async def accepted(self, mailbox: Mailbox) -> None:
+    async def wait_accepted(self, mailbox: OutputCollector) -> None:
         """Waits until the engine has taken a request. What it refuses is noted."""
         try:
-            await mailbox.accepted()
+            await mailbox.wait_accepted()
         except RequestFailed as failure:
-            self.note(failure.info)
+            self.record_refusal(failure.info)
             raise
 
     def check(self) -> None:

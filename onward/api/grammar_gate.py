@@ -8,68 +8,72 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
-from onward.api.structured import Wanted
-from onward.api.work_queues import GRAMMARS
-from onward.grammar.check_process import CheckProcesses
-from onward.grammar.faults import GrammarFailed, GrammarRefused, TokenRefused
-from onward.grammar.grammars import Grammars
-from onward.grammar.lazy import LazyGrammars
-from onward.proto.model import ModelText
+from onward.api.structured import RequestedGrammar
+from onward.api.work_queues import GRAMMAR_LIMITS
+from onward.grammar.check_process import GrammarChecker
+from onward.grammar.faults import GrammarLimitExceeded, InvalidGrammar, TokenNotAllowed
+from onward.grammar.grammars import GrammarCompiler
+from onward.grammar.lazy import LazyGrammarCompiler
+from onward.proto.model import TokenizerFiles
 from onward.proto.sampling import Grammar
-from onward.proto.thinking import ThinkingRule
-from onward.text.reasoning.thinking_tokens import Thinking
+from onward.proto.thinking import ReasoningParams
+from onward.text.reasoning.thinking_tokens import ReasoningTracker
 from onward.text.tokenizer import Tokenizer
-from onward.web.body import wrong
-from onward.web.fair_queue import FairQueue
+from onward.web.body import field_error
+from onward.web.fair_queue import FairExecutor
 
-MAX_PASSED = 64
+MAX_VALIDATED = 64
 """Grammars that need not wait again."""
 
 
-class Check(Protocol):
+class GrammarCheck(Protocol):
     def check(self, grammar: Grammar) -> None:
         """Raises `GrammarRefused`."""
         ...
 
 
-class GrammarGate:
-    def __init__(self, text: ModelText, tokenizer: Tokenizer | None, check: Check | None = None) -> None:
+class GrammarValidator:
+    def __init__(self, text: TokenizerFiles, tokenizer: Tokenizer | None, check: GrammarCheck | None = None) -> None:
         self._tokenizer = tokenizer
-        self._check = CheckProcesses(text.tokenizer or "", GRAMMARS.running) if check is None else check
-        self._grammars = LazyGrammars(self._new_grammars)
+        self._check = GrammarChecker(text.tokenizer or "", GRAMMAR_LIMITS.running) if check is None else check
+        self._grammars = LazyGrammarCompiler(self._new_grammars)
         self._passed: OrderedDict[Grammar, None] = OrderedDict()
 
-    async def pass_through(
+    async def validate(
         self,
-        queue: FairQueue,
+        queue: FairExecutor,
         caller: str,
-        wanted: Wanted,
+        wanted: RequestedGrammar,
         given: Sequence[Sequence[int]],
         given_path: str,
-        thinking: ThinkingRule | None = None,
+        thinking: ReasoningParams | None = None,
     ) -> tuple[int | None, ...]:
         """Of each list of given tokens: how many complete the grammar, so that nothing can follow. None: they do not.
         Thinking is no part of it."""
         if self._tokenizer is None:
-            raise wrong(wanted.path, "this model has no tokenizer, so nothing can be said about its text")
+            raise field_error(wanted.field_path, "this model has no tokenizer, so nothing can be said about its text")
         if wanted.grammar in self._passed and not any(given):
             self._passed.move_to_end(wanted.grammar)
             return (None,) * len(given)
-        ends = await queue.run(caller, lambda: self._ends(wanted, given, given_path, thinking))
+        ends = await queue.run(caller, lambda: self._completion_points(wanted, given, given_path, thinking))
         self._remember(wanted.grammar)
         return ends
 
     def _remember(self, grammar: Grammar) -> None:
         self._passed[grammar] = None
-        while len(self._passed) > MAX_PASSED:
+        while len(self._passed) > MAX_VALIDATED:
             self._passed.popitem(last=False)
 
     def close(self) -> None:
-        if isinstance(self._check, CheckProcesses):
+        if isinstance(self._check, GrammarChecker):
             self._check.close()
 
-    def _ends(
-        self, wanted: Wanted, given: Sequence[Sequence[int]], given_path: str, thinking: ThinkingRule | None
+    def _completion_points(
+        self,
+        wanted: RequestedGrammar,
+        given: Sequence[Sequence[int]],
+        given_path: str,
+        thinking: ReasoningParams | None,
     ) -> tuple[int | None, ...]:
         try:
             self._check.check(wanted.grammar)
@@ -77,10 +81,10 @@ class GrammarGate:
                 self._end(wanted, one, _path(given_path, index, given), _answer_from(one, thinking))
                 for index, one in enumerate(given)
             )
-        except (GrammarRefused, GrammarFailed) as error:
-            raise wrong(wanted.path, str(error)) from error
+        except (InvalidGrammar, GrammarLimitExceeded) as error:
+            raise field_error(wanted.field_path, str(error)) from error
 
-    def _end(self, wanted: Wanted, token_ids: Sequence[int], path: str, answer_from: int) -> int | None:
+    def _end(self, wanted: RequestedGrammar, token_ids: Sequence[int], path: str, answer_from: int) -> int | None:
         """End tokens that lead nowhere are cut off before."""
         if len(token_ids) <= answer_from:
             return None  # nothing needs to be compiled in this process
@@ -88,21 +92,21 @@ class GrammarGate:
         for position, token_id in enumerate(token_ids[answer_from:], answer_from):
             try:
                 matcher.advance(token_id)
-            except TokenRefused:
-                raise wrong(f"{path}[{position}]", f"is not allowed here by {wanted.path}") from None
+            except TokenNotAllowed:
+                raise field_error(f"{path}[{position}]", f"is not allowed here by {wanted.field_path}") from None
             if matcher.done:
                 return position + 1
         return None
 
-    def _new_grammars(self) -> Grammars:
+    def _new_grammars(self) -> GrammarCompiler:
         assert self._tokenizer is not None, "who has none is refused before"
-        return Grammars(self._tokenizer)
+        return GrammarCompiler(self._tokenizer)
 
 
-def _answer_from(token_ids: Sequence[int], thinking: ThinkingRule | None) -> int:
+def _answer_from(token_ids: Sequence[int], thinking: ReasoningParams | None) -> int:
     if thinking is None:
         return 0
-    found = Thinking(thinking, token_ids).answer_from
+    found = ReasoningTracker(thinking, token_ids).answer_position
     return len(token_ids) if found is None else found
 
 

@@ -4,44 +4,46 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from onward.chance import Chance
+from onward.chance import RandomSource
 from onward.clock import Clock
-from onward.web.callers import caller_of
-from onward.web.envelope import label_of, show_id
+from onward.web.callers import get_caller
+from onward.web.envelope import client_request_id, set_response_request_id
 from onward.web.keys import ANONYMOUS, Caller
-from onward.web.owned_ids import owned_id
+from onward.web.owned_ids import make_owned_id
 
 _KEY = "onward.identity"
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class RequestContext:
     request_id: str
     """Random, and marked as its caller's. A client's own id is only a label beside it."""
     created_s: int
     started_at_s: float
     """This process's clock."""
-    label: str = ""
+    client_request_id: str = ""
     """The client's own name for its request: its `X-Request-Id`, if it sent one."""
     caller: Caller = ANONYMOUS
 
 
-def identity_of(scope: Scope) -> Identity:
+def get_request_context(scope: Scope) -> RequestContext:
     return scope[_KEY]
 
 
-class Identified:
+class RequestContextMiddleware:
     """ASGI middleware inside the envelope."""
 
-    def __init__(self, app: ASGIApp, clock: Clock, chance: Chance) -> None:
+    def __init__(self, app: ASGIApp, clock: Clock, chance: RandomSource) -> None:
         self._app = app
         self._clock = clock
         self._chance = chance
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = caller_of(scope)
-        request_id = owned_id(self._chance.token(), caller.name)
-        identity = Identity(request_id, int(self._clock.wall_s()), self._clock.now_s(), label_of(scope), caller)
+        caller = get_caller(scope)
+        request_id = make_owned_id(self._chance.hex_token(), caller.name)
+        identity = RequestContext(
+            request_id, int(self._clock.wall_s()), self._clock.now_s(), client_request_id(scope), caller
+        )
         scope[_KEY] = identity
-        show_id(scope, identity.label or identity.request_id)
+        set_response_request_id(scope, identity.client_request_id or identity.request_id)
         await self._app(scope, receive, send)

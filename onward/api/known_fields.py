@@ -11,13 +11,13 @@ from urllib.parse import quote
 import msgspec
 
 from onward.proto.router import IGNORED_FIELDS_HEADER
-from onward.web.body import plain, wrong
+from onward.web.body import decode_raw, field_error
 
 MAX_NAMED = 16
 MAX_NAME_LENGTH = 64
 
 # Each with the values that ask for nothing. `null` always does.
-_INERT: dict[str, tuple[Any, ...]] = {
+_NO_EFFECT_VALUES: dict[str, tuple[Any, ...]] = {
     # OpenAI
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -132,7 +132,7 @@ _INERT: dict[str, tuple[Any, ...]] = {
 _SPECIAL_TOKENS = "add_special_tokens"
 """Whether the tokenizer adds its own: it does for a prompt, and for a chat the template writes them."""
 
-_EMBEDDING_INERT: dict[str, tuple[Any, ...]] = {
+_EMBEDDING_NO_EFFECT_VALUES: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "truncate": (),
     "truncation": (False,),
@@ -154,7 +154,7 @@ _EMBEDDING_INERT: dict[str, tuple[Any, ...]] = {
     "lora_path": (),
 }
 
-_INSTEAD = {
+_REPLACEMENTS = {
     "thinking_token_budget": "thinking_budget",
     "enable_thinking": "chat_template_kwargs",
     "sampling_seed": "seed",
@@ -175,7 +175,7 @@ _WHY = {"suffix": "not supported: this server continues a text, and does not fil
 
 # The response is the same without them: they label a request, concern speed alone, or modify a field that is refused.
 # `store` keeps responses at OpenAI, `prediction` is a draft of the response.
-_LABELS = frozenset(
+_IGNORED_FIELDS = frozenset(
     {
         "user",
         "metadata",
@@ -211,23 +211,23 @@ _LABELS = frozenset(
 )
 
 
-def check_known(fields: dict[str, msgspec.Raw], body: bytes, own: Collection[str]) -> tuple[str, ...]:
+def check_field_names(fields: dict[str, msgspec.Raw], body: bytes, own: Collection[str]) -> tuple[str, ...]:
     """Refuses fields that ask for something that this server does not do. Returns the names that it does not know. `own`:
     the fields that the endpoint acts on."""
     special_tokens = {_SPECIAL_TOKENS: (False,) if "messages" in own else (True,)}
-    return _unknown(fields, body, own, _INERT | special_tokens)
+    return _unknown(fields, body, own, _NO_EFFECT_VALUES | special_tokens)
 
 
-def check_known_of_embedding(fields: dict[str, msgspec.Raw], body: bytes, own: Collection[str]) -> tuple[str, ...]:
-    return _unknown(fields, body, own, _EMBEDDING_INERT)
+def check_embedding_field_names(fields: dict[str, msgspec.Raw], body: bytes, own: Collection[str]) -> tuple[str, ...]:
+    return _unknown(fields, body, own, _EMBEDDING_NO_EFFECT_VALUES)
 
 
 def _unknown(
     fields: dict[str, msgspec.Raw], body: bytes, own: Collection[str], inert: dict[str, tuple[Any, ...]]
 ) -> tuple[str, ...]:
     for name in sorted((fields.keys() & inert.keys()).difference(own)):
-        _refuse_unless_inert(name, plain(fields[name], body), inert[name])
-    return tuple(sorted(fields.keys() - inert.keys() - _LABELS - set(own)))
+        _refuse_unless_inert(name, decode_raw(fields[name], body), inert[name])
+    return tuple(sorted(fields.keys() - inert.keys() - _IGNORED_FIELDS - set(own)))
 
 
 def _refuse_unless_inert(name: str, value: Any, inert: tuple[Any, ...]) -> None:
@@ -236,21 +236,23 @@ def _refuse_unless_inert(name: str, value: Any, inert: tuple[Any, ...]) -> None:
         if value == one and isinstance(value, bool) == isinstance(one, bool):
             return
     if value is not None:
-        otherwise = f"not supported by this server; use {_INSTEAD[name]}" if name in _INSTEAD else None
-        raise wrong(name, _WHY.get(name) or otherwise or "not supported by this server")
+        otherwise = f"not supported by this server; use {_REPLACEMENTS[name]}" if name in _REPLACEMENTS else None
+        raise field_error(name, _WHY.get(name) or otherwise or "not supported by this server")
 
 
-def refuse_unknown(names: Sequence[str]) -> None:
+def reject_unknown_fields(names: Sequence[str]) -> None:
     """Raises `InvalidRequest` for the first one."""
     if names:
-        raise wrong(names[0][:MAX_NAME_LENGTH], "there is no such field (the server was started with --strict-fields)")
+        raise field_error(
+            names[0][:MAX_NAME_LENGTH], "there is no such field (the server was started with --strict-fields)"
+        )
 
 
-def named(names: Sequence[str]) -> str:
+def format_names(names: Sequence[str]) -> str:
     """A list of names for a header or a log line: printable, and bounded in number and length."""
     shown = [quote(name[:MAX_NAME_LENGTH].encode("utf-8", "replace"), safe="") for name in names[:MAX_NAMED]]
     return ", ".join(shown + ([f"and {len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []))
 
 
-def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    return {IGNORED_FIELDS_HEADER: named(names)} if names else {}
+def ignored_fields_header(names: Sequence[str]) -> dict[str, str]:
+    return {IGNORED_FIELDS_HEADER: format_names(names)} if names else {}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from onward.errors import InvalidRequest
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from onward.proto.step import WorkerHello
 
 
@@ -51,7 +51,9 @@ def check_fits(num_tokens: int, worker: WorkerHello, param: str) -> None:
         raise _too_long(param, f"it has {num_tokens} tokens, {num_tokens - room} more than the {room} that fit here")
 
 
-def first_end(token_ids: Sequence[int], sampling: Sampling, grammar_end: int | None = None) -> tuple[int, str] | None:
+def find_end(
+    token_ids: Sequence[int], sampling: SamplingParams, grammar_end: int | None = None
+) -> tuple[int, str] | None:
     """If these tokens have ended an output: how many of them belong to it, and why it ended. `grammar_end` of them
     complete its grammar."""
     for position, token_id in enumerate(token_ids):

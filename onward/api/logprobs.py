@@ -18,7 +18,7 @@ PromptLogprobs = list[tuple[int, TokenLogprobs]]
 """The prompt's tokens from the second one on."""
 
 
-class TokenNames:
+class TokenStrings:
     """How tokens are called in an answer."""
 
     def __init__(self, table: TokenTable) -> None:
@@ -29,7 +29,7 @@ class TokenNames:
             return f"token_id:{token_id}"
         return self._table.token_bytes(token_id).decode("utf-8", "replace")
 
-    def data(self, token_id: int) -> list[int]:
+    def utf8_bytes(self, token_id: int) -> list[int]:
         return list(self._table.token_bytes(token_id))
 
 
@@ -46,7 +46,7 @@ class TextOffsets:
         return offset
 
 
-def of_chat(names: TokenNames, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+def chat_logprobs(names: TokenStrings, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
     content = [
         _named(names, token_id, one.logprob) | {"top_logprobs": [_named(names, *top) for top in one.top]}
         for token_id, one in zip(token_ids, logprobs, strict=True)
@@ -54,8 +54,8 @@ def of_chat(names: TokenNames, token_ids: Sequence[int], logprobs: Sequence[Toke
     return {"content": content, "refusal": None}
 
 
-def of_completion(
-    names: TokenNames, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], text_offsets: Sequence[int]
+def completion_logprobs(
+    names: TokenStrings, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], text_offsets: Sequence[int]
 ) -> dict[str, Any]:
     """The older form: parallel lists. `top_logprobs` always has the token itself, so it may hold one more than asked."""
     return {
@@ -66,17 +66,17 @@ def of_completion(
     }
 
 
-def of_echo(
-    names: TokenNames, prompt_token_ids: Sequence[int], prompt: PromptLogprobs, offsets: TextOffsets
+def echoed_prompt_logprobs(
+    names: TokenStrings, prompt_token_ids: Sequence[int], prompt: PromptLogprobs, offsets: TextOffsets
 ) -> dict[str, Any]:
     """Those of a prompt that stands before its completion. Its first token has nothing before it that could predict it."""
     scores = [one for _, one in prompt]
-    told = of_completion(names, prompt_token_ids[1:], scores, [offsets.push(one) for one in prompt_token_ids][1:])
+    told = completion_logprobs(names, prompt_token_ids[1:], scores, [offsets.push(one) for one in prompt_token_ids][1:])
     first = {"tokens": names.text(prompt_token_ids[0]), "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
     return {name: [first[name], *listed] for name, listed in told.items()}
 
 
-def of_tokens(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+def token_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
     """For clients that speak in token ids: nothing is turned into text."""
     return [
         {
@@ -89,16 +89,16 @@ def of_tokens(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> li
     ]
 
 
-def of_prompt(prompt: PromptLogprobs, names: TokenNames | None) -> list[dict[str, Any] | None]:
+def prompt_logprobs(prompt: PromptLogprobs, names: TokenStrings | None) -> list[dict[str, Any] | None]:
     """One entry per prompt token. The first has nothing before it that could predict it, so it has none."""
     return [None, *(_by_id(token_id, one, names) for token_id, one in prompt)]
 
 
-def _named(names: TokenNames, token_id: int, logprob: float) -> dict[str, Any]:
-    return {"token": names.text(token_id), "logprob": _finite(logprob), "bytes": names.data(token_id)}
+def _named(names: TokenStrings, token_id: int, logprob: float) -> dict[str, Any]:
+    return {"token": names.text(token_id), "logprob": _finite(logprob), "bytes": names.utf8_bytes(token_id)}
 
 
-def _by_text(names: TokenNames, token_id: int, one: TokenLogprobs) -> dict[str, float]:
+def _by_text(names: TokenStrings, token_id: int, one: TokenLogprobs) -> dict[str, float]:
     listed: dict[str, float] = {}
     for top, logprob in (*one.top, (token_id, one.logprob)):
         # Different tokens may have one text (halves of characters do); the likeliest is kept.
@@ -106,7 +106,7 @@ def _by_text(names: TokenNames, token_id: int, one: TokenLogprobs) -> dict[str, 
     return listed
 
 
-def _by_id(token_id: int, one: TokenLogprobs, names: TokenNames | None) -> dict[str, Any]:
+def _by_id(token_id: int, one: TokenLogprobs, names: TokenStrings | None) -> dict[str, Any]:
     ranked = {token_id: (one.logprob, one.rank)}
     ranked |= {top: (logprob, rank) for rank, (top, logprob) in enumerate(one.top, 1) if top != token_id}
     return {

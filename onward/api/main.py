@@ -17,40 +17,40 @@ import aiohttp
 import uvloop
 
 from onward import log
-from onward.api.process import Api, Rim
-from onward.api.prompts import Prompts
-from onward.api.work_queues import TEMPLATES
-from onward.chance import SystemChance
+from onward.api.process import ApiProcess, Runtime
+from onward.api.prompts import TextProcessor
+from onward.api.work_queues import TEMPLATE_LIMITS
+from onward.chance import SystemRandomSource
 from onward.clock import SystemClock
 from onward.errors import OnwardError
 from onward.proto.control import StartApi, StartFailed
-from onward.text.prompt_tokens import read_text
+from onward.text.prompt_tokens import read_tokenizer_files
 from onward.transport.control import ControlChannel, join_supervisor
-from onward.transport.shelf import ShelfSocket
-from onward.transport.zmq import EngineSocket
-from onward.web.connections import Bounds
-from onward.web.server import HttpServer, tls_of
-from onward.web.template_jail import TemplateJails
+from onward.transport.shelf import StreamStoreClientSocket
+from onward.transport.zmq import EngineClientSocket
+from onward.web.connections import ConnectionLimits
+from onward.web.server import HttpServer, tls_files
+from onward.web.template_jail import TemplateSandboxPool
 
 M_MMAP_THRESHOLD = -3
 """As `malloc.h` has it."""
 LARGE_BYTES = 1 << 20
 
 
-async def _serve(start: StartApi, channel: ControlChannel, prompts: Prompts) -> None:
-    rim = Rim(
+async def _serve(start: StartApi, channel: ControlChannel, prompts: TextProcessor) -> None:
+    rim = Runtime(
         clock=SystemClock(),
-        chance=SystemChance(),
-        connect=lambda address: EngineSocket(address, start.incarnation),
-        connect_shelf=lambda address: ShelfSocket(address, start.incarnation),
+        random=SystemRandomSource(),
+        connect_engine=lambda address: EngineClientSocket(address, start.incarnation),
+        connect_stream_store=lambda address: StreamStoreClientSocket(address, start.incarnation),
         new_session=aiohttp.ClientSession,
-        new_threads=lambda num, name: ThreadPoolExecutor(num, thread_name_prefix=name),
+        new_executor=lambda num, name: ThreadPoolExecutor(num, thread_name_prefix=name),
         stop_server=lambda grace_s, at_its_end: server.stop(grace_s, at_its_end),
-        leave_at_once=_leave_at_once,
+        exit_now=_exit_now,
     )
-    api = Api(start, channel, prompts, rim)
-    bounds = Bounds(max_connections=start.config.max_connections)
-    server = HttpServer(api.app, api.started, tls=tls_of(start.config), bounds=bounds, registry=api.registry)
+    api = ApiProcess(start, channel, prompts, rim)
+    bounds = ConnectionLimits(max_connections=start.config.max_connections)
+    server = HttpServer(api.app, api.on_listening, tls=tls_files(start.config), bounds=bounds, registry=api.registry)
     loop = asyncio.get_running_loop()
     loop.add_reader(channel.fileno(), api.read_control)
     try:
@@ -60,7 +60,7 @@ async def _serve(start: StartApi, channel: ControlChannel, prompts: Prompts) -> 
         await api.close()
 
 
-def _leave_at_once() -> None:
+def _exit_now() -> None:
     logging.shutdown()
     os._exit(1)
 
@@ -78,12 +78,12 @@ def main() -> None:
     channel = join_supervisor(parser.parse_args().control_fd)
     start = channel.wait_receive()
     assert isinstance(start, StartApi), "the first message says what to be"
-    log.set_up(f"api-{start.index}", start.config.log_level)
+    log.configure(f"api-{start.index}", start.config.log_level)
     try:
-        jails = TemplateJails(TEMPLATES.running) if start.config.trust_request_chat_template else None
+        jails = TemplateSandboxPool(TEMPLATE_LIMITS.running) if start.config.trust_request_chat_template else None
         config = start.config
-        prompts = Prompts(
-            read_text(start.model),
+        prompts = TextProcessor(
+            read_tokenizer_files(start.model),
             jails,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
@@ -97,7 +97,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     uvloop.run(_serve(start, channel, prompts))
-    prompts.gate.close()
+    prompts.grammar_validator.close()
     channel.close()
 
 

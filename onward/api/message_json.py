@@ -3,30 +3,30 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from onward.text.message_events import Arguments, CallStarted, Content, Event, Reasoning
+from onward.text.message_events import ContentText, MessageEvent, ReasoningText, ToolCallArguments, ToolCallStarted
 
 CallId = Callable[[int], str]
 """The id of the call with this index."""
 
 
-def delta_fields(events: Iterable[Event], call_id: CallId) -> dict[str, Any]:
+def delta_fields(events: Iterable[MessageEvent], call_id: CallId) -> dict[str, Any]:
     """Of one chunk. Empty if these events say nothing that a client is told."""
     fields: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     for event in events:
         match event:
-            case Reasoning(text):
+            case ReasoningText(text):
                 fields["reasoning_content"] = fields.get("reasoning_content", "") + text
-            case Content(text):
+            case ContentText(text):
                 fields["content"] = fields.get("content", "") + text
-            case CallStarted(index, name):
+            case ToolCallStarted(index, name):
                 calls[index] = {
                     "index": index,
                     "id": call_id(index),
                     "type": "function",
                     "function": {"name": name, "arguments": ""},
                 }
-            case Arguments(index, delta):
+            case ToolCallArguments(index, delta):
                 call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
                 call["function"]["arguments"] += delta
             case _:
@@ -36,7 +36,7 @@ def delta_fields(events: Iterable[Event], call_id: CallId) -> dict[str, Any]:
     return fields
 
 
-def message_fields(events: Iterable[Event], call_id: CallId) -> dict[str, Any]:
+def message_fields(events: Iterable[MessageEvent], call_id: CallId) -> dict[str, Any]:
     """Of a whole answer's message. Content is null where there are calls and no words."""
     said = delta_fields(events, call_id)
     calls = said.pop("tool_calls", [])

@@ -20,22 +20,22 @@ from onward.api.request_checks import (
     MAX_REPETITION_PENALTY,
     MAX_THINKING_BUDGET,
 )
-from onward.api.requests import Bounds, ChatRequest, CompletionRequest, TokenRequest
-from onward.api.responses.body import ResponseBody
+from onward.api.requests import ChatCompletionRequest, CompletionRequest, GenerateRequest, ValidationContext
+from onward.api.responses.body import CreateResponseRequest
 from onward.api.tokenizing import DetokenizeRequest, TokenizeRequest
 from onward.version import __version__
 from onward.web.aborts import AbortRequest
-from onward.web.callers import Access, GuardedRoute
+from onward.web.callers import GuardedRoute, RouteAccess
 from onward.web.response_context import CONTEXT_FIELD
 from onward.web.responses import json_response
 
 PATH = "/openapi.json"
 _SCHEMAS = "#/components/schemas/{name}"
 _BODIES: dict[str, type[msgspec.Struct]] = {
-    "/v1/chat/completions": ChatRequest,
+    "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
-    "/v1/generate": TokenRequest,
-    "/v1/responses": ResponseBody,
+    "/v1/generate": GenerateRequest,
+    "/v1/responses": CreateResponseRequest,
     "/v1/embeddings": EmbeddingRequest,
     "/v1/abort": AbortRequest,
     "/tokenize": TokenizeRequest,
@@ -68,7 +68,7 @@ SUMMARIES: dict[str, str] = {
     "/openapi.json": "This document",
 }
 
-RANGES: dict[str, dict[str, Any]] = {
+FIELD_RANGES: dict[str, dict[str, Any]] = {
     "max_tokens": {"minimum": 1},
     "max_completion_tokens": {"minimum": 1},
     "max_output_tokens": {"minimum": 1},
@@ -105,11 +105,11 @@ class ErrorFields(msgspec.Struct, frozen=True):
     code: str | None = None
 
 
-class ErrorAnswer(msgspec.Struct, frozen=True):
+class ErrorResponse(msgspec.Struct, frozen=True):
     error: ErrorFields
 
 
-def route(routes: Sequence[GuardedRoute], bounds: Bounds) -> GuardedRoute:
+def route(routes: Sequence[GuardedRoute], bounds: ValidationContext) -> GuardedRoute:
     @cache  # who never asks does not wait for it
     def told() -> dict[str, Any]:
         return document([*routes], bounds)
@@ -117,21 +117,21 @@ def route(routes: Sequence[GuardedRoute], bounds: Bounds) -> GuardedRoute:
     async def tell(_: Request) -> Response:
         return json_response(told())
 
-    return GuardedRoute(PATH, tell, methods=["GET"], access=Access.USER)
+    return GuardedRoute(PATH, tell, methods=["GET"], access=RouteAccess.USER)
 
 
-def document(routes: Sequence[GuardedRoute], bounds: Bounds) -> dict[str, Any]:
-    kinds = [*_BODIES.values(), ErrorAnswer]
+def document(routes: Sequence[GuardedRoute], bounds: ValidationContext) -> dict[str, Any]:
+    kinds = [*_BODIES.values(), ErrorResponse]
     _, schemas = msgspec.json.schema_components(kinds, ref_template=_SCHEMAS)
-    for kind in (ChatRequest, CompletionRequest, TokenRequest, ResponseBody):
+    for kind in (ChatCompletionRequest, CompletionRequest, GenerateRequest, CreateResponseRequest):
         _add_ranges(schemas[kind.__name__]["properties"], bounds)
-    del schemas[ResponseBody.__name__]["properties"][CONTEXT_FIELD]
+    del schemas[CreateResponseRequest.__name__]["properties"][CONTEXT_FIELD]
     schemas["ContentPart"]["properties"]["type"]["enum"] = ["text"]
     schemas["ContentPart"]["required"] = ["type", "text"]
     return {
         "openapi": "3.1.0",
         "info": {"title": "onward", "version": __version__},
-        "paths": {_path(one): _operations(one) for one in routes if one.access is not Access.CLUSTER},
+        "paths": {_path(one): _operations(one) for one in routes if one.access is not RouteAccess.CLUSTER},
         "components": {
             "schemas": schemas,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -139,9 +139,9 @@ def document(routes: Sequence[GuardedRoute], bounds: Bounds) -> dict[str, Any]:
     }
 
 
-def _add_ranges(properties: dict[str, dict[str, Any]], bounds: Bounds) -> None:
-    for name in properties.keys() & RANGES.keys():
-        properties[name] |= RANGES[name]
+def _add_ranges(properties: dict[str, dict[str, Any]], bounds: ValidationContext) -> None:
+    for name in properties.keys() & FIELD_RANGES.keys():
+        properties[name] |= FIELD_RANGES[name]
     for name in properties.keys() & DESCRIPTIONS.keys():
         properties[name]["description"] = DESCRIPTIONS[name]
     properties["model"]["enum"] = [bounds.model]
@@ -169,11 +169,11 @@ def _operations(route: GuardedRoute) -> dict[str, Any]:
 
 
 def _operation(route: GuardedRoute) -> dict[str, Any]:
-    failed = {"description": "An error", "content": _json({"$ref": _SCHEMAS.format(name=ErrorAnswer.__name__)})}
+    failed = {"description": "An error", "content": _json({"$ref": _SCHEMAS.format(name=ErrorResponse.__name__)})}
     operation: dict[str, Any] = {"responses": {"200": {"description": "The answer"}, "default": failed}}
     if summary := SUMMARIES.get(_path(route)):
         operation["summary"] = summary
-    if route.access is not Access.OPEN:
+    if route.access is not RouteAccess.OPEN:
         operation["security"] = [{"key": []}]
         operation["description"] = f"For a key of the role {route.access.value}, where there are keys."
     if body := _BODIES.get(route.path):

@@ -8,12 +8,12 @@ MAX_AGE_S = 10.0
 MAX_ROUTERS = 64
 
 
-class OtherInstances:
+class OtherInstanceCounts:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._said: dict[str, tuple[int, float]] = {}
 
-    def note(self, router: str, num_others: int) -> None:
+    def record(self, router: str, num_others: int) -> None:
         """`router`: its incarnation. A negative number says nothing: the router does not know the field."""
         self._said.pop(router, None)
         while len(self._said) >= MAX_ROUTERS:
@@ -26,7 +26,7 @@ class OtherInstances:
         return {(router,): float(num) for router, (num, said_s) in self._said.items() if said_s >= oldest_s}
 
     @property
-    def are_none(self) -> bool:
+    def is_only_instance(self) -> bool:
         """Every router that was heard lately knows no instance but this one. False where none was heard."""
         said = self.by_router().values()
         return bool(said) and not any(said)

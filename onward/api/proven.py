@@ -10,33 +10,33 @@ from starlette.types import Scope
 from onward.clock import Clock
 from onward.errors import InvalidRequest
 from onward.proto.request import ErrorInfo
-from onward.proto.router import PROOF_HEADER
-from onward.transport.proof import is_proven
+from onward.proto.router import SIGNATURE_HEADER
+from onward.transport.proof import verify_signature
 from onward.web import http
 from onward.web.failures import RequestFailed
 
 _OF_PROXIES = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
 
 
-class Proven:
+class ClusterAuth:
     def __init__(self, cluster_key: str, clock: Clock) -> None:
         self._cluster_key = cluster_key
         self._clock = clock
 
-    async def body(self, request: Request, max_bytes: int) -> bytes:
+    async def authenticated_body(self, request: Request, max_bytes: int) -> bytes:
         """What somebody says who may."""
         try:
             message = await http.read_body(request.receive, max_bytes)
-        except http.Disconnected:
+        except http.ClientDisconnected:
             raise InvalidRequest("whoever asked has gone") from None
         self.check(request.scope, message)
         return message
 
     def check(self, scope: Scope, body: bytes) -> None:
         if self._cluster_key:
-            header = http.header(scope, PROOF_HEADER.encode())
+            header = http.header(scope, SIGNATURE_HEADER.encode())
             wall_s = self._clock.wall_s()
-            if not is_proven(self._cluster_key, header, scope["method"], scope["path"], body, wall_s):
+            if not verify_signature(self._cluster_key, header, scope["method"], scope["path"], body, wall_s):
                 raise _forbidden("the proof of the cluster's key is missing or wrong, or the clocks differ too much")
         elif not _is_local(scope):
             raise _forbidden("without a cluster key (--cluster-key-file) only this host may ask")

@@ -13,13 +13,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onward.api.admin import ROLES, Instance, state_of
-from onward.api.attempts import MSGPACK, proven_message
+from onward.api.admin import PROCESS_ROLES, SupervisorQueries, instance_state
+from onward.api.attempts import MSGPACK, read_cluster_message
 from onward.api.engine_client import EngineClient
-from onward.api.other_instances import OtherInstances
-from onward.api.proven import Proven
-from onward.api.router_standing import RouterStanding
-from onward.api.streams import Streams
+from onward.api.other_instances import OtherInstanceCounts
+from onward.api.proven import ClusterAuth
+from onward.api.router_standing import RegistrationLog
+from onward.api.streams import StreamRegistry
 from onward.clock import Clock
 from onward.config import ApiConfig
 from onward.errors import Unavailable
@@ -27,11 +27,11 @@ from onward.proto import SCHEMA_VERSION
 from onward.proto.control import InstanceView
 from onward.proto.kv_events import KvEvents
 from onward.proto.model import PreparedModel
-from onward.proto.router import PROOF_HEADER, REGISTER_PATH, Load, RegisterAnswer, Registration
+from onward.proto.router import REGISTER_PATH, SIGNATURE_HEADER, InstanceLoad, Registration, RegistrationReply
 from onward.proto.stats import EngineStats
 from onward.proto.step import WorkerHello
-from onward.text.prompt_tokens import read_text, text_hash
-from onward.transport.proof import prove
+from onward.text.prompt_tokens import read_tokenizer_files, tokenizer_hash
+from onward.transport.proof import sign_request
 
 POST_TIMEOUT_S = 2.0
 FIRST_PAUSE_S = 0.1
@@ -41,11 +41,11 @@ MAX_VIEW_AGE_S = 0.3
 """So that several routers share one look at the instance."""
 FREE_BLOCKS = ("free", "cached")
 RUNNING = ("running", "preempting")
-FAULTS = (aiohttp.ClientError, TimeoutError, OSError, Unavailable, msgspec.MsgspecError)
+RETRYABLE_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, Unavailable, msgspec.MsgspecError)
 """Of telling a router: it is tried again."""
 
 
-class Description:
+class InstanceDescription:
     """What this instance says of itself."""
 
     def __init__(
@@ -53,10 +53,10 @@ class Description:
         config: ApiConfig,
         model: PreparedModel,
         client: EngineClient,
-        supervisor: Instance,
-        streams: Streams,
+        supervisor: SupervisorQueries,
+        streams: StreamRegistry,
         clock: Clock,
-        others: OtherInstances,
+        others: OtherInstanceCounts,
     ) -> None:
         self.others = others
         self._config = config
@@ -65,12 +65,12 @@ class Description:
         self._supervisor = supervisor
         self._streams = streams
         self._clock = clock
-        self._text_hash = text_hash(read_text(model))
+        self._text_hash = tokenizer_hash(read_tokenizer_files(model))
         self._view: InstanceView | None = None
         self._seen_at_s = 0.0
         self._looking = asyncio.Lock()
 
-    async def now(self, asked: RegisterAnswer | None = None, *, is_leaving: bool = False) -> Registration:
+    async def registration(self, asked: RegistrationReply | None = None, *, is_leaving: bool = False) -> Registration:
         """`asked`: what the router that hears it has said last."""
         view = await self._instance()
         # The last to be waited for, so that they and what is said of the engine below belong together.
@@ -81,30 +81,32 @@ class Description:
             instance=view.incarnation,
             url=self._config.url,
             role=self._config.role,
-            state="leaving" if is_leaving else state_of(self._client, self._streams, stats),
+            state="leaving" if is_leaving else instance_state(self._client, self._streams, stats),
             model=self._model.name,
             fingerprint=self._model.fingerprint if worker is None else worker.fingerprint,
-            layout=None if worker is None else worker.layout,
+            kv_layout=None if worker is None else worker.kv_layout,
             handoff_address=self._config.handoff_address,
             max_tokens=0 if worker is None else _max_tokens(worker),
             block_size=0 if worker is None else worker.block_size,
             engine=self._client.engine or "",
             step=0 if stats is None else stats.step,
-            load=Load() if stats is None else load_of(stats),
+            load=InstanceLoad() if stats is None else instance_load(stats),
             kv_events=kv_events,
-            pids={role: [process.pid for process in view.processes if process.role == role] for role in ROLES},
+            pids_by_role={
+                role: [process.pid for process in view.processes if process.role == role] for role in PROCESS_ROLES
+            },
             oom_kills=view.oom_kills,
-            text_hash=self._text_hash,
+            tokenizer_hash=self._text_hash,
         )
 
-    async def _kv_events(self, asked: RegisterAnswer) -> KvEvents | None:
+    async def _kv_events(self, asked: RegistrationReply) -> KvEvents | None:
         return await self._client.kv_events(asked.next_kv_event) if asked.wants_kv_events else None
 
     async def _instance(self) -> InstanceView:
         async with self._looking:
             if self._view is None or self._clock.now_s() - self._seen_at_s > MAX_VIEW_AGE_S:
                 try:
-                    self._view = await self._supervisor.instance()
+                    self._view = await self._supervisor.query_instance()
                 except Unavailable:
                     if self._view is None:
                         raise
@@ -112,13 +114,13 @@ class Description:
             return self._view
 
 
-class Registering:
+class RouterRegistrar:
     """The task that does it, for as long as the process runs."""
 
     def __init__(
         self,
         config: ApiConfig,
-        description: Description,
+        description: InstanceDescription,
         clock: Clock,
         new_session: Callable[[], aiohttp.ClientSession],
     ) -> None:
@@ -131,17 +133,17 @@ class Registering:
         self._leaving: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._telling = [asyncio.create_task(self._tell_for_ever(url)) for url in self._config.routers]
+        self._telling = [asyncio.create_task(self._register_loop(url)) for url in self._config.routers]
 
-    def tell_now(self) -> None:
+    def register_now(self) -> None:
         """Something has changed that routers act on."""
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def leave(self) -> None:
+    def deregister(self) -> None:
         """Says so once; routers that do not hear it will notice by the silence."""
         if self._telling and self._leaving is None:
-            self._leaving = asyncio.create_task(self._say_goodbye())
+            self._leaving = asyncio.create_task(self._deregister())
 
     async def close(self) -> None:
         for task in self._telling:
@@ -150,80 +152,80 @@ class Registering:
         if tasks:
             await asyncio.wait(tasks, timeout=2 * POST_TIMEOUT_S)
 
-    async def _say_goodbye(self) -> None:
+    async def _deregister(self) -> None:
         for task in self._telling:
             task.cancel()
         with contextlib.suppress(Unavailable, TimeoutError):
-            message = await asyncio.wait_for(self._description.now(is_leaving=True), POST_TIMEOUT_S)
+            message = await asyncio.wait_for(self._description.registration(is_leaving=True), POST_TIMEOUT_S)
             async with self._new_session() as session:
                 posts = [self._post(session, url, message) for url in self._config.routers]
                 await asyncio.gather(*posts, return_exceptions=True)
 
-    async def _tell_for_ever(self, router_url: str) -> None:
-        pause_s, standing = FIRST_PAUSE_S, RouterStanding(router_url, self._clock)
-        answer: RegisterAnswer | None = None
+    async def _register_loop(self, router_url: str) -> None:
+        pause_s, standing = FIRST_PAUSE_S, RegistrationLog(router_url, self._clock)
+        answer: RegistrationReply | None = None
         async with self._new_session() as session:
             while True:
                 changed = self._changed
                 try:
-                    answer = await self._post(session, router_url, await self._description.now(answer))
-                    wait_s, pause_s = min(max(answer.again_after_s, MIN_AGAIN_S), MAX_AGAIN_S), FIRST_PAUSE_S
+                    answer = await self._post(session, router_url, await self._description.registration(answer))
+                    wait_s, pause_s = min(max(answer.interval_s, MIN_AGAIN_S), MAX_AGAIN_S), FIRST_PAUSE_S
                     _note_answer(standing, answer)
-                    self._description.others.note(answer.router, answer.num_others)
-                except FAULTS as fault:
+                    self._description.others.record(answer.router, answer.num_other_instances)
+                except RETRYABLE_ERRORS as fault:
                     wait_s, pause_s = pause_s, min(2 * pause_s, MAX_PAUSE_S)
                     _note_fault(standing, fault)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), wait_s)
 
-    async def _post(self, session: aiohttp.ClientSession, router_url: str, message: Registration) -> RegisterAnswer:
+    async def _post(self, session: aiohttp.ClientSession, router_url: str, message: Registration) -> RegistrationReply:
         body = msgspec.msgpack.encode(message)
         headers = {"content-type": MSGPACK}
         if key := self._config.cluster_key:
-            headers[PROOF_HEADER] = prove(key, "POST", REGISTER_PATH, body, self._clock.wall_s())
+            headers[SIGNATURE_HEADER] = sign_request(key, "POST", REGISTER_PATH, body, self._clock.wall_s())
         timeout = aiohttp.ClientTimeout(total=POST_TIMEOUT_S)
         url = router_url.rstrip("/") + REGISTER_PATH
         async with session.post(url, data=body, headers=headers, timeout=timeout) as response:
             response.raise_for_status()
-            return msgspec.msgpack.decode(await response.read(), type=RegisterAnswer)
+            return msgspec.msgpack.decode(await response.read(), type=RegistrationReply)
 
 
-class Probing:
+class ProbeEndpoint:
     """The same for a router that has a list of its instances, and asks."""
 
-    def __init__(self, description: Description, proven: Proven) -> None:
+    def __init__(self, description: InstanceDescription, proven: ClusterAuth) -> None:
         self._description = description
         self._proven = proven
-        self._decoder = msgspec.msgpack.Decoder(RegisterAnswer)
+        self._decoder = msgspec.msgpack.Decoder(RegistrationReply)
 
     async def probe(self, request: Request) -> Response:
-        asked = await proven_message(request, self._proven, self._decoder)
-        self._description.others.note(asked.router, asked.num_others)
-        return Response(msgspec.msgpack.encode(await self._description.now(asked)), media_type=MSGPACK)
+        asked = await read_cluster_message(request, self._proven, self._decoder)
+        self._description.others.record(asked.router, asked.num_other_instances)
+        return Response(msgspec.msgpack.encode(await self._description.registration(asked)), media_type=MSGPACK)
 
 
-def _note_answer(standing: RouterStanding, answer: RegisterAnswer) -> None:
+def _note_answer(standing: RegistrationLog, answer: RegistrationReply) -> None:
     if answer.error:
         standing.refused(answer.error)
     else:
-        standing.taken()
+        standing.accepted()
 
 
-def _note_fault(standing: RouterStanding, fault: Exception) -> None:
+def _note_fault(standing: RegistrationLog, fault: Exception) -> None:
     cause = str(fault) or type(fault).__name__
     if isinstance(fault, aiohttp.ClientResponseError) and fault.status < 500:
         standing.refused(cause)
     else:
-        standing.unheard(cause)
+        standing.unreachable(cause)
 
 
 def _max_tokens(worker: WorkerHello) -> int:
     return min(worker.max_model_len, worker.num_blocks * worker.block_size)
 
 
-def load_of(stats: EngineStats) -> Load:
+def instance_load(stats: EngineStats) -> InstanceLoad:
     running = sum(stats.requests.get(status, 0) for status in RUNNING)
-    return Load(
+    return InstanceLoad(
         running=running,
         waiting=sum(stats.requests.values()) - running,
         max_running=running + stats.free_slots,

@@ -4,13 +4,13 @@ from typing import Any
 
 import msgspec
 
-from onward.api.ledger import CUT
-from onward.api.structured import StructuredFields
+from onward.api.ledger import INCOMPLETE_REASONS
+from onward.api.structured import StructuredOutputFields
 from onward.text.prompt_tokens import ChatMessage
 from onward.web.template_fields import ReasoningEffort
-from onward.web.tooling import NO_TOOLS, Tool, ToolChoice, ToolPlan, plan_of
+from onward.web.tooling import NO_TOOLS, ResolvedTools, Tool, ToolChoice, resolve_tools
 
-CALLED = "tool_calls"
+TOOL_CALLS_REASON = "tool_calls"
 """What a client is told where an answer has stopped with calls."""
 
 
@@ -22,12 +22,12 @@ class StreamOptions(msgspec.Struct, frozen=True):
     """Nothing is padded here, whatever it says."""
 
 
-class Speculative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SpeculativeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_draft_tokens: int | None = None
     """How many tokens a step may guess, at most, and no more than the instance does. 0: none."""
 
 
-class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
+class GenerationRequest(StructuredOutputFields, frozen=True, kw_only=True):
     """What the endpoints that generate share."""
 
     model: str
@@ -45,12 +45,12 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
     """Of an earlier answer, one per choice: a choice that has ended there is not run again."""
     rescore_from: int | list[int] | None = None
     """A position of the output, or one per choice: from there on the given tokens' logprobs are told again."""
-    speculative: Speculative | None = None
+    speculative: SpeculativeOptions | None = None
     return_speculative_stats: bool | None = None
     """Whether the usage tells what became of the drafts."""
 
     @property
-    def own_template(self) -> str | None:
+    def client_template(self) -> str | None:
         """The client's, instead of the model's."""
         return None
 
@@ -63,14 +63,14 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
         return 1
 
     @property
-    def num_told(self) -> int:
+    def num_returned(self) -> int:
         """Choices of each prompt that the answer has."""
         return self.n or 1
 
     @property
     def num_candidates(self) -> int:
         """Choices of each prompt that are made."""
-        return self.num_told
+        return self.num_returned
 
     @property
     def num_choices(self) -> int:
@@ -78,9 +78,9 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
         return self.num_prompts * self.num_candidates
 
     @property
-    def picks_best(self) -> bool:
+    def selects_best(self) -> bool:
         """Some of what is made is not told."""
-        return self.num_candidates > self.num_told
+        return self.num_candidates > self.num_returned
 
     @property
     def include_usage(self) -> bool:
@@ -92,7 +92,7 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
         return options is not None and bool(options.include_usage and options.continuous_usage_stats)
 
     @property
-    def output_limit(self) -> int | None:
+    def max_output_tokens(self) -> int | None:
         return self.max_tokens
 
     @property
@@ -111,22 +111,22 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
         return None
 
     @property
-    def made_logprobs(self) -> int | None:
+    def engine_logprobs(self) -> int | None:
         """What the engine reports for each token, told or not: the best are chosen by it."""
-        return 0 if self.num_logprobs is None and self.picks_best else self.num_logprobs
+        return 0 if self.num_logprobs is None and self.selects_best else self.num_logprobs
 
     @property
-    def scores_prompt(self) -> int | None:
+    def engine_prompt_logprobs(self) -> int | None:
         """What the engine reports for the prompt's tokens."""
         return self.prompt_logprobs
 
     @property
-    def echoes_scores(self) -> bool:
+    def echoes_prompt_logprobs(self) -> bool:
         """Every choice tells them, before its own."""
         return False
 
     @property
-    def tells_all(self) -> bool:
+    def needs_full_output(self) -> bool:
         """The answer's form is a function of all of its tokens, also of those that an earlier attempt has told."""
         return False
 
@@ -151,40 +151,43 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
         """The tokens so far, by whichever name they were sent. None: the request starts from its prompt."""
         return getattr(self, self.resumed_field)
 
-    def tool_plan(self) -> ToolPlan:
+    def resolved_tools(self) -> ResolvedTools:
         return NO_TOOLS
 
     def stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
-    def generated(self) -> list[list[int]]:
+    def prior_token_ids(self) -> list[list[int]]:
         """The tokens so far, one list per choice."""
         given = self.resumed_tokens or []
         if self.num_choices == 1:
             return [[one for one in given if isinstance(one, int)]]
         return [one for one in given if isinstance(one, list)] or [[] for _ in range(self.num_choices)]
 
-    def told_reasons(self) -> list[str | None]:
+    def prior_finish_reasons(self) -> list[str | None]:
         """How each choice has ended in an earlier answer, if it has."""
         given = self.generated_finish_reasons or [None] * self.num_choices
-        return [None if reason in CUT else "stop" if reason == CALLED else reason for reason in given]
+        return [
+            None if reason in INCOMPLETE_REASONS else "stop" if reason == TOOL_CALLS_REASON else reason
+            for reason in given
+        ]
 
-    def rescored_from(self) -> list[int | None]:
+    def rescore_positions(self) -> list[int | None]:
         """For each choice the first position to be scored again, if there is one."""
         given = self.rescore_from
         starts = given if isinstance(given, list) else [given] * self.num_choices
-        lengths = map(len, self.generated())
+        lengths = map(len, self.prior_token_ids())
         return [None if start == length else start for start, length in zip(starts, lengths, strict=True)]
 
 
-class TextRequest(GenerationRequest, frozen=True, kw_only=True):
+class TextGenerationRequest(GenerationRequest, frozen=True, kw_only=True):
     """What those share that are answered by text."""
 
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
 
 
-class ChatRequest(TextRequest, frozen=True, kw_only=True):
+class ChatCompletionRequest(TextGenerationRequest, frozen=True, kw_only=True):
     messages: list[ChatMessage] = msgspec.field(default_factory=list)
     prompt_token_ids: list[int] | None = None
     """Instead of messages: nothing is rendered."""
@@ -208,11 +211,11 @@ class ChatRequest(TextRequest, frozen=True, kw_only=True):
     """Tokens that the model may think for."""
 
     @property
-    def own_template(self) -> str | None:
+    def client_template(self) -> str | None:
         return self.chat_template
 
     @property
-    def output_limit(self) -> int | None:
+    def max_output_tokens(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
@@ -227,11 +230,11 @@ class ChatRequest(TextRequest, frozen=True, kw_only=True):
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def tool_plan(self) -> ToolPlan:
-        return plan_of(self.tools, self.tool_choice, self.parallel_tool_calls)
+    def resolved_tools(self) -> ResolvedTools:
+        return resolve_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
-class CompletionRequest(TextRequest, frozen=True, kw_only=True):
+class CompletionRequest(TextGenerationRequest, frozen=True, kw_only=True):
     prompt: str | list[Any] | None = None
     """A text, its token ids, or a list of either."""
     prompt_token_ids: list[int | list[int]] | None = None
@@ -246,39 +249,39 @@ class CompletionRequest(TextRequest, frozen=True, kw_only=True):
 
     @property
     def num_candidates(self) -> int:
-        return self.num_told if self.best_of is None else self.best_of
+        return self.num_returned if self.best_of is None else self.best_of
 
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
     @property
-    def echoes_scores(self) -> bool:
+    def echoes_prompt_logprobs(self) -> bool:
         return bool(self.echo) and self.logprobs is not None
 
     @property
-    def scores_prompt(self) -> int | None:
-        return self.logprobs if self.echoes_scores else self.prompt_logprobs
+    def engine_prompt_logprobs(self) -> int | None:
+        return self.logprobs if self.echoes_prompt_logprobs else self.prompt_logprobs
 
     @property
     def prompt_field(self) -> str:
         return "prompt" if self.prompt_token_ids is None else "prompt_token_ids"
 
     @property
-    def lists_prompts(self) -> bool:
+    def has_prompt_list(self) -> bool:
         """Be it a single one: what is wrong with it has a place in the list."""
         given = getattr(self, self.prompt_field)
         return isinstance(given, list) and bool(given) and isinstance(given[0], (str, list))
 
     def prompts(self) -> list[str | list[int]]:
         given = getattr(self, self.prompt_field)
-        return given if self.lists_prompts else [given]
+        return given if self.has_prompt_list else [given]
 
     def prompt_path(self, index: int) -> str:
-        return f"{self.prompt_field}[{index}]" if self.lists_prompts else self.prompt_field
+        return f"{self.prompt_field}[{index}]" if self.has_prompt_list else self.prompt_field
 
 
-class TokenRequest(GenerationRequest, frozen=True, kw_only=True):
+class GenerateRequest(GenerationRequest, frozen=True, kw_only=True):
     """Our own: token ids in, token ids out."""
 
     prompt_token_ids: list[int]
@@ -289,12 +292,12 @@ class TokenRequest(GenerationRequest, frozen=True, kw_only=True):
         return self.logprobs
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class ValidationContext(msgspec.Struct, frozen=True):
     """What the server's own configuration says about requests."""
 
     model: str
     vocab_size: int
     max_choices: int
     """Of one prompt."""
-    client_templates: bool = False
+    allows_client_templates: bool = False
     """Whether a request may bring its own."""

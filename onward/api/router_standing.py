@@ -15,14 +15,14 @@ by default (`drain_s` and its last words), and than a restart. Whoever stops a c
 _logger = logging.getLogger(__name__)
 
 
-class RouterStanding:
+class RegistrationLog:
     def __init__(self, router_url: str, clock: Clock) -> None:
         self._url = router_url
         self._clock = clock
         self._answered_at_s: float | None = None
         self._is_told = False
 
-    def taken(self) -> None:
+    def accepted(self) -> None:
         self._answered_at_s = self._clock.now_s()
         if self._is_told:
             self._is_told = False
@@ -33,7 +33,7 @@ class RouterStanding:
         self._answered_at_s = self._clock.now_s()
         self._warn(cause)
 
-    def unheard(self, cause: str) -> None:
+    def unreachable(self, cause: str) -> None:
         """It has not answered. One that never did may have another address."""
         if self._answered_at_s is None or self._clock.now_s() - self._answered_at_s > PATIENCE_S:
             self._warn(cause)

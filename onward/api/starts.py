@@ -8,14 +8,14 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from onward.api.choice import Choice, Start
-from onward.api.ledger import CUT, MAX_ATTEMPT
-from onward.api.prepared import Prepared
+from onward.api.choice import ActiveChoice, ChoiceStart
+from onward.api.ledger import INCOMPLETE_REASONS, MAX_ATTEMPT
+from onward.api.prepared import PreparedRequest
 from onward.api.requests import GenerationRequest
 from onward.errors import NotFound
 from onward.proto.cursor import ChoiceCursor, Cursor
-from onward.proto.router import Attempt, GivenChoice
-from onward.web.body import wrong
+from onward.proto.router import Attempt, ChoiceSnapshot
+from onward.web.body import field_error
 
 STREAM_UNKNOWN = NotFound(
     "this stream is not held here: it was aborted, or too long ago, or by another server; send the request again",
@@ -24,33 +24,33 @@ STREAM_UNKNOWN = NotFound(
 )
 
 
-def made_again(attempt: Attempt, request: GenerationRequest, cursor: Cursor) -> Attempt:
+def regenerated_attempt(attempt: Attempt, request: GenerationRequest, cursor: Cursor) -> Attempt:
     """The attempt whose events a client has seen up to this cursor."""
     if not request.stream:
-        raise wrong("Last-Event-ID", "only allowed with stream: true")
+        raise field_error("Last-Event-ID", "only allowed with stream: true")
     if len(cursor.choices) != request.num_choices:
         problem = f"names {len(cursor.choices)} choices, and the request has {request.num_choices}"
-        raise wrong("Last-Event-ID", problem)
+        raise field_error("Last-Event-ID", problem)
     if request.seed is not None and request.seed != cursor.seed:
-        raise wrong("seed", f"the stream that is gone on with has the seed {cursor.seed}, got {request.seed}")
-    if any(choice.finish_reason in CUT for choice in cursor.choices):
+        raise field_error("seed", f"the stream that is gone on with has the seed {cursor.seed}, got {request.seed}")
+    if any(choice.finish_reason in INCOMPLETE_REASONS for choice in cursor.choices):
         # It was cut, and its client has been told so: it goes on as a new request with `generated_token_ids`.
         raise STREAM_UNKNOWN
-    for choice, given in zip(cursor.choices, request.generated(), strict=True):
+    for choice, given in zip(cursor.choices, request.prior_token_ids(), strict=True):
         if choice.position < len(given):
-            raise wrong("Last-Event-ID", f"names a place before the end of {request.resumed_field}")
+            raise field_error("Last-Event-ID", f"names a place before the end of {request.resumed_field}")
     return msgspec.structs.replace(
         attempt,
         request_id=cursor.request_id,
-        epoch=min(cursor.epoch + 1, MAX_ATTEMPT),
+        attempt_epoch=min(cursor.attempt_epoch + 1, MAX_ATTEMPT),
         seed=cursor.seed,
         created_s=cursor.created_s,
-        skip_to=cursor.choices,
-        usage_told=cursor.usage_told,
+        reader_positions=cursor.choices,
+        usage_sent=cursor.usage_sent,
     )
 
 
-def continued(attempt: Attempt, cursor: Cursor) -> Attempt | None:
+def resumed_attempt(attempt: Attempt, cursor: Cursor) -> Attempt | None:
     """The next attempt, from where the client is. None if these tokens do not reach it. It is admitted like a new request:
     the slot of the earlier attempt was given back when its client went away."""
     if len(attempt.choices) != len(cursor.choices) or attempt.seed != cursor.seed:
@@ -60,88 +60,90 @@ def continued(attempt: Attempt, cursor: Cursor) -> Attempt | None:
         return None
     return msgspec.structs.replace(
         attempt,
-        epoch=max(attempt.epoch, cursor.epoch) + 1,
-        choices=[GivenChoice(made.token_ids[: client.position], client.finish_reason) for made, client in pairs],
-        skip_to=[],
-        usage_told=cursor.usage_told,
-        was_taken=False,
+        attempt_epoch=max(attempt.attempt_epoch, cursor.attempt_epoch) + 1,
+        choices=[ChoiceSnapshot(made.token_ids[: client.position], client.finish_reason) for made, client in pairs],
+        reader_positions=[],
+        usage_sent=cursor.usage_sent,
+        was_accepted=False,
     )
 
 
-def given_of(prepared: Prepared) -> list[GivenChoice]:
+def prior_choices(prepared: PreparedRequest) -> list[ChoiceSnapshot]:
     """Of each choice what is known before the work begins."""
     if prepared.attempt.choices:
         return prepared.attempt.choices
-    return [GivenChoice(token_ids) for token_ids in prepared.request.generated()]
+    return [ChoiceSnapshot(token_ids) for token_ids in prepared.request.prior_token_ids()]
 
 
-def text_before_end(token_ids: Sequence[int], end_token_ids: Collection[int], min_tokens: int) -> Sequence[int]:
+def tokens_before_end(token_ids: Sequence[int], end_token_ids: Collection[int], min_tokens: int) -> Sequence[int]:
     """The tokens that are text. An end token is no part of any grammar."""
     ends = (at for at, token in enumerate(token_ids) if at >= min_tokens and token in end_token_ids)
     return token_ids[: next(ends, len(token_ids))]
 
 
-def starts_of(prepared: Prepared) -> list[Start]:
+def choice_starts(prepared: PreparedRequest) -> list[ChoiceStart]:
     request = prepared.request
-    owns = zip(request.generated(), request.told_reasons(), request.rescored_from(), strict=True)
-    skips = prepared.attempt.skip_to or [None] * request.num_choices
-    has_logprobs = request.made_logprobs is not None
-    if request.tells_all and not prepared.is_whole:
-        return [_start_retold(*pair, has_logprobs) for pair in zip(given_of(prepared), skips, strict=True)]
+    owns = zip(request.prior_token_ids(), request.prior_finish_reasons(), request.rescore_positions(), strict=True)
+    skips = prepared.attempt.reader_positions or [None] * request.num_choices
+    has_logprobs = request.engine_logprobs is not None
+    if request.needs_full_output and not prepared.returns_whole_body:
+        return [_replayed_start(*pair, has_logprobs) for pair in zip(prior_choices(prepared), skips, strict=True)]
     return [
-        _start_whole(given, len(own), told, rescore_from, has_logprobs)
-        if prepared.is_whole
-        else _start_stream(given, len(own), told, rescore_from, skip_to)
-        for given, (own, told, rescore_from), skip_to in zip(given_of(prepared), owns, skips, strict=True)
+        _whole_body_start(given, len(own), told, rescore_from, has_logprobs)
+        if prepared.returns_whole_body
+        else _stream_start(given, len(own), told, rescore_from, skip_to)
+        for given, (own, told, rescore_from), skip_to in zip(prior_choices(prepared), owns, skips, strict=True)
     ]
 
 
-def _start_stream(
-    given: GivenChoice, num_own: int, own_end: str | None, rescore_from: int | None, skip_to: ChoiceCursor | None
-) -> Start:
+def _stream_start(
+    given: ChoiceSnapshot, num_own: int, own_end: str | None, rescore_from: int | None, skip_to: ChoiceCursor | None
+) -> ChoiceStart:
     """The client has been told `given`, of which it has brought `num_own` along itself."""
     token_ids, end = given.token_ids, given.finish_reason
     if skip_to is not None and end is None and len(token_ids) >= skip_to.position:
         # Where it was as far as this already, only the end remains to be skipped.
         end, skip_to = skip_to.finish_reason, None
     if end is not None:
-        return Start(token_ids, end, repeats_end=False)
+        return ChoiceStart(token_ids, end, emit_end=False)
     is_at_own = len(token_ids) == num_own
     if is_at_own and own_end is not None:
-        return Start(token_ids, own_end, rescore_from=rescore_from)
-    return Start(token_ids, rescore_from=rescore_from if is_at_own else None, skip_to=skip_to)
+        return ChoiceStart(token_ids, own_end, rescore_from=rescore_from)
+    return ChoiceStart(token_ids, rescore_from=rescore_from if is_at_own else None, reader_position=skip_to)
 
 
-def _start_whole(
-    given: GivenChoice, num_own: int, own_end: str | None, rescore_from: int | None, has_logprobs: bool
-) -> Start:
+def _whole_body_start(
+    given: ChoiceSnapshot, num_own: int, own_end: str | None, rescore_from: int | None, has_logprobs: bool
+) -> ChoiceStart:
     """Nobody has been told anything; the answer has all behind what the client has brought along."""
     token_ids = given.token_ids
     if own_end is not None:
-        return Start(token_ids[:num_own], own_end, rescore_from=rescore_from)
+        return ChoiceStart(token_ids[:num_own], own_end, rescore_from=rescore_from)
     scored_from = num_own if rescore_from is None else rescore_from
     is_scored = has_logprobs and scored_from < len(token_ids)
-    end = None if given.finish_reason in CUT else given.finish_reason
-    return Start(token_ids, end, tells_from=num_own, rescore_from=scored_from if is_scored else None)
+    end = None if given.finish_reason in INCOMPLETE_REASONS else given.finish_reason
+    return ChoiceStart(token_ids, end, emit_from=num_own, rescore_from=scored_from if is_scored else None)
 
 
-def _start_retold(given: GivenChoice, skip_to: ChoiceCursor | None, has_logprobs: bool) -> Start:
+def _replayed_start(given: ChoiceSnapshot, skip_to: ChoiceCursor | None, has_logprobs: bool) -> ChoiceStart:
     """The client has been told `given`, and what it is told next depends on all of it."""
     token_ids, end = given.token_ids, given.finish_reason
     if skip_to is not None and end is None and len(token_ids) >= skip_to.position:
         end, skip_to = skip_to.finish_reason, None
     is_scored = has_logprobs and bool(token_ids) and end is None
-    return Start(token_ids, end, end is None, tells_from=0, rescore_from=0 if is_scored else None, skip_to=skip_to)
+    return ChoiceStart(
+        token_ids, end, end is None, emit_from=0, rescore_from=0 if is_scored else None, reader_position=skip_to
+    )
 
 
-def known_of(prepared: Prepared, start: Start, choice: Choice) -> ChoiceCursor:
-    is_told = prepared.is_whole or not start.repeats_end
+def reader_position(prepared: PreparedRequest, start: ChoiceStart, choice: ActiveChoice) -> ChoiceCursor:
+    is_told = prepared.returns_whole_body or not start.emit_end
     return ChoiceCursor(choice.position, choice.finish_reason if is_told else None)
 
 
-def made_of(choice: Choice, given: GivenChoice) -> GivenChoice:
+def choice_snapshot(choice: ActiveChoice, given: ChoiceSnapshot) -> ChoiceSnapshot:
     """What there is of a choice now; one that is being scored again may be behind what was given."""
     if choice.position < len(given.token_ids):
         return given
     reason = choice.finish_reason
-    return GivenChoice(list(choice.token_ids), None if reason in CUT else reason)
+    return ChoiceSnapshot(list(choice.token_ids), None if reason in INCOMPLETE_REASONS else reason)

@@ -7,60 +7,60 @@ from typing import Protocol
 
 from onward.errors import Unavailable
 from onward.proto.control import (
-    AskDrain,
-    AskInstance,
-    AskSnapshot,
-    AskUndrain,
     Drain,
     EngineGone,
     EngineUp,
     FromChild,
     InstanceView,
-    NewKeys,
-    ShelfGone,
-    ShelfUp,
-    Snapshot,
-    Stop,
+    MetricsSnapshot,
+    QueryInstance,
+    QueryMetrics,
+    RequestDrain,
+    RequestUndrain,
+    StopChild,
+    StreamStoreGone,
+    StreamStoreUp,
     ToChild,
     Undrain,
+    UpdateApiKeys,
 )
-from onward.proto.stats import Family
+from onward.proto.stats import MetricFamily
 
-ASK_TIMEOUT_S = 3.0
+QUERY_TIMEOUT_S = 3.0
 
 
-class Channel(Protocol):
+class SupervisorChannel(Protocol):
     """What `transport.control.ControlChannel` does."""
 
     def send(self, message: FromChild) -> bool: ...
     def receive(self) -> ToChild | None: ...
 
 
-class Listener(Protocol):
+class EngineListener(Protocol):
     def engine_up(self, message: EngineUp) -> None: ...
     def engine_gone(self, message: EngineGone) -> None: ...
 
 
-class ShelfListener(Protocol):
-    def shelf_up(self, message: ShelfUp) -> None: ...
-    def shelf_gone(self, message: ShelfGone) -> None: ...
+class StreamStoreListener(Protocol):
+    def store_up(self, message: StreamStoreUp) -> None: ...
+    def store_gone(self, message: StreamStoreGone) -> None: ...
 
 
-class SupervisorLink:
-    def __init__(self, channel: Channel, snapshot: Callable[[], list[Family]]) -> None:
+class SupervisorClient:
+    def __init__(self, channel: SupervisorChannel, snapshot: Callable[[], list[MetricFamily]]) -> None:
         self._channel = channel
         self._snapshot = snapshot
         self._ask_ids = itertools.count(1)
         self._asked: dict[int, asyncio.Future[InstanceView]] = {}
 
-    def read(
+    def dispatch_messages(
         self,
-        listener: Listener,
-        shelf: ShelfListener,
+        listener: EngineListener,
+        shelf: StreamStoreListener,
         drain: Callable[[], None],
         undrain: Callable[[], None],
         stop: Callable[[float], None],
-        new_keys: Callable[[NewKeys], None],
+        new_keys: Callable[[UpdateApiKeys], None],
     ) -> None:
         """Acts on every message that is there. The channel raises when the supervisor has died."""
         while (message := self._channel.receive()) is not None:
@@ -69,48 +69,48 @@ class SupervisorLink:
                     listener.engine_up(message)
                 case EngineGone():
                     listener.engine_gone(message)
-                case ShelfUp():
-                    shelf.shelf_up(message)
-                case ShelfGone():
-                    shelf.shelf_gone(message)
-                case AskSnapshot():
-                    self._channel.send(Snapshot(message.ask_id, self._snapshot()))
+                case StreamStoreUp():
+                    shelf.store_up(message)
+                case StreamStoreGone():
+                    shelf.store_gone(message)
+                case QueryMetrics():
+                    self._channel.send(MetricsSnapshot(message.query_id, self._snapshot()))
                 case InstanceView():
-                    self._answered(message)
+                    self._resolve_query(message)
                 case Drain():
                     drain()
                 case Undrain():
                     undrain()
-                case NewKeys():
+                case UpdateApiKeys():
                     new_keys(message)
-                case Stop():
+                case StopChild():
                     stop(message.grace_s)
                 case _:
                     raise AssertionError(f"not a message for an api process: {type(message).__name__}")
 
-    def ask_drain(self) -> None:
+    def request_drain(self) -> None:
         """For the whole instance: the supervisor tells every api process."""
-        if not self._channel.send(AskDrain()):
+        if not self._channel.send(RequestDrain()):
             raise Unavailable("the supervisor does not read", retry_after_s=1.0)
 
-    def ask_undrain(self) -> None:
-        if not self._channel.send(AskUndrain()):
+    def request_undrain(self) -> None:
+        if not self._channel.send(RequestUndrain()):
             raise Unavailable("the supervisor does not read", retry_after_s=1.0)
 
-    async def instance(self) -> InstanceView:
+    async def query_instance(self) -> InstanceView:
         """The whole instance, as of now."""
         ask_id = next(self._ask_ids)
         answer = self._asked[ask_id] = asyncio.get_running_loop().create_future()
         try:
-            if not self._channel.send(AskInstance(ask_id)):
+            if not self._channel.send(QueryInstance(ask_id)):
                 raise Unavailable("the supervisor does not read")
-            return await asyncio.wait_for(answer, ASK_TIMEOUT_S)
+            return await asyncio.wait_for(answer, QUERY_TIMEOUT_S)
         except TimeoutError:
-            raise Unavailable(f"the supervisor did not answer within {ASK_TIMEOUT_S:g} s") from None
+            raise Unavailable(f"the supervisor did not answer within {QUERY_TIMEOUT_S:g} s") from None
         finally:
             del self._asked[ask_id]
 
-    def _answered(self, view: InstanceView) -> None:
-        answer = self._asked.get(view.ask_id)
+    def _resolve_query(self, view: InstanceView) -> None:
+        answer = self._asked.get(view.query_id)
         if answer is not None and not answer.done():
             answer.set_result(view)

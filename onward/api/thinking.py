@@ -2,42 +2,44 @@
 
 from collections.abc import Collection, Sequence
 
-from onward.proto.thinking import ThinkingRule
-from onward.text.reasoning.budget import is_open_behind, thinking_rule
+from onward.proto.thinking import ReasoningParams
+from onward.text.reasoning.budget import make_reasoning_params, starts_in_reasoning
 from onward.text.reasoning.tags import ReasoningFormat
-from onward.text.reasoning.thinking_tokens import forbidden_end
+from onward.text.reasoning.thinking_tokens import find_forbidden_forced_token
 from onward.text.tokenizer import Tokenizer
-from onward.web.body import wrong
+from onward.web.body import field_error
 
 
-def check_ends(rule: ThinkingRule | None, end_token_ids: Collection[int], min_tokens: int) -> None:
+def check_forced_end(rule: ReasoningParams | None, end_token_ids: Collection[int], min_tokens: int) -> None:
     """Refuses a request whose budget forces a token that its `min_tokens` forbids."""
-    token_id = None if rule is None else forbidden_end(rule, end_token_ids, min_tokens)
+    token_id = None if rule is None else find_forbidden_forced_token(rule, end_token_ids, min_tokens)
     if rule is not None and token_id is not None:
         problem = f"token {token_id} ends thinking when thinking_budget ({rule.budget}) is used up, and min_tokens"
-        raise wrong("stop_token_ids", f"{problem} ({min_tokens}) forbids it there; leave it out or lower min_tokens")
+        raise field_error(
+            "stop_token_ids", f"{problem} ({min_tokens}) forbids it there; leave it out or lower min_tokens"
+        )
 
 
-def rule_of(
+def build_reasoning_params(
     form: ReasoningFormat | None,
     tokenizer: Tokenizer | None,
     prompt_token_ids: Sequence[int],
     budget: int | None,
     *,
     has_grammar: bool,
-    goes_on: bool = False,
-) -> ThinkingRule | None:
+    continues_message: bool = False,
+) -> ReasoningParams | None:
     """None where nobody needs to follow the thinking: only a budget, and a grammar for what comes behind it, do. `goes_on`:
     with a message that has begun in the prompt."""
     if form is None or tokenizer is None:
         if budget is not None:
-            raise wrong("thinking_budget", "this model does not mark its thinking, or --reasoning-parser is none")
+            raise field_error("thinking_budget", "this model does not mark its thinking, or --reasoning-parser is none")
         return None
     if budget is None and not has_grammar:
         return None
-    begins_inside = is_open_behind(form, tokenizer, prompt_token_ids, goes_on=goes_on)
-    rule = thinking_rule(form, tokenizer, begins_inside=begins_inside, budget=budget)
+    begins_inside = starts_in_reasoning(form, tokenizer, prompt_token_ids, continues_message=continues_message)
+    rule = make_reasoning_params(form, tokenizer, begins_inside=begins_inside, budget=budget)
     if rule is None and budget is not None:
         problem = f"the tags {form.begin} and {form.end} are not in this model's vocabulary"
-        raise wrong("thinking_budget", f"{problem}, so thinking cannot be followed")
+        raise field_error("thinking_budget", f"{problem}, so thinking cannot be followed")
     return rule

@@ -11,23 +11,23 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onward.api.jobs import Backend, bounds_of
+from onward.api.jobs import ApiServices, validation_context
 from onward.api.openai import check_model
-from onward.api.proven import Proven
+from onward.api.proven import ClusterAuth
 from onward.api.request_checks import check_chat_template, check_messages, check_token_ids
-from onward.api.work_queues import ByTemplate
+from onward.api.work_queues import DeferredRender
 from onward.errors import InvalidRequest
 from onward.proto.router import CALLER_HEADER
 from onward.text.prompt_tokens import ChatMessage
 from onward.web import http
-from onward.web.body import decode, wrong
+from onward.web.body import decode, field_error
 from onward.web.body_parts import check_parts
-from onward.web.callers import CLUSTER, caller_of
+from onward.web.callers import CLUSTER, get_caller
 from onward.web.responses import json_response
-from onward.web.template_fields import ChatFields, rendering_of
+from onward.web.template_fields import ChatTemplateFields, template_options
 
 
-class TokenizeRequest(ChatFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TokenizeRequest(ChatTemplateFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
@@ -46,47 +46,51 @@ _tokenize = msgspec.json.Decoder(TokenizeRequest)
 _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
 
-class Tokenizing:
-    def __init__(self, backend: Backend, proven: Proven) -> None:
+class TokenizeEndpoints:
+    def __init__(self, backend: ApiServices, proven: ClusterAuth) -> None:
         self._backend = backend
         self._proven = proven
-        self._bounds = bounds_of(backend)
+        self._bounds = validation_context(backend)
 
     async def tokenize(self, request: Request) -> Response:
-        return await self._answered(caller_of(request.scope).name, self._tokenized, await self._body(request))
+        return await self._run(get_caller(request.scope).name, self._tokenized, await self._body(request))
 
     async def detokenize(self, request: Request) -> Response:
-        return await self._answered(caller_of(request.scope).name, self._detokenized, await self._body(request))
+        return await self._run(get_caller(request.scope).name, self._detokenized, await self._body(request))
 
     async def tokenize_for_router(self, request: Request) -> Response:
-        return await self._answered(_routers_caller(request), self._tokenized, await self._proven_body(request))
+        return await self._run(_caller_of_router(request), self._tokenized, await self._authenticated_body(request))
 
     async def detokenize_for_router(self, request: Request) -> Response:
-        return await self._answered(_routers_caller(request), self._detokenized, await self._proven_body(request))
+        return await self._run(_caller_of_router(request), self._detokenized, await self._authenticated_body(request))
 
     async def _body(self, request: Request) -> bytes:
         try:
             return await http.read_body(request.receive, self._backend.config.max_body_bytes)
-        except http.Disconnected:
+        except http.ClientDisconnected:
             raise InvalidRequest("whoever asked has gone") from None
 
-    async def _proven_body(self, request: Request) -> bytes:
-        return await self._proven.body(request, self._backend.config.max_body_bytes)
+    async def _authenticated_body(self, request: Request) -> bytes:
+        return await self._proven.authenticated_body(request, self._backend.config.max_body_bytes)
 
-    async def _answered(
-        self, caller: str, answer: Callable[[bytes], dict[str, Any] | ByTemplate[dict[str, Any]]], body: bytes
+    async def _run(
+        self, caller: str, answer: Callable[[bytes], dict[str, Any] | DeferredRender[dict[str, Any]]], body: bytes
     ) -> Response:
-        return json_response(await self._backend.queues.run_text(caller, lambda: answer(body), len(body)))
+        return json_response(await self._backend.executors.run_preprocessing(caller, lambda: answer(body), len(body)))
 
-    def _tokenized(self, body: bytes) -> dict[str, Any] | ByTemplate[dict[str, Any]]:
+    def _tokenized(self, body: bytes) -> dict[str, Any] | DeferredRender[dict[str, Any]]:
         check_parts(body)
         asked = decode(body, _tokenize)
         self._check_model(asked.model)
-        return self._told(asked) if asked.chat_template is None else ByTemplate(lambda: self._told(asked))
+        return (
+            self._tokenize_body(asked)
+            if asked.chat_template is None
+            else DeferredRender(lambda: self._tokenize_body(asked))
+        )
 
-    def _told(self, asked: TokenizeRequest) -> dict[str, Any]:
+    def _tokenize_body(self, asked: TokenizeRequest) -> dict[str, Any]:
         token_ids = self._of_chat(asked) if asked.messages is not None else self._of_prompt(asked)
-        names = self._backend.prompts.names
+        names = self._backend.text_processor.token_strings
         return {
             "count": len(token_ids),
             "max_model_len": self._max_model_len(),
@@ -96,37 +100,39 @@ class Tokenizing:
 
     def _of_prompt(self, asked: TokenizeRequest) -> list[int]:
         if asked.prompt is None:
-            raise wrong("prompt", "is required, or messages")
-        return self._backend.prompts.of_any_text(
+            raise field_error("prompt", "is required, or messages")
+        return self._backend.text_processor.tokenize_text(
             asked.prompt, "prompt", add_special_tokens=asked.add_special_tokens is not False
         )
 
     def _of_chat(self, asked: TokenizeRequest) -> list[int]:
         messages = asked.messages or []
         if asked.prompt is not None:
-            raise wrong("messages", "stand instead of prompt, so only one of the two can be given")
+            raise field_error("messages", "stand instead of prompt, so only one of the two can be given")
         if asked.add_special_tokens:
-            raise wrong("add_special_tokens", "must not be true with messages: the template writes its own")
+            raise field_error("add_special_tokens", "must not be true with messages: the template writes its own")
         check_messages(messages)
         check_chat_template(asked, self._bounds)
         now_s = int(self._backend.clock.wall_s())
-        return self._backend.prompts.of_messages(messages, rendering_of(asked), asked.chat_template, now_s)
+        return self._backend.text_processor.tokenize_messages(
+            messages, template_options(asked), asked.chat_template, now_s
+        )
 
     def _detokenized(self, body: bytes) -> dict[str, Any]:
         asked = decode(body, _detokenize)
         self._check_model(asked.model)
         check_token_ids("tokens", asked.tokens, self._bounds)
-        return {"prompt": self._backend.prompts.text_of(asked.tokens, with_special=True)}
+        return {"prompt": self._backend.text_processor.decode(asked.tokens, with_special=True)}
 
     def _check_model(self, model: str | None) -> None:
         if model is not None:
             check_model(model, self._bounds)
 
     def _max_model_len(self) -> int:
-        worker = self._backend.client.worker
+        worker = self._backend.engine_client.worker
         return self._backend.model.config.max_position_embeddings if worker is None else worker.max_model_len
 
 
-def _routers_caller(request: Request) -> str:
+def _caller_of_router(request: Request) -> str:
     """Whose work it is. That decides about turns and nothing else, so the proof need not cover it."""
     return request.headers.get(CALLER_HEADER, CLUSTER.name)

@@ -9,10 +9,10 @@ The text of such an answer is read by the `json` format.
 import json
 from typing import Any
 
-from onward.api.structured import StructuredFields, Wanted, wanted_structure
+from onward.api.structured import RequestedGrammar, StructuredOutputFields, requested_grammar
 from onward.proto.sampling import MAX_GRAMMAR_BYTES, Grammar
-from onward.web.body import wrong
-from onward.web.tooling import Tool, ToolPlan
+from onward.web.body import field_error
+from onward.web.tooling import ResolvedTools, Tool
 
 ANYTHING: dict[str, Any] = {"type": "object"}
 """For a tool that does not say what its arguments are."""
@@ -22,7 +22,7 @@ _DATA_KEYWORDS = frozenset({"const", "enum", "default", "examples"})
 _MAPS_OF_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 
 
-def grammar_for_tools(plan: ToolPlan) -> Grammar | None:
+def tool_call_grammar(plan: ResolvedTools) -> Grammar | None:
     """None if the model may say what it likes."""
     if not plan.is_forced:
         return None
@@ -31,23 +31,25 @@ def grammar_for_tools(plan: ToolPlan) -> Grammar | None:
         "type": "array",
         "minItems": 1,
         "items": {"anyOf": [_call(index, tool) for index, tool in enumerate(tools)]},
-        "$defs": {_place(index): _moved(_schema(tool), index) for index, tool in enumerate(tools)},
+        "$defs": {_place(index): _with_moved_refs(_schema(tool), index) for index, tool in enumerate(tools)},
     }
     if plan.max_calls is not None:
         schema["maxItems"] = plan.max_calls
     source = json.dumps(schema, ensure_ascii=False)
     if len(source.encode()) > MAX_GRAMMAR_BYTES:
-        choice = plan.mode if plan.mode == "required" else "a function"
-        raise wrong("tools", f"with tool_choice {choice}, at most {MAX_GRAMMAR_BYTES} bytes of schemas in all")
+        choice = plan.tool_choice if plan.tool_choice == "required" else "a function"
+        raise field_error("tools", f"with tool_choice {choice}, at most {MAX_GRAMMAR_BYTES} bytes of schemas in all")
     return Grammar("json_schema", source)
 
 
-def structure_of(request: StructuredFields, plan: ToolPlan) -> Wanted | None:
+def output_grammar(request: StructuredOutputFields, plan: ResolvedTools) -> RequestedGrammar | None:
     """What an answer must look like, be it by the request's own words or because it must call."""
-    wanted, calls = wanted_structure(request), grammar_for_tools(plan)
-    if wanted is not None and plan.mode != "none":
-        raise wrong(wanted.path, "not allowed with tools that may be called; tool_choice none forbids calls")
-    return wanted if calls is None else Wanted(calls, "tools")
+    wanted, calls = requested_grammar(request), tool_call_grammar(plan)
+    if wanted is not None and plan.tool_choice != "none":
+        raise field_error(
+            wanted.field_path, "not allowed with tools that may be called; tool_choice none forbids calls"
+        )
+    return wanted if calls is None else RequestedGrammar(calls, "tools")
 
 
 def _call(index: int, tool: Tool) -> dict[str, Any]:
@@ -71,10 +73,10 @@ def _place(index: int) -> str:
     return f"tool_{index}"
 
 
-def _moved(schema: Any, index: int) -> Any:
+def _with_moved_refs(schema: Any, index: int) -> Any:
     """The schema with references into itself that hold where it stands now."""
     if isinstance(schema, list):
-        return [_moved(one, index) for one in schema]
+        return [_with_moved_refs(one, index) for one in schema]
     if not isinstance(schema, dict):
         return schema
     return {keyword: _moved_value(keyword, value, index) for keyword, value in schema.items()}
@@ -87,5 +89,5 @@ def _moved_value(keyword: str, value: Any, index: int) -> Any:
         return f"#/$defs/{_place(index)}{value[1:]}"
     if keyword in _MAPS_OF_SCHEMAS and isinstance(value, dict):
         # The names in here are not keywords, whatever they look like.
-        return {name: _moved(inner, index) for name, inner in value.items()}
-    return _moved(value, index)
+        return {name: _with_moved_refs(inner, index) for name, inner in value.items()}
+    return _with_moved_refs(value, index)

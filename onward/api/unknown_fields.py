@@ -3,7 +3,7 @@
 import logging
 
 from onward import log
-from onward.api.known_fields import named
+from onward.api.known_fields import format_names
 from onward.obs.metrics import Counter
 
 MAX_LOGGED = 256
@@ -12,13 +12,13 @@ MAX_LOGGED = 256
 _logger = logging.getLogger(__name__)
 
 
-class UnknownFields:
+class UnknownFieldReporter:
     def __init__(self, counter: Counter, max_logged: int = MAX_LOGGED) -> None:
         self._counter = counter
         self._max_logged = max_logged
         self._logged: set[str] = set()
 
-    def note(self, names: tuple[str, ...], path: str, request_id: str) -> None:
+    def report(self, names: tuple[str, ...], path: str, request_id: str) -> None:
         if not names:
             return
         self._counter.inc(by=len(names))
@@ -27,6 +27,10 @@ class UnknownFields:
             self._logged.update(new)
             _logger.warning(
                 log.event(
-                    "request has unknown fields", fields=named(new), path=path, request=request_id, action="ignored"
+                    "request has unknown fields",
+                    fields=format_names(new),
+                    path=path,
+                    request=request_id,
+                    action="ignored",
                 )
             )

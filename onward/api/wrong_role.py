@@ -6,7 +6,7 @@ from starlette.types import Receive, Scope, Send
 
 from onward.errors import InvalidRequest, OnwardError, TooLarge
 from onward.web import http
-from onward.web.failures import info_of
+from onward.web.failures import to_error_info
 
 WRONG_ROLE = InvalidRequest(
     "this instance has the role prefill: it computes prompts for decode instances, and sends no text to clients; "
@@ -15,15 +15,15 @@ WRONG_ROLE = InvalidRequest(
 )
 
 
-class WrongRole:
+class WrongRoleEndpoint:
     """An ASGI application. The body is read and not kept, so that the connection can be used again."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with contextlib.suppress(TooLarge):
                 await http.read_body(receive, max_bytes=0)
-            await http.respond_error(send, info_of(WRONG_ROLE))
-        except http.Disconnected:
+            await http.respond_error(send, to_error_info(WRONG_ROLE))
+        except http.ClientDisconnected:
             return
         except OnwardError as error:
-            await http.respond_error(send, info_of(error))
+            await http.respond_error(send, to_error_info(error))

@@ -46,7 +46,7 @@ class ThreadTimes(msgspec.Struct, frozen=True):
         return ThreadTimes(self.loop_s - earlier.loop_s, self.text_s - earlier.text_s, self.zmq_s - earlier.zmq_s)
 
 
-class Sample(msgspec.Struct, frozen=True):
+class ApiCostSample(msgspec.Struct, frozen=True):
     """One load."""
 
     num_requests: int
@@ -68,12 +68,12 @@ class Sample(msgspec.Struct, frozen=True):
         return self.used.all_s / self.num_requests
 
 
-class Streamed(msgspec.Struct, frozen=True):
+class StreamCost(msgspec.Struct, frozen=True):
     """The same load with short and with long streams."""
 
     interval_ms: float
-    short: Sample
-    long: Sample
+    short: ApiCostSample
+    long: ApiCostSample
 
     @property
     def us_per_token(self) -> float:
@@ -93,7 +93,7 @@ class Streamed(msgspec.Struct, frozen=True):
         return 1e6 * added / (long.tokens_each - short.tokens_each)
 
 
-class Row(msgspec.Struct, frozen=True):
+class ApiCostRow(msgspec.Struct, frozen=True):
     figure: str
     load: str
     value: float
@@ -106,11 +106,11 @@ class Row(msgspec.Struct, frozen=True):
         return self.bar is not None and self.value > self.bar
 
 
-def _row(figure: str, load: str, values: Sequence[float], bar: float | None = None) -> Row:
-    return Row(figure, load, median(values), min(values), max(values), bar)
+def _row(figure: str, load: str, values: Sequence[float], bar: float | None = None) -> ApiCostRow:
+    return ApiCostRow(figure, load, median(values), min(values), max(values), bar)
 
 
-def streamed_rows(load: str, rounds: Sequence[Streamed]) -> list[Row]:
+def streamed_rows(load: str, rounds: Sequence[StreamCost]) -> list[ApiCostRow]:
     return [
         _row("µs per streamed token", load, [one.us_per_token for one in rounds], MAX_US_PER_TOKEN),
         _row("  of them, the wire's own thread", load, [one.zmq_us_per_token for one in rounds]),
@@ -119,7 +119,7 @@ def streamed_rows(load: str, rounds: Sequence[Streamed]) -> list[Row]:
     ]
 
 
-def whole_rows(load: str, rounds: Sequence[Sample]) -> list[Row]:
+def whole_rows(load: str, rounds: Sequence[ApiCostSample]) -> list[ApiCostRow]:
     return [
         _row("ms per short request", load, [1e3 * one.s_per_request for one in rounds], MAX_MS_PER_REQUEST),
         _row("  of them, the threads for text", load, [1e3 * one.used.text_s / one.num_requests for one in rounds]),

@@ -28,7 +28,7 @@ _NEW_TOKENS = re.compile(rb"id: 1;[^\n]*;0:([0-9+]+)\n")
 _USAGE = re.compile(rb'"completion_tokens":(\d+)')
 
 
-class Load(msgspec.Struct, frozen=True):
+class ApiLoad(msgspec.Struct, frozen=True):
     """So many connections at once, each with so many requests one after the other, all alike."""
 
     port: int
@@ -51,13 +51,13 @@ class Load(msgspec.Struct, frozen=True):
         return head.format(PATH, self.port, len(body)).encode() + body
 
 
-class Taken(msgspec.Struct, frozen=True):
+class ApiLoadResult(msgspec.Struct, frozen=True):
     num_tokens: int
     num_events: int
     """That had tokens. As many as tokens where each travelled alone; 0 without streams."""
 
 
-class Connection(asyncio.Protocol):
+class ApiLoadConnection(asyncio.Protocol):
     """One request at a time."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
 
-def check_whole(response: bytes, load: Load) -> Taken:
+def check_whole(response: bytes, load: ApiLoad) -> ApiLoadResult:
     """Raises `ServerError` if it is not the whole answer."""
     if not response.startswith(b"HTTP/1.1 200"):
         raise ServerError(f"the server refused: {response[:300].decode(errors='replace')}")
@@ -122,14 +122,14 @@ def check_whole(response: bytes, load: Load) -> Taken:
         raise ServerError(
             f"an answer had {num_tokens} tokens and told {num_told}, and {load.max_tokens} were asked for"
         )
-    return Taken(num_tokens, len(events))
+    return ApiLoadResult(num_tokens, len(events))
 
 
-async def run(load: Load) -> Taken:
+async def run(load: ApiLoad) -> ApiLoadResult:
     message = load.message()
 
-    async def one_connection() -> list[Taken]:
-        _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", load.port)
+    async def one_connection() -> list[ApiLoadResult]:
+        _, connection = await asyncio.get_running_loop().create_connection(ApiLoadConnection, "127.0.0.1", load.port)
         try:
             return [check_whole(await connection.ask(message), load) for _ in range(load.requests_each)]
         finally:
@@ -137,7 +137,7 @@ async def run(load: Load) -> Taken:
 
     each = await asyncio.gather(*(one_connection() for _ in range(load.num_connections)))
     taken = [one for answers in each for one in answers]
-    return Taken(sum(one.num_tokens for one in taken), sum(one.num_events for one in taken))
+    return ApiLoadResult(sum(one.num_tokens for one in taken), sum(one.num_events for one in taken))
 
 
 def main() -> None:
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, required=True)
     parser.add_argument("--stream", action="store_true")
     args = parser.parse_args()
-    load = Load(args.port, args.model, args.connections, args.requests_each, args.max_tokens, args.stream)
+    load = ApiLoad(args.port, args.model, args.connections, args.requests_each, args.max_tokens, args.stream)
     try:
         taken = uvloop.run(run(load))
     except ServerError as fault:

@@ -12,14 +12,14 @@ import aiohttp
 import msgspec
 
 from onward.bench import load
-from onward.bench.load import Job, Record, Target
-from onward.bench.prompts import words
+from onward.bench.load import BenchRequest, BenchTarget, RequestTiming
+from onward.bench.prompts import random_words
 from onward.bench.report import percentile
 from onward.errors import ServerError
 
 
 @dataclass(frozen=True, slots=True)
-class Chats:
+class ChatLoad:
     num_chats: int
     at_once: int
     """Odd where instances are even in number: round robin would send each chat to the same one by luck."""
@@ -31,7 +31,7 @@ class Chats:
     """Between an answer and the next question, half as much more or less."""
 
 
-class Turn(msgspec.Struct, frozen=True):
+class ChatTurn(msgspec.Struct, frozen=True):
     number: int
     """Of the chat, from 0."""
     ttft_s: float
@@ -39,7 +39,7 @@ class Turn(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
-class Figures(msgspec.Struct, frozen=True):
+class ChatFigures(msgspec.Struct, frozen=True):
     """Of the turns after the first, which nobody can have cached."""
 
     hit_rate: float
@@ -49,9 +49,9 @@ class Figures(msgspec.Struct, frozen=True):
     num_turns: int
 
 
-async def converse(target: Target, asked: Chats, seed: str) -> list[Turn]:
+async def run_chats(target: BenchTarget, asked: ChatLoad, seed: str) -> list[ChatTurn]:
     """All chats to their ends. Raises `ServerError` if a turn fails."""
-    turns: list[Turn] = []
+    turns: list[ChatTurn] = []
     remaining = iter(range(asked.num_chats))
 
     async def one_after_the_other(session: aiohttp.ClientSession) -> None:
@@ -63,30 +63,32 @@ async def converse(target: Target, asked: Chats, seed: str) -> list[Turn]:
     return turns
 
 
-async def _chat(session: aiohttp.ClientSession, target: Target, asked: Chats, seed: str) -> list[Turn]:
+async def _chat(session: aiohttp.ClientSession, target: BenchTarget, asked: ChatLoad, seed: str) -> list[ChatTurn]:
     messages: list[dict[str, str]] = []
-    turns: list[Turn] = []
+    turns: list[ChatTurn] = []
     chance = random.Random(seed)
     for number in range(asked.num_turns):
         num_words = asked.turn_words if number else asked.first_words
-        messages.append({"role": "user", "content": words(num_words, f"{seed} turn {number}")})
-        record = await load.ask(session, target, Job(list(messages), asked.answer_tokens))
+        messages.append({"role": "user", "content": random_words(num_words, f"{seed} turn {number}")})
+        record = await load.send_request(session, target, BenchRequest(list(messages), asked.answer_tokens))
         turns.append(_turn(number, record))
-        messages.append({"role": "assistant", "content": "".join(record.said)})
+        messages.append({"role": "assistant", "content": "".join(record.text_pieces)})
         await asyncio.sleep(asked.pause_s * chance.uniform(0.5, 1.5))
     return turns
 
 
-def _turn(number: int, record: Record) -> Turn:
-    if record.error is not None or record.usage is None or not record.text_s:
+def _turn(number: int, record: RequestTiming) -> ChatTurn:
+    if record.error is not None or record.usage is None or not record.text_at_s:
         raise ServerError(f"turn {number} of a chat failed: {record.error or 'it has no text'}")
-    return Turn(number, record.text_s[0] - record.started_s, record.usage.prompt_tokens, record.usage.cached_tokens)
+    return ChatTurn(
+        number, record.text_at_s[0] - record.started_s, record.usage.prompt_tokens, record.usage.cached_tokens
+    )
 
 
-def figures(turns: Sequence[Turn]) -> Figures:
+def figures(turns: Sequence[ChatTurn]) -> ChatFigures:
     later = [turn for turn in turns if turn.number > 0]
     times_s = [turn.ttft_s for turn in later]
-    return Figures(
+    return ChatFigures(
         hit_rate=sum(turn.cached_tokens for turn in later) / sum(turn.prompt_tokens for turn in later),
         ttft_p50_s=percentile(times_s, 50),
         ttft_p90_s=percentile(times_s, 90),

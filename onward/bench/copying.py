@@ -3,7 +3,7 @@ must not slow down. Equal seeds give equal prompts; others differ from the first
 
 import random
 
-from onward.bench.prompts import words
+from onward.bench.prompts import random_words
 
 _NAMES = ["price", "count", "weight", "length", "total", "offset", "limit", "speed", "score", "depth"]
 _TOPICS = ("a lighthouse", "a lost letter", "an old clock", "the first snow", "a small harbour", "two neighbours")
@@ -11,15 +11,15 @@ _TOPICS = ("a lighthouse", "a lost letter", "an old clock", "the first snow", "a
 
 def list_to_repeat(seed: str) -> str:
     """A list, and the beginning of its repetition."""
-    entries = "\n".join(f"{number}. {words(3, f'{seed} {number}')}" for number in range(1, 13))
-    return f"List {words(2, seed)}:\n{entries}\n\nThe same list once more, word for word:\n1."
+    entries = "\n".join(f"{number}. {random_words(3, f'{seed} {number}')}" for number in range(1, 13))
+    return f"List {random_words(2, seed)}:\n{entries}\n\nThe same list once more, word for word:\n1."
 
 
 def code_to_echo(seed: str) -> str:
     """A piece of code, and the beginning of a version with one name changed."""
     chance = random.Random(seed)
     old, new, *others = chance.sample(_NAMES, 6)
-    lines = [f"def {words(1, seed)}_{chance.randrange(1000)}({old}, {', '.join(others)}):"]
+    lines = [f"def {random_words(1, seed)}_{chance.randrange(1000)}({old}, {', '.join(others)}):"]
     lines += [f"    {name} = {name} + {old} * {chance.randrange(2, 90)}" for name in others]
     lines += [f"    if {old} > {chance.randrange(100)}:", f"        return {others[0]} - {old}", f"    return {old}"]
     code = "\n".join(lines)
@@ -32,4 +32,4 @@ def copying_prompt(seed: str) -> str:
 
 def free_prompt(seed: str) -> str:
     topic = random.Random(seed).choice(_TOPICS)
-    return f"Notes: {words(60, seed)}\n\nA story about {topic}, told in plain words.\n\nOnce"
+    return f"Notes: {random_words(60, seed)}\n\nA story about {topic}, told in plain words.\n\nOnce"

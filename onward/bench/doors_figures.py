@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from onward.bench.lean_streams import Stream
+from onward.bench.lean_streams import MeasuredStream
 from onward.bench.report import Percentiles, percentiles
 
 LEAST_RATIO = 0.9
@@ -15,7 +15,7 @@ MOST_GROWTH = 1.1
 """Of a process's memory while a load stays the same."""
 
 
-class Pair(msgspec.Struct, frozen=True):
+class HostilePair(msgspec.Struct, frozen=True):
     """Tokens a second of the same load."""
 
     calm: float
@@ -29,14 +29,14 @@ class Pair(msgspec.Struct, frozen=True):
         return self.hostile / self.calm
 
 
-class Memory(msgspec.Struct, frozen=True):
+class MemorySample(msgspec.Struct, frozen=True):
     """Of every process, by its role, in MB."""
 
     at_s: float
     mb: dict[str, float]
 
 
-class Overload(msgspec.Struct, frozen=True):
+class OverloadFigures(msgspec.Struct, frozen=True):
     best_before_tokens_per_s: float
     """At saturation, at the number of streams that gave most."""
     best_after_tokens_per_s: float
@@ -52,7 +52,7 @@ class Overload(msgspec.Struct, frozen=True):
     calm_after: Percentiles | None
     calm_before_tokens_per_s: float
     calm_after_tokens_per_s: float
-    memory: list[Memory]
+    memory: list[MemorySample]
     tokens_by_second: list[int]
     refusals_by_second: list[int]
 
@@ -72,36 +72,36 @@ class Overload(msgspec.Struct, frozen=True):
         return max(last[role] / first[role] for role in first if role in last)
 
 
-def rate(streams: Sequence[Stream], from_s: float, seconds: int) -> float:
+def tokens_per_s(streams: Sequence[MeasuredStream], from_s: float, seconds: int) -> float:
     """Tokens a second, of streams that were not refused."""
     return sum(by_second(streams, from_s, seconds)) / seconds
 
 
-def by_second(streams: Sequence[Stream], from_s: float, seconds: int) -> list[int]:
+def by_second(streams: Sequence[MeasuredStream], from_s: float, seconds: int) -> list[int]:
     total: Counter[int] = sum((stream.tokens for stream in streams if stream.status == 200), Counter())
     return [total[int(from_s) + number] for number in range(seconds)]
 
 
-def refusals_by_second(streams: Sequence[Stream], from_s: float, seconds: int) -> list[int]:
+def refusals_by_second(streams: Sequence[MeasuredStream], from_s: float, seconds: int) -> list[int]:
     ends = Counter(int(s.ended_s) for s in streams if s.ended_s is not None and s.status not in (0, 200))
     return [ends[int(from_s) + number] for number in range(seconds)]
 
 
-def ttft(streams: Sequence[Stream]) -> Percentiles | None:
+def ttft(streams: Sequence[MeasuredStream]) -> Percentiles | None:
     return percentiles([stream.ttft_s for stream in streams if stream.first_s is not None])
 
 
-def durations(streams: Sequence[Stream], *, whole: bool) -> Percentiles | None:
+def durations(streams: Sequence[MeasuredStream], *, whole: bool) -> Percentiles | None:
     """Of those that came to their end, or of those that were refused."""
     chosen = [one for one in streams if one.ended_s is not None and one.is_whole == whole and one.status != 0]
     return percentiles([one.ended_s - one.started_s for one in chosen if one.ended_s is not None])
 
 
-def median_ratio(pairs: Sequence[Pair]) -> float:
+def median_ratio(pairs: Sequence[HostilePair]) -> float:
     return statistics.median(pair.ratio for pair in pairs)
 
 
-def markdown(pairs: Sequence[Pair], left_s: float | None, overload: Overload | None) -> str:
+def markdown(pairs: Sequence[HostilePair], left_s: float | None, overload: OverloadFigures | None) -> str:
     """Two tables, as they stand in the documentation."""
     parts: list[str] = []
     if pairs:
@@ -119,7 +119,7 @@ def markdown(pairs: Sequence[Pair], left_s: float | None, overload: Overload | N
     return "\n".join(parts) + "\n"
 
 
-def _rows(one: Overload) -> list[tuple[str, str]]:
+def _rows(one: OverloadFigures) -> list[tuple[str, str]]:
     first, last = one.memory[len(one.memory) // 4].mb, one.memory[-1].mb
     return [
         (

@@ -17,9 +17,9 @@ from onward.config import EngineConfig
 from onward.engine.core import EngineCore
 from onward.obs.tables import print_table
 from onward.proto import SCHEMA_VERSION
-from onward.proto.kv_transfer import Endpoint, Layout
+from onward.proto.kv_transfer import KvEndpoint, KvLayout
 from onward.proto.request import CallerLimits, Submit
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from onward.proto.step import WorkerHello
 
 SIZES = (250, 1000, 4000)
@@ -29,11 +29,11 @@ _ROUNDS = 5
 _TURN_S = 0.05
 
 
-class Load(Protocol):
+class EngineLoad(Protocol):
     def event(self) -> None: ...
 
 
-class _Engine:
+class _LoadedEngine:
     def __init__(self, config: EngineConfig, *, with_peers: bool = False) -> None:
         hello = WorkerHello(
             SCHEMA_VERSION,
@@ -45,8 +45,8 @@ class _Engine:
             block_size=16,
             max_model_len=4096,
             vocab_size=1000,
-            layout=Layout("none", "int64", 16, 1, 1, 1) if with_peers else None,
-            kv_endpoint=Endpoint("none", "unix:@none", "worker") if with_peers else None,
+            kv_layout=KvLayout("none", "int64", 16, 1, 1, 1) if with_peers else None,
+            kv_endpoint=KvEndpoint("none", "unix:@none", "worker") if with_peers else None,
         )
         self.core = EngineCore(config, "engine", hello)
         self.now_s = 0.0
@@ -54,14 +54,14 @@ class _Engine:
 
     def submit(self, limits: CallerLimits | None = None) -> None:
         self._seq += 1
-        sampling = Sampling(seed=0, max_tokens=8)
+        sampling = SamplingParams(seed=0, max_tokens=8)
         message = Submit(
             self._seq, f"r{self._seq}-0", 1, list(_PROMPT), sampling, caller="caller", caller_limits=limits
         )
-        self.core.receive("api", message, self.now_s)
+        self.core.receive_from_api("api", message, self.now_s)
 
 
-class Refusals(_Engine):
+class RefusedSubmissions(_LoadedEngine):
     """Submissions of a caller that has as many requests in flight as it may."""
 
     def __init__(self, num_live: int) -> None:
@@ -69,14 +69,14 @@ class Refusals(_Engine):
         self._limits = CallerLimits(num_live, 1 << 40)
         for _ in range(num_live):
             self.submit(self._limits)
-        self.core.drain()
+        self.core.take_api_messages()
 
     def event(self) -> None:
         self.submit(self._limits)
-        self.core.drain()
+        self.core.take_api_messages()
 
 
-class UnreachablePeer(_Engine):
+class UnreachablePeer(_LoadedEngine):
     """Turns of a decode instance with prompts for a prefill instance that no message can be sent to. The peer is never away
     for long enough to be given up."""
 
@@ -86,7 +86,7 @@ class UnreachablePeer(_Engine):
             prefill_peers=("peer",),
             local_prefill=False,
             local_prefill_tokens=0,
-            handover_timeout_s=1e9,
+            handoff_timeout_s=1e9,
             lease_s=1e9,
             max_queue=1 << 20,
             max_queue_tokens=1 << 30,
@@ -100,9 +100,9 @@ class UnreachablePeer(_Engine):
         self.now_s += _TURN_S / 10
         self.core.plan(self.now_s)
         self.core.tick(self.now_s)
-        self.core.drain()
-        for peer, _ in self.core.drain_handovers().to_prefill:
-            self.core.peer_reached(peer, False, self.now_s)
+        self.core.take_api_messages()
+        for peer, _ in self.core.take_handoff_messages().to_prefill:
+            self.core.on_peer_send(peer, False, self.now_s)
 
 
 class PeerAway(UnreachablePeer):
@@ -115,14 +115,14 @@ class PeerAway(UnreachablePeer):
             self.event()
 
 
-LOADS: dict[str, Callable[[int], Load]] = {
-    "submission refused by a caller's limit": Refusals,
+LOADS: dict[str, Callable[[int], EngineLoad]] = {
+    "submission refused by a caller's limit": RefusedSubmissions,
     "turn with prompts at an unreachable peer": UnreachablePeer,
     "turn with prompts that wait for a peer": PeerAway,
 }
 
 
-def cost_us(load: Load, num_events: int = _EVENTS, rounds: int = _ROUNDS) -> float:
+def cost_us(load: EngineLoad, num_events: int = _EVENTS, rounds: int = _ROUNDS) -> float:
     """The median over the rounds."""
     costs: list[float] = []
     for _ in range(rounds):

@@ -10,7 +10,7 @@ from typing import Any
 _PACKAGES = ("onward", "torch", "numba", "numpy", "aiohttp")
 
 
-def facts() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "platform": platform.platform(),

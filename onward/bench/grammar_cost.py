@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from onward.bench import environment
-from onward.grammar.grammars import Grammars
+from onward.grammar.grammars import GrammarCompiler
 from onward.models.store import prepare
 from onward.proto.sampling import Grammar
 from onward.text.tokenizer import Tokenizer
@@ -27,7 +27,7 @@ MAX_TOKENS = 120
 _NAMES = ("id", "name", "title", "tags", "price", "created_at", "address", "items", "note", "status", "count", "email")
 
 
-class Times(msgspec.Struct, frozen=True):
+class TimingPercentiles(msgspec.Struct, frozen=True):
     """Microseconds."""
 
     count: int
@@ -36,13 +36,13 @@ class Times(msgspec.Struct, frozen=True):
     max: float
 
 
-class Costs(msgspec.Struct, frozen=True):
+class GrammarCosts(msgspec.Struct, frozen=True):
     num_schemas: int
-    schema_bytes: Times
+    schema_bytes: TimingPercentiles
     set_up_s: float
-    compile_us: Times
-    mask_us: Times
-    advance_us: Times
+    compile_us: TimingPercentiles
+    mask_us: TimingPercentiles
+    advance_us: TimingPercentiles
     replay_us_per_token: float
     megabytes: float
     """By which the process has grown."""
@@ -83,9 +83,9 @@ def _list(choose: random.Random, depth: int) -> dict[str, Any]:
     return {"type": "array", "items": _value(choose, depth - 1), "maxItems": choose.randint(1, 20)}
 
 
-def measure(tokenizer: Tokenizer, num_schemas: int = NUM_SCHEMAS) -> Costs:
+def measure(tokenizer: Tokenizer, num_schemas: int = NUM_SCHEMAS) -> GrammarCosts:
     before_kb, began_s = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-    grammars = Grammars(tokenizer, max_compiled=num_schemas)
+    grammars = GrammarCompiler(tokenizer, max_compiled=num_schemas)
     set_up_s = time.perf_counter() - began_s
     sizes, compiles, masks, advances = [], [], [], []
     num_replayed, replay_s = 0, 0.0
@@ -97,7 +97,7 @@ def measure(tokenizer: Tokenizer, num_schemas: int = NUM_SCHEMAS) -> Costs:
             token_ids = _walk(grammars, grammar, seed * OUTPUTS_PER_SCHEMA + turn, masks, advances)
             num_replayed += len(token_ids)
             replay_s += _timed_us(lambda g=grammar, ids=token_ids: grammars.matcher(g, ids)) / 1e6
-    return Costs(
+    return GrammarCosts(
         num_schemas=num_schemas,
         schema_bytes=_times(sizes),
         set_up_s=round(set_up_s, 3),
@@ -109,7 +109,9 @@ def measure(tokenizer: Tokenizer, num_schemas: int = NUM_SCHEMAS) -> Costs:
     )
 
 
-def _walk(grammars: Grammars, grammar: Grammar, seed: int, masks: list[float], advances: list[float]) -> list[int]:
+def _walk(
+    grammars: GrammarCompiler, grammar: Grammar, seed: int, masks: list[float], advances: list[float]
+) -> list[int]:
     choose, matcher, token_ids = random.Random(seed), grammars.matcher(grammar), []
     while len(token_ids) < MAX_TOKENS and not matcher.done:
         masks.append(_timed_us(matcher.mask))
@@ -125,10 +127,10 @@ def _timed_us(work: Any) -> float:
     return 1e6 * (time.perf_counter() - began_s)
 
 
-def _times(samples: list[float]) -> Times:
+def _times(samples: list[float]) -> TimingPercentiles:
     ordered = sorted(samples)
     at = [ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.99)]
-    return Times(len(ordered), round(at[0], 1), round(at[1], 1), round(ordered[-1], 1))
+    return TimingPercentiles(len(ordered), round(at[0], 1), round(at[1], 1), round(ordered[-1], 1))
 
 
 def main() -> None:
@@ -141,7 +143,7 @@ def main() -> None:
     costs = measure(Tokenizer.from_file(Path(model.folder) / model.tokenizer))
     print(msgspec.json.format(msgspec.json.encode(costs), indent=2).decode())
     if args.json is not None:
-        args.json.write_bytes(msgspec.json.encode({"costs": costs, "environment": environment.facts()}))
+        args.json.write_bytes(msgspec.json.encode({"costs": costs, "environment": environment.describe_machine()}))
 
 
 if __name__ == "__main__":

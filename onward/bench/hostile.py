@@ -19,7 +19,7 @@ from typing import cast
 import msgspec
 import uvloop
 
-from onward.bench.prompts import words
+from onward.bench.prompts import random_words
 
 KINDS = {"slow_head": 175, "slow_body": 175, "unread": 400, "vanishing": 200, "silent": 50}
 """Of a thousand."""
@@ -42,8 +42,8 @@ def kinds(count: int) -> list[str]:
     return [whole[number * _STRIDE % len(whole)] for number in range(count)]
 
 
-class Hostile(asyncio.Protocol):
-    def __init__(self, kind: str, crowd: "Crowd", seed: str) -> None:
+class HostileConnection(asyncio.Protocol):
+    def __init__(self, kind: str, crowd: "HostileConnections", seed: str) -> None:
         self.kind = kind
         self._crowd = crowd
         self._rng = random.Random(seed)
@@ -83,7 +83,7 @@ class Hostile(asyncio.Protocol):
 
     def _stream_request(self) -> bytes:
         """For those that do not read, there is much to read for each token."""
-        messages = [{"role": "user", "content": words(16, str(self._rng.random()))}]
+        messages = [{"role": "user", "content": random_words(16, str(self._rng.random()))}]
         asked = {"model": self._crowd.model, "stream": True, "max_tokens": MAX_TOKENS, "ignore_eos": True}
         more = {"logprobs": True, "top_logprobs": 20} if self.kind == "unread" else {}
         body = msgspec.json.encode({**asked, **more, "messages": messages})
@@ -126,12 +126,12 @@ class Hostile(asyncio.Protocol):
         self._transport.abort()
 
 
-class Crowd:
+class HostileConnections:
     def __init__(self, port: int, keys: tuple[str, str], model: str, seed: str) -> None:
         self.keys, self.model = keys, model
         self.counts: Counter[str] = Counter()
         self.goes_on = True
-        self.open: set[Hostile] = set()
+        self.open: set[HostileConnection] = set()
         self._port, self._seed = port, seed
         self._coming: set[asyncio.Task[None]] = set()
 
@@ -159,7 +159,7 @@ class Crowd:
         try:
             await loop.sock_connect(sock, ("127.0.0.1", self._port))
             await loop.create_connection(
-                lambda: Hostile(kind, self, f"{self._seed} {self.counts[f'{kind}: come']}"), sock=sock
+                lambda: HostileConnection(kind, self, f"{self._seed} {self.counts[f'{kind}: come']}"), sock=sock
             )
         except OSError:
             self.counts[f"{kind}: not let in"] += 1
@@ -168,7 +168,7 @@ class Crowd:
 
 
 async def run(port: int, model: str, count: int, seed: str, keys: tuple[str, str]) -> None:
-    crowd, loop = Crowd(port, keys, model, seed), asyncio.get_running_loop()
+    crowd, loop = HostileConnections(port, keys, model, seed), asyncio.get_running_loop()
     for number, kind in enumerate(kinds(count)):
         crowd.come(kind, OPENED_WITHIN_S * number / count)
     while line := await loop.run_in_executor(None, sys.stdin.readline):

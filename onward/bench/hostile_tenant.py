@@ -17,7 +17,7 @@ import uvloop
 
 KINDS = {"texts": 6, "grammars": 12, "templates": 24, "resumes": 16, "stored": 8}
 """How many requests of each kind are open at a time."""
-DECENT = "decent"
+WELL_BEHAVED = "decent"
 """No attack: one stream at a time, which is what a key with one request in flight may have."""
 HUGE_TEXT = 8_283_750
 MAX_TOKENS = 96

@@ -15,7 +15,7 @@ from typing import cast
 
 import msgspec
 
-from onward.bench.prompts import words
+from onward.bench.prompts import random_words
 
 PATH = "/v1/chat/completions"
 _NEW_TOKENS = re.compile(rb";0:([0-9+]+)\n")
@@ -29,7 +29,7 @@ _HEAD = b"POST %b HTTP/1.1\r\nhost: %b\r\nauthorization: Bearer %b\r\ncontent-le
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StreamRequest:
     """What each stream of a load is."""
 
     port: int
@@ -47,7 +47,7 @@ class Asked:
                 "max_tokens": self.max_tokens,
                 "ignore_eos": True,
                 "temperature": 0,
-                "messages": [{"role": "user", "content": words(self.num_words, seed)}],
+                "messages": [{"role": "user", "content": random_words(self.num_words, seed)}],
             }
         )
         head = _HEAD % (PATH.encode(), f"127.0.0.1:{self.port}".encode(), self.key.encode(), len(body))
@@ -55,7 +55,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Stream:
+class MeasuredStream:
     """One request, as its client saw it; times on this process's clock."""
 
     started_s: float
@@ -78,17 +78,17 @@ class Stream:
         return self.first_s - self.started_s
 
 
-class _Client(asyncio.Protocol):
+class _StreamConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        self._stream: Stream | None = None
+        self._stream: MeasuredStream | None = None
         self._over: asyncio.Future[None] | None = None
         self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's by class
 
-    async def ask(self, message: bytes, stream: Stream) -> None:
+    async def ask(self, message: bytes, stream: MeasuredStream) -> None:
         """To its end, whatever that is."""
         assert self.transport is not None
         self._stream, self._tail = stream, b""
@@ -140,14 +140,14 @@ def _is_whole_refusal(answer: bytes) -> bool:
     return bool(end) and length is not None and len(body) >= int(length[1])
 
 
-async def _connected(port: int) -> _Client:
-    _, client = await asyncio.get_running_loop().create_connection(_Client, "127.0.0.1", port)
+async def _connected(port: int) -> _StreamConnection:
+    _, client = await asyncio.get_running_loop().create_connection(_StreamConnection, "127.0.0.1", port)
     return client
 
 
-async def ask_one(asked: Asked, seed: str, idle: "list[_Client] | None" = None) -> Stream:
+async def ask_one(asked: StreamRequest, seed: str, idle: "list[_StreamConnection] | None" = None) -> MeasuredStream:
     """`idle`: connections that were used before, and are used again, as clients do."""
-    stream = Stream(time.perf_counter())
+    stream = MeasuredStream(time.perf_counter())
     while idle and idle[-1].transport is None:
         idle.pop()
     try:
@@ -162,16 +162,18 @@ async def ask_one(asked: Asked, seed: str, idle: "list[_Client] | None" = None) 
     return stream
 
 
-async def closed_load(asked: Asked, num_streams: int, settle_s: float, seconds: float, seed: str) -> list[Stream]:
+async def closed_load(
+    asked: StreamRequest, num_streams: int, settle_s: float, seconds: float, seed: str
+) -> list[MeasuredStream]:
     """So many at a time, each begun when the one before has ended; all are cut off at the end."""
-    streams: list[Stream] = []
+    streams: list[MeasuredStream] = []
 
     async def one_after_the_other(number: int) -> None:
         client, turn = await _connected(asked.port), 0
         while True:
             if client.transport is None:
                 client = await _connected(asked.port)
-            streams.append(Stream(time.perf_counter()))
+            streams.append(MeasuredStream(time.perf_counter()))
             await client.ask(asked.message(f"{seed} {number} {turn}"), streams[-1])
             turn += 1
 
@@ -184,11 +186,11 @@ async def closed_load(asked: Asked, num_streams: int, settle_s: float, seconds: 
 
 
 async def open_load(
-    asked: Asked, per_s: float, seconds: float, seed: str, on_second: Callable[[], None]
-) -> list[Stream]:
+    asked: StreamRequest, per_s: float, seconds: float, seed: str, on_second: Callable[[], None]
+) -> list[MeasuredStream]:
     """New ones at random times, so many a second on average. All that were taken are read to their ends."""
     rng, tasks = random.Random(seed), []
-    idle: list[_Client] = []
+    idle: list[_StreamConnection] = []
     began_s = time.perf_counter()
     at_s = looked_s = 0.0
     while at_s < seconds:

@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 
-from onward.bench.openai_chunks import Chunk, Usage, decode_chunk, error_message
-from onward.bench.prompts import words, words_for
+from onward.bench.openai_chunks import Chunk, ChunkUsage, decode_chunk, error_message
+from onward.bench.prompts import random_words, words_for_tokens
 from onward.bench.sse_reader import DONE, SseReader
 from onward.errors import OnwardError, ServerError, Unavailable
 
@@ -18,7 +18,7 @@ _PROBE_WORDS = (16, 64)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BenchTarget:
     url: str
     model: str
     endpoint: str = "chat"
@@ -27,7 +27,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BenchRequest:
     """One request: a text, or whole chat messages, and how much to answer."""
 
     prompt: str | list[dict[str, str]]
@@ -37,25 +37,25 @@ class Job:
 
 
 @dataclass(slots=True)
-class Record:
+class RequestTiming:
     """One request's times, on this process's clock."""
 
     started_s: float
-    text_s: list[float] = field(default_factory=list)
+    text_at_s: list[float] = field(default_factory=list)
     """When each event with text or reasoning came."""
     ended_s: float = 0.0
-    usage: Usage | None = None
+    usage: ChunkUsage | None = None
     error: str | None = None
-    said: list[str] = field(default_factory=list)
+    text_pieces: list[str] = field(default_factory=list)
     """The text of the answer, without reasoning, in the pieces in which it came."""
 
     @property
-    def ok(self) -> bool:
+    def is_ok(self) -> bool:
         return self.error is None
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class LoadProgress:
     """How far a run is, while it runs."""
 
     num_done: int
@@ -63,7 +63,7 @@ class Snapshot:
     num_events: int
 
 
-def new_session(target: Target) -> aiohttp.ClientSession:
+def new_session(target: BenchTarget) -> aiohttp.ClientSession:
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     timeout = aiohttp.ClientTimeout(total=target.timeout_s, connect=10.0)
     # No limit here: the number of streams is the caller's, and a queue in the client would be measured as the server's.
@@ -86,53 +86,59 @@ async def first_model(session: aiohttp.ClientSession, url: str) -> str:
         raise ServerError(f"{url}/v1/models names no model; give one with --model") from None
 
 
-async def probe_words(session: aiohttp.ClientSession, target: Target, num_tokens: int, seed: str) -> int:
+async def calibrate_prompt_words(
+    session: aiohttp.ClientSession, target: BenchTarget, num_tokens: int, seed: str
+) -> int:
     """How many words make a prompt of about `num_tokens`, by this server's count. Fails if the server does."""
     counts: list[int] = []
     for num_words in _PROBE_WORDS:
-        record = await ask(session, target, Job(words(num_words, f"{seed} probe {num_words}"), max_tokens=1))
+        record = await send_request(
+            session, target, BenchRequest(random_words(num_words, f"{seed} probe {num_words}"), max_tokens=1)
+        )
         if record.error is not None or record.usage is None:
             raise ServerError(f"the server does not answer a first request: {record.error}")
         counts.append(record.usage.prompt_tokens)
-    return words_for(num_tokens, ((_PROBE_WORDS[0], counts[0]), (_PROBE_WORDS[1], counts[1])))
+    return words_for_tokens(num_tokens, ((_PROBE_WORDS[0], counts[0]), (_PROBE_WORDS[1], counts[1])))
 
 
 async def run(
     session: aiohttp.ClientSession,
-    target: Target,
-    jobs: Sequence[Job],
+    target: BenchTarget,
+    jobs: Sequence[BenchRequest],
     num_streams: int,
-    on_progress: Callable[[Snapshot], None] = lambda snapshot: None,
-) -> list[Record]:
+    on_progress: Callable[[LoadProgress], None] = lambda snapshot: None,
+) -> list[RequestTiming]:
     """Works the jobs off, `num_streams` at a time; each stream begins its next one when the last has ended."""
-    records: list[Record] = []
+    records: list[RequestTiming] = []
     remaining = iter(jobs)
 
     def report() -> None:
-        failed = sum(not record.ok for record in records)
+        failed = sum(not record.is_ok for record in records)
         done = sum(record.ended_s > 0 for record in records)
-        on_progress(Snapshot(done, failed, sum(len(record.text_s) for record in records)))
+        on_progress(LoadProgress(done, failed, sum(len(record.text_at_s) for record in records)))
 
     async def one_stream() -> None:
         for job in remaining:
-            record = Record(time.perf_counter())
+            record = RequestTiming(time.perf_counter())
             records.append(record)
-            await ask(session, target, job, record)
+            await send_request(session, target, job, record)
             report()
 
     await asyncio.gather(*(one_stream() for _ in range(num_streams)))
     return records
 
 
-async def ask(session: aiohttp.ClientSession, target: Target, job: Job, record: Record | None = None) -> Record:
+async def send_request(
+    session: aiohttp.ClientSession, target: BenchTarget, job: BenchRequest, record: RequestTiming | None = None
+) -> RequestTiming:
     """One request to its end. A fault is written into the record, not raised: others are being measured."""
-    record = record or Record(time.perf_counter())
+    record = record or RequestTiming(time.perf_counter())
     try:
         async for chunk in _chunks(session, target, job):
             if chunk.has_output:
-                record.text_s.append(time.perf_counter())
+                record.text_at_s.append(time.perf_counter())
             if chunk.text:
-                record.said.append(chunk.text)
+                record.text_pieces.append(chunk.text)
             record.usage = chunk.usage or record.usage
         if record.usage is None:
             record.error = "the server did not report usage"
@@ -144,7 +150,7 @@ async def ask(session: aiohttp.ClientSession, target: Target, job: Job, record: 
     return record
 
 
-async def _chunks(session: aiohttp.ClientSession, target: Target, job: Job) -> AsyncIterator[Chunk]:
+async def _chunks(session: aiohttp.ClientSession, target: BenchTarget, job: BenchRequest) -> AsyncIterator[Chunk]:
     async with session.post(target.url + PATHS[target.endpoint], json=_body(target, job)) as response:
         if response.status != 200:
             raise ServerError(f"HTTP {response.status}: {error_message(await response.read())}")
@@ -157,7 +163,7 @@ async def _chunks(session: aiohttp.ClientSession, target: Target, job: Job) -> A
     raise ServerError("the stream broke off before [DONE]")
 
 
-def _body(target: Target, job: Job) -> dict[str, Any]:
+def _body(target: BenchTarget, job: BenchRequest) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": target.model,
         "stream": True,

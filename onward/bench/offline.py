@@ -20,13 +20,13 @@ _HIGHEST_ID = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class OfflineBenchRequest:
     prompt: list[int]
-    num_outputs: int
+    num_output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class OfflineFigures:
     name: str
     num_prompt_tokens: int
     num_output_tokens: int
@@ -39,35 +39,39 @@ class Figures:
     """Of a long prompt; the median run's."""
 
 
-def workload_256(count: int = 256, low: int = 100, high: int = 1024) -> list[Request]:
+def workload_256(count: int = 256, low: int = 100, high: int = 1024) -> list[OfflineBenchRequest]:
     """The anchors' workload, token for token."""
     generator = random.Random(0)
     prompts = [[generator.randint(0, _HIGHEST_ID) for _ in range(generator.randint(low, high))] for _ in range(count)]
-    return [Request(prompt, generator.randint(low, high)) for prompt in prompts]
+    return [OfflineBenchRequest(prompt, generator.randint(low, high)) for prompt in prompts]
 
 
-def shifted(requests: list[Request], by: int, vocab_size: int) -> list[Request]:
+def shifted(requests: list[OfflineBenchRequest], by: int, vocab_size: int) -> list[OfflineBenchRequest]:
     """Of the same lengths, with other tokens."""
     limit = min(_HIGHEST_ID + 1, vocab_size)
-    return [Request([(token + by) % limit for token in one.prompt], one.num_outputs) for one in requests]
+    return [
+        OfflineBenchRequest([(token + by) % limit for token in one.prompt], one.num_output_tokens) for one in requests
+    ]
 
 
-def measure_batch(llm: LLM, requests: list[Request], *, num_runs: int, temperature: float = 0.6) -> Figures:
+def measure_batch(
+    llm: LLM, requests: list[OfflineBenchRequest], *, num_runs: int, temperature: float = 0.6
+) -> OfflineFigures:
     """After one run that is not counted."""
     vocab_size = llm.model.config.vocab_size
     runs_s = [
         _run_batch(llm, shifted(requests, number + 1, vocab_size), temperature) for number in range(num_runs + 1)
     ][1:]
-    num_tokens = sum(request.num_outputs for request in requests)
-    return Figures(
+    num_tokens = sum(request.num_output_tokens for request in requests)
+    return OfflineFigures(
         str(len(requests)), sum(len(one.prompt) for one in requests), num_tokens, runs_s,
         num_tokens / statistics.median(runs_s),
     )  # fmt: skip
 
 
-def _run_batch(llm: LLM, requests: list[Request], temperature: float) -> float:
+def _run_batch(llm: LLM, requests: list[OfflineBenchRequest], temperature: float) -> float:
     options = [
-        SamplingOptions(max_tokens=one.num_outputs, temperature=temperature, ignore_eos=True, seed=number)
+        SamplingOptions(max_tokens=one.num_output_tokens, temperature=temperature, ignore_eos=True, seed=number)
         for number, one in enumerate(requests)
     ]
     started_s = time.perf_counter()
@@ -75,13 +79,13 @@ def _run_batch(llm: LLM, requests: list[Request], temperature: float) -> float:
     took_s = time.perf_counter() - started_s
     for completion, one in zip(completions, requests, strict=True):
         assert completion.error is None, completion.error
-        assert len(completion.token_ids) == one.num_outputs
+        assert len(completion.token_ids) == one.num_output_tokens
     return took_s
 
 
 def measure_single(
     llm: LLM, *, num_runs: int, prompt_tokens: int = 512, output_tokens: int = 512, temperature: float = 0.6
-) -> Figures:
+) -> OfflineFigures:
     generator = random.Random(1)
     limit = min(_HIGHEST_ID, llm.model.config.vocab_size - 1)
     whole_s, between_s = [], []
@@ -92,13 +96,13 @@ def measure_single(
         times = [time.perf_counter() for _ in llm.stream(prompt, options)]
         whole_s.append(times[-1] - started_s)
         between_s.append((times[-1] - times[0]) / (output_tokens - 1))
-    return Figures(
+    return OfflineFigures(
         "single", prompt_tokens, output_tokens, whole_s[1:], output_tokens / statistics.median(whole_s[1:]),
         1000 * statistics.median(between_s[1:]),
     )  # fmt: skip
 
 
-def measure_prompt(llm: LLM, *, num_runs: int, prompt_tokens: int) -> Figures:
+def measure_prompt(llm: LLM, *, num_runs: int, prompt_tokens: int) -> OfflineFigures:
     generator = random.Random(2)
     limit = min(_HIGHEST_ID, llm.model.config.vocab_size - 1)
     runs_s = []
@@ -109,7 +113,7 @@ def measure_prompt(llm: LLM, *, num_runs: int, prompt_tokens: int) -> Figures:
             pass
         runs_s.append(time.perf_counter() - started_s)
     first_token_s = statistics.median(runs_s[1:])
-    return Figures(
+    return OfflineFigures(
         "prompt", prompt_tokens, 1, runs_s[1:], 1 / first_token_s, first_token_s=first_token_s
     )  # fmt: skip
 

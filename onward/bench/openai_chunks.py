@@ -26,7 +26,7 @@ class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct, frozen=True):
+class ChunkUsage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptDetails | None = None
@@ -38,7 +38,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 class Chunk(msgspec.Struct, frozen=True):
     choices: list[ChunkChoice] = []
-    usage: Usage | None = None
+    usage: ChunkUsage | None = None
     error: Any = None
 
     @property

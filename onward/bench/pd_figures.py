@@ -10,22 +10,22 @@ from itertools import pairwise
 
 import msgspec
 
-from onward.bench.load import Record
-from onward.bench.pd_load import Observed
+from onward.bench.load import RequestTiming
+from onward.bench.pd_load import PdLoadResult
 from onward.bench.report import percentile
 
 TOGETHER_S = 0.0002
 QUANTILES = (*range(1, 100), 99.5, 99.9, 100)
 
 
-class Spread(msgspec.Struct, frozen=True):
+class GapPercentiles(msgspec.Struct, frozen=True):
     p50: float
     p90: float
     p99: float
     max: float
 
 
-class Round(msgspec.Struct, frozen=True):
+class PdRound(msgspec.Struct, frozen=True):
     """One side, once. Times in seconds."""
 
     side: str
@@ -41,14 +41,14 @@ class Round(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
-class Pair(msgspec.Struct, frozen=True):
-    split: Round
+class PdPair(msgspec.Struct, frozen=True):
+    split: PdRound
     """Prefill and decode on two instances."""
-    mixed: Round
+    mixed: PdRound
 
 
-def spread(values: Sequence[float]) -> Spread:
-    return Spread(*(percentile(values, percent) for percent in (50, 90, 99, 100)))
+def spread(values: Sequence[float]) -> GapPercentiles:
+    return GapPercentiles(*(percentile(values, percent) for percent in (50, 90, 99, 100)))
 
 
 def share_together(values: Sequence[float]) -> float:
@@ -57,26 +57,26 @@ def share_together(values: Sequence[float]) -> float:
     return sum(value < TOGETHER_S for value in values) / len(values)
 
 
-def gaps_s(records: Iterable[Record], from_s: float, to_s: float) -> list[float]:
+def gaps_s(records: Iterable[RequestTiming], from_s: float, to_s: float) -> list[float]:
     """Times between events that began within the span, also those that outlast it: the longest waits do."""
-    return [b - a for record in records for a, b in pairwise(record.text_s) if from_s <= a < to_s]
+    return [b - a for record in records for a, b in pairwise(record.text_at_s) if from_s <= a < to_s]
 
 
-def round_of(side: str, observed: Observed) -> Round:
+def round_of(side: str, observed: PdLoadResult) -> PdRound:
     loaded = gaps_s(observed.streams, observed.loaded_from_s, observed.ended_s)
     usages = [record.usage for record in observed.prompts if record.usage is not None]
-    return Round(
+    return PdRound(
         side,
         gaps_s(observed.streams, observed.quiet_from_s, observed.loaded_from_s),
         loaded,
-        [record.text_s[0] - record.started_s for record in observed.prompts if record.text_s],
+        [record.text_at_s[0] - record.started_s for record in observed.prompts if record.text_at_s],
         len(loaded) / (observed.ended_s - observed.loaded_from_s),
         sum(usage.prompt_tokens for usage in usages),
         sum(usage.cached_tokens for usage in usages),
     )
 
 
-def median_ratio(pairs: Sequence[Pair], figure: Callable[[Round], float]) -> float:
+def median_ratio(pairs: Sequence[PdPair], figure: Callable[[PdRound], float]) -> float:
     """Split to mixed: below 1, the split side waits less."""
     return statistics.median(figure(pair.split) / figure(pair.mixed) for pair in pairs)
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import aiohttp
 
 from onward.bench import load
-from onward.bench.load import Job, Record, Target
-from onward.bench.prompts import words
+from onward.bench.load import BenchRequest, BenchTarget, RequestTiming
+from onward.bench.prompts import random_words
 from onward.errors import ServerError
 
 SETTLED_EVENTS = 8
@@ -25,7 +25,7 @@ _LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PdLoad:
     num_streams: int
     stream_tokens: int
     """More than a stream can write in a round; it is cut off."""
@@ -43,24 +43,24 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    streams: list[Record]
-    prompts: list[Record]
+class PdLoadResult:
+    streams: list[RequestTiming]
+    prompts: list[RequestTiming]
     quiet_from_s: float
     loaded_from_s: float
     ended_s: float
 
 
-async def observe(target: Target, asked: Load, seed: str) -> Observed:
+async def observe(target: BenchTarget, asked: PdLoad, seed: str) -> PdLoadResult:
     """One round. Raises `ServerError` if a stream or a prompt fails, or a stream ends by itself."""
     async with load.new_session(target) as session:
-        streams = [Record(time.perf_counter()) for _ in range(asked.num_streams)]
+        streams = [RequestTiming(time.perf_counter()) for _ in range(asked.num_streams)]
         running = [
-            asyncio.create_task(load.ask(session, target, _stream_job(asked, f"{seed} stream {n}"), record))
+            asyncio.create_task(load.send_request(session, target, _stream_job(asked, f"{seed} stream {n}"), record))
             for n, record in enumerate(streams)
         ]
         try:
-            await _every(streams, lambda record: len(record.text_s) >= SETTLED_EVENTS)
+            await _every(streams, lambda record: len(record.text_at_s) >= SETTLED_EVENTS)
             quiet_from_s = time.perf_counter()
             await asyncio.sleep(asked.quiet_s)
             loaded_from_s = time.perf_counter()
@@ -73,15 +73,15 @@ async def observe(target: Target, asked: Load, seed: str) -> Observed:
             prompts = await asyncio.gather(*asking)
             _check(streams, prompts)
             # A wait that began within the round is known when it is over.
-            await _every(streams, lambda record: record.text_s[-1] >= ended_s)
+            await _every(streams, lambda record: record.text_at_s[-1] >= ended_s)
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-    return Observed(streams, prompts, quiet_from_s, loaded_from_s, ended_s)
+    return PdLoadResult(streams, prompts, quiet_from_s, loaded_from_s, ended_s)
 
 
-async def _every(streams: list[Record], has_come_so_far: Callable[[Record], bool]) -> None:
+async def _every(streams: list[RequestTiming], has_come_so_far: Callable[[RequestTiming], bool]) -> None:
     deadline_s = time.perf_counter() + PROGRESS_TIMEOUT_S
     while not all(map(has_come_so_far, streams)):
         _check(streams, [])
@@ -90,21 +90,21 @@ async def _every(streams: list[Record], has_come_so_far: Callable[[Record], bool
         await asyncio.sleep(_LOOK_S)
 
 
-def _check(streams: list[Record], prompts: list[Record]) -> None:
+def _check(streams: list[RequestTiming], prompts: list[RequestTiming]) -> None:
     if failed := [record.error for record in (*streams, *prompts) if record.error is not None]:
         raise ServerError(f"{len(failed)} requests failed, the first: {failed[0]}")
     if any(record.ended_s for record in streams):
         raise ServerError("a stream ended before the round did; let the round be shorter")
 
 
-async def _ask_at(session: aiohttp.ClientSession, target: Target, at_s: float, job: Job) -> Record:
+async def _ask_at(session: aiohttp.ClientSession, target: BenchTarget, at_s: float, job: BenchRequest) -> RequestTiming:
     await asyncio.sleep(max(0.0, at_s - time.perf_counter()))
-    return await load.ask(session, target, job)
+    return await load.send_request(session, target, job)
 
 
-def _stream_job(asked: Load, seed: str) -> Job:
-    return Job(words(asked.stream_words, seed), asked.stream_tokens)
+def _stream_job(asked: PdLoad, seed: str) -> BenchRequest:
+    return BenchRequest(random_words(asked.stream_words, seed), asked.stream_tokens)
 
 
-def _prompt_job(asked: Load, seed: str) -> Job:
-    return Job(words(asked.prompt_words, f"{seed} prompt"), asked.prompt_output_tokens)
+def _prompt_job(asked: PdLoad, seed: str) -> BenchRequest:
+    return BenchRequest(random_words(asked.prompt_words, f"{seed} prompt"), asked.prompt_output_tokens)

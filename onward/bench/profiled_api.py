@@ -21,7 +21,7 @@ INTERVAL_S = 0.001
 """As often as that, or as the kernel's clock ticks."""
 
 
-class Watch:
+class SamplingProfiler:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._samples: Counter[tuple[str, str]] | None = None
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, required=True)
     args, rest = parser.parse_known_args()
     sys.argv[1:] = rest
-    Watch(args.profile)
+    SamplingProfiler(args.profile)
     api_main()
 
 

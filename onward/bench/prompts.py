@@ -12,12 +12,12 @@ _COMMON = (
 )
 
 
-def words(count: int, seed: str) -> str:
+def random_words(count: int, seed: str) -> str:
     """So many common words, each about a token. Equal seeds give equal words; others differ from the first words on."""
     return " ".join(random.Random(seed).choices(_COMMON.split(), k=max(1, count)))
 
 
-def words_for(num_tokens: int, probes: tuple[tuple[int, int], tuple[int, int]]) -> int:
+def words_for_tokens(num_tokens: int, probes: tuple[tuple[int, int], tuple[int, int]]) -> int:
     """How many words make a prompt of so many tokens, if two probes of (words, tokens) are on the same line."""
     (words_a, tokens_a), (words_b, tokens_b) = probes
     tokens_per_word = (tokens_b - tokens_a) / (words_b - words_a)

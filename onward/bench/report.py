@@ -13,7 +13,7 @@ from itertools import pairwise
 import msgspec
 from rich.table import Table
 
-from onward.bench.load import Record
+from onward.bench.load import RequestTiming
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -53,13 +53,13 @@ def percentiles(values: Sequence[float]) -> Percentiles | None:
     return Percentiles(percentile(values, 50), percentile(values, 99), mean, max(values))
 
 
-def summarize(records: Sequence[Record]) -> Summary:
+def summarize(records: Sequence[RequestTiming]) -> Summary:
     """Rates count whole answers only, over the time from the first request to the last end."""
-    good = [record for record in records if record.ok]
+    good = [record for record in records if record.is_ok]
     usages = [record.usage for record in good if record.usage is not None]
     duration_s = max((r.ended_s for r in records), default=0.0) - min((r.started_s for r in records), default=0.0)
     output_tokens = sum(usage.completion_tokens for usage in usages)
-    num_events = sum(len(record.text_s) for record in good)
+    num_events = sum(len(record.text_at_s) for record in good)
     return Summary(
         num_requests=len(records),
         num_failed=len(records) - len(good),
@@ -71,18 +71,18 @@ def summarize(records: Sequence[Record]) -> Summary:
         output_tokens_per_s=output_tokens / duration_s if duration_s else 0.0,
         requests_per_s=len(good) / duration_s if duration_s else 0.0,
         tokens_per_event=output_tokens / num_events if num_events else None,
-        ttft_s=percentiles([record.text_s[0] - record.started_s for record in good if record.text_s]),
+        ttft_s=percentiles([record.text_at_s[0] - record.started_s for record in good if record.text_at_s]),
         tpot_s=percentiles([tpot_s for record in good if (tpot_s := time_per_output_token_s(record)) is not None]),
-        inter_token_s=percentiles([b - a for record in good for a, b in pairwise(record.text_s)]),
+        inter_token_s=percentiles([b - a for record in good for a, b in pairwise(record.text_at_s)]),
         request_s=percentiles([record.ended_s - record.started_s for record in good]),
     )
 
 
-def time_per_output_token_s(record: Record) -> float | None:
+def time_per_output_token_s(record: RequestTiming) -> float | None:
     """Mean time between tokens of one request, by the server's count of them; None where there is no time between two."""
-    if record.usage is None or record.usage.completion_tokens < 2 or len(record.text_s) < 2:
+    if record.usage is None or record.usage.completion_tokens < 2 or len(record.text_at_s) < 2:
         return None
-    return (record.text_s[-1] - record.text_s[0]) / (record.usage.completion_tokens - 1)
+    return (record.text_at_s[-1] - record.text_at_s[0]) / (record.usage.completion_tokens - 1)
 
 
 def table_of(summary: Summary, title: str) -> Table:

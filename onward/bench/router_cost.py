@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from onward.bench.stream_load import Shape
+from onward.bench.stream_load import StreamLoad
 
 SHORT_EVENTS, LONG_EVENTS = 8, 512
 MAX_US_PER_EVENT, MAX_MS_PER_REQUEST = 50.0, 1.5
@@ -18,7 +18,7 @@ _ALONE_MS, _TOGETHER_MS = 2.0, 20.0
 """Between a stream's events: so far apart that each is read, followed and written alone."""
 
 
-class Sample(msgspec.Struct, frozen=True):
+class RouterCostSample(msgspec.Struct, frozen=True):
     events_each: int
     num_requests: int
     num_reads: int
@@ -33,7 +33,7 @@ class Sample(msgspec.Struct, frozen=True):
         return self.cpu_s / self.num_requests
 
 
-class Cost(msgspec.Struct, frozen=True):
+class RouterCost(msgspec.Struct, frozen=True):
     us_per_event: float
     ms_per_request: float
     """All but its events with tokens."""
@@ -43,15 +43,15 @@ class Cost(msgspec.Struct, frozen=True):
         return self.us_per_event <= MAX_US_PER_EVENT and self.ms_per_request <= MAX_MS_PER_REQUEST
 
 
-class Measured(msgspec.Struct, frozen=True):
+class RouterMeasurement(msgspec.Struct, frozen=True):
     """One side under one setting, in one round."""
 
     side: str
     setting: str
     round: int
-    short: Sample
-    long: Sample
-    cost: Cost
+    short: RouterCostSample
+    long: RouterCostSample
+    cost: RouterCost
     other_programs_cores: float
 
     @property
@@ -61,22 +61,22 @@ class Measured(msgspec.Struct, frozen=True):
         return tokenizing_s / (self.short.num_requests + self.long.num_requests) * 1e3
 
 
-class Setting(msgspec.Struct, frozen=True):
+class RouterLoadSetting(msgspec.Struct, frozen=True):
     """One way to load the process, by short streams and by long ones."""
 
     name: str
-    short: Shape
-    long: Shape
+    short: StreamLoad
+    long: StreamLoad
 
 
-def settings(scale: int) -> list[Setting]:
+def settings(scale: int) -> list[RouterLoadSetting]:
     """`scale`: how many times longer than the shortest that says anything."""
 
-    def setting(name: str, num_streams: int, num_short: int, num_long: int, interval_ms: float) -> Setting:
-        return Setting(
+    def setting(name: str, num_streams: int, num_short: int, num_long: int, interval_ms: float) -> RouterLoadSetting:
+        return RouterLoadSetting(
             name,
-            Shape(num_streams, num_short * scale, SHORT_EVENTS, interval_ms),
-            Shape(num_streams, num_long * scale, LONG_EVENTS, interval_ms),
+            StreamLoad(num_streams, num_short * scale, SHORT_EVENTS, interval_ms),
+            StreamLoad(num_streams, num_long * scale, LONG_EVENTS, interval_ms),
         )
 
     return [
@@ -86,13 +86,13 @@ def settings(scale: int) -> list[Setting]:
     ]
 
 
-def separate(short: Sample, long: Sample) -> Cost:
+def separate(short: RouterCostSample, long: RouterCostSample) -> RouterCost:
     assert short.events_each < long.events_each, "two lengths are needed"
     per_event_s = (long.cpu_per_request_s - short.cpu_per_request_s) / (long.events_each - short.events_each)
-    return Cost(per_event_s * 1e6, (short.cpu_per_request_s - short.events_each * per_event_s) * 1e3)
+    return RouterCost(per_event_s * 1e6, (short.cpu_per_request_s - short.events_each * per_event_s) * 1e3)
 
 
-def median_cost(costs: Sequence[Cost]) -> Cost:
-    return Cost(
+def median_cost(costs: Sequence[RouterCost]) -> RouterCost:
+    return RouterCost(
         statistics.median(cost.us_per_event for cost in costs), statistics.median(cost.ms_per_request for cost in costs)
     )

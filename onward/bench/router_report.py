@@ -11,15 +11,15 @@ import msgspec
 from rich import box
 from rich.table import Table
 
-from onward.bench.chats import Figures
-from onward.bench.router_cost import MAX_MS_PER_REQUEST, MAX_US_PER_EVENT, Measured
+from onward.bench.chats import ChatFigures
+from onward.bench.router_cost import MAX_MS_PER_REQUEST, MAX_US_PER_EVENT, RouterMeasurement
 from onward.bench.tokenizing_cost import TokenizingCost
 
 SIDES = ("least_loaded", "prefix", "round_robin", "nginx")
 JUDGED = "least_loaded"
 
 
-class Row(msgspec.Struct, frozen=True):
+class RouterReportRow(msgspec.Struct, frozen=True):
     figure: str
     load: str
     values: dict[str, float]
@@ -34,7 +34,7 @@ class Row(msgspec.Struct, frozen=True):
         return self.bar is not None and self.values.get(JUDGED, 0.0) > self.bar
 
 
-def cost_rows(measured: Sequence[Measured]) -> list[Row]:
+def cost_rows(measured: Sequence[RouterMeasurement]) -> list[RouterReportRow]:
     settings = list(dict.fromkeys(one.setting for one in measured))
     rows = [
         _cost_row("µs/event", setting, measured, lambda one: one.cost.us_per_event, MAX_US_PER_EVENT)
@@ -46,20 +46,24 @@ def cost_rows(measured: Sequence[Measured]) -> list[Row]:
     ]
     tokenizing = [one.tokenizing_ms for one in measured if one.side == "prefix"]
     if tokenizing:
-        rows.append(Row("ms/request for token ids", "all of these", {"prefix": median(tokenizing)}))
+        rows.append(RouterReportRow("ms/request for token ids", "all of these", {"prefix": median(tokenizing)}))
     return rows
 
 
 def _cost_row(
-    figure: str, setting: str, measured: Sequence[Measured], value: Callable[[Measured], float], bar: float
-) -> Row:
+    figure: str,
+    setting: str,
+    measured: Sequence[RouterMeasurement],
+    value: Callable[[RouterMeasurement], float],
+    bar: float,
+) -> RouterReportRow:
     same = [one for one in measured if one.setting == setting]
     sides: dict[str, dict[int, float]] = {}
     for one in same:
         sides.setdefault(one.side, {})[one.round] = value(one)
     medians = {side: median(rounds.values()) for side, rounds in sides.items()}
     ratio = median_ratio(sides.get(JUDGED, {}), sides.get("nginx", {}))
-    return Row(figure, setting, medians, ratio, bar)
+    return RouterReportRow(figure, setting, medians, ratio, bar)
 
 
 def median_ratio(these: dict[int, float], those: dict[int, float]) -> float | None:
@@ -70,9 +74,9 @@ def median_ratio(these: dict[int, float], those: dict[int, float]) -> float | No
     return median(value / divisor for value, divisor in pairs)
 
 
-def tokenizing_rows(costs: Sequence[TokenizingCost]) -> list[Row]:
+def tokenizing_rows(costs: Sequence[TokenizingCost]) -> list[RouterReportRow]:
     return [
-        Row(figure, f"a chat of {one.num_tokens} tokens", {"prefix": value})
+        RouterReportRow(figure, f"a chat of {one.num_tokens} tokens", {"prefix": value})
         for one in costs
         for figure, value in (
             ("ms for the template", one.template_ms),
@@ -82,8 +86,8 @@ def tokenizing_rows(costs: Sequence[TokenizingCost]) -> list[Row]:
     ]
 
 
-def chat_rows(found: dict[str, list[Figures]]) -> list[Row]:
-    figures: list[tuple[str, Callable[[Figures], float]]] = [
+def chat_rows(found: dict[str, list[ChatFigures]]) -> list[RouterReportRow]:
+    figures: list[tuple[str, Callable[[ChatFigures], float]]] = [
         ("% of prompt tokens cached", lambda one: one.hit_rate * 100),
         ("ms to first token, p50", lambda one: one.ttft_p50_s * 1000),
         ("ms to first token, p90", lambda one: one.ttft_p90_s * 1000),
@@ -91,14 +95,16 @@ def chat_rows(found: dict[str, list[Figures]]) -> list[Row]:
     return [_chat_row(name, value, found) for name, value in figures]
 
 
-def _chat_row(figure: str, value: Callable[[Figures], float], found: dict[str, list[Figures]]) -> Row:
+def _chat_row(
+    figure: str, value: Callable[[ChatFigures], float], found: dict[str, list[ChatFigures]]
+) -> RouterReportRow:
     sides = {side: dict(enumerate(map(value, rounds))) for side, rounds in found.items()}
     ratio = median_ratio(sides["prefix"], sides["round_robin"])
     medians = {side: median(rounds.values()) for side, rounds in sides.items()}
-    return Row(figure, "later turns of chats", medians, ratio)
+    return RouterReportRow(figure, "later turns of chats", medians, ratio)
 
 
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[RouterReportRow]) -> Table:
     """Costs are processor time. A ratio: `least_loaded` to nginx, or `prefix` to `round_robin`."""
     shown = Table(box=box.SIMPLE_HEAD)
     shown.add_column("median of", no_wrap=True)

@@ -29,10 +29,10 @@ from onward.engine.core import EngineCore
 from onward.obs.tables import print_table
 from onward.proto import SCHEMA_VERSION
 from onward.proto.request import Submit
-from onward.proto.sampling import Sampling
-from onward.proto.step import Run, StepPlan, StepResult, TokenLogprobs, Tokens, WorkerHello
-from onward.transport.worker_wire import open_engine_end
-from onward.transport.zmq import Wires
+from onward.proto.sampling import SamplingParams
+from onward.proto.step import RunSlot, SlotTokens, StepPlan, StepResult, TokenLogprobs, WorkerHello
+from onward.transport.worker_wire import open_engine_wire_end
+from onward.transport.zmq import SocketPoller
 
 SLOTS = (1, 64, 512)
 TOKENS_PER_RUN = {1: 4_000, 64: 40_000, 512: 80_000}
@@ -56,7 +56,7 @@ class StageFigures(msgspec.Struct, frozen=True):
     machine: dict[str, Any]
 
 
-class Decoding:
+class DecodingEngine:
     """A core whose requests all decode, with a worker that answers every run with one token."""
 
     def __init__(self, num_slots: int, num_steps: int, *, top_logprobs: int | None = None) -> None:
@@ -71,11 +71,13 @@ class Decoding:
         self._logprobs = (
             [TokenLogprobs(-0.5, 1, [(i, -0.5 - i) for i in range(top_logprobs)])] if top_logprobs else None
         )
-        sampling = Sampling(seed=1, max_tokens=num_steps + 8, end_token_ids=(0, 2), min_tokens=1, logprobs=top_logprobs)
+        sampling = SamplingParams(
+            seed=1, max_tokens=num_steps + 8, end_token_ids=(0, 2), min_tokens=1, logprobs=top_logprobs
+        )
         for index in range(num_slots):
             prompt = [(index * 31 + i) % VOCAB_SIZE for i in range(NUM_PROMPT)]
-            self.core.receive("api", Submit(index, f"chatcmpl-{index:032x}-0", 1, prompt, sampling), 0.0)
-        self.core.drain()
+            self.core.receive_from_api("api", Submit(index, f"chatcmpl-{index:032x}-0", 1, prompt, sampling), 0.0)
+        self.core.take_api_messages()
 
     def next_result(self, now_s: float) -> StepResult:
         """Keeps two steps in flight, as in production, and answers the older one."""
@@ -86,11 +88,11 @@ class Decoding:
             self._lengths[assign.slot] = len(assign.token_ids)
         return StepResult(plan.step, [self._answer(run) for run in plan.run], 0.001)
 
-    def _answer(self, run: Run) -> Tokens:
+    def _answer(self, run: RunSlot) -> SlotTokens:
         length = self._lengths[run.slot]
         self._lengths[run.slot] = length + 1
         token = 3 + (length * 7919 + run.slot) % (VOCAB_SIZE - 3)
-        return Tokens(run.slot, run.epoch, length - NUM_PROMPT, length, [token], self._logprobs)
+        return SlotTokens(run.slot, run.slot_epoch, length - NUM_PROMPT, length, [token], self._logprobs)
 
 
 def us_per_token(
@@ -98,7 +100,7 @@ def us_per_token(
 ) -> float:
     """CPU microseconds of this process, all its threads, from the worker's result to the encoded deltas."""
     num_steps = max(1, num_tokens // num_slots)
-    decoding = Decoding(num_slots, num_steps + WARM_UP_STEPS, top_logprobs=top_logprobs)
+    decoding = DecodingEngine(num_slots, num_steps + WARM_UP_STEPS, top_logprobs=top_logprobs)
     core, encoder = decoding.core, msgspec.msgpack.Encoder()
     spent_ns, clock_ns, num_deltas = 0, _clock_cost_ns(), 0
     for step in range(num_steps + WARM_UP_STEPS):
@@ -106,7 +108,7 @@ def us_per_token(
         result = decoding.next_result(now_s)
         started_ns = time.process_time_ns()
         core.commit(wire.carry(result), now_s)
-        encoded = [encoder.encode(message) for _, message in core.drain()]
+        encoded = [encoder.encode(message) for _, message in core.take_api_messages()]
         ended_ns = time.process_time_ns()
         assert encoded, "every step has deltas"
         if step >= WARM_UP_STEPS:
@@ -140,9 +142,9 @@ def _echo_process(kind: str, num_slots: int) -> Iterator[Callable[[StepPlan], St
     with ExitStack() as stack:
         made = stack.enter_context(stage_wires.made_wire(kind, num_slots))
         child = stack.enter_context(stage_wires.echo_worker(made))
-        wires = Wires()
+        wires = SocketPoller()
         stack.callback(wires.close)
-        end = open_engine_end(wires, made.for_engine, [os.dup(fd) for fd in made.engine_fds])
+        end = open_engine_wire_end(wires, made.for_engine, [os.dup(fd) for fd in made.engine_fds])
 
         def wait() -> WorkerHello | StepResult:
             while True:
@@ -182,7 +184,7 @@ def measure(
             for percent in (50, 99):
                 trips.setdefault(kind, {}).setdefault(f"p{percent}", []).append(percentile(times, percent))
         say(f"round {index + 1} of {rounds}")
-    return StageFigures(_medians(cpu), _medians(trips), rounds, environment.facts())
+    return StageFigures(_medians(cpu), _medians(trips), rounds, environment.describe_machine())
 
 
 def _medians(samples: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
@@ -205,7 +207,7 @@ def tables_of(figures: StageFigures) -> Sequence[Table]:
     return cpu, trips
 
 
-def over_the_bar(figures: StageFigures) -> list[str]:
+def above_limit(figures: StageFigures) -> list[str]:
     """The wires between processes that cost more than they may, at the largest batch."""
     return [
         f"{name}: {row[str(SLOTS[-1])]:.2f} µs per token at {SLOTS[-1]} slots, and {BAR_US} is the bar"
@@ -225,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_table(console, table)
     if args.json is not None:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
-    missed = over_the_bar(figures)
+    missed = above_limit(figures)
     for line in missed:
         console.print(line, style="red")
     return 1 if missed else 0

@@ -19,13 +19,13 @@ from onward.config import ServeConfig
 from onward.proto import SCHEMA_VERSION
 from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.step import StepPlan, StepResult, WorkerHello
-from onward.proto.wire import ShmWire, Wire
+from onward.proto.wire import ShmWireAddress, WorkerWireAddress
 from onward.supervisor.children import new_incarnation
-from onward.supervisor.wires import MadeWire, make
+from onward.supervisor.wires import WorkerWireEnds, open_worker_wire
 from onward.transport import shm_rows
-from onward.transport.shm import WireBroken
-from onward.transport.worker_wire import EngineEnd, WorkerEnd, open_engine_end, open_worker_end
-from onward.transport.zmq import Wires, WorkerWireMessage
+from onward.transport.shm import WorkerWireBroken
+from onward.transport.worker_wire import EngineWireEnd, WorkerWireEnd, open_engine_wire_end, open_worker_wire_end
+from onward.transport.zmq import SocketPoller, WorkerMessage
 
 Message = TypeVar("Message")
 HELLO = WorkerHello(SCHEMA_VERSION, "w", "e", 0, "", 1, 1, 1, 1)
@@ -35,7 +35,7 @@ class ResultWire(Protocol):
     def carry(self, result: StepResult) -> StepResult: ...
 
 
-class NoWire:
+class DirectWire:
     def carry(self, result: StepResult) -> StepResult:
         return result
 
@@ -43,10 +43,10 @@ class NoWire:
 class ZmqCodec:
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(WorkerWireMessage)
+        self._decoder = msgspec.msgpack.Decoder(WorkerMessage)
 
     def carry(self, result: StepResult) -> StepResult:
-        message = self._decoder.decode(self._encoder.encode(WorkerWireMessage(result=result)))
+        message = self._decoder.decode(self._encoder.encode(WorkerMessage(result=result)))
         assert message.result is not None
         return message.result
 
@@ -63,10 +63,10 @@ class ShmCodec:
         return StepResult(result.step, shm_rows.decode(memoryview(body).cast("q").tolist(), side, 1), result.busy_s)
 
 
-class BothEnds:
+class LoopbackWire:
     """A real wire with both ends in this process. An empty plan goes down first, since a result answers one."""
 
-    def __init__(self, wires: Wires, engine: EngineEnd, worker: WorkerEnd) -> None:
+    def __init__(self, wires: SocketPoller, engine: EngineWireEnd, worker: WorkerWireEnd) -> None:
         self._wires, self._engine, self._worker = wires, engine, worker
         self._sent = 0
         worker.send(HELLO)
@@ -93,18 +93,24 @@ class BothEnds:
 def all_wires(num_slots: int) -> Iterator[dict[str, ResultWire]]:
     with ExitStack() as stack:
         zmq, shm = (stack.enter_context(both_ends(kind, num_slots)) for kind in ("zmq", "shm"))
-        yield {"inproc": NoWire(), "zmq codec": ZmqCodec(), "shm codec": ShmCodec(num_slots), "zmq": zmq, "shm": shm}
+        yield {
+            "inproc": DirectWire(),
+            "zmq codec": ZmqCodec(),
+            "shm codec": ShmCodec(num_slots),
+            "zmq": zmq,
+            "shm": shm,
+        }
 
 
 @contextmanager
-def both_ends(kind: str, num_slots: int) -> Iterator[BothEnds]:
-    wires = Wires()
+def both_ends(kind: str, num_slots: int) -> Iterator[LoopbackWire]:
+    wires = SocketPoller()
     try:
         with made_wire(kind, num_slots) as made:
-            engine = open_engine_end(wires, made.for_engine, [os.dup(fd) for fd in made.engine_fds])
-            worker = open_worker_end(wires, _with_copied_fds(made.for_worker))
+            engine = open_engine_wire_end(wires, made.for_engine, [os.dup(fd) for fd in made.engine_fds])
+            worker = open_worker_wire_end(wires, _with_copied_fds(made.for_worker))
             try:
-                yield BothEnds(wires, engine, worker)
+                yield LoopbackWire(wires, engine, worker)
             finally:
                 wires.drop(engine)
                 wires.drop(worker)
@@ -112,24 +118,24 @@ def both_ends(kind: str, num_slots: int) -> Iterator[BothEnds]:
         wires.close()
 
 
-def _with_copied_fds(wire: Wire) -> Wire:
-    if not isinstance(wire, ShmWire):
+def _with_copied_fds(wire: WorkerWireAddress) -> WorkerWireAddress:
+    if not isinstance(wire, ShmWireAddress):
         return wire
     return msgspec.structs.replace(wire, memory_fd=os.dup(wire.memory_fd), doorbell_fd=os.dup(wire.doorbell_fd))
 
 
 @contextmanager
-def made_wire(kind: str, num_slots: int) -> Iterator[MadeWire]:
+def made_wire(kind: str, num_slots: int) -> Iterator[WorkerWireEnds]:
     """As the supervisor makes it for an instance with so many slots."""
     config = ServeConfig(transport=kind, max_num_seqs=num_slots, max_num_batched_tokens=max(512, num_slots))  # pyright: ignore[reportArgumentType]
     shape = ModelConfig("llama", 50_000, 64, 64, 1, 1, 1, 64, 8192, 1e-5, 1e4)
     model = PreparedModel("bench", "", shape, "float32", "none", "", [], None, None, None, None, [])
-    with make(config, model, new_incarnation("engine"), new_incarnation("worker")) as made:
+    with open_worker_wire(config, model, new_incarnation("engine"), new_incarnation("worker")) as made:
         yield made
 
 
 @contextmanager
-def echo_worker(made: MadeWire) -> "Iterator[subprocess.Popen[bytes]]":
+def echo_worker(made: WorkerWireEnds) -> "Iterator[subprocess.Popen[bytes]]":
     """A process that answers every plan with an empty result."""
     wire = msgspec.json.encode(made.for_worker).decode()
     child = subprocess.Popen(
@@ -142,16 +148,16 @@ def echo_worker(made: MadeWire) -> "Iterator[subprocess.Popen[bytes]]":
         child.wait()
 
 
-def echo(wire: Wire) -> None:
-    wires = Wires()
+def echo(wire: WorkerWireAddress) -> None:
+    wires = SocketPoller()
     try:
-        end = open_worker_end(wires, wire)
+        end = open_worker_wire_end(wires, wire)
         end.send(HELLO)
         while True:
             wires.wait()
             while (plan := end.receive()) is not None:
                 end.send(StepResult(plan.step, []))
-    except WireBroken:
+    except WorkerWireBroken:
         return
     finally:
         wires.close()
@@ -160,4 +166,4 @@ def echo(wire: Wire) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="onward.bench.stage_wires")
     parser.add_argument("--wire", required=True)
-    echo(msgspec.json.decode(parser.parse_args().wire, type=Wire))
+    echo(msgspec.json.decode(parser.parse_args().wire, type=WorkerWireAddress))

@@ -22,9 +22,17 @@ import uvloop
 from onward.config import DEFAULT_MODEL
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import ChoiceCursor, Cursor, format_cursor
-from onward.proto.model import ModelText
-from onward.proto.router import ATTEMPT_PATH, PROBE_PATH, TEXT_PATH, Attempt, Facts, Load, Registration
-from onward.text.prompt_tokens import text_hash
+from onward.proto.model import TokenizerFiles
+from onward.proto.router import (
+    ATTEMPT_PATH,
+    PROBE_PATH,
+    TOKENIZER_FILES_PATH,
+    Attempt,
+    InstanceLoad,
+    PromptUsage,
+    Registration,
+)
+from onward.text.prompt_tokens import tokenizer_hash
 
 MAX_EVENTS = 1 << 16
 BLOCK_SIZE = 16
@@ -45,7 +53,7 @@ _USAGE = (
 )
 
 
-class Asked(msgspec.Struct, frozen=True):
+class StubRequestFields(msgspec.Struct, frozen=True):
     """The fields of a request's body that matter here."""
 
     max_tokens: int = 16
@@ -53,19 +61,21 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 _attempts = msgspec.msgpack.Decoder(Attempt)
-_asked = msgspec.json.Decoder(Asked)
+_asked = msgspec.json.Decoder(StubRequestFields)
 
 
-def answer_events(asked: Asked, attempt: Attempt, *, with_facts: bool) -> Iterator[bytes]:
+def answer_events(asked: StubRequestFields, attempt: Attempt, *, with_facts: bool) -> Iterator[bytes]:
     """The first one holds all that comes with the first token, the last one all that comes with the last."""
     shown = attempt.request_id.encode()
     opening = b"data: " + _CHUNK % (shown, b'{"role":"assistant","content":""}', b"null") + b"\n\n"
-    facts = b"event: facts\ndata: " + msgspec.json.encode(Facts(PROMPT_TOKENS, 0, 1)) + b"\n\n"
+    facts = b"event: facts\ndata: " + msgspec.json.encode(PromptUsage(PROMPT_TOKENS, 0, 1)) + b"\n\n"
     usage = _USAGE % (shown, PROMPT_TOKENS, asked.max_tokens, PROMPT_TOKENS + asked.max_tokens)
     for position in range(1, asked.max_tokens + 1):
         is_last = position == asked.max_tokens
         choice = ChoiceCursor(position, "length" if is_last else None)
-        cursor = format_cursor(Cursor(attempt.request_id, attempt.seed, attempt.epoch, [choice], {0: [TOKEN_ID]}))
+        cursor = format_cursor(
+            Cursor(attempt.request_id, attempt.seed, attempt.attempt_epoch, [choice], {0: [TOKEN_ID]})
+        )
         data = _CHUNK % (shown, b'{"content":" word"}', b'"length"' if is_last else b"null")
         event = b"id: %b\ndata: %b\n\n" % (cursor.encode(), data)
         if position == 1:
@@ -73,20 +83,20 @@ def answer_events(asked: Asked, attempt: Attempt, *, with_facts: bool) -> Iterat
         yield event + usage + b"data: [DONE]\n\n" if is_last else event
 
 
-class Steps:
+class StepTimer:
     """Gives every stream of an interval its next event at the same moment."""
 
     def __init__(self) -> None:
-        self._streams: dict[float, dict[Connection, Iterator[bytes]]] = {}
+        self._streams: dict[float, dict[StubInstanceConnection, Iterator[bytes]]] = {}
         """By interval; one has an entry as long as its next step is scheduled."""
 
-    def add(self, interval_ms: float, connection: "Connection", events: Iterator[bytes]) -> None:
+    def add(self, interval_ms: float, connection: "StubInstanceConnection", events: Iterator[bytes]) -> None:
         if interval_ms not in self._streams:
             self._streams[interval_ms] = {}
             self._schedule(interval_ms)
         self._streams[interval_ms][connection] = events
 
-    def drop(self, connection: "Connection") -> None:
+    def drop(self, connection: "StubInstanceConnection") -> None:
         for streams in self._streams.values():
             streams.pop(connection, None)
 
@@ -107,10 +117,10 @@ class Steps:
                 connection.end()
 
 
-class Connection(asyncio.Protocol):
+class StubInstanceConnection(asyncio.Protocol):
     """One request after the other."""
 
-    def __init__(self, steps: Steps, answers: dict[str, bytes]) -> None:
+    def __init__(self, steps: StepTimer, answers: dict[str, bytes]) -> None:
         self._steps = steps
         self._answers = answers
         self._received = b""
@@ -164,7 +174,7 @@ class Connection(asyncio.Protocol):
 
 def _plain_attempt(path: str, body: bytes) -> Attempt:
     """Of a request that came without a router."""
-    return Attempt(schema_version=SCHEMA_VERSION, path=path, body=body, request_id="0" * 32, epoch=1, seed=1,
+    return Attempt(schema_version=SCHEMA_VERSION, path=path, body=body, request_id="0" * 32, attempt_epoch=1, seed=1,
                    created_s=0)  # fmt: skip
 
 
@@ -187,26 +197,26 @@ def _whole(kind: bytes, body: bytes) -> bytes:
 def registration(url: str, its_text_hash: str = "") -> Registration:
     return Registration(
         schema_version=SCHEMA_VERSION, instance="stand-in", url=url, role="mixed", state="ready", model=DEFAULT_MODEL,
-        fingerprint="stand-in", layout=None, max_tokens=1 << 20, block_size=BLOCK_SIZE, engine="stand-in",
-        load=Load(max_running=64, free_blocks=1000, num_blocks=1000), text_hash=its_text_hash,
+        fingerprint="stand-in", kv_layout=None, max_tokens=1 << 20, block_size=BLOCK_SIZE, engine="stand-in",
+        load=InstanceLoad(max_running=64, free_blocks=1000, num_blocks=1000), tokenizer_hash=its_text_hash,
     )  # fmt: skip
 
 
-async def listen(port: int = 0, text: ModelText | None = None) -> asyncio.Server:
-    steps = Steps()
+async def listen(port: int = 0, text: TokenizerFiles | None = None) -> asyncio.Server:
+    steps = StepTimer()
     answers: dict[str, bytes] = {}
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(steps, answers), "127.0.0.1", port)
+    server = await loop.create_server(lambda: StubInstanceConnection(steps, answers), "127.0.0.1", port)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     if text is not None:
-        answers[TEXT_PATH] = msgspec.msgpack.encode(text)
-    its_text_hash = "" if text is None else text_hash(text)
+        answers[TOKENIZER_FILES_PATH] = msgspec.msgpack.encode(text)
+    its_text_hash = "" if text is None else tokenizer_hash(text)
     answers[PROBE_PATH] = msgspec.msgpack.encode(registration(url, its_text_hash))
     return server
 
 
 async def _serve(port: int, text_file: Path | None) -> None:
-    text = None if text_file is None else msgspec.msgpack.decode(text_file.read_bytes(), type=ModelText)
+    text = None if text_file is None else msgspec.msgpack.decode(text_file.read_bytes(), type=TokenizerFiles)
     async with await listen(port, text) as server:
         await server.serve_forever()
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from onward.bench.calibration import calibrate
-from onward.bench.wrong_guesses import WrongGuesses
+from onward.bench.wrong_guesses import WrongDraftProposer
 from onward.config import DEFAULT_MODEL, WorkerConfig
 from onward.models.loading import open_weights
 from onward.models.store import prepare
-from onward.proto.sampling import Sampling
-from onward.proto.speculation import MAX_DRAFTS
-from onward.proto.step import Assign, Run, StepPlan
-from onward.worker.runner import Runner
+from onward.proto.sampling import SamplingParams
+from onward.proto.speculation import MAX_DRAFT_TOKENS
+from onward.proto.step import AssignSlot, RunSlot, StepPlan
+from onward.worker.runner import CpuModelRunner
 
 _BURSTS = 5
 _STEPS = 12
@@ -27,7 +27,7 @@ _PRODUCTS = ("qkv", "o", "gate/up", "down", "head")
 
 
 @dataclass(slots=True)
-class Cost:
+class StepCost:
     """Of one burst: time per step, and the cycles of each kind of work."""
 
     step_ms: float
@@ -41,39 +41,39 @@ class StepBench:
     def __init__(self, model: str, threads: int | None, max_streams: int, context: int) -> None:
         prepared = prepare(model, quantization="int8")
         self._vocab_size = prepared.config.vocab_size
-        self._blocks = -(-(context + _BURSTS * _STEPS + 1 + MAX_DRAFTS) // 16)
+        self._blocks = -(-(context + _BURSTS * _STEPS + 1 + MAX_DRAFT_TOKENS) // 16)
         settings = WorkerConfig(max_num_seqs=max_streams, num_kv_blocks=max_streams * self._blocks, threads=threads)
         self._chunk = settings.max_num_batched_tokens
-        self._runner = Runner(prepared, settings, open_weights(prepared), drafter=WrongGuesses())
+        self._runner = CpuModelRunner(prepared, settings, open_weights(prepared), drafter=WrongDraftProposer())
         self._runner.warm_up(lambda message: None)
         self._epoch = 0
 
-    def prefill(self, streams: int, context: int) -> list[Cost]:
+    def prefill(self, streams: int, context: int) -> list[StepCost]:
         """Prompts of random tokens, one stream after the other, in whole chunks. One cost per chunk."""
         rng = np.random.default_rng(0)
-        costs: list[Cost] = []
+        costs: list[StepCost] = []
         for slot in range(streams):
             self._epoch += 1
             blocks = list(range(slot * self._blocks, (slot + 1) * self._blocks))
             tokens = rng.integers(0, self._vocab_size, context).tolist()
-            sampling = Sampling(seed=0, temperature=0.0)
-            assign = Assign(slot, self._epoch, f"r{slot}", tokens, context, 0, blocks, sampling)
+            sampling = SamplingParams(seed=0, temperature=0.0)
+            assign = AssignSlot(slot, self._epoch, f"r{slot}", tokens, context, 0, blocks, sampling)
             self._runner.step(StepPlan(0, assign=[assign]))
             for start in range(0, context, self._chunk):
-                costs.append(self._step([Run(slot, self._epoch, min(self._chunk, context - start))]))
+                costs.append(self._step([RunSlot(slot, self._epoch, min(self._chunk, context - start))]))
         return costs
 
-    def decode(self, streams: int, context: int, num_drafts: int = 0) -> list[Cost]:
+    def decode(self, streams: int, context: int, num_drafts: int = 0) -> list[StepCost]:
         """Streams at about this context, one token each per step, behind wrong guesses. One cost per burst."""
         self.prefill(streams, context)
-        runs = [Run(slot, self._epoch - streams + 1 + slot, 1, [], num_drafts) for slot in range(streams)]
+        runs = [RunSlot(slot, self._epoch - streams + 1 + slot, 1, [], num_drafts) for slot in range(streams)]
         bursts = [[self._step(runs) for _ in range(_STEPS)] for _ in range(_BURSTS)]
-        return [Cost(statistics.median(c.step_ms for c in burst), burst[-1].cycles) for burst in bursts]
+        return [StepCost(statistics.median(c.step_ms for c in burst), burst[-1].cycles) for burst in bursts]
 
-    def _step(self, runs: list[Run]) -> Cost:
+    def _step(self, runs: list[RunSlot]) -> StepCost:
         started = time.perf_counter()
         self._runner.step(StepPlan(0, run=runs))
-        return Cost((time.perf_counter() - started) * 1000, self._runner.phase_cycles())
+        return StepCost((time.perf_counter() - started) * 1000, self._runner.phase_cycles())
 
 
 def _report_decode(bench: StepBench, streams: int, context: int) -> None:

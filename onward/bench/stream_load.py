@@ -18,7 +18,7 @@ _BLANK = b"\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class StreamLoad:
     """What is asked for: `num_streams` at once, each `requests_each` times one after the other."""
 
     num_streams: int
@@ -80,7 +80,7 @@ class StreamClient(asyncio.Protocol):
             self._transport.close()
 
 
-async def run(port: int, shape: Shape, timeout_s: float = 120.0) -> int:
+async def run(port: int, shape: StreamLoad, timeout_s: float = 120.0) -> int:
     """The whole load, each stream checked. Returns how many reads it took: where that is near the number of events, each
     event travelled alone."""
     body = msgspec.json.encode(

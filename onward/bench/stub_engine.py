@@ -13,26 +13,26 @@ from dataclasses import dataclass
 
 from onward.proto.request import (
     Abort,
-    AbortAnswer,
     AbortByName,
-    Accepted,
-    AskKvEvents,
-    Deltas,
+    AbortReply,
     FromEngine,
-    Held,
-    Holding,
+    HeldRequest,
+    HeldRequestsReport,
+    QueryKvEvents,
+    RequestAccepted,
     Submit,
     ToEngine,
     TokenDelta,
+    TokenDeltas,
 )
-from onward.transport.zmq import Wires
+from onward.transport.zmq import SocketPoller
 
 HOLDING_EVERY_S = 1.0
 IDLE_S = 60.0
 
 
 @dataclass(slots=True)
-class Running:
+class StubRequest:
     submit: Submit
     position: int
 
@@ -43,7 +43,7 @@ class StubEngine:
     def __init__(self, incarnation: str, token_ids: list[int]) -> None:
         self._incarnation = incarnation
         self._token_ids = token_ids
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, StubRequest] = {}
         self._seq = self._step = 0
 
     @property
@@ -54,29 +54,29 @@ class StubEngine:
         self._seq = message.seq
         match message:
             case Submit():
-                self._running[message.request_id] = Running(message, len(message.generated_token_ids))
-                return [Accepted(message.request_id, message.epoch)]
+                self._running[message.request_id] = StubRequest(message, len(message.generated_token_ids))
+                return [RequestAccepted(message.request_id, message.epoch)]
             case Abort():
                 self._running.pop(message.request_id, None)
                 return []
             case AbortByName():
-                return [AbortAnswer(message.ask_id, [], message.names)]
-            case AskKvEvents():
+                return [AbortReply(message.query_id, [], message.names)]
+            case QueryKvEvents():
                 return []  # who asks waits a second, and goes on without
 
-    def step(self) -> Deltas:
+    def step(self) -> TokenDeltas:
         """One token for every running request."""
         self._step += 1
-        return Deltas(self._step, [self._next(one) for one in list(self._running.values())])
+        return TokenDeltas(self._step, [self._next(one) for one in list(self._running.values())])
 
-    def holding(self) -> Holding:
-        held = [Held(request_id, one.submit.epoch, one.position) for request_id, one in self._running.items()]
-        return Holding(self._incarnation, self._seq, self._step, held)
+    def holding(self) -> HeldRequestsReport:
+        held = [HeldRequest(request_id, one.submit.epoch, one.position) for request_id, one in self._running.items()]
+        return HeldRequestsReport(self._incarnation, self._seq, self._step, held)
 
-    def _next(self, one: Running) -> TokenDelta:
+    def _next(self, one: StubRequest) -> TokenDelta:
         submit, position = one.submit, one.position
         one.position += 1
-        reason = "length" if one.position == submit.sampling.max_tokens else None
+        reason = "length" if one.position == submit.sampling_params.max_tokens else None
         if reason is not None:
             del self._running[submit.request_id]
         token_id = self._token_ids[position % len(self._token_ids)]
@@ -87,8 +87,8 @@ class StubEngine:
 
 def run(engine: StubEngine, address: str, interval_s: float) -> None:
     """Until it is killed."""
-    wires = Wires()
-    port = wires.api_port(address)
+    wires = SocketPoller()
+    port = wires.engine_server(address)
     api: str | None = None
     next_step_s = next_holding_s = time.monotonic()
     while True:

@@ -19,7 +19,7 @@ _LEAST_MOVE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class TailCurve:
     name: str
     values_ms: Sequence[float]
     color: str
@@ -59,7 +59,7 @@ class _Axes:
         return round(_TOP + down * (HEIGHT - _TOP - _BOTTOM), 1)
 
 
-def draw(title: str, curves: Sequence[Curve]) -> str:
+def draw(title: str, curves: Sequence[TailCurve]) -> str:
     lines = [(curve, tail(curve.values_ms)) for curve in curves]
     marks = ticks(
         min(percentile(curve.values_ms, _PERCENT_AT_LEFT) for curve in curves), max(line[-1][0] for _, line in lines)
@@ -94,7 +94,7 @@ def _grid(axes: _Axes, marks: list[float]) -> list[str]:
     return parts
 
 
-def _curve(axes: _Axes, curve: Curve, line: list[tuple[float, float]]) -> str:
+def _curve(axes: _Axes, curve: TailCurve, line: list[tuple[float, float]]) -> str:
     points: list[tuple[float, float]] = []
     for ms, share in line:
         point = (axes.x(ms), axes.y(share))
@@ -104,7 +104,7 @@ def _curve(axes: _Axes, curve: Curve, line: list[tuple[float, float]]) -> str:
     return f'<polyline points="{drawn}" fill="none" {_stroke(curve)}/>'
 
 
-def _legend(curves: Sequence[Curve]) -> list[str]:
+def _legend(curves: Sequence[TailCurve]) -> list[str]:
     parts: list[str] = []
     for number, curve in enumerate(curves):
         x, y = _LEFT + number % 2 * (WIDTH - _LEFT - _RIGHT) // 2, 46 + number // 2 * 18
@@ -113,6 +113,6 @@ def _legend(curves: Sequence[Curve]) -> list[str]:
     return parts
 
 
-def _stroke(curve: Curve) -> str:
+def _stroke(curve: TailCurve) -> str:
     dashes = ' stroke-dasharray="5 4"' if curve.is_dashed else ""
     return f'stroke="{curve.color}" stroke-width="2"{dashes}'

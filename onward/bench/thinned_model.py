@@ -17,7 +17,7 @@ from typing import Any
 from onward.config import cache_dir
 from onward.models.config import HF_ARCHITECTURES
 from onward.models.convert import write_weights
-from onward.models.store import find
+from onward.models.store import resolve_source
 from onward.models.thinned import ThinnedTensors, all_but_every_nth, every_nth, thinned_config
 from onward.proto.model import ModelConfig
 
@@ -27,7 +27,7 @@ def write_thinned(
 ) -> ModelConfig:
     """`choose` names the layers to keep, from how many there are. Weights that lie on a grid of 4 bits stay on it in
     float32, and only there."""
-    opened = find(model, with_weights=True, cache_dir=cache_dir(), progress=_silent).open()
+    opened = resolve_source(model, with_weights=True, cache_dir=cache_dir(), progress=_silent).open()
     kept = choose(opened.config.num_layers)
     config = thinned_config(opened.config, kept)
     folder.mkdir(parents=True, exist_ok=True)

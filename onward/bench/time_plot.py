@@ -11,7 +11,7 @@ _MOST_MARKS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PlotLine:
     name: str
     values: Sequence[float]
     color: str
@@ -19,9 +19,9 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class PlotPanel:
     title: str
-    lines: Sequence[Line]
+    lines: Sequence[PlotLine]
 
 
 def step_for(most: float) -> float:
@@ -34,7 +34,7 @@ def step_for(most: float) -> float:
         power *= 10
 
 
-def draw(title: str, panels: Sequence[Panel], shaded: tuple[float, float] | None = None) -> str:
+def draw(title: str, panels: Sequence[PlotPanel], shaded: tuple[float, float] | None = None) -> str:
     """One value a second. `shaded`: seconds that are something else."""
     seconds = max(len(line.values) for panel in panels for line in panel.lines)
     height = _TOP + len(panels) * (PANEL_HEIGHT + _GAP) - _GAP + _BOTTOM
@@ -58,7 +58,7 @@ def _x(at_s: float, seconds: int) -> float:
     return round(_LEFT + at_s / seconds * (WIDTH - _LEFT - _RIGHT), 1)
 
 
-def _panel(panel: Panel, top: float, seconds: int, shaded: tuple[float, float] | None) -> list[str]:
+def _panel(panel: PlotPanel, top: float, seconds: int, shaded: tuple[float, float] | None) -> list[str]:
     top += 20
     inner = PANEL_HEIGHT - 20
     step = step_for(max(max(line.values, default=0.0) for line in panel.lines) or 1.0)
@@ -80,7 +80,7 @@ def _panel(panel: Panel, top: float, seconds: int, shaded: tuple[float, float] |
     return parts + _legend(panel.lines, top - 12)
 
 
-def _legend(lines: Sequence[Line], y: float) -> list[str]:
+def _legend(lines: Sequence[PlotLine], y: float) -> list[str]:
     parts: list[str] = []
     x = WIDTH - _RIGHT
     for line in reversed(lines):
@@ -90,6 +90,6 @@ def _legend(lines: Sequence[Line], y: float) -> list[str]:
     return parts
 
 
-def _stroke(line: Line) -> str:
+def _stroke(line: PlotLine) -> str:
     dashes = ' stroke-dasharray="5 4"' if line.is_dashed else ""
     return f'stroke="{line.color}" stroke-width="2"{dashes}'

@@ -20,23 +20,32 @@ import msgspec
 import numpy as np
 
 from onward.errors import ServerError
-from onward.proto.kv_transfer import Counted, EndLease, Endpoint, Expect, Expecting, Layout, Push, Sent
+from onward.proto.kv_transfer import (
+    EndLease,
+    ExpectingWrites,
+    ExpectWrites,
+    KvEndpoint,
+    KvLayout,
+    KvPush,
+    PushComplete,
+    WritesComplete,
+)
 from onward.proto.model import ModelConfig
-from onward.transport.curve import private_addresses
-from onward.transport.zmq import Wires
-from onward.worker.kv_store import allocate, block_bytes
-from onward.worker.transfer.plane import KvMemory, Plane
-from onward.worker.transfer.push_job import Fed
+from onward.transport.curve import make_private_address
+from onward.transport.zmq import SocketPoller
+from onward.worker.kv_store import allocate_kv_pool, block_bytes
+from onward.worker.transfer.plane import KvMemoryRegion, KvTransferThread
+from onward.worker.transfer.push_job import ComputedBlocks
 
 BACKENDS = ("shm", "tcp", "nixl")
 BLOCK_SIZE = 16
 TIMEOUT_S = 30.0
 _INT8 = np.dtype(np.int8)
 
-Report = TypeVar("Report", Expecting, Counted, Sent)
+Report = TypeVar("Report", ExpectingWrites, WritesComplete, PushComplete)
 
 
-class Rate(msgspec.Struct, frozen=True):
+class TransferRate(msgspec.Struct, frozen=True):
     """Medians, in the order of blocks and with the checksums that it names."""
 
     backend: str
@@ -49,45 +58,45 @@ class Rate(msgspec.Struct, frozen=True):
     """To the plain copy, the median of the repetitions."""
 
 
-class _Order(msgspec.Struct, frozen=True):
+class _TransferCommand(msgspec.Struct, frozen=True):
     """What the writer is to do."""
 
     lease_id: str
-    endpoint: Endpoint
+    endpoint: KvEndpoint
     source_ids: list[int]
     target_ids: list[int]
     checksums: bool
 
 
-class Timing(msgspec.Struct, frozen=True):
+class TransferTiming(msgspec.Struct, frozen=True):
     """Of one transfer, and of the plain copy right after it."""
 
     seconds: float
     copy_s: float
 
 
-class _Worker:
+class _TransferEndpoint:
     """A plane with its memory, and its engine's end of the wire."""
 
     def __init__(self, shape: ModelConfig, num_blocks: int, backend: str | None) -> None:
-        pool = allocate(shape, _INT8, num_blocks, BLOCK_SIZE, is_shared=backend is not None)
+        pool = allocate_kv_pool(shape, _INT8, num_blocks, BLOCK_SIZE, is_shared=backend is not None)
         self.bytes, self.num_blocks = pool.data, num_blocks
         self.bytes[:] = 1  # every page has its memory before anything is timed
-        layout = Layout("bench", "int8", BLOCK_SIZE, shape.num_layers, shape.num_kv_heads, shape.head_dim)
-        self.plane = Plane(
-            KvMemory(self.bytes, pool.fd, pool.geometry, layout),
+        layout = KvLayout("bench", "int8", BLOCK_SIZE, shape.num_layers, shape.num_kv_heads, shape.head_dim)
+        self.plane = KvTransferThread(
+            KvMemoryRegion(self.bytes, pool.fd, pool.geometry, layout),
             backend=backend,
             host="127.0.0.1",
             incarnation=f"bench-{os.getpid()}",
             cluster_key="",
             layers_done=lambda: 0,
         )
-        engine_address, worker_address = private_addresses(f"bench-{os.getpid()}-{time.monotonic_ns()}")
-        self._wires, plane_wires = Wires(), Wires()
-        self.port = self._wires.kv_port(engine_address)
-        self.plane.start(plane_wires, plane_wires.kv_socket(worker_address))
+        engine_address, worker_address = make_private_address(f"bench-{os.getpid()}-{time.monotonic_ns()}")
+        self._wires, plane_wires = SocketPoller(), SocketPoller()
+        self.port = self._wires.engine_kv_wire_end(engine_address)
+        self.plane.start(plane_wires, plane_wires.worker_kv_wire_end(worker_address))
 
-    def hear(self, kind: type[Report], lease_id: str) -> Report:
+    def wait_for_report(self, kind: type[Report], lease_id: str) -> Report:
         deadline_s = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline_s:
             if (report := self.port.receive()) is not None:
@@ -102,7 +111,7 @@ class _Worker:
         self._wires.close()
 
 
-class _Writer:
+class _WriterProcess:
     """This process's end of the child."""
 
     def __init__(self, shape: ModelConfig, num_blocks: int) -> None:
@@ -111,16 +120,16 @@ class _Writer:
             [*command, msgspec.json.encode(shape).decode()], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
-    def begin(self, order: _Order) -> None:
+    def begin(self, order: _TransferCommand) -> None:
         assert self._child.stdin is not None
         self._child.stdin.write(msgspec.json.encode(order) + b"\n")
         self._child.stdin.flush()
 
-    def end(self) -> Timing:
+    def end(self) -> TransferTiming:
         assert self._child.stdout is not None
         if not (line := self._child.stdout.readline()):
             raise ServerError(f"the writer ended with status {self._child.wait(TIMEOUT_S)}")
-        return msgspec.json.decode(line, type=Timing)
+        return msgspec.json.decode(line, type=TransferTiming)
 
     def close(self) -> None:
         self._child.kill()
@@ -132,7 +141,7 @@ def num_blocks_of(shape: ModelConfig, num_bytes: int) -> int:
     return max(1, round(num_bytes / block_bytes(shape, _INT8, BLOCK_SIZE)))
 
 
-def measure(backend: str, shape: ModelConfig, num_bytes: int, repetitions: int) -> list[Rate]:
+def measure(backend: str, shape: ModelConfig, num_bytes: int, repetitions: int) -> list[TransferRate]:
     """Raises `StartupError` for a backend that does not work here."""
     num_blocks = num_blocks_of(shape, num_bytes)
     moved = num_blocks * block_bytes(shape, _INT8, BLOCK_SIZE)
@@ -143,8 +152,10 @@ def measure(backend: str, shape: ModelConfig, num_bytes: int, repetitions: int) 
         ]
 
 
-def rate_of(backend: str, order: str, checksums: bool, num_bytes: int, timings: Sequence[Timing]) -> Rate:
-    return Rate(
+def rate_of(
+    backend: str, order: str, checksums: bool, num_bytes: int, timings: Sequence[TransferTiming]
+) -> TransferRate:
+    return TransferRate(
         backend,
         order,
         checksums,
@@ -155,9 +166,11 @@ def rate_of(backend: str, order: str, checksums: bool, num_bytes: int, timings: 
 
 
 @contextmanager
-def _both_sides(backend: str, shape: ModelConfig, num_blocks: int) -> Iterator[tuple[_Worker, _Writer]]:
-    reader = _Worker(shape, num_blocks, backend)
-    writer = _Writer(shape, num_blocks)
+def _both_sides(
+    backend: str, shape: ModelConfig, num_blocks: int
+) -> Iterator[tuple[_TransferEndpoint, _WriterProcess]]:
+    reader = _TransferEndpoint(shape, num_blocks, backend)
+    writer = _WriterProcess(shape, num_blocks)
     try:
         yield reader, writer
     finally:
@@ -165,19 +178,23 @@ def _both_sides(backend: str, shape: ModelConfig, num_blocks: int) -> Iterator[t
         reader.close()
 
 
-def _transfers(reader: _Worker, writer: _Writer, order: str, checksums: bool, repetitions: int) -> list[Timing]:
+def _transfers(
+    reader: _TransferEndpoint, writer: _WriterProcess, order: str, checksums: bool, repetitions: int
+) -> list[TransferTiming]:
     """One more than is counted: the first may have to connect."""
     return [_transfer(reader, writer, order, checksums, number) for number in range(repetitions + 1)][1:]
 
 
-def _transfer(reader: _Worker, writer: _Writer, order: str, checksums: bool, number: int) -> Timing:
+def _transfer(
+    reader: _TransferEndpoint, writer: _WriterProcess, order: str, checksums: bool, number: int
+) -> TransferTiming:
     lease_id = f"{order} {checksums} {number}"
     source_ids, target_ids = block_ids(order, reader.num_blocks, lease_id)
-    reader.port.send(Expect(lease_id, target_ids, checksums))
-    reader.hear(Expecting, lease_id)
+    reader.port.send(ExpectWrites(lease_id, target_ids, checksums))
+    reader.wait_for_report(ExpectingWrites, lease_id)
     assert reader.plane.endpoint is not None, "it has a backend"
-    writer.begin(_Order(lease_id, reader.plane.endpoint, source_ids, target_ids, checksums))
-    reader.hear(Counted, lease_id)
+    writer.begin(_TransferCommand(lease_id, reader.plane.endpoint, source_ids, target_ids, checksums))
+    reader.wait_for_report(WritesComplete, lease_id)
     reader.port.send(EndLease(lease_id))
     return writer.end()
 
@@ -191,12 +208,12 @@ def block_ids(order: str, num_blocks: int, seed: str) -> tuple[list[int], list[i
     return shuffled.sample(ids, num_blocks), shuffled.sample(ids, num_blocks)
 
 
-def _write(worker: _Worker, order: _Order) -> float:
+def _write(worker: _TransferEndpoint, order: _TransferCommand) -> float:
     started_s = time.perf_counter()
-    worker.plane.open_push(Push(order.lease_id, order.endpoint, 0, order.target_ids, order.checksums))
-    worker.plane.feed(Fed(order.lease_id, 0, order.source_ids, None))
+    worker.plane.open_push(KvPush(order.lease_id, order.endpoint, 0, order.target_ids, order.checksums))
+    worker.plane.send_computed(ComputedBlocks(order.lease_id, 0, order.source_ids, None))
     worker.plane.wake()
-    worker.hear(Sent, order.lease_id)
+    worker.wait_for_report(PushComplete, order.lease_id)
     return time.perf_counter() - started_s
 
 
@@ -209,11 +226,11 @@ def _copy(source: np.ndarray, target: np.ndarray) -> float:
 def main() -> None:
     """The child: an order on each line of its input, a timing on each of its output."""
     shape = msgspec.json.decode(sys.argv[2], type=ModelConfig)
-    worker = _Worker(shape, int(sys.argv[1]), None)
+    worker = _TransferEndpoint(shape, int(sys.argv[1]), None)
     copied = np.ones_like(worker.bytes)
     for line in sys.stdin:
-        order = msgspec.json.decode(line, type=_Order)
-        timing = Timing(_write(worker, order), _copy(worker.bytes, copied))
+        order = msgspec.json.decode(line, type=_TransferCommand)
+        timing = TransferTiming(_write(worker, order), _copy(worker.bytes, copied))
         print(msgspec.json.encode(timing).decode(), flush=True)
 
 

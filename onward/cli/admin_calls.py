@@ -14,19 +14,19 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 from onward.bench.openai_chunks import error_message
-from onward.cli.api_key import add_api_key_file, api_key_of
-from onward.cli.server_url import checked_url, why
+from onward.cli.api_key import add_api_key_file, api_key_from_args
+from onward.cli.server_url import checked_url, describe_error
 from onward.errors import NotFound, ServerError, Unavailable
-from onward.proto.router import PROOF_HEADER
+from onward.proto.router import SIGNATURE_HEADER
 from onward.supervisor.cluster_key import read_key
-from onward.transport.proof import prove
+from onward.transport.proof import sign_request
 
 TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 16 << 20
 
 
 @dataclass(slots=True, frozen=True)
-class Server:
+class AdminClient:
     url: str
     api_key: str | None = None
     cluster_key: str = ""
@@ -64,7 +64,7 @@ class Server:
     def _headers(self, method: str, path: str) -> dict[str, str]:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         if self.cluster_key:
-            headers[PROOF_HEADER] = prove(self.cluster_key, method, path, b"", time.time())
+            headers[SIGNATURE_HEADER] = sign_request(self.cluster_key, method, path, b"", time.time())
         return headers
 
 
@@ -75,9 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--cluster-key-file", metavar="FILE", help="the cluster's secret, where there is one")
 
 
-def server_of(args: argparse.Namespace) -> Server:
+def admin_client_from_args(args: argparse.Namespace) -> AdminClient:
     url = args.url if "://" in args.url else f"http://{args.url}"
-    return Server(checked_url(url, "URL:"), api_key_of(args), read_key(args.cluster_key_file))
+    return AdminClient(checked_url(url, "URL:"), api_key_from_args(args), read_key(args.cluster_key_file))
 
 
 def _connect(parts: SplitResult) -> http.client.HTTPConnection:
@@ -89,4 +89,4 @@ def _connect(parts: SplitResult) -> http.client.HTTPConnection:
 def _why(fault: Exception) -> str:
     if isinstance(fault, TimeoutError):
         return f"no answer within {TIMEOUT_S:.0f} s"
-    return why(fault)
+    return describe_error(fault)

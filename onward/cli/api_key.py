@@ -12,8 +12,8 @@ from pathlib import Path
 from onward.config import API_KEY_VARIABLE, RouterConfig, ServeConfig, api_key_in_environment
 from onward.errors import StartupError
 from onward.transport.addresses import is_loopback
-from onward.web.key_file import KeySource
-from onward.web.keys import Keys
+from onward.web.key_file import ApiKeySource
+from onward.web.keys import ApiKeyTable
 
 MAX_FILE_BYTES = 4096
 
@@ -22,7 +22,7 @@ def add_api_key_file(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--api-key-file", metavar="FILE", help=f"has the API key; so may {API_KEY_VARIABLE}")
 
 
-def api_key_of(args: argparse.Namespace) -> str | None:
+def api_key_from_args(args: argparse.Namespace) -> str | None:
     """What is said on the command line counts more than what is in the environment."""
     if args.api_key is not None and args.api_key_file is not None:
         raise StartupError("--api-key and --api-key-file are both given; leave one out")
@@ -31,7 +31,7 @@ def api_key_of(args: argparse.Namespace) -> str | None:
     return args.api_key if args.api_key is not None else api_key_in_environment()
 
 
-def key_source_of(config: ServeConfig | RouterConfig) -> KeySource:
+def key_source_from_config(config: ServeConfig | RouterConfig) -> ApiKeySource:
     """All keys that a server takes. The environment counts where nothing is said."""
     plain = config.api_key
     if config.api_key_file is not None:
@@ -43,10 +43,10 @@ def key_source_of(config: ServeConfig | RouterConfig) -> KeySource:
             raise StartupError("--api-key must be printable ASCII: it travels in a header")
         if not key.strip() or key != key.strip():
             raise StartupError("--api-key must not be empty, nor begin or end with a space; leave it out for no key")
-    return KeySource(plain, config.api_keys)
+    return ApiKeySource(plain, config.api_keys)
 
 
-def check_doors(config: ServeConfig | RouterConfig, keys: Keys) -> None:
+def check_exposure(config: ServeConfig | RouterConfig, keys: ApiKeyTable) -> None:
     """Nobody opens a server to other machines by accident."""
     if not is_loopback(config.host) and not len(keys) and not config.insecure:
         raise StartupError(
@@ -62,7 +62,7 @@ def check_doors(config: ServeConfig | RouterConfig, keys: Keys) -> None:
         )
 
 
-def door_warnings(config: RouterConfig | ServeConfig, keys: Keys) -> list[str]:
+def exposure_warnings(config: RouterConfig | ServeConfig, keys: ApiKeyTable) -> list[str]:
     """What works, but perhaps not as it was meant."""
     if is_loopback(config.host):
         return []

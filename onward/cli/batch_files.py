@@ -26,7 +26,7 @@ class BatchRequest(msgspec.Struct, frozen=True):
     method: str = "POST"
 
 
-class Answered(msgspec.Struct, frozen=True):
+class BatchResponse(msgspec.Struct, frozen=True):
     status_code: int
     request_id: str
     body: Any
@@ -37,10 +37,10 @@ class BatchError(msgspec.Struct, frozen=True):
     message: str
 
 
-class BatchAnswer(msgspec.Struct, frozen=True):
+class BatchResult(msgspec.Struct, frozen=True):
     id: str
     custom_id: str
-    response: Answered | None
+    response: BatchResponse | None
     error: BatchError | None
     """Why there is no response."""
 
@@ -49,15 +49,15 @@ class BatchAnswer(msgspec.Struct, frozen=True):
         return self.response is None or self.response.status_code != 200
 
 
-class _Status(msgspec.Struct, frozen=True):
+class _WrittenStatus(msgspec.Struct, frozen=True):
     status_code: int
 
 
-class _Written(msgspec.Struct, frozen=True):
+class _WrittenResult(msgspec.Struct, frozen=True):
     """As much of an answer as the next run wants to know."""
 
     custom_id: str
-    response: _Status | None
+    response: _WrittenStatus | None
 
     @property
     def failed(self) -> bool:
@@ -65,16 +65,16 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 _requests = msgspec.json.Decoder(BatchRequest)
-_written = msgspec.json.Decoder(_Written)
+_written = msgspec.json.Decoder(_WrittenResult)
 
 
-def requests_in(path: Path) -> Iterator[BatchRequest]:
+def read_requests(path: Path) -> Iterator[BatchRequest]:
     """One by one: a batch may be larger than memory. Raises `InvalidRequest` that names the line."""
     for place, line in _lines(path):
         yield _checked(place, line)
 
 
-def check(path: Path) -> list[str]:
+def check_input(path: Path) -> list[str]:
     """All ids, in order, after a look at every line: a batch with a fault in it is not begun."""
     seen: dict[str, None] = {}
     for place, line in _lines(path):
@@ -115,7 +115,7 @@ def _checked(place: str, line: bytes) -> BatchRequest:
     return request
 
 
-class Output:
+class BatchOutputFile:
     """The answers so far, and those to come. `drop_failed`: requests that failed are to be asked again."""
 
     def __init__(self, path: Path, *, drop_failed: bool = False) -> None:
@@ -124,13 +124,13 @@ class Output:
         self.answered: set[str] = set()
         self.num_failed = 0
         try:
-            self._go_on(drop_failed)
+            self._load_results(drop_failed)
         except BaseException:
             self._file.close()
             raise
 
-    def _go_on(self, drop_failed: bool) -> None:
-        self._take_torn_line_away()
+    def _load_results(self, drop_failed: bool) -> None:
+        self._truncate_partial_line()
         if drop_failed:
             self._drop_failed()
         for _, answer in self._lines():
@@ -146,7 +146,7 @@ class Output:
         os.fsync(self._file.fileno())
         self._file.close()
 
-    def add(self, answer: BatchAnswer) -> None:
+    def add(self, answer: BatchResult) -> None:
         line = msgspec.json.encode(answer) + b"\n"
         # Unbuffered and at the end of the file: the line is there whole, or its beginning is the last thing in the file.
         while line:
@@ -166,7 +166,7 @@ class Output:
             raise StartupError(f"another run writes to {self._path} at this moment") from None
         return file
 
-    def _take_torn_line_away(self) -> None:
+    def _truncate_partial_line(self) -> None:
         """A run was cut off in the middle of it."""
         end = whole = self._file.seek(0, os.SEEK_END)
         while whole and (part := os.pread(self._file.fileno(), min(whole, 1 << 16), max(0, whole - (1 << 16)))):
@@ -178,7 +178,7 @@ class Output:
         if whole != end:
             self._file.truncate(whole)
 
-    def _lines(self) -> Iterator[tuple[bytes, _Written]]:
+    def _lines(self) -> Iterator[tuple[bytes, _WrittenResult]]:
         with self._path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 try:

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from onward.cli.batch_files import Answered, BatchAnswer, BatchError, BatchRequest
+from onward.cli.batch_files import BatchError, BatchRequest, BatchResponse, BatchResult
 
 MAX_PAUSE_S = 30.0
 FIRST_PAUSE_S = 0.5
@@ -23,7 +23,7 @@ _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class BatchTarget:
     url: str
     api_key: str | None = None
     timeout_s: float = 3600.0
@@ -31,8 +31,8 @@ class Server:
     num_retries: int = 8
 
 
-async def run_all(
-    server: Server, requests: Iterable[BatchRequest], num_at_once: int, take: Callable[[BatchAnswer], None]
+async def run_batch(
+    server: BatchTarget, requests: Iterable[BatchRequest], num_at_once: int, take: Callable[[BatchResult], None]
 ) -> None:
     """`requests` are read as they are needed."""
     waiting = iter(requests)
@@ -42,34 +42,34 @@ async def run_all(
 
         async def work() -> None:
             for request in waiting:
-                take(await _asked(session, server, request))
+                take(await _send_with_retries(session, server, request))
 
         async with asyncio.TaskGroup() as group:
             for _ in range(num_at_once):
                 group.create_task(work())
 
 
-async def _asked(session: aiohttp.ClientSession, server: Server, request: BatchRequest) -> BatchAnswer:
+async def _send_with_retries(session: aiohttp.ClientSession, server: BatchTarget, request: BatchRequest) -> BatchResult:
     pause_s = FIRST_PAUSE_S
-    outcome, wait_s = await _once(session, server, request)
+    outcome, wait_s = await _send_once(session, server, request)
     for _ in range(server.num_retries):
-        if not _may_pass(outcome):
+        if not _is_transient(outcome):
             break
         await asyncio.sleep(min(MAX_PAUSE_S, max(pause_s, wait_s)))
         pause_s *= 2
-        outcome, wait_s = await _once(session, server, request)
-    if isinstance(outcome, Answered):
-        return BatchAnswer(f"batch_req_{outcome.request_id}", request.custom_id, outcome, None)
-    return BatchAnswer(f"batch_req_{request.custom_id}", request.custom_id, None, outcome)
+        outcome, wait_s = await _send_once(session, server, request)
+    if isinstance(outcome, BatchResponse):
+        return BatchResult(f"batch_req_{outcome.request_id}", request.custom_id, outcome, None)
+    return BatchResult(f"batch_req_{request.custom_id}", request.custom_id, None, outcome)
 
 
-def _may_pass(outcome: Answered | BatchError) -> bool:
-    return outcome.status_code in _PASSING if isinstance(outcome, Answered) else outcome.code != _TOO_LARGE
+def _is_transient(outcome: BatchResponse | BatchError) -> bool:
+    return outcome.status_code in _PASSING if isinstance(outcome, BatchResponse) else outcome.code != _TOO_LARGE
 
 
-async def _once(
-    session: aiohttp.ClientSession, server: Server, request: BatchRequest
-) -> tuple[Answered | BatchError, float]:
+async def _send_once(
+    session: aiohttp.ClientSession, server: BatchTarget, request: BatchRequest
+) -> tuple[BatchResponse | BatchError, float]:
     """What came of it, and how long the server wants us to wait before we ask again."""
     headers = {"content-type": "application/json"}
     if server.api_key is not None:
@@ -83,7 +83,7 @@ async def _once(
             if answer is None:
                 return BatchError(_TOO_LARGE, f"the answer is larger than {MAX_ANSWER_BYTES} bytes"), 0.0
             request_id = response.headers.get("x-request-id", "")
-            return Answered(response.status, request_id, _body_of(answer)), _wait_of(response)
+            return BatchResponse(response.status, request_id, _body_of(answer)), _wait_of(response)
     except _BROKEN as fault:
         problem = str(fault) or type(fault).__name__
         return BatchError("unreachable", f"{server.url}{request.url}: {problem}"[:1000]), 0.0

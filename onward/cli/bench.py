@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from onward.bench import environment, load
-from onward.bench.load import Job, Record, Snapshot, Target
-from onward.bench.prompts import words
+from onward.bench.load import BenchRequest, BenchTarget, LoadProgress, RequestTiming
+from onward.bench.prompts import random_words
 from onward.bench.report import Summary, summarize, table_of
 from onward.cli import bench_offline
-from onward.cli.api_key import add_api_key_file, api_key_of
+from onward.cli.api_key import add_api_key_file, api_key_from_args
 from onward.cli.server_url import checked_url
 from onward.errors import InvalidRequest
 from onward.obs.tables import print_table
@@ -72,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         make_folder_of(args.json)
     args.seed = args.seed or secrets.token_hex(4)
-    target = Target(checked_url(args.url, "--url"), args.model or "", args.endpoint, api_key_of(args), args.timeout)
+    target = BenchTarget(
+        checked_url(args.url, "--url"), args.model or "", args.endpoint, api_key_from_args(args), args.timeout
+    )
     console = Console()
     target, records = asyncio.run(_measure(target, args, console))
     summary = summarize(records)
@@ -91,13 +93,17 @@ def make_folder_of(file: Path) -> None:
         raise InvalidRequest(f"cannot write --json {file}: {fault.strerror}", param="json") from None
 
 
-async def _measure(target: Target, args: argparse.Namespace, console: Console) -> tuple[Target, list[Record]]:
+async def _measure(
+    target: BenchTarget, args: argparse.Namespace, console: Console
+) -> tuple[BenchTarget, list[RequestTiming]]:
     async with load.new_session(target) as session:
         if not target.model:
             target = replace(target, model=await load.first_model(session, target.url))
-        num_words = await load.probe_words(session, target, args.prompt_tokens, args.seed)
+        num_words = await load.calibrate_prompt_words(session, target, args.prompt_tokens, args.seed)
         jobs = [
-            Job(words(num_words, f"{args.seed} {n}"), args.output_tokens, args.temperature, args.ignore_eos)
+            BenchRequest(
+                random_words(num_words, f"{args.seed} {n}"), args.output_tokens, args.temperature, args.ignore_eos
+            )
             for n in range(args.requests)
         ]
         columns = (
@@ -109,18 +115,20 @@ async def _measure(target: Target, args: argparse.Namespace, console: Console) -
         with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("requests", total=len(jobs), failed=0)
 
-            def show(snapshot: Snapshot) -> None:
+            def show(snapshot: LoadProgress) -> None:
                 progress.update(task, completed=snapshot.num_done, failed=snapshot.num_failed)
 
             return target, await load.run(session, target, jobs, args.streams, show)
 
 
-def _document(target: Target, args: argparse.Namespace, summary: Summary, records: list[Record]) -> dict[str, Any]:
+def _document(
+    target: BenchTarget, args: argparse.Namespace, summary: Summary, records: list[RequestTiming]
+) -> dict[str, Any]:
     began_s = min(record.started_s for record in records)
     asked = {name: getattr(args, name) for name in (*_AT_LEAST_ONE, "temperature", "ignore_eos", "seed")}
     return {
         "schema": SCHEMA,
-        "environment": environment.facts(),
+        "environment": environment.describe_machine(),
         "target": {key: value for key, value in asdict(target).items() if key != "api_key"},
         "asked": asked,
         "summary": summary,
@@ -128,11 +136,11 @@ def _document(target: Target, args: argparse.Namespace, summary: Summary, record
     }
 
 
-def _line_of(record: Record, began_s: float) -> dict[str, Any]:
+def _line_of(record: RequestTiming, began_s: float) -> dict[str, Any]:
     return {
         "started_s": record.started_s - began_s,
         "ended_s": record.ended_s - began_s,
-        "text_s": [moment - began_s for moment in record.text_s],
+        "text_s": [moment - began_s for moment in record.text_at_s],
         "usage": record.usage,
         "error": record.error,
     }

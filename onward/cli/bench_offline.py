@@ -14,7 +14,7 @@ from onward.bench.shapes import SHAPES, write_config
 from onward.cli.flags import add_flags
 from onward.config import ServeConfig
 from onward.errors import InvalidRequest
-from onward.offline.inputs import OFFLINE_KNOBS
+from onward.offline.inputs import LLM_ARGS
 
 SCHEMA = 1
 WORKLOADS = ("256", "single", "prompt")
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="counted, after one that is not [%(default)s]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="writes all figures there")
-    skipped = tuple(f.name for f in dataclasses.fields(ServeConfig) if f.name not in OFFLINE_KNOBS)
+    skipped = tuple(f.name for f in dataclasses.fields(ServeConfig) if f.name not in LLM_ARGS)
     add_flags(parser, ServeConfig, skip=skipped)
 
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     for name in ("requests", "runs", "prompt_tokens"):
         if getattr(args, name) < 1:
             raise InvalidRequest(f"--{name.replace('_', '-')} must be at least 1", param=name)
-    knobs: dict[str, Any] = {name: getattr(args, name) for name in OFFLINE_KNOBS if getattr(args, name) is not None}
+    knobs: dict[str, Any] = {name: getattr(args, name) for name in LLM_ARGS if getattr(args, name) is not None}
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory() as folder:
         model = args.model_argument
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(llm: Any, workload: str, args: argparse.Namespace) -> offline.Figures:
+def _measure(llm: Any, workload: str, args: argparse.Namespace) -> offline.OfflineFigures:
     if workload == "single":
         return offline.measure_single(llm, num_runs=args.runs)
     if workload == "prompt":
@@ -77,7 +77,7 @@ def _measure(llm: Any, workload: str, args: argparse.Namespace) -> offline.Figur
     return offline.measure_batch(llm, offline.workload_256(args.requests), num_runs=args.runs)
 
 
-def _line(one: offline.Figures) -> str:
+def _line(one: offline.OfflineFigures) -> str:
     runs = ", ".join(f"{one.num_output_tokens / s:.0f}" for s in one.runs_s)
     if one.ms_per_token is not None:
         return f"one stream: {one.ms_per_token:.3f} ms per token"
@@ -87,11 +87,11 @@ def _line(one: offline.Figures) -> str:
 
 
 def _document(
-    args: argparse.Namespace, knobs: dict[str, Any], ready_s: float, figures: list[offline.Figures]
+    args: argparse.Namespace, knobs: dict[str, Any], ready_s: float, figures: list[offline.OfflineFigures]
 ) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "environment": environment.facts(),
+        "environment": environment.describe_machine(),
         "model": args.model_argument,
         "knobs": knobs,
         "ready_s": ready_s,

@@ -11,9 +11,9 @@ from typing import TextIO
 
 from rich.console import Console
 
-from onward.cli.api_key import add_api_key_file, api_key_of
-from onward.cli.chat_sources import Asked, Messages, OfflineSource, ServerSource, Source
-from onward.cli.progress import StartProgress
+from onward.cli.api_key import add_api_key_file, api_key_from_args
+from onward.cli.chat_sources import ChatBackend, ChatOptions, Messages, OfflineChatBackend, ServerChatBackend
+from onward.cli.progress import ProgressDisplay
 from onward.config import DEFAULT_MODEL
 from onward.errors import OnwardError
 
@@ -39,37 +39,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    asked = Asked(args.max_tokens, args.temperature, args.seed)
+    asked = ChatOptions(args.max_tokens, args.temperature, args.seed)
     notes = Console(stderr=True, highlight=False)
     if args.offline:
         source = _offline(args.model, asked, notes)
     else:
-        source = ServerSource(args.url, args.model, asked, api_key_of(args))
-    chat = Chat(source, sys.stdout, notes, args.system)
+        source = ServerChatBackend(args.url, args.model, asked, api_key_from_args(args))
+    chat = ChatSession(source, sys.stdout, notes, args.system)
     if not sys.stdin.isatty():
-        return chat.talk(_lines_of(sys.stdin))
+        return chat.run(_lines_of(sys.stdin))
     notes.print(f"{source.name}  [dim]{HELP}[/dim]")
-    return chat.talk(_prompted())
+    return chat.run(_prompted())
 
 
-def _offline(model: str | None, asked: Asked, notes: Console) -> Source:
+def _offline(model: str | None, asked: ChatOptions, notes: Console) -> ChatBackend:
     from onward.llm import LLM
 
-    with StartProgress(notes) as progress:
+    with ProgressDisplay(notes) as progress:
         llm = LLM(model or DEFAULT_MODEL, progress=progress)
-    return OfflineSource(llm, asked)
+    return OfflineChatBackend(llm, asked)
 
 
-class Chat:
+class ChatSession:
     """The conversation so far, and what a line of the user does to it."""
 
-    def __init__(self, source: Source, out: TextIO, notes: Console, system: str | None = None) -> None:
+    def __init__(self, source: ChatBackend, out: TextIO, notes: Console, system: str | None = None) -> None:
         self._source, self._out, self._notes = source, out, notes
         self._system = system
         self._history: Messages = []
         self._num_failed = 0
 
-    def talk(self, read_line: ReadLine) -> int:
+    def run(self, read_line: ReadLine) -> int:
         """Until the user leaves. 1 if any question was left without an answer."""
         while True:
             try:
@@ -97,7 +97,7 @@ class Chat:
     def _ask(self, question: str) -> None:
         system: Messages = [{"role": "system", "content": self._system}] if self._system else []
         asked: Messages = [{"role": "user", "content": question}]
-        answer = Answer(self._out)
+        answer = StreamedReply(self._out)
         try:
             answer.follow(self._source, [*system, *self._history, *asked])
         except KeyboardInterrupt:
@@ -115,7 +115,7 @@ class Chat:
             self._notes.print(speed, style="dim")
 
 
-class Answer:
+class StreamedReply:
     """One answer while it comes: shown at once, and timed."""
 
     def __init__(self, out: TextIO) -> None:
@@ -130,8 +130,8 @@ class Answer:
     def text(self) -> str:
         return "".join(self._texts)
 
-    def follow(self, source: Source, messages: Messages) -> None:
-        for said in source.answer(messages):
+    def follow(self, source: ChatBackend, messages: Messages) -> None:
+        for said in source.stream_reply(messages):
             self._num_tokens = said.num_tokens if said.num_tokens is not None else self._num_tokens
             if said.text:
                 self._last_s = time.monotonic()

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from onward.bench.openai_chunks import decode_chunk, error_message
 from onward.bench.sse_reader import DONE, SseReader
-from onward.cli.server_url import checked_url, why
+from onward.cli.server_url import checked_url, describe_error
 from onward.errors import ServerError, Unavailable
 from onward.llm import LLM
 from onward.offline.sampling_options import SamplingOptions
@@ -24,14 +24,14 @@ _TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ReplyDelta:
     text: str
     num_tokens: int | None = None
     """Of the whole answer so far, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ChatOptions:
     """How answers are to be made. What was not said is left to the server's or the model's defaults."""
 
     max_tokens: int | None = None
@@ -44,25 +44,25 @@ class Asked:
         }
 
 
-class Source(Protocol):
+class ChatBackend(Protocol):
     name: str
 
-    def answer(self, messages: Messages) -> Iterator[Said]: ...
+    def stream_reply(self, messages: Messages) -> Iterator[ReplyDelta]: ...
 
 
-class OfflineSource:
-    def __init__(self, llm: LLM, asked: Asked) -> None:
+class OfflineChatBackend:
+    def __init__(self, llm: LLM, asked: ChatOptions) -> None:
         self.name = llm.model.name
         self._llm = llm
         self._sampling = SamplingOptions(**asked.given())
 
-    def answer(self, messages: Messages) -> Iterator[Said]:
+    def stream_reply(self, messages: Messages) -> Iterator[ReplyDelta]:
         for piece in self._llm.stream_chat(messages, self._sampling):
-            yield Said(piece.text, piece.num_tokens)
+            yield ReplyDelta(piece.text, piece.num_tokens)
 
 
-class ServerSource:
-    def __init__(self, url: str, model: str | None, asked: Asked, api_key: str | None = None) -> None:
+class ServerChatBackend:
+    def __init__(self, url: str, model: str | None, asked: ChatOptions, api_key: str | None = None) -> None:
         self._url = checked_url(url, "--url")
         self._parts = urlsplit(self._url)
         self._asked = asked
@@ -71,7 +71,7 @@ class ServerSource:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self.name = model or self._first_model()
 
-    def answer(self, messages: Messages) -> Iterator[Said]:
+    def stream_reply(self, messages: Messages) -> Iterator[ReplyDelta]:
         body = {
             "model": self.name,
             "messages": messages,
@@ -83,7 +83,7 @@ class ServerSource:
             response = self._request(connection, "POST", "/v1/chat/completions", body)
             yield from self._read(response)
 
-    def _read(self, response: http.client.HTTPResponse) -> Iterator[Said]:
+    def _read(self, response: http.client.HTTPResponse) -> Iterator[ReplyDelta]:
         reader = SseReader()
         while True:
             try:
@@ -96,7 +96,7 @@ class ServerSource:
                 if data == DONE:
                     return
                 chunk = decode_chunk(data)
-                yield Said(chunk.text, chunk.usage.completion_tokens if chunk.usage else None)
+                yield ReplyDelta(chunk.text, chunk.usage.completion_tokens if chunk.usage else None)
 
     def _first_model(self) -> str:
         with closing(self._connect()) as connection:
@@ -124,7 +124,7 @@ class ServerSource:
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as fault:
             raise Unavailable(
-                f"no server answers at {self._url}: {why(fault)}; start one with `make serve`, "
+                f"no server answers at {self._url}: {describe_error(fault)}; start one with `make serve`, "
                 "or talk without one: --offline"
             ) from None
         if response.status != 200:

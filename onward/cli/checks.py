@@ -5,8 +5,8 @@ from typing import Any
 
 from onward.errors import StartupError
 from onward.proto.numbers import MAX_DURATION_S
-from onward.transport.http_urls import checked_host
-from onward.web.allowed_hosts import ANY, named_host
+from onward.transport.http_urls import check_host
+from onward.web.allowed_hosts import ANY, normalized_host
 from onward.web.authorities import canonical_origin
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -45,7 +45,7 @@ def check_allowed_hosts(hosts: tuple[str, ...]) -> None:
     for host in hosts:
         try:
             if host != ANY:
-                checked_host(named_host(host))
+                check_host(normalized_host(host))
         except ValueError as fault:
             raise StartupError(f"--allowed-host {host!r} is no name of a host: {fault}") from None
 

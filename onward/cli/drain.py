@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from onward.cli import admin_calls
-from onward.cli.admin_calls import Server
-from onward.cli.progress import StartProgress
+from onward.cli.admin_calls import AdminClient
+from onward.cli.progress import ProgressDisplay
 from onward.clock import Clock, SystemClock
 from onward.errors import InvalidRequest, NotFound, ServerError, Unavailable
 
@@ -23,24 +23,24 @@ TIMED_OUT = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class RemainingWork:
     """What an instance has yet."""
 
     num_requests: int
     """Also prompts that were computed for peers which have not read them yet."""
     num_moving: int
     """Streams that a router will continue at another instance."""
-    num_staying: int
+    num_ending_here: int
     """Streams that end where they are: of clients without a router, and of routers that have no other instance."""
 
-    def described(self) -> str:
-        if not self.num_moving + self.num_staying:
+    def describe(self) -> str:
+        if not self.num_moving + self.num_ending_here:
             return f"{self.num_requests} requests left" if self.num_requests else "nothing runs"
         parts = []
         if self.num_moving:
             parts.append(f"{_streams(self.num_moving)} to move to other instances")
-        if self.num_staying:
-            parts.append(f"{_streams(self.num_staying)} to end here")
+        if self.num_ending_here:
+            parts.append(f"{_streams(self.num_ending_here)} to end here")
         return ", ".join(parts)
 
 
@@ -52,28 +52,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not 0 <= args.timeout < math.inf:
         raise InvalidRequest("--timeout must be a number of seconds, and not negative", param="timeout")
-    server, clock = admin_calls.server_of(args), SystemClock()
+    server, clock = admin_calls.admin_client_from_args(args), SystemClock()
     before = _ask(server)
     try:
         server.post("/drain")
     except NotFound as fault:
         raise NotFound(f"{fault.message}; only instances can be drained, is this one?") from None
     console = Console(stderr=True, highlight=False)
-    described = "it does not say what runs" if before is None else before.described()
+    described = "it does not say what runs" if before is None else before.describe()
     console.print(f"draining {server.url}: {described}", soft_wrap=True)
     started_s = clock.now_s()
-    with StartProgress(console) as progress:
-        left = wait_until_empty(server, args.timeout, progress, clock)
+    with ProgressDisplay(console) as progress:
+        left = wait_until_drained(server, args.timeout, progress, clock)
     if left is not None and left.num_requests == 0:
         console.print(f"{server.url} is drained after {clock.now_s() - started_s:.0f} s: safe to stop", soft_wrap=True)
         return 0
-    why = "it does not answer any more" if left is None else left.described()
+    why = "it does not answer any more" if left is None else left.describe()
     console.print(f"{server.url} is not drained after {args.timeout:g} s, and not safe to stop: {why}", soft_wrap=True)
     console.print(f"wait on with `onward drain {server.url}`, or take it back with `onward undrain`", soft_wrap=True)
     return TIMED_OUT
 
 
-def wait_until_empty(server: Server, timeout_s: float, progress: StartProgress, clock: Clock) -> Left | None:
+def wait_until_drained(
+    server: AdminClient, timeout_s: float, progress: ProgressDisplay, clock: Clock
+) -> RemainingWork | None:
     """What is left when nothing is, or when the time is over; None if the instance could not say at the end."""
     deadline_s = clock.now_s() + timeout_s
     most = 1
@@ -83,21 +85,21 @@ def wait_until_empty(server: Server, timeout_s: float, progress: StartProgress, 
             progress.say("draining: no answer")
         else:
             most = max(most, left.num_requests)
-            progress(f"draining: {left.described()}", 1 - left.num_requests / most)
+            progress(f"draining: {left.describe()}", 1 - left.num_requests / most)
         if (left is not None and left.num_requests == 0) or clock.now_s() >= deadline_s:
             return left
         time.sleep(min(POLL_S, max(0.0, deadline_s - clock.now_s())))
 
 
-def _ask(server: Server) -> Left | None:
+def _ask(server: AdminClient) -> RemainingWork | None:
     """None if there is no answer: one of its processes may be restarting."""
     try:
-        return left_of(server.get("/info"))
+        return remaining_work_of(server.get("/info"))
     except (Unavailable, ServerError, NotFound):
         return None
 
 
-def left_of(info: dict[str, Any]) -> Left | None:
+def remaining_work_of(info: dict[str, Any]) -> RemainingWork | None:
     """None if the instance does not know: without an engine the api processes hold what will be submitted again."""
     if not info.get("engine"):
         return None
@@ -107,7 +109,7 @@ def left_of(info: dict[str, Any]) -> Left | None:
     routed, direct = streams.get("routed", 0), streams.get("direct", 0)
     num_moving = routed if streams.get("can_move") else 0
     # A stream that has ended in the engine may still have to be written to its client.
-    return Left(max(num_requests, routed + direct), num_moving, routed + direct - num_moving)
+    return RemainingWork(max(num_requests, routed + direct), num_moving, routed + direct - num_moving)
 
 
 def _streams(number: int) -> str:

@@ -45,7 +45,7 @@ def from_args(args: argparse.Namespace, config: type[Any]) -> Any:
     return with_defaults(config, {k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if v is not None})
 
 
-def flags_of(args: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
+def format_flags(args: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
     """What was said of these knobs, as it would be said again."""
     flags: list[str] = []
     for name in names:

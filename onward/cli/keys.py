@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from onward.obs.tables import print_table
-from onward.proto.keys import KeyEntry
+from onward.proto.keys import ApiKeyEntry
 from onward.web.key_file import add_entry, new_key, read_table, remove_entry
-from onward.web.keys import HASH_PREFIX, LIMITS, check_limit, check_name, hash_of
+from onward.web.keys import HASH_PREFIX, LIMITS, check_limit, check_name, hash_key
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,8 +53,8 @@ def _add(args: argparse.Namespace) -> int:
     for name, value in limits.items():
         check_limit(name)(value, args.name)
     key = new_key()
-    digest = hash_of(key).removeprefix(HASH_PREFIX)
-    add_entry(args.file, KeyEntry(name=check_name(args.name, "NAME"), digest=digest, role=args.role, **limits))
+    digest = hash_key(key).removeprefix(HASH_PREFIX)
+    add_entry(args.file, ApiKeyEntry(name=check_name(args.name, "NAME"), digest=digest, role=args.role, **limits))
     print(key)
     print(
         f"This is the key of {args.name}, and it is not shown again: {args.file} has only its hash.\n"

@@ -4,7 +4,7 @@ import importlib
 import sys
 from typing import Any
 
-from onward.cli.parser import CommandParser, meant
+from onward.cli.parser import CommandParser, did_you_mean
 from onward.errors import OnwardError
 from onward.version import __version__
 
@@ -36,7 +36,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
-        parser.error(f"there is no command {argv[0]}{meant(argv[0], COMMANDS)}")
+        parser.error(f"there is no command {argv[0]}{did_you_mean(argv[0], COMMANDS)}")
     chosen = next((word for word in argv if word in COMMANDS), None)
     subparsers = {name: commands.add_parser(name, help=help_text) for name, help_text in COMMANDS.items()}
     if chosen is not None:

@@ -10,22 +10,22 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from onward.cli.welcome import GREETING
+from onward.cli.welcome import READY_LINE_PREFIX
 from onward.config import API_KEY_VARIABLE, environment_with
 from onward.errors import StartupError
-from onward.transport.control import die_with_parent
+from onward.transport.control import exit_with_parent
 
 STOP_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class OwnServer:
+class TemporaryServer:
     url: str
     api_key: str
 
 
 @contextlib.contextmanager
-def own_server(flags: Sequence[str]) -> Iterator[OwnServer]:
+def temporary_server(flags: Sequence[str]) -> Iterator[TemporaryServer]:
     """`flags` are those of `onward serve`. It listens on this machine only, and its lines go to our standard error."""
     key, ours = secrets.token_hex(16), os.getpid()
     command = [sys.executable, "-m", "onward.cli.main", "serve", *flags, "--host", "127.0.0.1", "--port", "0"]
@@ -35,11 +35,11 @@ def own_server(flags: Sequence[str]) -> Iterator[OwnServer]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         process_group=0,
-        preexec_fn=lambda: die_with_parent(ours),  # no thread runs here, so it is safe
+        preexec_fn=lambda: exit_with_parent(ours),  # no thread runs here, so it is safe
     )
     with child:
         try:
-            yield OwnServer(_ready_at(child), key)
+            yield TemporaryServer(_ready_at(child), key)
         finally:
             _stop(child)
 
@@ -49,7 +49,7 @@ def _ready_at(child: "subprocess.Popen[bytes]") -> str:
     assert child.stdout is not None
     for line in child.stdout:
         text = line.decode(errors="replace")
-        if text.startswith(GREETING) and (found := re.search(r" at (https?://\S+)", text)):
+        if text.startswith(READY_LINE_PREFIX) and (found := re.search(r" at (https?://\S+)", text)):
             return found[1]
     raise StartupError("the server did not start; its own words are above")
 

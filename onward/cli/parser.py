@@ -34,10 +34,10 @@ class CommandParser(argparse.ArgumentParser):
         """`arguments`: what no flag and no position takes."""
         first = next((one for one in arguments if one.startswith("-")), arguments[0])
         name = first.partition("=")[0]
-        self.error(f"there is no flag {name}{meant(name, self.known_flags())}")
+        self.error(f"there is no flag {name}{did_you_mean(name, self.known_flags())}")
 
 
-def meant(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """What somebody may have meant who has written this word, as the end of a sentence."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]}?)" if close else ""

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 from rich.table import Column
 
 
-class StartProgress:
+class ProgressDisplay:
     """Callable as `progress(message, fraction)`; a fraction of None means that nobody knows how long it takes."""
 
     def __init__(self, console: Console) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from onward.engine.recording_file import RecordingReader
-from onward.engine.replay import Outcome, replay
+from onward.engine.replay import ReplayResult, replay
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,10 +29,10 @@ def run(args: argparse.Namespace) -> int:
     return 1 if outcome.difference is not None or damaged else 0
 
 
-def lines_of(outcome: Outcome) -> list[str]:
+def lines_of(outcome: ReplayResult) -> list[str]:
     begun, difference = outcome.begun, outcome.difference
     began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(begun.wall_s))
-    tokens = "true token ids" if begun.true_tokens else "token ids disguised"
+    tokens = "true token ids" if begun.has_real_tokens else "token ids disguised"
     lines = [f"engine {begun.incarnation}, Onward {begun.onward_version}, begun {began}, {tokens}"]
     if difference is None:
         lines.append(

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from onward import log
 from onward.cli import flag_groups
-from onward.cli.api_key import check_doors, door_warnings, key_source_of
+from onward.cli.api_key import check_exposure, exposure_warnings, key_source_from_config
 from onward.cli.checks import (
     check_allowed_hosts,
     check_counts,
@@ -24,15 +24,15 @@ from onward.cli.checks import (
 )
 from onward.cli.flags import add_grouped_flags, from_args
 from onward.cli.serve import listen
-from onward.cli.welcome import welcome_router
+from onward.cli.welcome import print_router_ready
 from onward.config import RouterConfig
 from onward.errors import StartupError
 from onward.supervisor.cluster_key import read_key
 from onward.supervisor.own_address import advertised_host
-from onward.supervisor.routers import host_of, http_url, urls_in
+from onward.supervisor.routers import http_url, parse_host, parse_url_list
 from onward.transport.addresses import is_loopback
-from onward.web.key_file import KeySource
-from onward.web.server import check_tls, tls_of
+from onward.web.key_file import ApiKeySource
+from onward.web.server import check_tls, tls_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,13 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config: RouterConfig = from_args(args, RouterConfig)
     check(config)
-    key_source = key_source_of(config)
+    key_source = key_source_from_config(config)
     # The keys are in their hashes from here on.
     config, keys = replace(config, api_key=()), key_source.read()
-    check_doors(config, keys)
+    check_exposure(config, keys)
     cluster_key = read_key(config.cluster_key_file)
-    log.set_up("router", config.log_level)
-    for warning in door_warnings(config, keys):
+    log.configure("router", config.log_level)
+    for warning in exposure_warnings(config, keys):
         logging.getLogger(__name__).warning(warning)
     signal.signal(signal.SIGTERM, _leave_quietly)
     with listen(config.host, config.port, "--port") as listening:
@@ -58,11 +58,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _serve(config: RouterConfig, cluster_key: str, listening: socket.socket, key_source: KeySource) -> None:
+def _serve(config: RouterConfig, cluster_key: str, listening: socket.socket, key_source: ApiKeySource) -> None:
     from onward.router import main
 
     url = http_url(advertised_host(config.host), listening.getsockname()[1], tls=config.tls_cert is not None)
-    main.run(config, cluster_key, listening, lambda: welcome_router(Console(highlight=False), config, url), key_source)
+    main.run(
+        config, cluster_key, listening, lambda: print_router_ready(Console(highlight=False), config, url), key_source
+    )
 
 
 def check(config: RouterConfig) -> None:
@@ -77,7 +79,7 @@ def check(config: RouterConfig) -> None:
     check_log_level(config.log_level)
     check_origins(config.cors_origin)
     check_allowed_hosts(config.allowed_host)
-    if (tls := tls_of(config)) is not None:
+    if (tls := tls_files(config)) is not None:
         check_tls(tls)
     _check_reach(config)
 
@@ -88,8 +90,8 @@ def _check_reach(config: RouterConfig) -> None:
         "so router and instances need a common secret: make one with `onward keygen FILE`, copy it to every machine, "
         "and give it to each with --cluster-key-file FILE"
     )
-    for url in urls_in(config.instances):
-        if not is_loopback(host_of(url, "--instances")) and not config.cluster_key_file:
+    for url in parse_url_list(config.instances):
+        if not is_loopback(parse_host(url, "--instances")) and not config.cluster_key_file:
             raise StartupError(f"--instances: {url} is on another machine, {secret}")
     if not is_loopback(config.host) and not config.cluster_key_file:
         raise StartupError(f"--host {config.host} lets instances of other machines register, {secret}")

@@ -12,17 +12,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from onward.cli.api_key import add_api_key_file, api_key_of
-from onward.cli.batch_files import BatchAnswer, Output, check, requests_in
-from onward.cli.batch_runner import Server, run_all
-from onward.cli.flags import add_flags, flags_of
-from onward.cli.own_server import own_server
+from onward.cli.api_key import add_api_key_file, api_key_from_args
+from onward.cli.batch_files import BatchOutputFile, BatchResult, check_input, read_requests
+from onward.cli.batch_runner import BatchTarget, run_batch
+from onward.cli.flags import add_flags, format_flags
+from onward.cli.own_server import temporary_server
 from onward.cli.server_url import checked_url
 from onward.config import ServeConfig
 from onward.errors import InvalidRequest
 
 MAX_AT_ONCE = 4096
-OF_OTHERS = (
+FLAGS_OF_SHARED_SERVERS = (
     "host",
     "port",
     "role",
@@ -58,14 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS", help="per request [%(default)s]")
     parser.add_argument("--retry-failed", action="store_true", help="ask again what an earlier run has failed with")
     own = parser.add_argument_group("options of the server that is started", "as those of `onward serve`")
-    add_flags(own, ServeConfig, skip=OF_OTHERS)
+    add_flags(own, ServeConfig, skip=FLAGS_OF_SHARED_SERVERS)
 
 
 def run(args: argparse.Namespace) -> int:
     """1 if any request failed, so that scripts notice."""
     _check_numbers(args)
-    every = check(args.input)
-    with Output(args.output, drop_failed=args.retry_failed) as output:
+    every = check_input(args.input)
+    with BatchOutputFile(args.output, drop_failed=args.retry_failed) as output:
         todo = {one for one in every if one not in output.answered}
         notes = Console(stderr=True, highlight=False)
         if len(todo) < len(every):
@@ -78,25 +78,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _answer(
-    server: Server, args: argparse.Namespace, todo: set[str], output: Output, advance: Callable[[], None]
+    server: BatchTarget, args: argparse.Namespace, todo: set[str], output: BatchOutputFile, advance: Callable[[], None]
 ) -> None:
-    def take(answer: BatchAnswer) -> None:
+    def take(answer: BatchResult) -> None:
         output.add(answer)
         advance()
 
-    requests = (one for one in requests_in(args.input) if one.custom_id in todo)
-    asyncio.run(run_all(server, requests, min(args.concurrency, len(todo)), take))
+    requests = (one for one in read_requests(args.input) if one.custom_id in todo)
+    asyncio.run(run_batch(server, requests, min(args.concurrency, len(todo)), take))
 
 
 @contextlib.contextmanager
-def _server(args: argparse.Namespace) -> Iterator[Server]:
+def _server(args: argparse.Namespace) -> Iterator[BatchTarget]:
     if args.url is not None:
-        yield Server(args.url, api_key_of(args), args.timeout, args.retries)
+        yield BatchTarget(args.url, api_key_from_args(args), args.timeout, args.retries)
         return
-    names = tuple(knob.name for knob in fields(ServeConfig) if knob.name not in OF_OTHERS)
-    flags = flags_of(args, names)
-    with own_server([*flags, *([] if args.log_level else ["--log-level", "warning"])]) as own:
-        yield Server(own.url, own.api_key, args.timeout, args.retries)
+    names = tuple(knob.name for knob in fields(ServeConfig) if knob.name not in FLAGS_OF_SHARED_SERVERS)
+    flags = format_flags(args, names)
+    with temporary_server([*flags, *([] if args.log_level else ["--log-level", "warning"])]) as own:
+        yield BatchTarget(own.url, own.api_key, args.timeout, args.retries)
 
 
 @contextlib.contextmanager

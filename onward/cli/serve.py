@@ -14,7 +14,7 @@ from rich.console import Console
 
 from onward import log
 from onward.cli import flag_groups
-from onward.cli.api_key import check_doors, door_warnings, key_source_of
+from onward.cli.api_key import check_exposure, exposure_warnings, key_source_from_config
 from onward.cli.checks import (
     check_allowed_hosts,
     check_counts,
@@ -26,9 +26,9 @@ from onward.cli.checks import (
     check_port,
 )
 from onward.cli.flags import add_grouped_flags, from_args
-from onward.cli.progress import StartProgress
+from onward.cli.progress import ProgressDisplay
 from onward.cli.start_summary import pool_warning, summary
-from onward.cli.welcome import welcome
+from onward.cli.welcome import print_ready
 from onward.clock import SystemClock
 from onward.config import BLOCK_MULTIPLE, ServeConfig, cache_dir
 from onward.engine.recording_file import check_recording
@@ -37,14 +37,14 @@ from onward.extras import require_torch
 from onward.models import store
 from onward.obs.step_log import check_step_log
 from onward.proto.model import PreparedModel
-from onward.proto.speculation import read_speculation
+from onward.proto.speculation import parse_speculative
 from onward.proto.step import WorkerHello
 from onward.supervisor.cluster_key import read_key
-from onward.supervisor.pd import PdPlan, check_pd, handoff_port_to_open, peers_of, resolve, warnings_about
-from onward.supervisor.routers import RouterPlan, check_routers, http_url, resolve_routers
+from onward.supervisor.pd import PdConfig, check_pd, handoff_port_to_open, pd_warnings, prefill_peers_of, resolve_pd
+from onward.supervisor.routers import RegistrationConfig, check_routers, http_url, resolve_registration
 from onward.supervisor.supervisor import SNAPSHOT_INTERVAL_S, Supervisor
-from onward.web.key_file import KeySource
-from onward.web.server import check_tls, tls_of
+from onward.web.key_file import ApiKeySource
+from onward.web.server import check_tls, tls_files
 
 BACKLOG = 2048
 MAX_BLOCK_SIZE = 1024
@@ -64,19 +64,19 @@ def run(args: argparse.Namespace) -> int:
     if args.model_argument:
         config = replace(config, model=args.model_argument)
     check(config)
-    key_source = key_source_of(config)
+    key_source = key_source_from_config(config)
     # The keys are in their hashes from here on.
     config = replace(config, api_key=())
     keys = key_source.read()
-    check_doors(config, keys)
+    check_exposure(config, keys)
     cluster_key = read_key(config.cluster_key_file)
-    log.set_up("supervisor", config.log_level)
-    for warning in door_warnings(config, keys):
+    log.configure("supervisor", config.log_level)
+    for warning in exposure_warnings(config, keys):
         logging.getLogger(__name__).warning(warning)
     signal.signal(signal.SIGTERM, _leave_quietly)
     with listen(config.host, config.port, "--port") as listening, _handoff_socket(config) as handoff:
-        pd = resolve(config, cluster_key, handoff.getsockname()[1] if handoff is not None else None)
-        serve(config, listening, handoff, pd, resolve_routers(config, listening.getsockname()[1]), key_source)
+        pd = resolve_pd(config, cluster_key, handoff.getsockname()[1] if handoff is not None else None)
+        serve(config, listening, handoff, pd, resolve_registration(config, listening.getsockname()[1]), key_source)
     logging.getLogger(__name__).info("stopped")
     return 0
 
@@ -85,14 +85,14 @@ def serve(
     config: ServeConfig,
     listening: socket.socket,
     handoff: socket.socket | None,
-    pd: PdPlan,
-    routers: RouterPlan,
-    key_source: KeySource,
+    pd: PdConfig,
+    routers: RegistrationConfig,
+    key_source: ApiKeySource,
 ) -> None:
-    for warning in warnings_about(config):
+    for warning in pd_warnings(config):
         logging.getLogger(__name__).warning(warning)
     num_keys = len(key_source.read())
-    with StartProgress(Console(stderr=True)) as progress:
+    with ProgressDisplay(Console(stderr=True)) as progress:
         model = prepare_model(config, progress)
 
         def on_ready(worker: WorkerHello) -> None:
@@ -101,7 +101,7 @@ def serve(
                 logging.getLogger(__name__).warning(warning)
             url, console = _url_of(config, listening), Console(highlight=False)
             lines = summary(config, model, worker, url, pd, routers, num_keys=num_keys)
-            welcome(console, config, model, url, pd, routers, lines, needs_key=key_source.has_keys)
+            print_ready(console, config, model, url, pd, routers, lines, needs_key=key_source.has_keys)
 
         supervisor = Supervisor(
             config,
@@ -118,7 +118,7 @@ def serve(
         supervisor.run()
 
 
-def prepare_model(config: ServeConfig, progress: StartProgress) -> PreparedModel:
+def prepare_model(config: ServeConfig, progress: ProgressDisplay) -> PreparedModel:
     return store.prepare(
         config.model,
         served_model_name=config.served_model_name,
@@ -162,7 +162,7 @@ def check(config: ServeConfig) -> None:
     check_port(config.port)
     check_port(config.kv_port, "--kv-port")
     _check_files(config)
-    if (tls := tls_of(config)) is not None:
+    if (tls := tls_files(config)) is not None:
         check_tls(tls)
     check_routers(config)
     check_pd(config)
@@ -177,7 +177,7 @@ def _check_stall_timeout(timeout_s: float) -> None:
 
 
 def check_speculation(text: str | None) -> None:
-    if text is not None and read_speculation(text).kind == "eagle":
+    if text is not None and parse_speculative(text).kind == "eagle":
         require_torch(f"--speculative {text}", instead="--speculative ngram:4")
 
 
@@ -185,7 +185,9 @@ def check_device(config: ServeConfig) -> None:
     store.check_packages(config.model, device=config.device, quantization=config.quantization)
     if not 0 < config.gpu_memory_utilization <= 1:
         raise StartupError(f"--gpu-memory-utilization {config.gpu_memory_utilization} is not within 0 to 1")
-    if config.device == "cuda" and (config.role != "mixed" or peers_of(config) or config.handoff_port is not None):
+    if config.device == "cuda" and (
+        config.role != "mixed" or prefill_peers_of(config) or config.handoff_port is not None
+    ):
         raise StartupError(
             "an instance with --device cuda computes its prompts itself: it cannot exchange KV with others"
         )

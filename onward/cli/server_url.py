@@ -17,6 +17,6 @@ def checked_url(text: str, name: str) -> str:
     return text.rstrip("/")
 
 
-def why(fault: BaseException) -> str:
+def describe_error(fault: BaseException) -> str:
     """A refused connection, a name that nobody knows, a certificate that is not trusted: in few words."""
     return getattr(fault, "strerror", None) or str(fault) or type(fault).__name__

@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.text import Text
 
 from onward.cli import sim_batch
-from onward.cli.sim_batch import FAILED, NOTHING_BUT_QUIET, QUIET, VIOLATED
+from onward.cli.sim_batch import FAILED, QUIET, SOME_UNTRIGGERED, VIOLATED
 from onward.errors import InvalidRequest
 from onward.sim import batch, report
-from onward.sim.faults import KINDS, kinds_of
-from onward.sim.generate import Choice, scenario_of
-from onward.sim.scenario import SHAPES, Outcome, Scenario, Shape
-from onward.sim.world import run as run_scenario
+from onward.sim.faults import FAULT_KINDS, kinds_of
+from onward.sim.generate import FaultSelection, generate_scenario
+from onward.sim.scenario import SHAPES, RunResult, Scenario, Shape
+from onward.sim.world import run_scenario as run_scenario
 
 DEFAULT_RUNS = 200
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     choice = choice_of(args.only, args.fault)
     shapes = shapes_of(args.shape or ("engine" if args.seed is not None else "all"), choice)
     if args.seed is not None:
-        return max(_show_run(console, scenario_of(args.seed, shape, choice), args) for shape in shapes)
+        return max(_show_run(console, generate_scenario(args.seed, shape, choice), args) for shape in shapes)
     return sim_batch.run(console, batch_args(args), shapes, choice)
 
 
@@ -95,7 +95,7 @@ def batch_args(args: argparse.Namespace) -> argparse.Namespace:
 # What may go wrong.
 
 
-def choice_of(only: list[str], rates: list[str]) -> Choice:
+def choice_of(only: list[str], rates: list[str]) -> FaultSelection:
     kinds = frozenset(_known(kind, "only") for kind in only) if only else None
     parsed: dict[str, float] = {}
     for word in rates:
@@ -106,16 +106,16 @@ def choice_of(only: list[str], rates: list[str]) -> Choice:
             raise InvalidRequest(f"--fault {word}: write KIND=RATE, as kill-worker=3", param="fault") from None
         if not 0 <= parsed[kind] < float("inf"):
             raise InvalidRequest(f"--fault {word}: the rate must be a number from 0 on", param="fault")
-    return Choice(kinds, parsed)
+    return FaultSelection(kinds, parsed)
 
 
 def _known(kind: str, param: str) -> str:
-    if kind not in KINDS:
-        raise InvalidRequest(f"--{param}: there is no fault {kind!r}; there are {', '.join(KINDS)}", param=param)
+    if kind not in FAULT_KINDS:
+        raise InvalidRequest(f"--{param}: there is no fault {kind!r}; there are {', '.join(FAULT_KINDS)}", param=param)
     return kind
 
 
-def shapes_of(word: str, choice: Choice) -> list[Shape]:
+def shapes_of(word: str, choice: FaultSelection) -> list[Shape]:
     """Those in which the faults that were asked for can happen."""
     named = [*(choice.kinds or ()), *choice.rates]
     shapes: list[Shape] = [shape for shape in SHAPES if word in (shape, "all")]
@@ -127,7 +127,7 @@ def shapes_of(word: str, choice: Choice) -> list[Shape]:
 
 
 def _list_faults(console: Console) -> int:
-    for kind, about in KINDS.items():
+    for kind, about in FAULT_KINDS.items():
         console.print(Text.assemble((f"{kind:14}", "bold"), f"{about.help}  ", (", ".join(about.shapes), "dim")))
     return 0
 
@@ -137,7 +137,7 @@ def _list_faults(console: Console) -> int:
 
 def _show_run(console: Console, scenario: Scenario, args: argparse.Namespace) -> int:
     try:
-        with batch.collecting_between_runs():
+        with batch.gc_between_runs():
             outcome = run_scenario(scenario, keeps_lines=True, keeps_messages=args.messages)
     except Exception:
         console.print(f"the simulator itself failed:\n{traceback.format_exc()}")
@@ -148,20 +148,20 @@ def _show_run(console: Console, scenario: Scenario, args: argparse.Namespace) ->
     for line in report.summary_of(outcome):
         console.print(line)
     if outcome.violation is not None:
-        console.print(Text(report.verdict(outcome.violation), "bold red"))
+        console.print(Text(report.describe_violation(outcome.violation), "bold red"))
         if args.shrink:
             sim_batch.show_smallest(console, outcome, args.save)
         elif args.save is not None:
             sim_batch.save_scenario(args.save, outcome.scenario)
         return VIOLATED
-    return _calm(console, outcome, is_narrowed=bool(args.only))
+    return _report_untriggered(console, outcome, is_narrowed=bool(args.only))
 
 
-def _calm(console: Console, outcome: Outcome, *, is_narrowed: bool) -> int:
-    quiet = batch.quiet_kinds(outcome)
+def _report_untriggered(console: Console, outcome: RunResult, *, is_narrowed: bool) -> int:
+    quiet = batch.untriggered_kinds(outcome)
     if is_narrowed and quiet:
         console.print(Text(f"never struck: {', '.join(quiet)}", "bold red"))
-        console.print(Text(NOTHING_BUT_QUIET, "bold"))
+        console.print(Text(SOME_UNTRIGGERED, "bold"))
         return QUIET
     console.print(Text("no invariant is violated", "bold green"))
     return 0

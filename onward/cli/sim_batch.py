@@ -16,36 +16,36 @@ from rich.text import Text
 
 from onward.obs.tables import print_table
 from onward.sim import batch, report, resume
-from onward.sim.batch import Part, Stopper, Tally
-from onward.sim.generate import Choice, scenario_of
-from onward.sim.resume import Done, State
-from onward.sim.scenario import Outcome, Scenario, Shape
+from onward.sim.batch import RangeResult, RunTotals, StoppingRun
+from onward.sim.generate import FaultSelection, generate_scenario
+from onward.sim.resume import BatchState, CompletedRange
+from onward.sim.scenario import RunResult, Scenario, Shape
 from onward.sim.shrink import MAX_RUNS, shrink
-from onward.sim.world import run as run_scenario
+from onward.sim.world import run_scenario as run_scenario
 
 VIOLATED, QUIET, FAILED, INTERRUPTED = 1, 3, 4, 130
-NOTHING_BUT_QUIET = f"no invariant is violated, but not all that was asked for was tested: exit status {QUIET}"
+SOME_UNTRIGGERED = f"no invariant is violated, but not all that was asked for was tested: exit status {QUIET}"
 SAVE_EVERY_S = 5.0
 TELL_EVERY_S = 30.0
 MAX_LINES_SHOWN = 400
 
 
-def run(console: Console, args: argparse.Namespace, shapes: list[Shape], choice: Choice) -> int:
-    seeds = batch.wanted(shapes, args.start, args.runs)
+def run(console: Console, args: argparse.Namespace, shapes: list[Shape], choice: FaultSelection) -> int:
+    seeds = batch.seeds_by_shape(shapes, args.start, args.runs)
     code = resume.code_digest()
-    state = resume.load(args.state, choice) if args.state is not None else State(choice)
+    state = resume.load(args.state, choice) if args.state is not None else BatchState(choice)
     _forget_other_code(console, state, code, args.any_code)
-    jobs = batch.plan(seeds, state.ranges(), args.jobs, choice, args.keep_going)
-    course = _Course(console, args, state, code)
+    jobs = batch.plan_ranges(seeds, state.ranges(), args.jobs, choice, args.keep_going)
+    course = _BatchRun(console, args, state, code)
     course.run(jobs)
     return course.conclude()
 
 
-def _forget_other_code(console: Console, state: State, code: str, keeps_them: bool) -> None:
+def _forget_other_code(console: Console, state: BatchState, code: str, keeps_them: bool) -> None:
     others = state.of_other_code(code)
     if not others:
         return
-    count = sum(one.tally.num_runs for one in others)
+    count = sum(one.totals.num_runs for one in others)
     if keeps_them:
         console.print(f"{count:,} runs were made by other code, and are kept")
     else:
@@ -53,10 +53,10 @@ def _forget_other_code(console: Console, state: State, code: str, keeps_them: bo
         state.done = [one for one in state.done if one.code == code]
 
 
-class _Course:
-    def __init__(self, console: Console, args: argparse.Namespace, state: State, code: str) -> None:
+class _BatchRun:
+    def __init__(self, console: Console, args: argparse.Namespace, state: BatchState, code: str) -> None:
         self._console, self._args, self._state, self._code = console, args, state, code
-        self._stoppers: list[Stopper] = []
+        self._stoppers: list[StoppingRun] = []
         self._is_interrupted, self._broken = False, ""
         self._num_runs = self._num_tokens = 0
         self._began_s = self._told_s = time.monotonic()
@@ -64,7 +64,7 @@ class _Course:
 
     # While it runs.
 
-    def run(self, jobs: list[batch.Job]) -> None:
+    def run(self, jobs: list[batch.SeedRange]) -> None:
         total = sum(job.stop - job.start for job in jobs)
         columns = (
             SpinnerColumn(),
@@ -76,7 +76,7 @@ class _Course:
         with _interrupts_to(self._interrupt), Progress(*columns, console=self._console, transient=True) as progress:
             bar = progress.add_task("", total=total)
             try:
-                for part in batch.parts(jobs, self._args.jobs, self._should_stop):
+                for part in batch.run_ranges(jobs, self._args.jobs, self._should_stop):
                     self._take(part)
                     progress.update(bar, completed=self._num_runs, description=self._rate())
                     self._tell_files(total)
@@ -92,13 +92,13 @@ class _Course:
     def _interrupt(self) -> None:
         self._is_interrupted = True
 
-    def _take(self, part: Part) -> None:
-        if part.stopper is not None:
-            self._stoppers.append(part.stopper)
+    def _take(self, part: RangeResult) -> None:
+        if part.stopping_run is not None:
+            self._stoppers.append(part.stopping_run)
         if part.stop > part.start:
-            self._num_runs += part.tally.num_runs
-            self._num_tokens += report.total_of(part.tally.tokens)
-            self._state.add(Done(part.shape, part.start, part.stop, self._code, part.tally))
+            self._num_runs += part.totals.num_runs
+            self._num_tokens += report.total_of(part.totals.tokens)
+            self._state.add(CompletedRange(part.shape, part.start, part.stop, self._code, part.totals))
         self._save()
 
     def _save(self, *, at_once: bool = False) -> None:
@@ -122,7 +122,7 @@ class _Course:
 
     def conclude(self) -> int:
         tallies = self._state.tallies()
-        total = batch.added(list(tallies.values()))
+        total = batch.sum_totals(list(tallies.values()))
         if total.num_runs:
             self._show(tallies, total)
         if self._stoppers:
@@ -135,7 +135,7 @@ class _Course:
             return INTERRUPTED
         return self._judge(tallies, total)
 
-    def _show(self, tallies: dict[Shape, Tally], total: Tally) -> None:
+    def _show(self, tallies: dict[Shape, RunTotals], total: RunTotals) -> None:
         rates = self._rates(total)
         for rows in (report.shape_rows, report.distribution_rows, report.fault_rows, report.end_rows):
             print_table(self._console, report.table_of(rows(tallies)))
@@ -147,15 +147,15 @@ class _Course:
         if self._args.markdown is not None:
             _write(self._args.markdown, report.markdown_of(tallies, rates).encode())
 
-    def _rates(self, total: Tally) -> report.Rates:
-        return report.Rates(self._state.wall_s, self._args.jobs, total.num_runs, report.total_of(total.tokens))
+    def _rates(self, total: RunTotals) -> report.BatchRates:
+        return report.BatchRates(self._state.wall_s, self._args.jobs, total.num_runs, report.total_of(total.tokens))
 
     def _continuation(self) -> str:
         if self._args.state is None:
             return "stopped; with --state FILE the next call would go on from here"
         return f"stopped; what is done is in {self._args.state}, and the same call goes on"
 
-    def _judge(self, tallies: dict[Shape, Tally], total: Tally) -> int:
+    def _judge(self, tallies: dict[Shape, RunTotals], total: RunTotals) -> int:
         for name, title in (("violations", "violations"), ("failures", "failures of the simulator itself")):
             if getattr(total, name):
                 self._console.print(Text(f"\n{title}", "bold red"))
@@ -166,27 +166,27 @@ class _Course:
             return FAILED if total.failures else VIOLATED
         return self._judge_faults(total)
 
-    def _judge_faults(self, total: Tally) -> int:
-        for kind, group in total.quiet.items():
+    def _judge_faults(self, total: RunTotals) -> int:
+        for kind, group in total.untriggered.items():
             self._console.print(Text(f"{kind} never struck in {group.count:,} runs, as seed {group.seeds[0]}", "red"))
-        never = [] if total.quiet else report.never_fired(total)
+        never = [] if total.untriggered else report.never_triggered(total)
         for kind in never:
-            self._console.print(Text(f"{kind} was drawn {total.drawn[kind]:,} times, and never struck", "bold red"))
-        if total.quiet or never:
-            self._console.print(Text(NOTHING_BUT_QUIET, "bold"))
+            self._console.print(Text(f"{kind} was drawn {total.planned[kind]:,} times, and never struck", "bold red"))
+        if total.untriggered or never:
+            self._console.print(Text(SOME_UNTRIGGERED, "bold"))
             return QUIET
         self._console.print(Text("no invariant is violated", "bold green"))
         return 0
 
-    def _show_stopper(self, stopper: Stopper) -> int:
+    def _show_stopper(self, stopper: StoppingRun) -> int:
         self._console.print()
         name = f"seed {stopper.seed} of shape {stopper.shape}"
         if stopper.violation is None:
             self._console.print(Text(f"{name}: the simulator itself failed", "bold red"))
             self._console.print(stopper.failure)
             return FAILED
-        self._console.print(Text(f"{name}: {report.verdict(stopper.violation)}", "bold red"))
-        scenario = scenario_of(stopper.seed, stopper.shape, self._state.choice)
+        self._console.print(Text(f"{name}: {report.describe_violation(stopper.violation)}", "bold red"))
+        scenario = generate_scenario(stopper.seed, stopper.shape, self._state.selection)
         outcome = run_scenario(scenario)
         if outcome.violation is None:
             self._console.print("run again here, it is not violated: the run is not repeatable")
@@ -198,7 +198,7 @@ class _Course:
         return VIOLATED
 
 
-def show_smallest(console: Console, outcome: Outcome, path: Path | None, *, shrinks: bool = True) -> None:
+def show_smallest(console: Console, outcome: RunResult, path: Path | None, *, shrinks: bool = True) -> None:
     """The smallest scenario with this violation that can be found: its trace, and how to run it again."""
     scenario = outcome.scenario
     if shrinks:
@@ -209,13 +209,13 @@ def show_smallest(console: Console, outcome: Outcome, path: Path | None, *, shri
         console.print(report.styled(line))
         if "VIOLATION" in line:
             break
-    console.print(Text(report.verdict(final.violation), "bold red"))
+    console.print(Text(report.describe_violation(final.violation), "bold red"))
     path = path or Path(f"sim-{outcome.scenario.shape}-{outcome.scenario.seed}.json")
     save_scenario(path, scenario)
     console.print(f"again:    onward sim --replay {path}")
 
 
-def _shrunk(console: Console, outcome: Outcome) -> Scenario:
+def _shrunk(console: Console, outcome: RunResult) -> Scenario:
     columns = (SpinnerColumn(), TextColumn("looking for a smaller one"), BarColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("", total=MAX_RUNS)

@@ -3,8 +3,8 @@
 from onward.config import ServeConfig
 from onward.proto.model import PreparedModel
 from onward.proto.step import WorkerHello
-from onward.supervisor.pd import PdPlan
-from onward.supervisor.routers import RouterPlan
+from onward.supervisor.pd import PdConfig
+from onward.supervisor.routers import RegistrationConfig
 
 
 def summary(
@@ -12,8 +12,8 @@ def summary(
     model: PreparedModel,
     worker: WorkerHello,
     url: str,
-    pd: PdPlan,
-    routers: RouterPlan,
+    pd: PdConfig,
+    routers: RegistrationConfig,
     *,
     num_keys: int,
 ) -> list[tuple[str, str]]:
@@ -74,11 +74,11 @@ def keys(config: ServeConfig, num_keys: int) -> str:
     return f"{num_keys}, from {config.api_keys}{metrics}" if config.api_keys else f"{num_keys}{metrics}"
 
 
-def addresses(url: str, pd: PdPlan, routers: RouterPlan) -> list[str]:
+def addresses(url: str, pd: PdConfig, routers: RegistrationConfig) -> list[str]:
     listed = [url]
     if pd.handoff_address is not None:
         listed.append(f"hand-overs at {pd.handoff_address}")
-    if routers.routers:
+    if routers.router_urls:
         listed.append(f"registered as {routers.own_url}")
     return listed
 

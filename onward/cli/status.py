@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onward.cli import admin_calls
-from onward.cli.admin_calls import Server
+from onward.cli.admin_calls import AdminClient
 from onward.errors import NotFound, ServerError
 from onward.obs.tables import print_table
 
@@ -35,7 +35,7 @@ class InstanceStatus(msgspec.Struct, frozen=True):
     oom_kills: dict[str, int] = {}
 
 
-class Status(msgspec.Struct, frozen=True):
+class ClusterStatus(msgspec.Struct, frozen=True):
     instances: list[InstanceStatus]
     resumes: list[dict[str, Any]] = []
 
@@ -46,13 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    server = admin_calls.server_of(args)
+    server = admin_calls.admin_client_from_args(args)
     document = fetch(server)
     if args.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
         return 0
     try:
-        status = msgspec.convert(document, Status)
+        status = msgspec.convert(document, ClusterStatus)
     except msgspec.ValidationError as fault:
         raise ServerError(f"{server.url} speaks another version: {fault}") from None
     console = Console(highlight=False)
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def fetch(server: Server) -> Any:
+def fetch(server: AdminClient) -> Any:
     try:
         return server.get(STATUS_PATH)
     except NotFound:
@@ -94,14 +94,14 @@ def document_of(url: str, info: Any) -> dict[str, Any]:
     return {"instances": [row], "resumes": []}
 
 
-def show(console: Console, status: Status) -> None:
+def show(console: Console, status: ClusterStatus) -> None:
     if not status.instances:
         console.print("no instance has registered")
     else:
         print_table(console, _instances(status.instances))
         for one in status.instances:
             if any(one.oom_kills.values()):
-                kills = said(one.oom_kills, names_first=True)
+                kills = format_value(one.oom_kills, names_first=True)
                 console.print(
                     f"\nkilled by the kernel for lack of memory in {one.id}: {kills}", style="red", markup=False
                 )
@@ -118,10 +118,14 @@ def _instances(instances: list[InstanceStatus]) -> Table:
             Text(one.role),
             Text(one.state, STYLES.get(one.state, "")),
             Text(one.url),
-            Text(said(_only(one.load, "running", "waiting"))),
-            Text(said(one.blocks)),
+            Text(format_value(_only(one.load, "running", "waiting"))),
+            Text(format_value(one.blocks)),
             str(one.streams),
-            Text(said({role: " ".join(map(str, pids)) for role, pids in one.pids.items() if pids}, names_first=True)),
+            Text(
+                format_value(
+                    {role: " ".join(map(str, pids)) for role, pids in one.pids.items() if pids}, names_first=True
+                )
+            ),
         )
     return table
 
@@ -136,7 +140,7 @@ def _resumes(resumes: list[dict[str, Any]]) -> Table:
     columns = list(dict.fromkeys(name for resume in resumes for name in resume))
     table = _table(*(name.removesuffix("_s") for name in columns))
     for resume in resumes:
-        table.add_row(*(Text(said(resume.get(name))) for name in columns))
+        table.add_row(*(Text(format_value(resume.get(name))) for name in columns))
     return table
 
 
@@ -147,10 +151,12 @@ def _table(*titles: str) -> Table:
     return table
 
 
-def said(value: Any, *, names_first: bool = False) -> str:
+def format_value(value: Any, *, names_first: bool = False) -> str:
     """`{"running": 2, "waiting": 0}` -> `2 running`: what is zero says nothing, unless all is."""
     if isinstance(value, dict):
-        parts = {name: said(part) for name, part in value.items() if part} or dict.fromkeys(list(value)[:1], "0")
+        parts = {name: format_value(part) for name, part in value.items() if part} or dict.fromkeys(
+            list(value)[:1], "0"
+        )
         return ", ".join(f"{name} {part}" if names_first else f"{part} {name}" for name, part in parts.items())
     if isinstance(value, float):
         return f"{value:.3g}"

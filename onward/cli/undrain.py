@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    server = admin_calls.server_of(args)
+    server = admin_calls.admin_client_from_args(args)
     try:
         server.post("/undrain")
     except NotFound as fault:

@@ -18,24 +18,24 @@ from rich.text import Text
 
 from onward import log
 from onward.cli import flag_groups
-from onward.cli.api_key import check_doors, key_source_of
-from onward.cli.flags import add_flags, add_grouped_flags, flags_of, from_args
-from onward.cli.progress import StartProgress
+from onward.cli.api_key import check_exposure, key_source_from_config
+from onward.cli.flags import add_flags, add_grouped_flags, format_flags, from_args
+from onward.cli.progress import ProgressDisplay
 from onward.cli.router import check as check_router
 from onward.cli.serve import check, prepare_model
-from onward.cli.welcome import GREETING, curl
+from onward.cli.welcome import READY_LINE_PREFIX, curl_example
 from onward.clock import SystemClock
 from onward.config import API_KEY_VARIABLE, RouterConfig, ServeConfig
 from onward.errors import StartupError
 from onward.obs.tables import print_table
-from onward.supervisor.cluster import Cluster, InstancePlan
+from onward.supervisor.cluster import LocalCluster, MemberSpec
 from onward.supervisor.cluster_key import new_key
-from onward.supervisor.own_address import LOOPBACK, reached_from_here
+from onward.supervisor.own_address import LOOPBACK, loopback_for
 from onward.supervisor.routers import http_url
 from onward.transport.addresses import tcp_address
 
 MAX_INSTANCES = 64
-OURS_TO_SAY = (
+FLAGS_SET_PER_INSTANCE = (
     "role",
     "port",
     "handoff_port",
@@ -57,7 +57,7 @@ OURS_TO_SAY = (
 )
 """Knobs that differ from instance to instance, those that name a file that only one instance could write, and those of
 whoever stands in front."""
-ROUTERS_OWN = (
+ROUTER_ONLY_FLAGS = (
     "policy",
     "prefill_policy",
     "decode_policy",
@@ -68,11 +68,11 @@ ROUTERS_OWN = (
     "request_timeout_s",
     "tell_resumes",
 )
-FRONT_SECRETS = ("api_key", "api_key_file")
+FRONTEND_SECRETS = ("api_key", "api_key_file")
 """Whoever stands in front has them from its environment: command lines can be read by everybody on the machine."""
-FRONT_FLAGS = ("api_keys", "insecure", "open_metrics")
+FRONTEND_FLAGS = ("api_keys", "insecure", "open_metrics")
 """For the router, or without one for the instances that take requests."""
-ROUTERS_AND_INSTANCES = (
+SHARED_FLAGS = (
     "detach_ttl_s",
     "drain_s",
     "cors_origin",
@@ -86,7 +86,7 @@ ROUTERS_AND_INSTANCES = (
 
 
 @dataclass(slots=True, frozen=True)
-class Counts:
+class InstanceCounts:
     prefill: int
     decode: int
     mixed: int
@@ -112,10 +112,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port", type=int, default=8000, metavar="N", help="port of the router, or else of the first instance [8000]"
     )
     parser.usage = "onward up [MODEL] [flags]"
-    add_grouped_flags(parser, ServeConfig, flag_groups.SERVE, skip=OURS_TO_SAY)
+    add_grouped_flags(parser, ServeConfig, flag_groups.SERVE, skip=FLAGS_SET_PER_INSTANCE)
     for title, names in (
-        ("who may use it", (*FRONT_SECRETS, *FRONT_FLAGS)),
-        ("options of the router", ROUTERS_OWN),
+        ("who may use it", (*FRONTEND_SECRETS, *FRONTEND_FLAGS)),
+        ("options of the router", ROUTER_ONLY_FLAGS),
     ):
         skipped = tuple(f.name for f in fields(RouterConfig) if f.name not in names)
         add_flags(parser.add_argument_group(title), RouterConfig, skip=skipped)
@@ -130,9 +130,9 @@ def run(args: argparse.Namespace) -> int:
     check(replace(config, port=args.port))
     check_kv_ports(config.kv_port, counts)
     check_router_flags(args)
-    front = front_of(args, config.host)
-    log.set_up("cluster", config.log_level)
-    with StartProgress(Console(stderr=True)) as progress:
+    front = frontend_keys_from_args(args, config.host)
+    log.configure("cluster", config.log_level)
+    with ProgressDisplay(Console(stderr=True)) as progress:
         model_name = prepare_model(config, progress).name
     with (
         _reserved_ports(counts, config.host, args.port, with_router=args.with_router, first_kv=config.kv_port) as ports,
@@ -141,18 +141,18 @@ def run(args: argparse.Namespace) -> int:
         cores = len(os.sched_getaffinity(0))
         threads = config.threads or threads_each(cores, counts.total)
         key_file = f"/dev/fd/{key_fd}"
-        plans = plan(counts, passed_on(args), config.host, threads, ports, key_file, front)
+        plans = plan(counts, instance_flags(args), config.host, threads, ports, key_file, front)
         if ports.router is not None:
             plans.insert(0, plan_router(router_flags(args), config.host, ports.router, key_file, front))
         print(f"{counts.total} instances with --threads {threads} each, on {cores} cores", file=sys.stderr)
-        cluster = Cluster(
+        cluster = LocalCluster(
             plans,
             SystemClock(),
             inherit_fds=(key_fd,),
-            greeting=GREETING,
+            ready_prefix=READY_LINE_PREFIX,
             drain_s=config.drain_s,
             on_line=lambda name, line: print(f"{name:<9} | {line}", file=sys.stderr, flush=True),
-            on_ready=lambda cluster: show(
+            on_ready=lambda cluster: print_cluster(
                 Console(highlight=False),
                 cluster,
                 model_name,
@@ -165,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass(slots=True, frozen=True)
-class Front:
+class FrontendKeys:
     """What those who can be reached from outside are told about keys."""
 
     flags: tuple[str, ...] = ()
@@ -182,25 +182,27 @@ class Front:
         return {API_KEY_VARIABLE: self.api_key}
 
 
-def front_of(args: argparse.Namespace, host: str) -> Front:
-    said = {name: getattr(args, name) for name in (*FRONT_SECRETS, *FRONT_FLAGS) if getattr(args, name) is not None}
+def frontend_keys_from_args(args: argparse.Namespace, host: str) -> FrontendKeys:
+    said = {
+        name: getattr(args, name) for name in (*FRONTEND_SECRETS, *FRONTEND_FLAGS) if getattr(args, name) is not None
+    }
     config = RouterConfig(host=host, cluster_key_file="ours", **said)
-    source = key_source_of(config)
+    source = key_source_from_config(config)
     keys = source.read()
-    check_doors(config, keys)
+    check_exposure(config, keys)
     if len(source.plain) > 1:
         raise StartupError("a cluster takes one --api-key; put several into a file for --api-keys")
-    return Front(tuple(flags_of(args, FRONT_FLAGS)), next(iter(source.plain), ""), has_keys=len(keys) > 0)
+    return FrontendKeys(tuple(format_flags(args, FRONTEND_FLAGS)), next(iter(source.plain), ""), has_keys=len(keys) > 0)
 
 
 def check_router_flags(args: argparse.Namespace) -> None:
-    said = {name: getattr(args, name) for name in ROUTERS_OWN if getattr(args, name) is not None}
+    said = {name: getattr(args, name) for name in ROUTER_ONLY_FLAGS if getattr(args, name) is not None}
     if said and not args.with_router:
         raise StartupError(f"--{next(iter(said)).replace('_', '-')} is for a router, and --no-router leaves it out")
     check_router(RouterConfig(**said))
 
 
-def counts_of(prefill: int | None, decode: int | None, mixed: int | None, device: str = "cpu") -> Counts:
+def counts_of(prefill: int | None, decode: int | None, mixed: int | None, device: str = "cpu") -> InstanceCounts:
     """One of each kind unless told otherwise; whoever asks for mixed ones alone gets those alone. Instances on CUDA do not
     exchange KV, so there each does both."""
     if device == "cuda":
@@ -208,7 +210,7 @@ def counts_of(prefill: int | None, decode: int | None, mixed: int | None, device
             raise StartupError("instances with --device cuda cannot exchange KV: ask for --mixed ones")
         prefill, decode, mixed = 0, 0, 1 if mixed is None else mixed
     unsaid = 0 if mixed and prefill is None and decode is None else 1
-    counts = Counts(
+    counts = InstanceCounts(
         prefill=unsaid if prefill is None else prefill,
         decode=unsaid if decode is None else decode,
         mixed=mixed or 0,
@@ -225,7 +227,7 @@ def counts_of(prefill: int | None, decode: int | None, mixed: int | None, device
     return counts
 
 
-def check_kv_ports(first: int, counts: Counts) -> None:
+def check_kv_ports(first: int, counts: InstanceCounts) -> None:
     last = first + max(0, counts.decode - 1)
     if first < 0 or (first and last > 65535):
         raise StartupError(f"--kv-port {first}: {counts.decode} decode instances need the ports up to {last}")
@@ -236,19 +238,25 @@ def threads_each(cores: int, workers: int) -> int:
 
 
 @dataclass(slots=True, frozen=True)
-class Ports:
+class ReservedPorts:
     """In the order of the instances: prefill, decode, mixed."""
 
     http: tuple[int, ...]
     handoff: tuple[int, ...]
     router: int | None = None
-    first_kv: int = 0
+    first_kv_port: int = 0
     """Of the decode instances, each of which has the next one; 0: any that are free."""
 
 
 def plan(
-    counts: Counts, flags: list[str], host: str, threads: int, ports: Ports, key_file: str, front: Front | None = None
-) -> list[InstancePlan]:
+    counts: InstanceCounts,
+    flags: list[str],
+    host: str,
+    threads: int,
+    ports: ReservedPorts,
+    key_file: str,
+    front: FrontendKeys | None = None,
+) -> list[MemberSpec]:
     """Prefill instances first: they are there when the others look for them."""
     peers = [tcp_address(LOOPBACK, port) for port in ports.handoff]
     names = [f"prefill-{i}" for i in range(counts.prefill)] + [f"decode-{i}" for i in range(counts.decode)]
@@ -272,19 +280,19 @@ def plan(
         own += ["--cluster-key-file", key_file]
         if role == "prefill":
             own += ["--handoff-port", str(ports.handoff[index])]
-        if role == "decode" and ports.first_kv:
-            own += ["--kv-port", str(ports.first_kv + index - counts.prefill)]
+        if role == "decode" and ports.first_kv_port:
+            own += ["--kv-port", str(ports.first_kv_port + index - counts.prefill)]
         if ports.router is not None:
             own += _behind_router(host, ports.router, http_url(own_host, http_port), flags)
         elif role == "decode" and peers:
             own += ["--prefill-peers", ",".join(peers)]
         handoff_address = peers[index] if role == "prefill" else None
         # Those behind the front are reached with the cluster's key alone, whatever our environment says.
-        doors = front if front is not None and role != "prefill" and ports.router is None else Front()
+        doors = front if front is not None and role != "prefill" and ports.router is None else FrontendKeys()
         own += doors.flags
         command = (sys.executable, "-m", "onward.cli.main", "serve", *flags, *own)
         plans.append(
-            InstancePlan(
+            MemberSpec(
                 name,
                 role,
                 command,
@@ -292,7 +300,7 @@ def plan(
                 handoff_address,
                 threads,
                 doors.environment,
-                takes_hangups=doors.has_key_file,
+                reloads_on_sighup=doors.has_key_file,
             )
         )
     return plans
@@ -300,32 +308,34 @@ def plan(
 
 def _behind_router(host: str, router_port: int, own_url: str, flags: list[str]) -> list[str]:
     """The router may listen on an address that looks like another machine's; everyone is on this one all the same."""
-    own = ["--router", http_url(reached_from_here(host), router_port), "--advertise-url", own_url]
+    own = ["--router", http_url(loopback_for(host), router_port), "--advertise-url", own_url]
     return own if "--kv-backend" in flags else [*own, "--kv-backend", "shm"]
 
 
-def plan_router(flags: list[str], host: str, port: int, key_file: str, front: Front | None = None) -> InstancePlan:
-    front = front or Front()
+def plan_router(flags: list[str], host: str, port: int, key_file: str, front: FrontendKeys | None = None) -> MemberSpec:
+    front = front or FrontendKeys()
     own = ["--host", host, "--port", str(port), "--cluster-key-file", key_file]
     command = (sys.executable, "-m", "onward.cli.main", "router", *flags, *own, *front.flags)
     url = http_url(host, port)
-    return InstancePlan(
-        "router", "router", command, url, None, None, front.environment, takes_hangups=front.has_key_file
+    return MemberSpec(
+        "router", "router", command, url, None, None, front.environment, reloads_on_sighup=front.has_key_file
     )
 
 
-def passed_on(args: argparse.Namespace) -> list[str]:
+def instance_flags(args: argparse.Namespace) -> list[str]:
     """The flags of `onward serve` that were given to us, for every instance."""
-    skipped = (*OURS_TO_SAY, "host", "threads", "kv_port")
-    return flags_of(args, tuple(knob.name for knob in fields(ServeConfig) if knob.name not in skipped))
+    skipped = (*FLAGS_SET_PER_INSTANCE, "host", "threads", "kv_port")
+    return format_flags(args, tuple(knob.name for knob in fields(ServeConfig) if knob.name not in skipped))
 
 
 def router_flags(args: argparse.Namespace) -> list[str]:
-    return flags_of(args, (*ROUTERS_OWN, *ROUTERS_AND_INSTANCES))
+    return format_flags(args, (*ROUTER_ONLY_FLAGS, *SHARED_FLAGS))
 
 
 @contextlib.contextmanager
-def _reserved_ports(counts: Counts, host: str, port: int, *, with_router: bool, first_kv: int = 0) -> Iterator[Ports]:
+def _reserved_ports(
+    counts: InstanceCounts, host: str, port: int, *, with_router: bool, first_kv: int = 0
+) -> Iterator[ReservedPorts]:
     """Ports that stay the cluster's for its life, also while one of it is restarted: a socket that is bound but does not
     listen keeps others away, and lets our children in, which say SO_REUSEADDR as well."""
     with contextlib.ExitStack() as held:
@@ -338,10 +348,10 @@ def _reserved_ports(counts: Counts, host: str, port: int, *, with_router: bool, 
         handoff = tuple(hold(LOOPBACK) for _ in range(counts.prefill))
         if with_router:
             http += [hold(LOOPBACK) for _ in range(counts.decode + counts.mixed)]
-            yield Ports(tuple(http), handoff, front, first_kv)
+            yield ReservedPorts(tuple(http), handoff, front, first_kv)
         else:
             http += [front, *(hold(host) for _ in range(counts.decode + counts.mixed - 1))]
-            yield Ports(tuple(http), handoff, None, first_kv)
+            yield ReservedPorts(tuple(http), handoff, None, first_kv)
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -367,19 +377,19 @@ def _key_in_memory() -> Iterator[int]:
         os.close(fd)
 
 
-def show(console: Console, cluster: Cluster, model_name: str, key_fd: int, *, needs_key: bool) -> None:
+def print_cluster(console: Console, cluster: LocalCluster, model_name: str, key_fd: int, *, needs_key: bool) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for title in ("process", "url", "hand-over address", "threads", "pid"):
         table.add_column(title, no_wrap=True, style="bold cyan" if title == "url" else None)
-    for instance in cluster.instances:
+    for instance in cluster.members:
         assert instance.process is not None, "all are ready"
-        told = instance.plan
+        told = instance.spec
         threads = str(told.threads) if told.threads is not None else ""
         table.add_row(told.name, told.url, told.handoff_address or "", threads, str(instance.process.pid))
     console.print(Text.assemble("\n  Onward serves ", (model_name, "bold"), " with a cluster\n"))
     print_table(console, table)
-    front = next(instance.plan.url for instance in cluster.instances if instance.plan.role != "prefill")
+    front = next(instance.spec.url for instance in cluster.members if instance.spec.role != "prefill")
     # The key has no name, but whoever may trace this process can read it, and that is its owner.
     key = f"--cluster-key-file /proc/{os.getpid()}/fd/{key_fd}"
     console.print(f"\n  onward status {front} {key}", soft_wrap=True, markup=False)
-    console.print("\n" + curl(model_name, front, needs_key=needs_key), soft_wrap=True, markup=False)
+    console.print("\n" + curl_example(model_name, front, needs_key=needs_key), soft_wrap=True, markup=False)

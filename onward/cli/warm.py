@@ -6,12 +6,12 @@ import dataclasses
 from rich.console import Console
 
 from onward.cli.flags import add_flags, from_args
-from onward.cli.progress import StartProgress
+from onward.cli.progress import ProgressDisplay
 from onward.cli.serve import check, prepare_model
-from onward.config import ServeConfig, WorkerConfig, select
-from onward.offline.inputs import OFFLINE_KNOBS
+from onward.config import ServeConfig, WorkerConfig, derive_config
+from onward.offline.inputs import LLM_ARGS
 
-KNOBS = ("model", *OFFLINE_KNOBS)
+KNOBS = ("model", *LLM_ARGS)
 """Those that decide what is fetched, converted and compiled, and what has to fit into memory for it. A start's other knobs
 change nothing of that, so they are no flags here."""
 
@@ -24,9 +24,9 @@ def run(args: argparse.Namespace) -> int:
     config: ServeConfig = from_args(args, ServeConfig)
     check(config)
     console = Console(stderr=True)
-    with StartProgress(console) as progress:
+    with ProgressDisplay(console) as progress:
         model = prepare_model(config, progress)
-        worker_config = select(config, WorkerConfig, kv_backend=None)
+        worker_config = derive_config(config, WorkerConfig, kv_backend=None)
         if config.device == "cuda":
             from onward.worker.running import open_cuda_runner
 

@@ -8,20 +8,20 @@ from rich.text import Text
 
 from onward.config import DEFAULT_MODEL, RouterConfig, ServeConfig
 from onward.proto.model import PreparedModel
-from onward.supervisor.pd import PdPlan
-from onward.supervisor.routers import RouterPlan
+from onward.supervisor.pd import PdConfig
+from onward.supervisor.routers import RegistrationConfig
 
-GREETING = "  Onward "
+READY_LINE_PREFIX = "  Onward "
 """How the first line begins, on standard output and only once the instance is ready."""
 
 
-def welcome(
+def print_ready(
     console: Console,
     config: ServeConfig,
     model: PreparedModel,
     url: str,
-    pd: PdPlan,
-    routers: RouterPlan,
+    pd: PdConfig,
+    routers: RegistrationConfig,
     summary: Sequence[tuple[str, str]] = (),
     *,
     needs_key: bool = False,
@@ -34,31 +34,31 @@ def welcome(
 
 
 def _lines(
-    config: ServeConfig, model: PreparedModel, url: str, pd: PdPlan, routers: RouterPlan, needs_key: bool
+    config: ServeConfig, model: PreparedModel, url: str, pd: PdConfig, routers: RegistrationConfig, needs_key: bool
 ) -> list[str | Text]:
     if config.role == "prefill":
         return [*_prefill_lines(config, model.name, url, pd), *_router_lines(routers)]
     lines: list[str | Text] = [
-        Text.assemble("\n", GREETING, "serves ", (model.name, "bold"), " at ", (url, "bold cyan"), "\n"),
+        Text.assemble("\n", READY_LINE_PREFIX, "serves ", (model.name, "bold"), " at ", (url, "bold cyan"), "\n"),
         f"  {model.resume_guarantee[0].upper()}{model.resume_guarantee[1:]}\n",
     ]
-    if pd.peers:
-        lines.append(f"  Prompts are computed by {', '.join(pd.peers)}\n")
+    if pd.prefill_peers:
+        lines.append(f"  Prompts are computed by {', '.join(pd.prefill_peers)}\n")
     if pd.handoff_address is not None:
         lines.append(f"  It also prefills for decode instances at {pd.handoff_address}\n")
-    return [*lines, *_router_lines(routers), curl(model.name, url, needs_key=needs_key)]
+    return [*lines, *_router_lines(routers), curl_example(model.name, url, needs_key=needs_key)]
 
 
-def _router_lines(routers: RouterPlan) -> list[str | Text]:
-    if not routers.routers:
+def _router_lines(routers: RegistrationConfig) -> list[str | Text]:
+    if not routers.router_urls:
         return []
-    return [f"  It registers as {routers.own_url} with {', '.join(routers.routers)}\n"]
+    return [f"  It registers as {routers.own_url} with {', '.join(routers.router_urls)}\n"]
 
 
-def _prefill_lines(config: ServeConfig, model_name: str, url: str, pd: PdPlan) -> list[str | Text]:
+def _prefill_lines(config: ServeConfig, model_name: str, url: str, pd: PdConfig) -> list[str | Text]:
     assert pd.handoff_address is not None, "a prefill instance listens for decode instances"
     head = Text.assemble(
-        *("\n", GREETING, "prefills ", (model_name, "bold"), " for decode instances at "),
+        *("\n", READY_LINE_PREFIX, "prefills ", (model_name, "bold"), " for decode instances at "),
         *((pd.handoff_address, "bold cyan"), "\n"),
     )
     flags = [f"--role decode --prefill-peers {pd.handoff_address}"]
@@ -73,13 +73,14 @@ def _prefill_lines(config: ServeConfig, model_name: str, url: str, pd: PdPlan) -
     ]
 
 
-def welcome_router(console: Console, config: RouterConfig, url: str) -> None:
+def print_router_ready(console: Console, config: RouterConfig, url: str) -> None:
     """The first line is for `onward up` as well. A router has no model of its own to show a request for."""
     policies = [config.policy]
     policies += [f"{role} by {own}" for role, own in _own_policies(config) if own is not None]
     key = f" --cluster-key-file {config.cluster_key_file}" if config.cluster_key_file else ""
     console.print(
-        Text.assemble("\n", GREETING, "routes at ", (url, "bold cyan"), f" by {', '.join(policies)}\n"), soft_wrap=True
+        Text.assemble("\n", READY_LINE_PREFIX, "routes at ", (url, "bold cyan"), f" by {', '.join(policies)}\n"),
+        soft_wrap=True,
     )
     start = f"  Start instances with: onward serve --router {url} --port 0{key}"
     for line in (start, "  (for split roles one with --role prefill, one with --role decode)\n", *_look(url)):
@@ -94,7 +95,7 @@ def _look(url: str) -> list[str]:
     return [f"  Look at them with: onward status {url}\n"]
 
 
-def curl(model_name: str, url: str, *, needs_key: bool = False) -> str:
+def curl_example(model_name: str, url: str, *, needs_key: bool = False) -> str:
     # A small model left to chance talks without end, so the first request that people try is kept short and calm.
     message = '{"role": "user", "content": "What is the capital of France?"}'
     body = f'{{"model": "{model_name}", "messages": [{message}], "temperature": 0.2, "max_tokens": 100}}'

@@ -12,38 +12,38 @@ from collections import OrderedDict
 from onward.config import EngineConfig
 from onward.engine import door, policy
 from onward.engine.block_pool import BlockPool
-from onward.engine.callers import Callers
+from onward.engine.callers import CallerLimiter
 from onward.engine.engine_metrics import EngineMetrics
-from onward.engine.handovers import Handovers, Outgoing
+from onward.engine.handovers import HandoffManager, HandoffOutbox
 from onward.engine.kv_event_log import KvEventLog
 from onward.engine.live_requests import CallerInFlight, LiveRequests
-from onward.engine.log_line import Counts, SchedulerLog
-from onward.engine.outbox import Outbox
-from onward.engine.request import FinishReason, Request, Status
+from onward.engine.log_line import SchedulerStatLogger, SchedulerStats
+from onward.engine.outbox import ApiOutbox
+from onward.engine.request import FinishReason, Request, RequestStatus
 from onward.engine.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
 from onward.errors import CrashedWorker, DeadlineExceeded, OnwardError
 from onward.log import event as log_event
 from onward.obs.metrics import Registry
 from onward.obs.step_log import StepLog
-from onward.pd.memory import RecentMemory
+from onward.pd.memory import BoundedDict
 from onward.proto.handoff import ToDecode, ToPrefill
 from onward.proto.kv_transfer import KvReport
 from onward.proto.request import (
     Abort,
-    AbortAnswer,
     AbortByName,
-    Accepted,
-    AskKvEvents,
-    Charged,
-    Deltas,
+    AbortReply,
     FromEngine,
-    Held,
-    Holding,
-    KvEventsAnswer,
+    HeldRequest,
+    HeldRequestsReport,
+    KvEventsReply,
+    QueryKvEvents,
+    RequestAccepted,
     Submit,
     ToEngine,
     TokenDelta,
+    TokenDeltas,
+    WorkerCrashReport,
 )
 from onward.proto.stats import EngineStats
 from onward.proto.step import StepPlan, StepResult, WorkerHello
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 HOLDING_INTERVAL_S = 1.0
 DEADLINE_CHECK_INTERVAL_S = 0.05
 MAX_TOMBSTONES = 10_000
-MAX_GONE_APIS = 1000
+MAX_REMEMBERED_LOST_APIS = 1000
 """Whose last words are dropped. They come within moments, so a few would do."""
 
 
@@ -65,21 +65,23 @@ class EngineCore:
         self.worker: WorkerHello | None = worker
         self.registry = Registry()
         self.step_log = StepLog()
-        self._limits = door.Limits(worker.max_model_len, worker.num_blocks, worker.block_size, config.num_drafts)
+        self._limits = door.EngineLimits(
+            worker.max_model_len, worker.num_blocks, worker.block_size, config.num_draft_tokens
+        )
         self._live = LiveRequests()
-        self._outbox = Outbox()
+        self._outbox = ApiOutbox()
         self._kv_events = KvEventLog()
         self.scheduler = Scheduler(config, self._new_pool(), incarnation)
         self.scheduler.draft_cost = worker.draft_cost
         self.metrics = EngineMetrics(
             self.registry,
             live=lambda: self._live.values(),
-            kv_blocks=lambda: self.scheduler.pool.counts(),
+            kv_blocks=lambda: self.scheduler.pool.count_by_state(),
             waiting_tokens=lambda: self._waiting_tokens,
         )
-        self._callers = Callers()
+        self._callers = CallerLimiter()
         self._tokens = TokenProcessor(self.scheduler, self._live, self._outbox, self.metrics, self._callers)
-        self._handovers = Handovers(
+        self._handoffs = HandoffManager(
             config,
             incarnation,
             worker,
@@ -92,19 +94,19 @@ class EngineCore:
         )
         self._seq: dict[str, int] = {}
         """The last message read from each api process."""
-        self._gone_apis: RecentMemory[str, bool] = RecentMemory(MAX_GONE_APIS)
+        self._lost_apis: BoundedDict[str, bool] = BoundedDict(MAX_REMEMBERED_LOST_APIS)
         self._tombstones: OrderedDict[str, float] = OrderedDict()
         self._step = 0
-        self._progress_s = 0.0
+        self._last_progress_s = 0.0
         """When a step was completed last, or none was due."""
         self._worker_due_s = 0.0
         """Since when the worker owes the step it is at, or has been away."""
         self._next_holding_s = 0.0
         self._next_deadline_check_s = 0.0
-        self._scheduler_log = SchedulerLog(config.log_interval_s)
+        self._scheduler_log = SchedulerStatLogger(config.log_interval_s)
 
-    def receive(self, owner: str, message: ToEngine, now_s: float) -> None:
-        if owner in self._gone_apis:
+    def receive_from_api(self, owner: str, message: ToEngine, now_s: float) -> None:
+        if owner in self._lost_apis:
             self.metrics.stale.inc("owner")
             return
         self._seq[owner] = message.seq
@@ -115,123 +117,123 @@ class EngineCore:
                 self._abort(owner, message, now_s)
             case AbortByName():
                 self._abort_by_name(owner, message, now_s)
-            case AskKvEvents():
-                events = self._kv_events.since(message.next_number, self.scheduler.pool.names)
-                self._outbox.send(owner, KvEventsAnswer(message.ask_id, events))
+            case QueryKvEvents():
+                events = self._kv_events.since(message.next_event, self.scheduler.pool.cached_hashes)
+                self._outbox.send(owner, KvEventsReply(message.query_id, events))
 
-    def from_prefill(self, peer: str, message: ToDecode, now_s: float) -> None:
+    def receive_from_prefill(self, peer: str, message: ToDecode, now_s: float) -> None:
         """A prefill instance, known by its address, has something to say."""
-        self._handovers.from_prefill(peer, message, now_s)
+        self._handoffs.receive_from_prefill(peer, message, now_s)
 
-    def from_decode(self, decode: str, message: ToPrefill, now_s: float) -> None:
+    def receive_from_decode(self, decode: str, message: ToPrefill, now_s: float) -> None:
         """A decode instance, known by its incarnation, has something to say."""
-        self._handovers.from_decode(decode, message, now_s)
+        self._handoffs.receive_from_decode(decode, message, now_s)
 
-    def peer_reached(self, peer: str, ok: bool, now_s: float) -> None:
+    def on_peer_send(self, peer: str, ok: bool, now_s: float) -> None:
         """Whether the last message to a prefill instance could be sent."""
-        self._handovers.reached(peer, ok, now_s)
+        self._handoffs.on_peer_send(peer, ok, now_s)
 
-    def kv_report(self, report: KvReport, now_s: float) -> None:
+    def receive_kv_report(self, report: KvReport, now_s: float) -> None:
         """Our worker's data plane tells what has happened."""
         if self.worker is not None:
-            self._handovers.kv_report(report, now_s)
+            self._handoffs.receive_kv_report(report, now_s)
 
-    def api_gone(self, owner: str, now_s: float) -> None:
+    def on_api_lost(self, owner: str, now_s: float) -> None:
         """An api process died, and its clients' connections with it: nobody is left to read, and what it said last, which
         may come later than this, is not begun."""
-        self._gone_apis.remember(owner, True)
+        self._lost_apis.put(owner, True)
         self._seq.pop(owner, None)
-        for request in [r for r in self._live.values() if r.owner == owner]:
-            self._end(request, FinishReason.ABORT, now_s)
+        for request in [r for r in self._live.values() if r.api_id == owner]:
+            self._finish_now(request, FinishReason.ABORT, now_s)
 
     def commit(self, result: StepResult, now_s: float) -> None:
         self._tokens.commit(result, now_s)
-        self.step_log.result(result.step, now_s)
+        self.step_log.record_result(result.step, now_s)
         self._step = result.step
-        self._progress_s = self._worker_due_s = now_s
+        self._last_progress_s = self._worker_due_s = now_s
 
     def plan(self, now_s: float) -> StepPlan | None:
         if self.worker is None:
             return None
-        self._handovers.dispatch(now_s)
+        self._handoffs.route_new_requests(now_s)
         overlapped = bool(self.scheduler.steps_in_flight)
         plan = self.scheduler.plan(now_s)
         if plan is not None:
             self._worker_due_s = self._worker_due_s if overlapped else now_s
-            self.step_log.planned(plan, now_s, overlapped=overlapped)
+            self.step_log.record_plan(plan, now_s, overlapped=overlapped)
             self.metrics.steps.inc("true" if overlapped else "false")
         return plan
 
     @property
     def runs_alone(self) -> bool:
         """A suspect's step is in flight, and nothing else may be done that could kill the engine meanwhile."""
-        return self.scheduler.runs_alone is not None
+        return self.scheduler.isolated_request is not None
 
-    def next_alone(self) -> str | None:
+    def next_isolated_id(self) -> str | None:
         """The suspect that runs, or that the next plan is about: a death of the engine from here on is charged to it."""
-        suspect = self.scheduler.next_alone() if self.worker is not None else None
+        suspect = self.scheduler.next_to_isolate() if self.worker is not None else None
         return None if suspect is None else suspect.request_id
 
-    def worker_lost(self, now_s: float) -> None:
+    def on_worker_lost(self, now_s: float) -> None:
         """The worker is dead and reaped. Whoever had a part in a step in flight is charged; all start again."""
         self.worker, self._worker_due_s = None, now_s
         self.metrics.worker_losses.inc()
-        self.step_log.lost()
-        self._handovers.worker_lost(now_s)
+        self.step_log.discard_in_flight()
+        self._handoffs.on_worker_lost(now_s)
         for request in [*self.scheduler.running, *self.scheduler.preempting]:
             self.metrics.resubmissions.inc("worker_restart")
             log.info(log_event("request restarts", id=request.request_id, output=request.num_generated))
-        self._kv_events.renew()
-        in_flight = self.scheduler.renew(self._new_pool())
+        self._kv_events.reset()
+        in_flight = self.scheduler.reset(self._new_pool())
         for request in in_flight:
-            self._charge(request, now_s)
+            self._charge_crash(request, now_s)
 
-    def worker_up(self, worker: WorkerHello, now_s: float) -> None:
+    def on_worker_ready(self, worker: WorkerHello, now_s: float) -> None:
         assert worker.num_blocks == self._limits.num_blocks, "a restarted worker has the same pool"
         self.worker = worker
         self.scheduler.draft_cost = worker.draft_cost
-        self._handovers.worker_up(worker)
-        self._progress_s = now_s
+        self._handoffs.on_worker_ready(worker)
+        self._last_progress_s = now_s
 
     def tick(self, now_s: float) -> None:
         """What time alone brings about. All that has arrived by now was delivered before."""
-        self._handovers.tick(now_s, self._worker_silent_s(now_s))
-        if not self._owes_a_step:
-            self._progress_s = now_s
+        self._handoffs.tick(now_s, self._worker_silent_s(now_s))
+        if not self._is_step_due:
+            self._last_progress_s = now_s
         if now_s >= self._next_deadline_check_s:
             self._next_deadline_check_s = now_s + DEADLINE_CHECK_INTERVAL_S
-            for request in self._live.take_overdue(now_s):
+            for request in self._live.take_past_deadline(now_s):
                 error = DeadlineExceeded(
                     f"the deadline passed after {request.num_generated} tokens", param="deadline_ms"
                 )
-                self._tokens.fail(request, door.error_info(error), now_s)
+                self._tokens.fail(request, door.to_error_info(error), now_s)
         if now_s >= self._next_holding_s:
             self._next_holding_s = now_s + HOLDING_INTERVAL_S
-            self._tell_holding()
-            self._callers.forget_idle(now_s)
+            self._send_held_requests()
+            self._callers.drop_full_buckets(now_s)
             while self._tombstones and next(iter(self._tombstones.values())) <= now_s:
                 self._tombstones.popitem(last=False)
         if self._scheduler_log.is_due(now_s) and (line := self._scheduler_log.line(self._counts(), now_s)):
             log.info(line)
 
-    def drain(self) -> list[tuple[str, FromEngine]]:
+    def take_api_messages(self) -> list[tuple[str, FromEngine]]:
         """What has to be sent, and to which api process."""
-        return self._outbox.drain(self._step)
+        return self._outbox.take_messages(self._step)
 
-    def drain_handovers(self) -> Outgoing:
+    def take_handoff_messages(self) -> HandoffOutbox:
         """What has to be sent to other instances and to the worker's data plane."""
-        return self._handovers.drain()
+        return self._handoffs.take_messages()
 
-    def why_renew(self, now_s: float) -> str | None:
+    def worker_replacement_reason(self, now_s: float) -> str | None:
         """A reason to give the worker and its memory up, if there is one."""
-        return self._handovers.why_renew(now_s) if self.worker is not None else None
+        return self._handoffs.worker_replacement_reason(now_s) if self.worker is not None else None
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """The last turn: peers are told that we go."""
-        self._handovers.close()
+        self._handoffs.close()
 
     def stats(self, now_s: float) -> EngineStats:
-        requests = {s.value: 0 for s in Status if s is not Status.FINISHED}
+        requests = {s.value: 0 for s in RequestStatus if s is not RequestStatus.FINISHED}
         for request in self._live.values():
             requests[request.status.value] += 1
         return EngineStats(
@@ -239,13 +241,13 @@ class EngineCore:
             worker_ready=self.worker is not None,
             stalled_s=self._stalled_s(now_s),
             requests=requests,
-            kv_blocks=self.scheduler.pool.counts(),
+            kv_blocks=self.scheduler.pool.count_by_state(),
             free_slots=self.scheduler.slots.num_free,
         )
 
     @property
     def idle(self) -> bool:
-        return not self._live and not self.scheduler.steps_in_flight and self._handovers.idle
+        return not self._live and not self.scheduler.steps_in_flight and self._handoffs.idle
 
     def audit_idle(self) -> None:
         """When nothing is going on, nothing is held."""
@@ -256,15 +258,15 @@ class EngineCore:
         assert not self.scheduler.suspects, "a suspect is left at idle"
 
     @property
-    def _owes_a_step(self) -> bool:
+    def _is_step_due(self) -> bool:
         """Whether our own worker is due. What a peer computes for us, however slowly, is not our illness."""
         scheduler = self.scheduler
         return bool(scheduler.waiting or scheduler.running or scheduler.preempting)
 
     def _stalled_s(self, now_s: float) -> float:
         """For how long our worker owes something: a step, or its word on KV that peers bring."""
-        step_s = now_s - self._progress_s if self._owes_a_step else 0.0
-        since_s = self._handovers.worker_owes_since_s
+        step_s = now_s - self._last_progress_s if self._is_step_due else 0.0
+        since_s = self._handoffs.worker_due_since_s
         return max(0.0, step_s, 0.0 if since_s is None else now_s - since_s)
 
     def _worker_silent_s(self, now_s: float) -> float:
@@ -274,13 +276,13 @@ class EngineCore:
     def _new_pool(self) -> BlockPool:
         return BlockPool(self._limits.num_blocks, self._limits.block_size, self._kv_events)
 
-    def _counts(self) -> Counts:
+    def _counts(self) -> SchedulerStats:
         scheduler, tokens = self.scheduler, self.metrics.tokens
-        blocks = scheduler.pool.counts()
+        blocks = scheduler.pool.count_by_state()
         drafted, accepted, verifications = self.metrics.drafts.totals
-        return Counts(
+        return SchedulerStats(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting) + self._handovers.num_out,
+            waiting=len(scheduler.waiting) + self._handoffs.num_remote_prefills,
             preempting=len(scheduler.preempting),
             used_blocks=scheduler.pool.num_blocks - blocks["free"] - blocks["cached"],
             num_blocks=scheduler.pool.num_blocks,
@@ -297,66 +299,66 @@ class EngineCore:
     @property
     def _waiting_tokens(self) -> int:
         """Of the prompts of those that wait, here or at a peer."""
-        return self.scheduler.waiting.num_prompt_tokens + self._handovers.num_prompt_tokens_out
+        return self.scheduler.waiting.num_prompt_tokens + self._handoffs.num_remote_prompt_tokens
 
     def _submit(self, owner: str, message: Submit, now_s: float) -> None:
         known = self._live.get(message.request_id)
-        if known is not None and message.epoch <= known.epoch:
+        if known is not None and message.epoch <= known.attempt_epoch:
             self.metrics.stale.inc("submit")
             return
         if message.request_id in self._tombstones:
-            self._refuse(owner, message, FinishReason.ABORT, None)
+            self._reject(owner, message, FinishReason.ABORT, None)
             return
         try:
-            request = door.admit(message, owner, self._limits, now_s)
+            request = door.create_request(message, owner, self._limits, now_s)
             if known is not None:
                 door.check_same_caller(known, request)
-            if door.is_new(message):
+            if door.counts_as_new(message):
                 self._admit_new(request, now_s)
         except OnwardError as error:
-            self._refuse(owner, message, FinishReason.ERROR, error)
+            self._reject(owner, message, FinishReason.ERROR, error)
             return
         if known is not None:
             # A newer epoch replaces what we have: the api holds the tokens that count.
-            request.arrival_s, request.serial = min(known.arrival_s, request.arrival_s), known.serial
+            request.arrival_s, request.arrival_number = min(known.arrival_s, request.arrival_s), known.arrival_number
             self.scheduler.remove(known)
             self._live.remove(known)
-        if not self._owes_a_step:
-            self._progress_s = now_s
+        if not self._is_step_due:
+            self._last_progress_s = now_s
         self._live.add(request)
         self.scheduler.enqueue(request)
         if policy.must_run_alone(request):
             self.scheduler.suspects.add(request)
-        self._outbox.send(owner, Accepted(request.request_id, request.epoch))
+        self._outbox.send(owner, RequestAccepted(request.request_id, request.attempt_epoch))
         self._finish_if_ended(request, now_s)
 
     def _admit_new(self, request: Request, now_s: float) -> None:
         has_limits = request.caller_limits is not None
-        in_flight = self._live.in_flight_beside(request) if has_limits else CallerInFlight()
-        refusal = self._callers.refusal(request, in_flight, now_s)
-        refusal = refusal or door.queue_refusal(
+        in_flight = self._live.in_flight_of_caller(request) if has_limits else CallerInFlight()
+        refusal = self._callers.check(request, in_flight, now_s)
+        refusal = refusal or door.check_queue(
             self._backlog(), request.num_prompt, self.config, self._tokens.rates, now_s
         )
         if refusal is not None:
-            self.metrics.refusals.inc(refusal.bound.value)
+            self.metrics.refusals.inc(refusal.limit.value)
             raise refusal.error
         self._callers.charge_prompt(request, in_flight, now_s)
 
-    def _backlog(self) -> door.Backlog:
+    def _backlog(self) -> door.QueueBacklog:
         waiting, num_free = self.scheduler.waiting, self.scheduler.slots.num_free
-        return door.Backlog(
-            num_requests=len(waiting) + self._handovers.num_out - num_free,
-            num_tokens=waiting.num_prompt_tokens_behind(num_free) + self._handovers.num_prompt_tokens_out,
+        return door.QueueBacklog(
+            num_requests=len(waiting) + self._handoffs.num_remote_prefills - num_free,
+            num_tokens=waiting.num_prompt_tokens_after(num_free) + self._handoffs.num_remote_prompt_tokens,
         )
 
     def _finish_if_ended(self, request: Request, now_s: float) -> None:
         """A list that has ended already finishes without a step, and delivers only what was missing: the end."""
-        if request.num_generated and (reason := door.ended(request)):
+        if request.num_generated and (reason := door.finish_reason_of_given_tokens(request)):
             request.finish_reason = reason
-            self._outbox.delta(request, [])
+            self._outbox.add_delta(request, [])
             self._tokens.finish(request, reason, now_s)
 
-    def _refuse(self, owner: str, message: Submit, reason: FinishReason, error: OnwardError | None) -> None:
+    def _reject(self, owner: str, message: Submit, reason: FinishReason, error: OnwardError | None) -> None:
         self.metrics.finished.inc(reason.value)
         code = error.code if error else "-"
         log.info(log_event("request refused", id=message.request_id, reason=reason.value, error=code))
@@ -368,78 +370,86 @@ class EngineCore:
             len(message.prompt_token_ids),
             message.num_cached_tokens or 0,
             reason.value,
-            door.error_info(error) if error else None,
+            door.to_error_info(error) if error else None,
         )
-        self._outbox.send(owner, Deltas(self._step, [delta]))
+        self._outbox.send(owner, TokenDeltas(self._step, [delta]))
 
     def _abort(self, owner: str, message: Abort, now_s: float) -> None:
         if message.epoch is None:
-            self._bury(message.request_id, now_s)
+            self._add_tombstone(message.request_id, now_s)
         request = self._live.get(message.request_id)
         # Two api processes may have given their attempts the same number; each ends its own.
-        if request is None or (message.epoch is not None and (owner != request.owner or message.epoch < request.epoch)):
+        if request is None or (
+            message.epoch is not None and (owner != request.api_id or message.epoch < request.attempt_epoch)
+        ):
             self.metrics.stale.inc("abort")
             return
         if message.num_tokens is not None:
             del request.token_ids[request.num_prompt + message.num_tokens :]
-        self._end(request, FinishReason(message.reason), now_s)
+        self._finish_now(request, FinishReason(message.reason), now_s)
 
     def _abort_by_name(self, owner: str, message: AbortByName, now_s: float) -> None:
         """Exact names only: an empty one, or the beginning of another, matches nothing."""
-        caller, ago_s = message.caller, message.given_ago_s
+        caller, ago_s = message.caller, message.received_ago_s
         since_s = None if ago_s is None else now_s - ago_s
-        names = sorted({r.name for r in self._live.of_caller(caller)}) if message.everything else message.names
-        named = {name: self._live.named(name, caller) for name in names}
+        names = sorted({r.external_id for r in self._live.of_caller(caller)}) if message.abort_all else message.names
+        named = {name: self._live.find_by_name(name, caller) for name in names}
         meant = {
             # An id is never used again; a label may be that of a later request.
             name: [
                 r
                 for r in requests
-                if since_s is None or (r.name == name and not message.everything) or r.arrival_s <= since_s
+                if since_s is None or (r.external_id == name and not message.abort_all) or r.arrival_s <= since_s
             ]
             for name, requests in named.items()
         }
         aborted = [name for name, requests in meant.items() if requests]
-        unknown = [name for name, requests in meant.items() if not requests and not message.everything]
+        unknown = [name for name, requests in meant.items() if not requests and not message.abort_all]
         for request in (request for name in aborted for request in meant[name]):
-            if request.status is not Status.FINISHED:  # it may go by two of the names
-                self._bury(request.request_id, now_s)
-                self._end(request, FinishReason.ABORT, now_s)
-        self._outbox.summarize(owner, AbortAnswer(message.ask_id, aborted, unknown))
+            if request.status is not RequestStatus.FINISHED:  # it may go by two of the names
+                self._add_tombstone(request.request_id, now_s)
+                self._finish_now(request, FinishReason.ABORT, now_s)
+        self._outbox.send_after_deltas(owner, AbortReply(message.query_id, aborted, unknown))
 
-    def _bury(self, request_id: str, now_s: float) -> None:
+    def _add_tombstone(self, request_id: str, now_s: float) -> None:
         self._tombstones[request_id] = now_s + self.config.tombstone_s
         self._tombstones.move_to_end(request_id)
         if len(self._tombstones) > MAX_TOMBSTONES:
             self._tombstones.popitem(last=False)
 
-    def _end(self, request: Request, reason: FinishReason, now_s: float) -> None:
+    def _finish_now(self, request: Request, reason: FinishReason, now_s: float) -> None:
         """Ends a request on somebody's word. The one who found a stop string knows already; others are told."""
         request.finish_reason = reason
-        if reason is not FinishReason.STOP and request.owner in self._seq:
-            self._outbox.delta(request, [])
+        if reason is not FinishReason.STOP and request.api_id in self._seq:
+            self._outbox.add_delta(request, [])
         self._tokens.finish(request, reason, now_s)
 
-    def _charge(self, request: Request, now_s: float) -> None:
+    def _charge_crash(self, request: Request, now_s: float) -> None:
         request.crash_charges += 1
-        request.charged_position = request.num_generated
-        if request.crash_charges >= policy.CHARGES_TO_FAIL:
+        request.crash_charge_position = request.num_generated
+        if request.crash_charges >= policy.MAX_CRASH_CHARGES:
             error = CrashedWorker(f"the worker died {request.crash_charges} times while running this request")
-            self._tokens.fail(request, door.error_info(error), now_s)
+            self._tokens.fail(request, door.to_error_info(error), now_s)
             return
         if policy.must_run_alone(request):
             self.scheduler.suspects.add(request)
-        self._outbox.send(request.owner, Charged(request.request_id, request.epoch, request.crash_charges))
+        self._outbox.send(
+            request.api_id, WorkerCrashReport(request.request_id, request.attempt_epoch, request.crash_charges)
+        )
 
-    def _tell_holding(self) -> None:
-        held: dict[str, list[Held]] = {owner: [] for owner in self._seq}
+    def _send_held_requests(self) -> None:
+        held: dict[str, list[HeldRequest]] = {owner: [] for owner in self._seq}
         places = {request: place for place, request in enumerate(self.scheduler.waiting, 1)}
         for request in self._live.values():
-            if request.owner in held:
-                held[request.owner].append(self._held(request, places))
+            if request.api_id in held:
+                held[request.api_id].append(self._held_entry(request, places))
         for owner, items in held.items():
-            self._outbox.summarize(owner, Holding(self.incarnation, self._seq[owner], self._step, items))
+            self._outbox.send_after_deltas(
+                owner, HeldRequestsReport(self.incarnation, self._seq[owner], self._step, items)
+            )
 
-    def _held(self, request: Request, places: dict[Request, int]) -> Held:
-        computed = request.num_computed + self._handovers.signs_of_life(request)
-        return Held(request.request_id, request.epoch, request.num_generated, computed, places.get(request, 0))
+    def _held_entry(self, request: Request, places: dict[Request, int]) -> HeldRequest:
+        computed = request.num_computed + self._handoffs.num_peer_heartbeats(request)
+        return HeldRequest(
+            request.request_id, request.attempt_epoch, request.num_generated, computed, places.get(request, 0)
+        )

@@ -3,7 +3,7 @@
 from onward.obs.metrics import Registry
 
 
-class DraftFigures:
+class SpecDecodeMetrics:
     def __init__(self, registry: Registry) -> None:
         counter = registry.counter
         self._drafted = counter(
@@ -20,10 +20,10 @@ class DraftFigures:
         )
         self._of_step: list[tuple[int, int]] = []
 
-    def note(self, num_drafted: int, num_accepted: int) -> None:
+    def record(self, num_drafted: int, num_accepted: int) -> None:
         self._of_step.append((num_drafted, num_accepted))
 
-    def count_step(self) -> None:
+    def flush_step(self) -> None:
         if not self._of_step:
             return
         for place in range(1, 1 + max(drafted for drafted, _ in self._of_step)):

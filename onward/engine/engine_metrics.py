@@ -3,10 +3,10 @@
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 
-from onward.engine.draft_figures import DraftFigures
-from onward.engine.request import Request, Status
+from onward.engine.draft_figures import SpecDecodeMetrics
+from onward.engine.request import Request, RequestStatus
 from onward.obs.metrics import LabelValues, Registry
-from onward.obs.shared_counters import resubmissions, stale_events
+from onward.obs.shared_counters import resubmissions_counter, stale_events_counter
 
 
 class EngineMetrics:
@@ -19,7 +19,7 @@ class EngineMetrics:
     ) -> None:
         def requests_by_state() -> dict[LabelValues, float]:
             tally = Tally(request.status for request in live())
-            return {(s.value,): tally[s] for s in Status if s is not Status.FINISHED}
+            return {(s.value,): tally[s] for s in RequestStatus if s is not RequestStatus.FINISHED}
 
         registry.gauge("onward_requests", "Requests by state.", ["state"], requests_by_state)
         registry.gauge(
@@ -34,17 +34,19 @@ class EngineMetrics:
             "onward_refusals_total", "New requests turned away, by the bound that was hit.", ["reason"]
         )
         self.preemptions = counter("onward_preemptions_total", "Requests whose slot and blocks were taken away.")
-        self.resubmissions = resubmissions(registry)
-        self.stale = stale_events(registry)
+        self.resubmissions = resubmissions_counter(registry)
+        self.stale = stale_events_counter(registry)
         self.tokens = counter("onward_tokens_total", "Tokens: prompt, of which cached; generated.", ["kind"])
         self.steps = counter(
             "onward_steps_total", "Steps, by whether the plan was sent while another step ran.", ["overlapped"]
         )
-        self.faults = counter("onward_isolated_faults_total", "Faults that ended one request and no other.")
+        self.isolated_errors = counter("onward_isolated_faults_total", "Faults that ended one request and no other.")
         self.worker_losses = counter("onward_worker_losses_total", "Workers that died under this engine.")
-        self.drafts = DraftFigures(registry)
-        self.ttft = histogram("onward_ttft_seconds", "From the first scheduling to the first token.")
-        self.ttft_s = histogram("onward_ttft_s_seconds", "From arrival to the first token, queue included.")
+        self.drafts = SpecDecodeMetrics(registry)
+        self.prefill_time = histogram("onward_ttft_seconds", "From the first scheduling to the first token.")
+        self.time_to_first_token = histogram(
+            "onward_ttft_s_seconds", "From arrival to the first token, queue included."
+        )
         self.inter_token = histogram("onward_inter_token_seconds", "Between tokens of one request.")
         self.queue_time = histogram("onward_queue_seconds", "From arrival to the first scheduling.")
-        self.step_busy = histogram("onward_step_seconds", "Time a worker spends on a step.")
+        self.step_time = histogram("onward_step_seconds", "Time a worker spends on a step.")

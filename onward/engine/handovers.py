@@ -7,23 +7,23 @@ both, or, like most, neither.
 from dataclasses import dataclass, field
 
 from onward.config import EngineConfig
-from onward.engine.door import Limits
+from onward.engine.door import EngineLimits
 from onward.engine.live_requests import LiveRequests
-from onward.engine.outbox import Outbox
-from onward.engine.pd_metrics import PdMetrics
+from onward.engine.outbox import ApiOutbox
+from onward.engine.pd_metrics import HandoffMetrics
 from onward.engine.prefill_service import PrefillService
-from onward.engine.remote_prefill import RemotePrefill
+from onward.engine.remote_prefill import RemotePrefillClient
 from onward.engine.request import Request
 from onward.engine.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
 from onward.obs.metrics import Registry
 from onward.proto.handoff import ToDecode, ToPrefill
-from onward.proto.kv_transfer import KvCommand, KvReport, PushFailed, PushQuiet, Sent
+from onward.proto.kv_transfer import KvCommand, KvReport, PushComplete, PushFailed, PushQuiesced
 from onward.proto.step import WorkerHello
 
 
 @dataclass(slots=True)
-class Outgoing:
+class HandoffOutbox:
     """What other instances and our own data plane have to be told."""
 
     prefill_peers: frozenset[str] = frozenset()
@@ -32,10 +32,10 @@ class Outgoing:
     """By the address of the prefill instance."""
     to_decode: list[tuple[str, ToDecode]] = field(default_factory=list)
     """By the incarnation of the decode instance."""
-    to_data_plane: list[KvCommand] = field(default_factory=list)
+    kv_commands: list[KvCommand] = field(default_factory=list)
 
 
-class Handovers:
+class HandoffManager:
     def __init__(
         self,
         config: EngineConfig,
@@ -43,72 +43,72 @@ class Handovers:
         worker: WorkerHello,
         scheduler: Scheduler,
         tokens: TokenProcessor,
-        outbox: Outbox,
+        outbox: ApiOutbox,
         live: LiveRequests,
-        limits: Limits,
+        limits: EngineLimits,
         registry: Registry,
     ) -> None:
-        self._remote: RemotePrefill | None = None
+        self._remote: RemotePrefillClient | None = None
         self._service: PrefillService | None = None
-        if worker.layout is None:
+        if worker.kv_layout is None:
             return
-        metrics = PdMetrics(
+        metrics = HandoffMetrics(
             registry,
-            decode_states=lambda: self._remote.states() if self._remote else {},
-            prefill_states=lambda: self._service.states() if self._service else {},
-            leases=lambda: self._remote.leases() if self._remote else {},
+            decode_states=lambda: self._remote.count_by_state() if self._remote else {},
+            prefill_states=lambda: self._service.count_by_state() if self._service else {},
+            leases=lambda: self._remote.count_leases_by_state() if self._remote else {},
         )
         if config.role != "prefill" and worker.kv_endpoint is not None:
-            scheduler.asks_peers = True
-            self._remote = RemotePrefill(config, incarnation, worker, scheduler, tokens, metrics)
+            scheduler.remote_prefill_enabled = True
+            self._remote = RemotePrefillClient(config, incarnation, worker, scheduler, tokens, metrics)
         if config.role != "decode":
             self._service = PrefillService(
                 config, incarnation, worker, scheduler, tokens, outbox, live, limits, metrics
             )
 
     @property
-    def num_out(self) -> int:
-        return self._remote.num_out if self._remote else 0
+    def num_remote_prefills(self) -> int:
+        return self._remote.num_remote_prefills if self._remote else 0
 
     @property
-    def num_prompt_tokens_out(self) -> int:
-        return self._remote.num_prompt_tokens_out if self._remote else 0
+    def num_remote_prompt_tokens(self) -> int:
+        return self._remote.num_remote_prompt_tokens if self._remote else 0
 
     @property
     def idle(self) -> bool:
         return (self._remote is None or self._remote.idle) and (self._service is None or self._service.idle)
 
-    def signs_of_life(self, request: Request) -> int:
-        return self._remote.signs_of_life(request) if self._remote else 0
+    def num_peer_heartbeats(self, request: Request) -> int:
+        return self._remote.num_peer_heartbeats(request) if self._remote else 0
 
-    def dispatch(self, now_s: float) -> None:
+    def route_new_requests(self, now_s: float) -> None:
         if self._remote is not None:
-            self._remote.dispatch(now_s)
+            self._remote.route_new_requests(now_s)
 
-    def from_prefill(self, peer: str, message: ToDecode, now_s: float) -> None:
+    def receive_from_prefill(self, peer: str, message: ToDecode, now_s: float) -> None:
         assert self._remote is not None, "only those who have peers hear from them"
         self._remote.receive(peer, message, now_s)
 
-    def from_decode(self, decode: str, message: ToPrefill, now_s: float) -> None:
+    def receive_from_decode(self, decode: str, message: ToPrefill, now_s: float) -> None:
         assert self._service is not None, "only those who work for others are asked to"
         self._service.receive(decode, message, now_s)
 
-    def reached(self, peer: str, ok: bool, now_s: float) -> None:
+    def on_peer_send(self, peer: str, ok: bool, now_s: float) -> None:
         if self._remote is not None:
-            self._remote.reached(peer, ok, now_s)
+            self._remote.on_peer_send(peer, ok, now_s)
 
-    def kv_report(self, report: KvReport, now_s: float) -> None:
-        if isinstance(report, (Sent, PushFailed, PushQuiet)):
+    def receive_kv_report(self, report: KvReport, now_s: float) -> None:
+        if isinstance(report, (PushComplete, PushFailed, PushQuiesced)):
             assert self._service is not None, "nothing else pushes"
-            self._service.kv_report(report, now_s)
+            self._service.receive_kv_report(report, now_s)
         else:
             assert self._remote is not None, "nothing else is written by peers"
-            self._remote.kv_report(report, now_s)
+            self._remote.receive_kv_report(report, now_s)
 
     @property
-    def worker_owes_since_s(self) -> float | None:
+    def worker_due_since_s(self) -> float | None:
         """Since when our worker has not said a word on KV for us that it should have. None: it has."""
-        return self._remote.worker_owes_since_s if self._remote else None
+        return self._remote.worker_due_since_s if self._remote else None
 
     def tick(self, now_s: float, worker_silent_s: float) -> None:
         """`worker_silent_s`: for how long our worker has been at one step, or away."""
@@ -117,30 +117,30 @@ class Handovers:
         if self._service is not None:
             self._service.tick(now_s, worker_silent_s)
 
-    def worker_lost(self, now_s: float) -> None:
+    def on_worker_lost(self, now_s: float) -> None:
         """Before the pool is renewed: what is under way between instances ends with the memory it was about."""
         if self._remote is not None:
-            self._remote.worker_lost(now_s)
+            self._remote.on_worker_lost(now_s)
         if self._service is not None:
-            self._service.worker_lost(now_s)
+            self._service.on_worker_lost(now_s)
 
-    def worker_up(self, worker: WorkerHello) -> None:
+    def on_worker_ready(self, worker: WorkerHello) -> None:
         if self._remote is not None:
-            self._remote.worker_up(worker)
+            self._remote.on_worker_ready(worker)
 
-    def why_renew(self, now_s: float) -> str | None:
-        reason = self._remote.why_renew(now_s) if self._remote else None
-        return reason or (self._service.why_renew(now_s) if self._service else None)
+    def worker_replacement_reason(self, now_s: float) -> str | None:
+        reason = self._remote.worker_replacement_reason(now_s) if self._remote else None
+        return reason or (self._service.worker_replacement_reason(now_s) if self._service else None)
 
-    def drain(self) -> Outgoing:
-        outgoing = Outgoing()
+    def take_messages(self) -> HandoffOutbox:
+        outgoing = HandoffOutbox()
         if self._remote is not None:
             outgoing.prefill_peers = self._remote.addresses
-            outgoing.to_prefill, commands = self._remote.drain()
-            outgoing.to_data_plane += commands
+            outgoing.to_prefill, commands = self._remote.take_messages()
+            outgoing.kv_commands += commands
         if self._service is not None:
-            outgoing.to_decode, commands = self._service.drain()
-            outgoing.to_data_plane += commands
+            outgoing.to_decode, commands = self._service.take_messages()
+            outgoing.kv_commands += commands
         return outgoing
 
     def close(self) -> None:

@@ -10,23 +10,23 @@ from itertools import islice
 from onward.proto.block_hash import BlockHash
 from onward.proto.kv_events import KvEvents
 
-MAX_KEPT = 65_536
-MAX_TOLD = 16_384
+MAX_KEPT_CHANGES = 65_536
+MAX_CHANGES_PER_ANSWER = 16_384
 """In one answer. The reader asks again for the rest."""
 
 
 class KvEventLog:
     def __init__(self) -> None:
-        self._changes: deque[tuple[bool, BlockHash]] = deque(maxlen=MAX_KEPT)
+        self._changes: deque[tuple[bool, BlockHash]] = deque(maxlen=MAX_KEPT_CHANGES)
         self._next_number = 0
         self._oldest_valid = 0
         """What came before belongs to memory that is gone."""
 
-    def note(self, known: bool, name: BlockHash) -> None:
+    def append(self, known: bool, name: BlockHash) -> None:
         self._changes.append((known, name))
         self._next_number += 1
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         """The memory is gone, and every name with it."""
         self._changes.clear()
         self._next_number += 1  # so that a reader who was up to date learns of it
@@ -38,4 +38,4 @@ class KvEventLog:
         if not max(oldest, self._oldest_valid) <= number <= self._next_number:
             known = [(True, name) for name in names]
             return KvEvents(self._next_number - len(known), known, reset=True)
-        return KvEvents(number, list(islice(self._changes, number - oldest, number - oldest + MAX_TOLD)))
+        return KvEvents(number, list(islice(self._changes, number - oldest, number - oldest + MAX_CHANGES_PER_ANSWER)))

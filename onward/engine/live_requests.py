@@ -19,9 +19,9 @@ class CallerInFlight:
     """The live requests of one caller, as its limits on a further request see them."""
 
     num_requests: int = 0
-    has_choice: bool = False
+    has_sibling_choice: bool = False
     """Another choice of the same request is live."""
-    has_prompt: bool = False
+    has_same_prompt: bool = False
     """One of these choices has the same prompt."""
 
 
@@ -59,66 +59,66 @@ class LiveRequests:
         assert request.request_id not in self._by_id, f"{request.request_id} is live already"
         self._by_id[request.request_id] = request
         self._num_added += 1
-        request.serial = request.serial or self._num_added
-        if request.deadline_s is not None:
-            self._deadlines.wake_by(request.request_id, request.deadline_s)
-        if request.handover is not None:
+        request.arrival_number = request.arrival_number or self._num_added
+        if request.deadline_at_s is not None:
+            self._deadlines.set_earliest(request.request_id, request.deadline_at_s)
+        if request.handoff is not None:
             return
         _put(self._by_caller, request.caller, request)
         for name in _names(request):
             _put(self._by_name, name, request)
         if request.caller_limits is not None:
             prompt_hash = self._prompt_hashes[request.request_id] = _prompt_hash(request)
-            by_prompt = self._choices.setdefault((request.caller, request.name), {})
+            by_prompt = self._choices.setdefault((request.caller, request.external_id), {})
             by_prompt.setdefault(prompt_hash, {})[request.request_id] = request
 
     def remove(self, request: Request) -> None:
         del self._by_id[request.request_id]
         self._deadlines.cancel(request.request_id)
-        if request.handover is not None:
+        if request.handoff is not None:
             return
         _drop(self._by_caller, request.caller, request)
         for name in _names(request):
             _drop(self._by_name, name, request)
         prompt_hash = self._prompt_hashes.pop(request.request_id, None)
         if prompt_hash is not None:
-            by_prompt = self._choices[request.caller, request.name]
+            by_prompt = self._choices[request.caller, request.external_id]
             del by_prompt[prompt_hash][request.request_id]
             if not by_prompt[prompt_hash]:
                 del by_prompt[prompt_hash]
             if not by_prompt:
-                del self._choices[request.caller, request.name]
+                del self._choices[request.caller, request.external_id]
 
-    def take_overdue(self, now_s: float) -> list[Request]:
+    def take_past_deadline(self, now_s: float) -> list[Request]:
         """Those whose deadline has passed since the last call."""
-        return [self._by_id[request_id] for request_id in self._deadlines.due(now_s)]
+        return [self._by_id[request_id] for request_id in self._deadlines.take_due(now_s)]
 
     def of_caller(self, caller: str | None) -> Iterable[Request]:
         """None: of all callers."""
         if caller is not None:
             return self._by_caller.get(caller, {}).values()
-        return (request for request in self._by_id.values() if request.handover is None)
+        return (request for request in self._by_id.values() if request.handoff is None)
 
-    def named(self, name: str, caller: str | None) -> list[Request]:
+    def find_by_name(self, name: str, caller: str | None) -> list[Request]:
         """Those whose name or label is exactly this; of one caller, or of all."""
         return [r for r in self._by_name.get(name, {}).values() if caller in (None, r.caller)]
 
-    def in_flight_beside(self, request: Request) -> CallerInFlight:
+    def in_flight_of_caller(self, request: Request) -> CallerInFlight:
         """What the caller of this request has in flight, without an earlier epoch of the request itself."""
         own = self._by_caller.get(request.caller, {})
-        by_prompt = self._choices.get((request.caller, request.name), {})
+        by_prompt = self._choices.get((request.caller, request.external_id), {})
         same_prompt = by_prompt.get(_prompt_hash(request), {}) if by_prompt else {}
         return CallerInFlight(
             num_requests=len(own) - (request.request_id in own),
-            has_choice=any(key != request.request_id for choices in by_prompt.values() for key in choices),
-            has_prompt=any(
+            has_sibling_choice=any(key != request.request_id for choices in by_prompt.values() for key in choices),
+            has_same_prompt=any(
                 key != request.request_id and _have_same_prompt(request, other) for key, other in same_prompt.items()
             ),
         )
 
 
 def _names(request: Request) -> set[str]:
-    return {request.name, request.label} - {""}
+    return {request.external_id, request.client_request_id} - {""}
 
 
 def _put(index: _Index, key: str, request: Request) -> None:

@@ -11,7 +11,7 @@ from onward.log import event as log_event
 
 
 @dataclass(slots=True, frozen=True)
-class Counts:
+class SchedulerStats:
     """What is going on, and what has been counted since the engine began."""
 
     running: int
@@ -37,35 +37,35 @@ class Counts:
         return self.running + self.waiting + self.preempting > 0
 
 
-class SchedulerLog:
+class SchedulerStatLogger:
     """Decides when a line is due. One that would only repeat that nothing is going on is left out."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         """0 or less: never."""
         self._last_s: float | None = None
-        self._last: Counts | None = None
+        self._last: SchedulerStats | None = None
 
     def is_due(self, now_s: float) -> bool:
         if self._interval_s <= 0:
             return False
         return self._last_s is None or now_s - self._last_s >= self._interval_s
 
-    def line(self, counts: Counts, now_s: float) -> str | None:
+    def line(self, counts: SchedulerStats, now_s: float) -> str | None:
         """Call it when it is due. The first time there is nothing yet to compare with."""
         last, last_s = self._last, self._last_s
         self._last, self._last_s = counts, now_s
         if last is None or last_s is None or (counts == last and not counts.busy):
             return None
-        return scheduler_line(last, counts, now_s - last_s)
+        return format_scheduler_line(last, counts, now_s - last_s)
 
 
-def scheduler_line(before: Counts, now: Counts, seconds: float) -> str:
+def format_scheduler_line(before: SchedulerStats, now: SchedulerStats, seconds: float) -> str:
     prompt_tokens = now.prompt_tokens - before.prompt_tokens
     cached_tokens = now.cached_tokens - before.cached_tokens
     fields: dict[str, object] = {}
     if now.verifications:  # else nobody drafts here
-        fields = draft_fields(
+        fields = format_draft_fields(
             int(now.drafted_tokens - before.drafted_tokens),
             int(now.accepted_tokens - before.accepted_tokens),
             int(now.verifications - before.verifications),
@@ -86,7 +86,7 @@ def scheduler_line(before: Counts, now: Counts, seconds: float) -> str:
     )
 
 
-def draft_fields(drafted: int, accepted: int, verifications: int) -> dict[str, object]:
+def format_draft_fields(drafted: int, accepted: int, verifications: int) -> dict[str, object]:
     """The mean length is that of what a step with drafts gives: the accepted ones and one more."""
     return {
         "drafted": drafted,
@@ -96,7 +96,9 @@ def draft_fields(drafted: int, accepted: int, verifications: int) -> dict[str, o
     }
 
 
-def request_line(request: Request, reason: FinishReason, now_s: float, role: str, error_code: str | None = None) -> str:
+def format_request_line(
+    request: Request, reason: FinishReason, now_s: float, role: str, error_code: str | None = None
+) -> str:
     first_s, scheduled_s = request.first_token_s, request.scheduled_s
     fields: dict[str, object] = {
         "id": request.request_id,
@@ -111,8 +113,8 @@ def request_line(request: Request, reason: FinishReason, now_s: float, role: str
         "seconds": now_s - request.submitted_s,
         "preemptions": request.num_preemptions,
     }
-    if (drafts := request.drafts).num_verifications:
-        fields |= draft_fields(drafts.num_drafted, drafts.num_accepted, drafts.num_verifications)
+    if (drafts := request.draft_acceptance).num_verifications:
+        fields |= format_draft_fields(drafts.num_drafted, drafts.num_accepted, drafts.num_verifications)
     if error_code is not None:
         fields["error"] = error_code
     return log_event("request finished", **fields)

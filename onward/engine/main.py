@@ -14,21 +14,21 @@ from onward.clock import Clock, SystemClock
 from onward.engine import policy
 from onward.engine.core import EngineCore
 from onward.engine.peer_links import PeerLinks
-from onward.engine.recording import RecordedCore
+from onward.engine.recording import RecordingEngineCore
 from onward.engine.recording_file import open_recording
 from onward.engine.worker_link import WorkerLink
 from onward.errors import OnwardError
 from onward.obs.step_log import StepLogFile
 from onward.proto.control import (
     ApiGone,
-    AskSnapshot,
-    Ready,
-    RenewWorker,
-    RunsAlone,
-    Snapshot,
+    ChildReady,
+    IsolatedRequestRunning,
+    MetricsSnapshot,
+    QueryMetrics,
+    ReplaceWorker,
     StartEngine,
     StartFailed,
-    Stop,
+    StopChild,
     ToChild,
     WorkerGone,
     WorkerStarting,
@@ -36,7 +36,7 @@ from onward.proto.control import (
 from onward.proto.request import Submit, ToEngine
 from onward.proto.step import StepResult, WorkerHello
 from onward.transport.control import ChannelClosed, ControlChannel, join_supervisor
-from onward.transport.zmq import Wires
+from onward.transport.zmq import SocketPoller
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +48,13 @@ MAX_INBOX_PER_TURN = 1000
 class EngineProcess:
     """The simulator brings wires, a channel and a clock of its own, and calls `turn` when something has arrived."""
 
-    def __init__(self, start: StartEngine, channel: ControlChannel, wires: Wires, clock: Clock) -> None:
+    def __init__(self, start: StartEngine, channel: ControlChannel, wires: SocketPoller, clock: Clock) -> None:
         self._start = start
         self._channel = channel
         self._clock = clock
         self._wires = wires
         self._wires.watch_fd(channel.fileno())
-        self._apis = self._wires.api_port(start.address)
+        self._apis = self._wires.engine_server(start.address)
         self._peers = PeerLinks(self._wires, start)
         self._link: WorkerLink | None = None
         self._core: EngineCore | None = None
@@ -63,7 +63,7 @@ class EngineProcess:
         self.is_stopped = False
         """It has taken its last turn."""
         self._stop_asked = False
-        self._alone: str | None = None
+        self._announced_isolated_id: str | None = None
         """The suspect that the supervisor knows of."""
 
     @property
@@ -74,9 +74,9 @@ class EngineProcess:
     def run(self) -> None:
         while not self.is_stopped:
             self._wires.wait(TICK_MS)
-            self.turn()
+            self.run_once()
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """All that has arrived, then all that follows from it."""
         now_s = self._clock.now_s()
         self._read_control(now_s)
@@ -84,9 +84,9 @@ class EngineProcess:
         self._read_worker(now_s)
         self._read_peers(now_s)
         if self._core is not None:
-            self._act(self._core, now_s)
+            self._plan_and_send(self._core, now_s)
         if self._stop_asked:
-            self._say_goodbye()
+            self._announce_shutdown()
             self.is_stopped = True
 
     def close(self) -> None:
@@ -94,47 +94,51 @@ class EngineProcess:
         if self._recording is not None:
             self._recording.close()
 
-    def _act(self, core: EngineCore, now_s: float) -> None:
+    def _plan_and_send(self, core: EngineCore, now_s: float) -> None:
         while self._link is not None:
-            self._note_alone(core.next_alone())
+            self._announce_isolated_request(core.next_isolated_id())
             if (plan := core.plan(now_s)) is None:
                 break
             self._link.send(plan)
         core.tick(now_s)
-        for owner, message in core.drain():
+        for owner, message in core.take_api_messages():
             self._apis.send(owner, message)
-        self._send_handovers(core, now_s)
-        self._renew_worker_if_due(core, now_s)
+        self._send_handoffs(core, now_s)
+        self._replace_worker_if_due(core, now_s)
         if self._step_log is not None:
             self._step_log.write(core.step_log.take_finished())
 
-    def _note_alone(self, request_id: str | None) -> None:
+    def _announce_isolated_request(self, request_id: str | None) -> None:
         """The supervisor knows it before anything is done for the request, and outlives us."""
-        if request_id != self._alone and self._channel.send(RunsAlone(request_id)):
-            self._alone = request_id
+        if request_id != self._announced_isolated_id and self._channel.send(IsolatedRequestRunning(request_id)):
+            self._announced_isolated_id = request_id
 
-    def _send_handovers(self, core: EngineCore, now_s: float) -> None:
-        outgoing = core.drain_handovers()
+    def _send_handoffs(self, core: EngineCore, now_s: float) -> None:
+        outgoing = core.take_handoff_messages()
         for peer, ok in self._peers.send(outgoing):
-            core.peer_reached(peer, ok, now_s)
+            core.on_peer_send(peer, ok, now_s)
         if self._link is not None:
-            self._link.send_kv(outgoing.to_data_plane)
+            self._link.send_kv(outgoing.kv_commands)
 
-    def _renew_worker_if_due(self, core: EngineCore, now_s: float) -> None:
-        if self._link is None or self._link.renewing or (cause := core.why_renew(now_s)) is None:
+    def _replace_worker_if_due(self, core: EngineCore, now_s: float) -> None:
+        if (
+            self._link is None
+            or self._link.replacement_requested
+            or (cause := core.worker_replacement_reason(now_s)) is None
+        ):
             return
-        self._link.renewing = True
+        self._link.replacement_requested = True
         logger.warning(log.event("worker is given up", incarnation=self._link.incarnation, cause=cause))
-        self._channel.send(RenewWorker(self._link.incarnation, cause))
+        self._channel.send(ReplaceWorker(self._link.incarnation, cause))
 
     def _read_peers(self, now_s: float) -> None:
         core = self._core
         if core is None:
             return
-        for peer, message in self._peers.from_prefill(MAX_INBOX_PER_TURN):
-            core.from_prefill(peer, message, now_s)
-        for decode, message in self._peers.from_decode(MAX_INBOX_PER_TURN):
-            core.from_decode(decode, message, now_s)
+        for peer, message in self._peers.receive_from_prefill(MAX_INBOX_PER_TURN):
+            core.receive_from_prefill(peer, message, now_s)
+        for decode, message in self._peers.receive_from_decode(MAX_INBOX_PER_TURN):
+            core.receive_from_decode(decode, message, now_s)
 
     def _read_apis(self, now_s: float) -> None:
         if self._core is not None and self._core.runs_alone:
@@ -149,9 +153,9 @@ class EngineProcess:
                 break
             assert self._core is not None, "nobody knows this address before the worker has said hello"
             owner, message = received
-            self._note_alone(_suspect_in(message))
-            self._core.receive(owner, message, now_s)
-        self._note_alone(None)
+            self._announce_isolated_request(_isolated_id_of(message))
+            self._core.receive_from_api(owner, message, now_s)
+        self._announce_isolated_request(None)
 
     def _read_worker(self, now_s: float) -> None:
         while self._link is not None and (message := self._link.receive()) is not None:
@@ -162,18 +166,18 @@ class EngineProcess:
                 case WorkerHello():
                     self._on_hello(message, now_s)
         while self._link is not None and self._core is not None and (report := self._link.receive_kv()) is not None:
-            self._core.kv_report(report, now_s)
+            self._core.receive_kv_report(report, now_s)
 
     def _on_hello(self, hello: WorkerHello, now_s: float) -> None:
         if self._core is None:
             self._core = self._new_core(hello)
         else:
-            self._core.worker_up(hello, now_s)
+            self._core.on_worker_ready(hello, now_s)
         logger.info(log.event("worker ready", incarnation=hello.worker_incarnation, pid=hello.pid))
         # What is here now stays; looking through it for garbage again and again would cost as much as planning.
         gc.collect()
         gc.freeze()
-        self._channel.send(Ready(hello))
+        self._channel.send(ChildReady(hello))
 
     def _new_core(self, hello: WorkerHello) -> EngineCore:
         config, incarnation = self._start.config, self._start.incarnation
@@ -182,7 +186,7 @@ class EngineProcess:
             core = EngineCore(config, incarnation, hello)
         else:
             logger.info(log.event("recording", file=recording.path))
-            core = RecordedCore(config, incarnation, hello, recording, self._clock.wall_s())
+            core = RecordingEngineCore(config, incarnation, hello, recording, self._clock.wall_s())
         if config.record:
             core.registry.gauge(
                 "onward_recording",
@@ -202,40 +206,40 @@ class EngineProcess:
                 assert self._link is None, "the old worker is gone before a new one starts"
                 self._link = WorkerLink(self._wires, message, self._channel.take_fds(), self._start.incarnation)
             case WorkerGone():
-                self._lose_worker(message, now_s)
+                self._on_worker_lost(message, now_s)
             case ApiGone() if self._core is not None:
-                self._core.api_gone(message.incarnation, now_s)
-            case AskSnapshot():
+                self._core.on_api_lost(message.incarnation, now_s)
+            case QueryMetrics():
                 self._answer_snapshot(message, now_s)
-            case Stop():
+            case StopChild():
                 self._stop_asked = True
             case _:
                 logger.warning(log.event("unexpected message", kind=type(message).__name__))
 
-    def _say_goodbye(self) -> None:
+    def _announce_shutdown(self) -> None:
         """Peers that wait for us learn it now, not from our silence. It is our last word: hand-overs are forgotten with it,
         so a repeated message that was read afterwards would begin one anew."""
         if self._core is not None:
-            self._core.leave()
-            self._peers.send(self._core.drain_handovers())
+            self._core.close()
+            self._peers.send(self._core.take_handoff_messages())
 
-    def _lose_worker(self, message: WorkerGone, now_s: float) -> None:
+    def _on_worker_lost(self, message: WorkerGone, now_s: float) -> None:
         if self._link is None or self._link.incarnation != message.incarnation:
             return
         logger.warning(log.event("worker lost", incarnation=message.incarnation, cause=message.cause))
         self._link.close()
         self._link = None
         if self._core is not None and self._core.worker is not None:
-            self._core.worker_lost(now_s)
+            self._core.on_worker_lost(now_s)
 
-    def _answer_snapshot(self, message: AskSnapshot, now_s: float) -> None:
+    def _answer_snapshot(self, message: QueryMetrics, now_s: float) -> None:
         core = self._core
         families = core.registry.snapshot() if core else []
-        self._channel.send(Snapshot(message.ask_id, families, core.stats(now_s) if core else None))
+        self._channel.send(MetricsSnapshot(message.query_id, families, core.stats(now_s) if core else None))
 
 
-def _suspect_in(message: ToEngine) -> str | None:
-    if isinstance(message, Submit) and policy.is_suspect(message.crash_charges, message.engine_deaths):
+def _isolated_id_of(message: ToEngine) -> str | None:
+    if isinstance(message, Submit) and policy.is_suspect(message.worker_crashes, message.engine_crashes):
         return message.request_id
     return None
 
@@ -246,9 +250,9 @@ def main() -> None:
     channel = join_supervisor(parser.parse_args().control_fd)
     start = channel.wait_receive()
     assert isinstance(start, StartEngine), "the first message says what to be"
-    log.set_up("engine", start.config.log_level)
+    log.configure("engine", start.config.log_level)
     try:
-        process = EngineProcess(start, channel, Wires(), SystemClock())
+        process = EngineProcess(start, channel, SocketPoller(), SystemClock())
     except OnwardError as error:
         channel.send(StartFailed(error.message))
         return

@@ -6,12 +6,12 @@ What becomes of a prompt that we compute for a peer is kept apart: no api proces
 from dataclasses import dataclass
 
 from onward.engine.request import Request
-from onward.proto.request import Deltas, ErrorInfo, FromEngine, TokenDelta
+from onward.proto.request import ErrorInfo, FromEngine, TokenDelta, TokenDeltas
 from onward.proto.step import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
-class HandoverResult:
+class PeerPrefillResult:
     """The token of a peer's prompt, or why there is none."""
 
     request: Request
@@ -23,9 +23,9 @@ class HandoverResult:
     draft_token_ids: list[int]
 
 
-class Outbox:
+class ApiOutbox:
     def __init__(self) -> None:
-        self._handover_results: list[HandoverResult] = []
+        self._handover_results: list[PeerPrefillResult] = []
         self._messages: list[tuple[str, FromEngine]] = []
         self._deltas: dict[str, list[TokenDelta]] = {}
         self._summaries: list[tuple[str, FromEngine]] = []
@@ -33,11 +33,11 @@ class Outbox:
     def send(self, owner: str, message: FromEngine) -> None:
         self._messages.append((owner, message))
 
-    def summarize(self, owner: str, message: FromEngine) -> None:
+    def send_after_deltas(self, owner: str, message: FromEngine) -> None:
         """Goes out behind the deltas: it describes the state after them."""
         self._summaries.append((owner, message))
 
-    def delta(
+    def add_delta(
         self,
         request: Request,
         token_ids: list[int],
@@ -52,11 +52,11 @@ class Outbox:
     ) -> None:
         """Publishes the newest tokens of a request, and its end if it has ended. Comes before it is forgotten."""
         reason = request.finish_reason
-        request.num_sent = request.num_generated
-        request.end_sent = reason is not None
-        if request.handover is not None:
+        request.num_sent_tokens = request.num_generated
+        request.finish_sent = reason is not None
+        if request.handoff is not None:
             guesses = draft_token_ids or []
-            result = HandoverResult(request, token_ids, error, logprobs, prompt_logprobs, grammar_done, guesses)
+            result = PeerPrefillResult(request, token_ids, error, logprobs, prompt_logprobs, grammar_done, guesses)
             self._handover_results.append(result)
             return
         rescored = None
@@ -64,10 +64,10 @@ class Outbox:
             # |- of the prompt: from score_from to num_prompt -|- of the given output: the rest -|
             num_of_prompt = max(0, request.num_prompt - request.score_from)
             prompt_logprobs, rescored = prompt_logprobs[:num_of_prompt] or None, prompt_logprobs[num_of_prompt:]
-        self._deltas.setdefault(request.owner, []).append(
+        self._deltas.setdefault(request.api_id, []).append(
             TokenDelta(
                 request.request_id,
-                request.epoch,
+                request.attempt_epoch,
                 request.num_generated - len(token_ids),
                 token_ids,
                 request.num_prompt,
@@ -82,12 +82,12 @@ class Outbox:
             )
         )
 
-    def take_handover_results(self) -> list[HandoverResult]:
+    def take_peer_prefill_results(self) -> list[PeerPrefillResult]:
         results, self._handover_results = self._handover_results, []
         return results
 
-    def drain(self, step: int) -> list[tuple[str, FromEngine]]:
-        deltas = [(owner, Deltas(step, deltas)) for owner, deltas in self._deltas.items()]
+    def take_messages(self, step: int) -> list[tuple[str, FromEngine]]:
+        deltas = [(owner, TokenDeltas(step, deltas)) for owner, deltas in self._deltas.items()]
         out = self._messages + deltas + self._summaries
         self._messages, self._deltas, self._summaries = [], {}, []
         return out

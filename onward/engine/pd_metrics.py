@@ -7,7 +7,7 @@ from onward.obs.metrics import LabelValues, Registry
 Tally = Callable[[], dict[str, int]]
 
 
-class PdMetrics:
+class HandoffMetrics:
     def __init__(self, registry: Registry, *, decode_states: Tally, prefill_states: Tally, leases: Tally) -> None:
         def handovers() -> dict[LabelValues, float]:
             decode = {("decode", state): float(n) for state, n in decode_states().items()}
@@ -38,7 +38,9 @@ class PdMetrics:
         self.seconds = counter(
             "onward_pd_transfer_seconds_total", "Time that transfers took.", ["backend", "direction"]
         )
-        self.stray = counter("onward_pd_stray_reports_total", "Reports of transfers that nobody waits for any more.")
+        self.unexpected_reports = counter(
+            "onward_pd_stray_reports_total", "Reports of transfers that nobody waits for any more."
+        )
         self.latency = registry.histogram(
             "onward_pd_handover_seconds", "From asking a peer to having the KV and the first token."
         )

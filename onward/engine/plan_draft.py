@@ -3,43 +3,43 @@
 from dataclasses import dataclass, field
 
 from onward.engine.request import PlannedRun, Request
-from onward.proto.step import MAX_PROMPT_LOGPROB_ROWS, Assign, Preempt, Run, StepPlan
+from onward.proto.step import MAX_PROMPT_LOGPROB_ROWS, AssignSlot, PreemptSlot, RunSlot, StepPlan
 
 
 @dataclass(slots=True)
-class PlanDraft:
+class StepPlanBuilder:
     step: int
-    budget: int
+    token_budget: int
     """Tokens that may still be given out."""
-    prompt_logprob_rows: int = MAX_PROMPT_LOGPROB_ROWS
+    prompt_logprob_budget: int = MAX_PROMPT_LOGPROB_ROWS
     """Of these, how many may be prompt tokens whose logprobs are asked for."""
-    assigns: dict[Request, Assign] = field(default_factory=dict)
-    runs: dict[Request, Run] = field(default_factory=dict)
-    preempts: dict[Request, Preempt] = field(default_factory=dict)
+    assigns: dict[Request, AssignSlot] = field(default_factory=dict)
+    runs: dict[Request, RunSlot] = field(default_factory=dict)
+    preempts: dict[Request, PreemptSlot] = field(default_factory=dict)
     short_of_blocks: bool = False
     """A running request could not go on. Nobody new is let in until it can."""
 
-    def run(self, request: Request, num_tokens: int, new_block_ids: list[int], num_drafts: int = 0) -> None:
+    def add_run(self, request: Request, num_tokens: int, new_block_ids: list[int], num_drafts: int = 0) -> None:
         assert request.slot is not None, "only a request with a slot runs"
-        self.runs[request] = Run(request.slot, request.slot_epoch, num_tokens, new_block_ids, num_drafts)
-        self.budget -= num_tokens + (num_drafts if request.handover is None else 0)
-        first_reported = request.first_reported_row
+        self.runs[request] = RunSlot(request.slot, request.slot_epoch, num_tokens, new_block_ids, num_drafts)
+        self.token_budget -= num_tokens + (num_drafts if request.handoff is None else 0)
+        first_reported = request.first_logits_row
         if first_reported is not None and request.planned_computed >= first_reported:
-            self.prompt_logprob_rows -= num_tokens
+            self.prompt_logprob_budget -= num_tokens
 
     def budget_for(self, request: Request, num_computed: int) -> int:
         """A chunk ends where the rows begin whose logits are wanted, so that it has either none of them or only them."""
-        first_reported = request.first_reported_row
+        first_reported = request.first_logits_row
         if first_reported is None:
-            return self.budget
+            return self.token_budget
         if num_computed < first_reported:
-            return min(self.budget, first_reported - num_computed)
-        return min(self.budget, self.prompt_logprob_rows)
+            return min(self.token_budget, first_reported - num_computed)
+        return min(self.token_budget, self.prompt_logprob_budget)
 
-    def assign(self, request: Request) -> None:
+    def add_assign(self, request: Request) -> None:
         assert request.slot is not None, "the slot was taken before"
         # Copies: the request's own lists grow while the plan is on its way.
-        self.assigns[request] = Assign(
+        self.assigns[request] = AssignSlot(
             request.slot,
             request.slot_epoch,
             request.request_id,
@@ -50,27 +50,27 @@ class PlanDraft:
             request.sampling,
             request.push,
             request.score_from,
-            request.given_drafts,
+            request.peer_draft_token_ids,
         )
-        request.given_drafts = []
-        request.awaits_assignment = False
+        request.peer_draft_token_ids = []
+        request.assign_pending = False
 
-    def preempt(self, request: Request) -> None:
+    def add_preempt(self, request: Request) -> None:
         assert request not in self.assigns, "no plan assigns a slot that it preempts"
         assert request.slot is not None, "only a running request is preempted"
         if taken_back := self.runs.pop(request, None):
-            self.budget += taken_back.num_tokens + taken_back.num_drafts
-        self.preempts[request] = Preempt(request.slot, request.slot_epoch)
+            self.token_budget += taken_back.num_tokens + taken_back.max_draft_tokens
+        self.preempts[request] = PreemptSlot(request.slot, request.slot_epoch)
 
-    def seal(self) -> StepPlan | None:
+    def build(self) -> StepPlan | None:
         """The plan, or None if there is nothing to do. From here on the step is in flight."""
         if not self.runs and not self.preempts:
             return None
         for request, run in self.runs.items():
-            samples = run.num_tokens == request.num_to_plan
+            samples = run.num_tokens == request.num_plannable_tokens
             # Guesses for a peer are neither computed nor drawn here.
-            num_drafts = run.num_drafts if request.handover is None else 0
-            request.in_flight.append(PlannedRun(self.step, run.num_tokens, samples, num_drafts))
+            num_drafts = run.max_draft_tokens if request.handoff is None else 0
+            request.planned_runs.append(PlannedRun(self.step, run.num_tokens, samples, num_drafts))
         for request in self.preempts:
-            request.in_flight.append(PlannedRun(self.step, 0, samples=False))
+            request.planned_runs.append(PlannedRun(self.step, 0, samples=False))
         return StepPlan(self.step, list(self.preempts.values()), list(self.assigns.values()), list(self.runs.values()))

@@ -13,42 +13,50 @@ from dataclasses import dataclass
 from onward.config import EngineConfig
 from onward.engine import door, policy
 from onward.engine.live_requests import LiveRequests
-from onward.engine.outbox import HandoverResult, Outbox
-from onward.engine.pd_metrics import PdMetrics
-from onward.engine.remote_prefill import CRASHED
-from onward.engine.request import FinishReason, Request, Status
+from onward.engine.outbox import ApiOutbox, PeerPrefillResult
+from onward.engine.pd_metrics import HandoffMetrics
+from onward.engine.remote_prefill import WORKER_CRASH_STAGE
+from onward.engine.request import FinishReason, Request, RequestStatus
 from onward.engine.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
 from onward.errors import OnwardError, PdError
 from onward.log import event as log_event
 from onward.pd import faults
-from onward.pd.handoff import Dropped, Finished, Granted, HandoverKey, PrefillSide, Times, WorkCame
-from onward.pd.layout import difference
-from onward.proto.handoff import Grant, Ping, Pong, Prefill, ToDecode, ToPrefill
-from onward.proto.kv_transfer import KvCommand, KvReport, Push, PushFailed, PushQuiet, Sent, StopPush
+from onward.pd.handoff import (
+    GrantReceived,
+    HandoffCancelled,
+    HandoffCompleted,
+    HandoffKey,
+    HandoffTimeouts,
+    PrefillRequested,
+    PrefillSide,
+)
+from onward.pd.layout import layout_difference
+from onward.proto.handoff import LeaseGrant, Ping, Pong, PrefillRequest, ToDecode, ToPrefill
+from onward.proto.kv_transfer import KvCommand, KvPush, KvReport, PushComplete, PushFailed, PushQuiesced, StopPush
 from onward.proto.request import ErrorInfo
 from onward.proto.step import WorkerHello
 
 log = logging.getLogger(__name__)
 
-STOP_S = 15.0
+STOP_TIMEOUT_S = 15.0
 """A worker that cannot even stop a push within this time is given up: before the peer gives up its own memory, which that
 worker may still write."""
-WORKER_SILENT_S = 10.0
+WORKER_SILENCE_TIMEOUT_S = 10.0
 """A worker that is at one step for so long, or away, is waited for no longer by those we compute for: they have other
 peers, or compute by themselves."""
 
 
 @dataclass(slots=True)
-class Job:
-    key: HandoverKey
+class PeerPrefillTask:
+    key: HandoffKey
     request: Request
     lease_id: str | None = None
     block_ids: list[int] | None = None
     """Ours that the transfer reads; None before the grant."""
     backend: str = ""
-    result: HandoverResult | None = None
-    sent: Sent | None = None
+    result: PeerPrefillResult | None = None
+    sent: PushComplete | None = None
 
 
 class PrefillService:
@@ -59,22 +67,22 @@ class PrefillService:
         worker: WorkerHello,
         scheduler: Scheduler,
         tokens: TokenProcessor,
-        outbox: Outbox,
+        outbox: ApiOutbox,
         live: LiveRequests,
-        limits: door.Limits,
-        metrics: PdMetrics,
+        limits: door.EngineLimits,
+        metrics: HandoffMetrics,
     ) -> None:
-        assert worker.layout is not None, "a prefill instance's worker has KV memory to send from"
+        assert worker.kv_layout is not None, "a prefill instance's worker has KV memory to send from"
         self._config, self._scheduler, self._tokens, self._outbox = config, scheduler, tokens, outbox
-        self._live, self._limits, self._metrics, self._layout = live, limits, metrics, worker.layout
+        self._live, self._limits, self._metrics, self._layout = live, limits, metrics, worker.kv_layout
         self._engine_incarnation = incarnation
         self._num_renewals = 0
         self._side = PrefillSide(
-            self.incarnation, Times(config.lease_s, config.offer_hold_s, config.handover_timeout_s)
+            self.incarnation, HandoffTimeouts(config.lease_s, config.offer_hold_s, config.handoff_timeout_s)
         )
-        self._jobs: dict[HandoverKey, Job] = {}
-        self._by_lease: dict[str, Job] = {}
-        self._stopping: dict[str, tuple[Job, float]] = {}
+        self._tasks: dict[HandoffKey, PeerPrefillTask] = {}
+        self._by_lease: dict[str, PeerPrefillTask] = {}
+        self._stopping: dict[str, tuple[PeerPrefillTask, float]] = {}
         """Pushes that were told to stop, and since when."""
         self._commands: list[KvCommand] = []
         self._pongs: list[tuple[str, ToDecode]] = []
@@ -87,11 +95,11 @@ class PrefillService:
 
     @property
     def idle(self) -> bool:
-        return not self._jobs and not self._stopping and self._side.idle
+        return not self._tasks and not self._stopping and self._side.idle
 
-    def states(self) -> dict[str, int]:
-        sending = sum(job.block_ids is not None for job in self._jobs.values()) + len(self._stopping)
-        return self._side.states() | {"sending": sending}
+    def count_by_state(self) -> dict[str, int]:
+        sending = sum(job.block_ids is not None for job in self._tasks.values()) + len(self._stopping)
+        return self._side.count_by_state() | {"sending": sending}
 
     def receive(self, decode: str, message: ToPrefill, now_s: float) -> None:
         if isinstance(message, Ping):
@@ -100,57 +108,57 @@ class PrefillService:
         self._side.receive(decode, message, now_s)
         self._process_events(now_s)
 
-    def kv_report(self, report: KvReport, now_s: float) -> None:
+    def receive_kv_report(self, report: KvReport, now_s: float) -> None:
         job = self._by_lease.get(report.lease_id)
         match report:
-            case Sent() if job is not None:
+            case PushComplete() if job is not None:
                 job.sent = report
                 self._metrics.bytes.inc(job.backend, "out", by=report.num_bytes)
                 self._metrics.seconds.inc(job.backend, "out", by=report.seconds)
                 self._ready_if_complete(job, now_s)
             case PushFailed() if job is not None:
                 self._fail(job, PdError("pd_transfer_failed", report.message, stage="transfer"), now_s, quiet=True)
-            case Sent() | PushFailed() | PushQuiet():
-                self._on_quiet(report.lease_id)
+            case PushComplete() | PushFailed() | PushQuiesced():
+                self._on_push_stopped(report.lease_id)
             case _:
-                self._metrics.stray.inc()
+                self._metrics.unexpected_reports.inc()
 
     def tick(self, now_s: float, worker_silent_s: float) -> None:
-        self._take_results(now_s)
-        self._worker_is_silent = worker_silent_s >= WORKER_SILENT_S
+        self._collect_results(now_s)
+        self._worker_is_silent = worker_silent_s >= WORKER_SILENCE_TIMEOUT_S
         if self._worker_is_silent:
-            self._turn_all_away(now_s)
+            self._fail_unfinished(now_s)
         self._side.tick(now_s)
         self._process_events(now_s)
-        offers, self._scheduler.offers.fresh = self._scheduler.offers.fresh, []
+        offers, self._scheduler.offers.unsent = self._scheduler.offers.unsent, []
         for request in offers:
-            if request.status is Status.OFFERED and request.handover is not None:
+            if request.status is RequestStatus.OFFERED and request.handoff is not None:
                 self._metrics.offers.inc("prefill")
-                self._side.offer(request.handover, len(request.block_ids), now_s)
+                self._side.offer(request.handoff, len(request.block_ids), now_s)
 
-    def worker_lost(self, now_s: float) -> None:
+    def on_worker_lost(self, now_s: float) -> None:
         """Our KV memory is gone: whatever peers were to get from it is over. Those who were being computed when the
         worker died are told so: the prompt may have been the cause."""
-        self._take_results(now_s)
-        crashed = {r.handover for step in self._scheduler.steps_in_flight for r in step.runs}
-        error = PdError("pd_prefill_failed", "the worker died over this prompt", stage=CRASHED)
-        for job in [job for key, job in self._jobs.items() if key in crashed]:
+        self._collect_results(now_s)
+        crashed = {r.handoff for step in self._scheduler.steps_in_flight for r in step.runs}
+        error = PdError("pd_prefill_failed", "the worker died over this prompt", stage=WORKER_CRASH_STAGE)
+        for job in [job for key, job in self._tasks.items() if key in crashed]:
             self._fail(job, error, now_s, quiet=True)
         self._num_renewals += 1
-        self._side.renew(self.incarnation, now_s)
+        self._side.reset(self.incarnation, now_s)
         self._process_events(now_s)
         for job, _ in self._stopping.values():
-            self._free(job)
+            self._release_blocks(job)
         self._stopping.clear()
         self._commands.clear()
 
-    def why_renew(self, now_s: float) -> str | None:
-        if any(now_s - since_s > STOP_S for _, since_s in self._stopping.values()):
-            return f"a transfer could not be stopped within {STOP_S:g} s"
+    def worker_replacement_reason(self, now_s: float) -> str | None:
+        if any(now_s - since_s > STOP_TIMEOUT_S for _, since_s in self._stopping.values()):
+            return f"a transfer could not be stopped within {STOP_TIMEOUT_S:g} s"
         return None
 
-    def drain(self) -> tuple[list[tuple[str, ToDecode]], list[KvCommand]]:
-        messages = self._side.drain() + self._pongs
+    def take_messages(self) -> tuple[list[tuple[str, ToDecode]], list[KvCommand]]:
+        messages = self._side.take_messages() + self._pongs
         commands, self._commands, self._pongs = self._commands, [], []
         return messages, commands
 
@@ -159,35 +167,35 @@ class PrefillService:
 
     def _process_events(self, now_s: float) -> None:
         for event in self._side.take_events():
-            if isinstance(event, WorkCame):
-                self._on_work(event.key, event.prefill, now_s)
+            if isinstance(event, PrefillRequested):
+                self._on_prefill_requested(event.key, event.prefill, now_s)
                 continue
-            job = self._jobs.get(event.key)
+            job = self._tasks.get(event.key)
             if job is None:
                 continue  # what came before in this turn has ended it
             match event:
-                case Granted():
+                case GrantReceived():
                     self._on_granted(job, event.grant, now_s)
-                case Finished():
+                case HandoffCompleted():
                     self._metrics.ended.inc("prefill", "taken")
-                    self._tokens.count_end(job.request, FinishReason.HANDED_OVER, now_s)
-                    self._end(job, now_s, quiet=True)
-                case Dropped():
-                    self._on_dropped(job, event.error, now_s)
+                    self._tokens.record_finish(job.request, FinishReason.HANDED_OFF, now_s)
+                    self._end_task(job, now_s, quiet=True)
+                case HandoffCancelled():
+                    self._on_cancelled(job, event.error, now_s)
 
-    def _on_work(self, key: HandoverKey, prefill: Prefill, now_s: float) -> None:
+    def _on_prefill_requested(self, key: HandoffKey, prefill: PrefillRequest, now_s: float) -> None:
         try:
-            if reason := difference(self._layout, prefill.layout):
+            if reason := layout_difference(self._layout, prefill.kv_layout):
                 self._refuse(prefill.request_id, key, faults.layout_mismatch(reason), now_s)
                 return
             if self._worker_is_silent:
                 raise _worker_silent()
             self._check_queue(len(prefill.token_ids), now_s)
-            request = door.admit_prefill(prefill, key, self._limits, now_s)
+            request = door.create_peer_prefill_request(prefill, key, self._limits, now_s)
         except OnwardError as error:
-            self._refuse(prefill.request_id, key, door.error_info(error), now_s)
+            self._refuse(prefill.request_id, key, door.to_error_info(error), now_s)
             return
-        self._jobs[key] = Job(key, request)
+        self._tasks[key] = PeerPrefillTask(key, request)
         self._live.add(request)
         self._scheduler.enqueue(request)
         if policy.must_run_alone(request):
@@ -195,21 +203,21 @@ class PrefillService:
 
     def _check_queue(self, num_tokens: int, now_s: float) -> None:
         waiting = self._scheduler.waiting
-        backlog = door.Backlog(len(waiting), waiting.num_prompt_tokens)
-        if refusal := door.queue_refusal(backlog, num_tokens, self._config, self._tokens.rates, now_s):
+        backlog = door.QueueBacklog(len(waiting), waiting.num_prompt_tokens)
+        if refusal := door.check_queue(backlog, num_tokens, self._config, self._tokens.rates, now_s):
             raise refusal.error
 
-    def _turn_all_away(self, now_s: float) -> None:
+    def _fail_unfinished(self, now_s: float) -> None:
         """All but what lies ready for the peer to take: that needs our worker no more."""
-        for job in [job for job in self._jobs.values() if job.result is None or job.sent is None]:
+        for job in [job for job in self._tasks.values() if job.result is None or job.sent is None]:
             self._fail(job, _worker_silent(), now_s)
 
-    def _refuse(self, request_id: str, key: HandoverKey, error: ErrorInfo, now_s: float) -> None:
+    def _refuse(self, request_id: str, key: HandoffKey, error: ErrorInfo, now_s: float) -> None:
         self._metrics.refusals.inc("prefill", error.code)
         _log_failed(request_id, key, error)
         self._side.refuse(key, error, now_s)
 
-    def _on_granted(self, job: Job, grant: Grant, now_s: float) -> None:
+    def _on_granted(self, job: PeerPrefillTask, grant: LeaseGrant, now_s: float) -> None:
         request, size = job.request, self._limits.block_size
         first_block, rest = divmod(grant.num_cached_tokens, size)
         if rest or first_block + len(grant.block_ids) != len(request.block_ids):
@@ -219,19 +227,19 @@ class PrefillService:
             return
         job.lease_id, job.block_ids, job.backend = grant.lease_id, list(request.block_ids), grant.endpoint.backend
         self._by_lease[grant.lease_id] = job
-        push = Push(grant.lease_id, grant.endpoint, first_block, grant.block_ids, grant.checksums)
+        push = KvPush(grant.lease_id, grant.endpoint, first_block, grant.block_ids, grant.checksums)
         self._scheduler.offers.start_push(request, push, now_s)
 
-    def _on_dropped(self, job: Job, error: ErrorInfo, now_s: float) -> None:
-        self._note_failed(job.request.request_id, job.key, error)
-        self._count_unfinished(job, error.code, now_s)
-        self._end(job, now_s, quiet=False)
+    def _on_cancelled(self, job: PeerPrefillTask, error: ErrorInfo, now_s: float) -> None:
+        self._record_failure(job.request.request_id, job.key, error)
+        self._record_undelivered(job, error.code, now_s)
+        self._end_task(job, now_s, quiet=False)
 
-    def _take_results(self, now_s: float) -> None:
+    def _collect_results(self, now_s: float) -> None:
         """What the token stages say of the prompts that we compute for others."""
-        for result in self._outbox.take_handover_results():
-            assert result.request.handover is not None
-            job = self._jobs.get(result.request.handover)
+        for result in self._outbox.take_peer_prefill_results():
+            assert result.request.handoff is not None
+            job = self._tasks.get(result.request.handoff)
             if job is None:
                 continue
             if result.error is not None:
@@ -241,7 +249,7 @@ class PrefillService:
                 job.result = result
                 self._ready_if_complete(job, now_s)
 
-    def _ready_if_complete(self, job: Job, now_s: float) -> None:
+    def _ready_if_complete(self, job: PeerPrefillTask, now_s: float) -> None:
         """Both the token and the word that every block has been written: nothing will follow."""
         if job.result is None or job.sent is None:
             return
@@ -257,55 +265,55 @@ class PrefillService:
             draft_token_ids=job.result.draft_token_ids,
         )
 
-    def _fail(self, job: Job, error: OnwardError, now_s: float, *, quiet: bool = False) -> None:
-        info = door.error_info(error)
-        self._note_failed(job.request.request_id, job.key, info)
-        self._count_unfinished(job, error.code, now_s)
+    def _fail(self, job: PeerPrefillTask, error: OnwardError, now_s: float, *, quiet: bool = False) -> None:
+        info = door.to_error_info(error)
+        self._record_failure(job.request.request_id, job.key, info)
+        self._record_undelivered(job, error.code, now_s)
         self._side.fail(job.key, info, now_s)
-        self._end(job, now_s, quiet=quiet)
+        self._end_task(job, now_s, quiet=quiet)
 
-    def _note_failed(self, request_id: str, key: HandoverKey, error: ErrorInfo) -> None:
+    def _record_failure(self, request_id: str, key: HandoffKey, error: ErrorInfo) -> None:
         self._metrics.ended.inc("prefill", error.code)
         _log_failed(request_id, key, error)
 
-    def _count_unfinished(self, job: Job, error_code: str, now_s: float) -> None:
+    def _record_undelivered(self, job: PeerPrefillTask, error_code: str, now_s: float) -> None:
         """Its token was sampled, and the peer never had its KV."""
-        if job.request.finish_reason is FinishReason.HANDED_OVER:
-            self._tokens.count_end(job.request, FinishReason.ERROR, now_s, error_code)
+        if job.request.finish_reason is FinishReason.HANDED_OFF:
+            self._tokens.record_finish(job.request, FinishReason.ERROR, now_s, error_code)
 
-    def _end(self, job: Job, now_s: float, *, quiet: bool) -> None:
+    def _end_task(self, job: PeerPrefillTask, now_s: float, *, quiet: bool) -> None:
         """Forgets the job. Its blocks stay in the transfer's hands until that is quiet."""
-        del self._jobs[job.key]
-        if job.request.status is not Status.FINISHED:
+        del self._tasks[job.key]
+        if job.request.status is not RequestStatus.FINISHED:
             self._tokens.finish(job.request, FinishReason.ABORT, now_s)
         if job.lease_id is None:
             return
         del self._by_lease[job.lease_id]
         if quiet or job.sent is not None:
-            self._free(job)
+            self._release_blocks(job)
         else:
             self._stopping[job.lease_id] = (job, now_s)
             self._commands.append(StopPush(job.lease_id))
 
-    def _on_quiet(self, lease_id: str) -> None:
+    def _on_push_stopped(self, lease_id: str) -> None:
         if stopping := self._stopping.pop(lease_id, None):
-            self._free(stopping[0])
+            self._release_blocks(stopping[0])
         else:
-            self._metrics.stray.inc()
+            self._metrics.unexpected_reports.inc()
 
-    def _free(self, job: Job) -> None:
+    def _release_blocks(self, job: PeerPrefillTask) -> None:
         if job.block_ids is not None:
-            self._scheduler.end_push(job.block_ids)
+            self._scheduler.release_pushed_blocks(job.block_ids)
             job.block_ids = None
 
 
-def _log_failed(request_id: str, key: HandoverKey, error: ErrorInfo) -> None:
+def _log_failed(request_id: str, key: HandoffKey, error: ErrorInfo) -> None:
     log.info(
         log_event(
             "hand-over failed",
             side="prefill",
             id=request_id,
-            peer=key.decode,
+            peer=key.decode_incarnation,
             code=error.code,
             stage=error.stage or "-",
             error=error.message,
@@ -315,5 +323,5 @@ def _log_failed(request_id: str, key: HandoverKey, error: ErrorInfo) -> None:
 
 def _worker_silent() -> PdError:
     """Says more of us than of the prompt, so the peer leaves us alone for a while."""
-    message = f"the prefill instance's worker has completed no step for {WORKER_SILENT_S:g} s"
-    return PdError("pd_prefill_failed", message, stage=faults.SILENCE)
+    message = f"the prefill instance's worker has completed no step for {WORKER_SILENCE_TIMEOUT_S:g} s"
+    return PdError("pd_prefill_failed", message, stage=faults.SILENCE_STAGE)

@@ -22,27 +22,27 @@ class RecentRate:
         if self._sums and self._sums[-1][0] == second:
             amount += self._sums.pop()[1]
         self._sums.append((second, amount))
-        self._forget(now_s)
+        self._drop_old(now_s)
 
     def per_s(self, now_s: float) -> float | None:
         """None: nothing was done within the window, so nothing is known."""
-        self._forget(now_s)
+        self._drop_old(now_s)
         if not self._sums:
             return None
         # A whole second at least: the first moments of a burst are no rate.
         seconds = max(1.0, now_s - self._sums[0][0])
         return sum(amount for _, amount in self._sums) / seconds
 
-    def _forget(self, now_s: float) -> None:
+    def _drop_old(self, now_s: float) -> None:
         while self._sums and self._sums[0][0] < now_s - WINDOW_S:
             self._sums.popleft()
 
 
 @dataclass(slots=True, frozen=True)
-class Rates:
+class ServiceRates:
     """What the queue is worked off at."""
 
     prompt_tokens: RecentRate = field(default_factory=RecentRate)
     """Tokens of prompts whose KV is there for the first time, whether computed, cached or brought by a peer."""
-    slots: RecentRate = field(default_factory=RecentRate)
+    freed_slots: RecentRate = field(default_factory=RecentRate)
     """Slots that a request left at its end."""

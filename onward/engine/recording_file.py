@@ -42,7 +42,7 @@ _RECORD_HEADER = struct.Struct("<I")
 def check_recording(path: str) -> None:
     """That a recording can be made there, before anything is loaded. Later, no fault of the path stops serving."""
     try:
-        created, file = _create(Path(path))
+        created, file = _create_file(Path(path))
     except OSError as fault:
         raise StartupError(f"cannot record to {path}: {fault.strerror}; choose another --record") from fault
     file.close()
@@ -60,7 +60,7 @@ def open_recording(path: str) -> "RecordingWriter | None":
 
 class RecordingWriter:
     def __init__(self, path: str) -> None:
-        self.path, self._file = _create(Path(path))
+        self.path, self._file = _create_file(Path(path))
         self._encoder = msgspec.msgpack.Encoder()
         self._buffer = bytearray()
         self._chunks: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED_CHUNKS)
@@ -83,26 +83,26 @@ class RecordingWriter:
             self._encoder.encode_into(record, self._buffer, -1)
         except Exception as fault:  # whatever it is: what cannot be recorded is served all the same
             del self._buffer[at:]
-            self._hand_over(MAX_WAIT_S)
+            self._queue_chunk(MAX_WAIT_S)
             self._give_up(f"a {type(record).__name__} cannot be encoded: {fault!r}")
             return
         _RECORD_HEADER.pack_into(self._buffer, at, len(self._buffer) - at - _RECORD_HEADER.size)
         if len(self._buffer) >= CHUNK_BYTES:
-            self._hand_over(MAX_WAIT_S)
+            self._queue_chunk(MAX_WAIT_S)
 
     def flush_if_due(self, now_s: float) -> None:
         """So that a crash costs a second of the recording at most."""
         if now_s >= self._next_flush_s:
             self._next_flush_s = now_s + FLUSH_INTERVAL_S
-            self._hand_over(MAX_WAIT_S)
+            self._queue_chunk(MAX_WAIT_S)
 
     def close(self) -> None:
         """Writes what is left. Waits for the disk, but not for ever."""
-        self._hand_over(CLOSE_TIMEOUT_S)
+        self._queue_chunk(CLOSE_TIMEOUT_S)
         self._end()
         self._thread.join(CLOSE_TIMEOUT_S)
 
-    def _hand_over(self, timeout_s: float) -> None:
+    def _queue_chunk(self, timeout_s: float) -> None:
         if self._ended or not self._buffer:
             return
         chunk, self._buffer = bytes(self._buffer), bytearray()
@@ -141,7 +141,7 @@ def pack_chunk(records: bytes) -> bytes:
     return _CHUNK_HEADER.pack(len(packed), zlib.crc32(packed)) + packed
 
 
-def _create(path: Path) -> tuple[Path, BinaryIO]:
+def _create_file(path: Path) -> tuple[Path, BinaryIO]:
     """A new file. One that is there already is somebody's evidence, or that of the engine before: it gets a sibling."""
     for number in range(MAX_SIBLINGS):
         candidate = path if number == 0 else path.with_name(f"{path.name}.{number}")

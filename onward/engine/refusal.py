@@ -6,7 +6,7 @@ from enum import Enum
 from onward.errors import OnwardError
 
 
-class Bound(Enum):
+class AdmissionLimit(Enum):
     QUEUE_REQUESTS = "queue_requests"
     QUEUE_TOKENS = "queue_tokens"
     IN_FLIGHT = "in_flight"
@@ -14,6 +14,6 @@ class Bound(Enum):
 
 
 @dataclass(slots=True, frozen=True)
-class Refusal:
-    bound: Bound
+class AdmissionRefusal:
+    limit: AdmissionLimit
     error: OnwardError

@@ -7,25 +7,25 @@ import msgspec
 
 from onward.engine.core import EngineCore
 from onward.engine.recording import (
-    ApiLost,
-    Begun,
-    Committed,
-    Died,
-    Drained,
-    DrainedHandovers,
-    FromDecode,
-    FromPrefill,
-    KvReported,
-    Left,
-    PeerReached,
-    Planned,
-    Received,
+    ApiLostRecord,
+    ApiMessageRecord,
+    ApiOutboxRecord,
+    CloseRecord,
+    CrashRecord,
+    DecodeMessageRecord,
+    HandoffOutboxRecord,
+    KvReportRecord,
+    PeerSendRecord,
+    PlanRecord,
+    PrefillMessageRecord,
     Record,
-    Ticked,
-    WorkerLost,
-    WorkerUp,
+    RecordingHeader,
+    StepResultRecord,
+    TickRecord,
+    WorkerLostRecord,
+    WorkerReadyRecord,
 )
-from onward.engine.token_disguise import hide_block_names
+from onward.engine.token_disguise import anonymize_block_hashes
 from onward.errors import InvalidRequest
 from onward.proto import SCHEMA_VERSION
 from onward.proto.request import FromEngine
@@ -37,7 +37,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 @dataclass(slots=True, frozen=True)
-class Difference:
+class ReplayDifference:
     record: int
     """Its number in the recording; the first one is 0."""
     seconds: float
@@ -50,118 +50,120 @@ class Difference:
 
 
 @dataclass(slots=True)
-class Outcome:
-    begun: Begun
+class ReplayResult:
+    begun: RecordingHeader
     num_records: int = 1
     num_answers: int = 0
     seconds: float = 0.0
-    difference: Difference | None = None
+    difference: ReplayDifference | None = None
     died: str | None = None
     """The fault that ended the recorded engine, and this one too."""
 
 
-class Replay:
-    def __init__(self, begun: Begun) -> None:
-        self.outcome = Outcome(begun)
+class Replayer:
+    def __init__(self, begun: RecordingHeader) -> None:
+        self.outcome = ReplayResult(begun)
         self._core = EngineCore(begun.config, begun.incarnation, begun.worker)
         self._first_s: float | None = None
         self._step = 0
         self._fault: Exception | None = None
 
-    def take(self, record: Record) -> Difference | None:
+    def replay_record(self, record: Record) -> ReplayDifference | None:
         """Does what was done then. The caller stops at the first difference."""
         outcome = self.outcome
-        if isinstance(record, Died):
+        if isinstance(record, CrashRecord):
             if self._fault is None or repr(self._fault) != record.fault:
-                return self._differs("the engine's death", record.fault, repr(self._fault) if self._fault else "none")
+                return self._report_difference(
+                    "the engine's death", record.fault, repr(self._fault) if self._fault else "none"
+                )
             outcome.died = record.fault
         elif self._fault is not None:
-            return self._differs("the core raised", "no fault", repr(self._fault))
+            return self._report_difference("the core raised", "no fault", repr(self._fault))
         else:
             try:
-                outcome.difference = self._do(record)
+                outcome.difference = self._apply(record)
             except Exception as fault:
                 self._fault = fault  # the next record says whether it died then too
         outcome.num_records += 1
         return outcome.difference
 
-    def end(self) -> None:
+    def finish(self) -> None:
         if self._fault is not None and self.outcome.died is None and self.outcome.difference is None:
-            self._differs("the core raised", "the recording ends here", repr(self._fault))
+            self._report_difference("the core raised", "the recording ends here", repr(self._fault))
 
-    def _do(self, record: Record) -> Difference | None:
+    def _apply(self, record: Record) -> ReplayDifference | None:
         core = self._core
-        if not isinstance(record, Begun | Drained | DrainedHandovers | Left | Died):
+        if not isinstance(record, RecordingHeader | ApiOutboxRecord | HandoffOutboxRecord | CloseRecord | CrashRecord):
             self._first_s = record.now_s if self._first_s is None else self._first_s
             self.outcome.seconds = record.now_s - self._first_s
         match record:
-            case Received():
-                core.receive(record.owner, record.message, record.now_s)
-            case ApiLost():
-                core.api_gone(record.owner, record.now_s)
-            case FromPrefill():
-                core.from_prefill(record.peer, record.message, record.now_s)
-            case FromDecode():
-                core.from_decode(record.decode, record.message, record.now_s)
-            case PeerReached():
-                core.peer_reached(record.peer, record.ok, record.now_s)
-            case KvReported():
-                core.kv_report(record.report, record.now_s)
-            case Committed():
+            case ApiMessageRecord():
+                core.receive_from_api(record.api_id, record.message, record.now_s)
+            case ApiLostRecord():
+                core.on_api_lost(record.api_id, record.now_s)
+            case PrefillMessageRecord():
+                core.receive_from_prefill(record.peer, record.message, record.now_s)
+            case DecodeMessageRecord():
+                core.receive_from_decode(record.decode, record.message, record.now_s)
+            case PeerSendRecord():
+                core.on_peer_send(record.peer, record.ok, record.now_s)
+            case KvReportRecord():
+                core.receive_kv_report(record.report, record.now_s)
+            case StepResultRecord():
                 core.commit(record.result, record.now_s)
                 self._step = record.result.step
-            case WorkerLost():
-                core.worker_lost(record.now_s)
-            case WorkerUp():
-                core.worker_up(record.worker, record.now_s)
-            case Ticked():
+            case WorkerLostRecord():
+                core.on_worker_lost(record.now_s)
+            case WorkerReadyRecord():
+                core.on_worker_ready(record.worker, record.now_s)
+            case TickRecord():
                 core.tick(record.now_s)
-            case Planned():
+            case PlanRecord():
                 return self._compare("plan", record.plan, core.plan(record.now_s))
-            case Drained():
-                return self._compare("messages", record.messages, self._as_recorded(core.drain()))
-            case DrainedHandovers():
-                again = core.drain_handovers()
-                replayed = DrainedHandovers(again.to_prefill, again.to_decode, again.to_data_plane)
+            case ApiOutboxRecord():
+                return self._compare("messages", record.messages, self._as_recorded(core.take_api_messages()))
+            case HandoffOutboxRecord():
+                again = core.take_handoff_messages()
+                replayed = HandoffOutboxRecord(again.to_prefill, again.to_decode, again.kv_commands)
                 return self._compare("hand-overs", record, replayed)
-            case Left():
-                core.leave()
-            case Begun() | Died():
+            case CloseRecord():
+                core.close()
+            case RecordingHeader() | CrashRecord():
                 raise AssertionError("not here")
         return None
 
     def _as_recorded(self, messages: list[tuple[str, FromEngine]]) -> list[tuple[str, FromEngine]]:
         """Names of blocks are hashes of the tokens, so a disguised recording has others in their place."""
-        if self.outcome.begun.true_tokens:
+        if self.outcome.begun.has_real_tokens:
             return messages
-        return [(owner, hide_block_names(message)) for owner, message in messages]
+        return [(owner, anonymize_block_hashes(message)) for owner, message in messages]
 
-    def _compare(self, what: str, recorded: object, replayed: object) -> Difference | None:
+    def _compare(self, what: str, recorded: object, replayed: object) -> ReplayDifference | None:
         self.outcome.num_answers += 1
         # Bytes, since that is what was sent; a NaN is not equal to itself, its bytes are.
         if _encoder.encode(recorded) == _encoder.encode(replayed):
             return None
-        return self._differs(*first_difference(what, recorded, replayed))
+        return self._report_difference(*first_difference(what, recorded, replayed))
 
-    def _differs(self, where: str, recorded: object, replayed: object) -> Difference:
+    def _report_difference(self, where: str, recorded: object, replayed: object) -> ReplayDifference:
         outcome = self.outcome
-        outcome.difference = Difference(
-            outcome.num_records, outcome.seconds, self._step, where, _shown(recorded), _shown(replayed)
+        outcome.difference = ReplayDifference(
+            outcome.num_records, outcome.seconds, self._step, where, _shorten(recorded), _shorten(replayed)
         )
         return outcome.difference
 
 
-def replay(records: Iterable[memoryview | bytes]) -> Outcome:
+def replay(records: Iterable[memoryview | bytes]) -> ReplayResult:
     """Takes encoded records. A recording begins with what the core was made from."""
     decoded = map(_decode, records)
     begun = next(decoded, None)
-    if not isinstance(begun, Begun):
+    if not isinstance(begun, RecordingHeader):
         raise InvalidRequest("the recording has no beginning")
     if begun.schema_version != SCHEMA_VERSION:
         raise InvalidRequest(f"the recording speaks schema {begun.schema_version}, this version {SCHEMA_VERSION}")
-    run = Replay(begun)
-    if not any(run.take(record) for record in decoded):
-        run.end()
+    run = Replayer(begun)
+    if not any(run.replay_record(record) for record in decoded):
+        run.finish()
     return run.outcome
 
 
@@ -184,6 +186,6 @@ def first_difference(where: str, a: object, b: object) -> tuple[str, object, obj
     return first_difference(*inner) if inner else (where, a, b)
 
 
-def _shown(value: object) -> str:
+def _shorten(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"

@@ -18,17 +18,17 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
-from onward.engine.draft_record import DraftRecord
-from onward.pd.handoff import HandoverKey
+from onward.engine.draft_record import DraftAcceptance
+from onward.pd.handoff import HandoffKey
 from onward.proto import block_hash
 from onward.proto.block_hash import BlockHash
-from onward.proto.kv_transfer import Push
+from onward.proto.kv_transfer import KvPush
 from onward.proto.request import CallerLimits
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from onward.proto.step import TokenLogprobs
 
 
-class Status(Enum):
+class RequestStatus(Enum):
     WAITING = "waiting"
     ASKED = "asked"
     GRANTED = "granted"
@@ -38,15 +38,15 @@ class Status(Enum):
     FINISHED = "finished"
 
 
-LEGAL_MOVES = {
-    Status.WAITING: {Status.RUNNING, Status.ASKED, Status.OFFERED, Status.FINISHED},
-    Status.ASKED: {Status.GRANTED, Status.WAITING, Status.FINISHED},
-    Status.GRANTED: {Status.RUNNING, Status.ASKED, Status.FINISHED},
-    Status.OFFERED: {Status.RUNNING, Status.FINISHED},
+ALLOWED_TRANSITIONS = {
+    RequestStatus.WAITING: {RequestStatus.RUNNING, RequestStatus.ASKED, RequestStatus.OFFERED, RequestStatus.FINISHED},
+    RequestStatus.ASKED: {RequestStatus.GRANTED, RequestStatus.WAITING, RequestStatus.FINISHED},
+    RequestStatus.GRANTED: {RequestStatus.RUNNING, RequestStatus.ASKED, RequestStatus.FINISHED},
+    RequestStatus.OFFERED: {RequestStatus.RUNNING, RequestStatus.FINISHED},
     # RUNNING goes to WAITING when its worker has died, or has not been told of it yet.
-    Status.RUNNING: {Status.PREEMPTING, Status.WAITING, Status.FINISHED},
-    Status.PREEMPTING: {Status.WAITING, Status.FINISHED},
-    Status.FINISHED: set(),
+    RequestStatus.RUNNING: {RequestStatus.PREEMPTING, RequestStatus.WAITING, RequestStatus.FINISHED},
+    RequestStatus.PREEMPTING: {RequestStatus.WAITING, RequestStatus.FINISHED},
+    RequestStatus.FINISHED: set(),
 }
 
 
@@ -57,7 +57,7 @@ class FinishReason(Enum):
     ERROR = "error"
     PD_RESCHEDULE = "pd_reschedule"
     """This instance cannot go on with it, another one can."""
-    HANDED_OVER = "handed_over"
+    HANDED_OFF = "handed_over"
     """Of a prompt that we compute for a peer: its first token is drawn, and the rest is the peer's."""
 
 
@@ -74,7 +74,7 @@ class PlannedRun:
 
 
 @dataclass(slots=True, frozen=True)
-class Lease:
+class BlockLease:
     """Blocks of ours that a peer may write: those of a request from `first_block` on."""
 
     lease_id: str
@@ -85,69 +85,69 @@ class Lease:
 @dataclass(slots=True, eq=False)
 class Request:
     request_id: str
-    owner: str
+    api_id: str
     """The api process that holds the client."""
-    epoch: int
+    attempt_epoch: int
     token_ids: list[int]
     num_prompt: int
-    sampling: Sampling
-    max_output: int
+    sampling: SamplingParams
+    max_output_tokens: int
     priority: int
     arrival_s: float
     """By this engine's clock, less the credit for time that it has waited before."""
     submitted_s: float
-    deadline_s: float | None
+    deadline_at_s: float | None
     cache_salt: str
-    serial: int = 0
+    arrival_number: int = 0
     """Its place among all that have come to this engine; see `LiveRequests`."""
-    label: str = ""
+    client_request_id: str = ""
     caller: str = ""
     caller_limits: CallerLimits | None = None
-    num_resumed: int = 0
+    num_resumed_tokens: int = 0
     """Tokens of earlier attempts. Their first token, and its prompt, were counted then."""
     crash_charges: int = 0
     engine_deaths: int = 0
-    charged_position: int = 0
+    crash_charge_position: int = 0
     """Of both: a token behind this place clears the request."""
     max_drafts: int = 0
     """Tokens that it may draft in a step, by its own wish and the instance's."""
-    drafts: DraftRecord = field(default_factory=DraftRecord)
-    given_drafts: list[int] = field(default_factory=list)
+    draft_acceptance: DraftAcceptance = field(default_factory=DraftAcceptance)
+    peer_draft_token_ids: list[int] = field(default_factory=list)
     """Of the peer that computed its prompt, for the first step here."""
     num_cached_tokens: int | None = None
-    status: Status = Status.WAITING
+    status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     num_computed: int = 0
-    num_prompt_seen: int = 0
+    num_prompt_counted: int = 0
     """The part of the prompt that was computed at least once: it counts towards the rate of work once."""
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
-    num_published: int = 0
+    num_hashed_blocks: int = 0
     """Leading blocks of `block_ids` that the prefix cache knows."""
     slot: int | None = None
     slot_epoch: int = 0
-    in_flight: deque[PlannedRun] = field(default_factory=deque)
+    planned_runs: deque[PlannedRun] = field(default_factory=deque)
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Gathered while the prompt is computed, sent with the first delta."""
     score_from: int | None = None
     """An index of `token_ids`: the logprobs of the tokens from there on are wanted with the first delta."""
-    handover: HandoverKey | None = None
+    handoff: HandoffKey | None = None
     """Set on a prompt that we compute for a peer."""
-    push: Push | None = None
+    push: KvPush | None = None
     """Where its KV goes, once the peer has granted blocks."""
-    lease: Lease | None = None
+    lease: BlockLease | None = None
     """While a peer computes our prompt."""
     prefill_peers: list[str] = field(default_factory=list)
     """Whom to ask for the prompt, best first; empty: whom the instance knows."""
-    may_move: bool = False
+    can_reschedule: bool = False
     """Somebody above knows other instances: what cannot go on here need not wait."""
-    prefills_here: bool = False
+    prefill_locally: bool = False
     """No peer is asked (again) for this one."""
-    awaits_assignment: bool = False
+    assign_pending: bool = False
     """It has a slot of which the worker has not been told."""
-    num_sent: int = 0
+    num_sent_tokens: int = 0
     """Tokens of the output that the layer above has, or is about to get."""
-    end_sent: bool = False
+    finish_sent: bool = False
     num_preemptions: int = 0
     scheduled_s: float | None = None
     first_token_s: float | None = None
@@ -155,11 +155,11 @@ class Request:
 
     def __post_init__(self) -> None:
         assert 0 < self.num_prompt <= len(self.token_ids), "a prompt has at least one token"
-        assert self.max_output > 0, "a request that may produce nothing is refused at the door"
-        self.num_sent = self.num_generated
+        assert self.max_output_tokens > 0, "a request that may produce nothing is refused at the door"
+        self.num_sent_tokens = self.num_generated
 
     @property
-    def name(self) -> str:
+    def external_id(self) -> str:
         """What the client knows it by: the id without the choice."""
         return self.request_id.rpartition("-")[0] or self.request_id
 
@@ -170,40 +170,42 @@ class Request:
     @property
     def planned_computed(self) -> int:
         planned = self.num_computed
-        for run in self.in_flight:  # a loop: asked several times for every request and step, and there are two at most
+        for (
+            run
+        ) in self.planned_runs:  # a loop: asked several times for every request and step, and there are two at most
             planned += run.num_tokens + run.num_drafts
         return planned
 
     @property
     def planned_len(self) -> int:
         planned = len(self.token_ids)
-        for run in self.in_flight:
+        for run in self.planned_runs:
             if run.samples:
                 planned += 1 + run.num_drafts
         return planned
 
     @property
-    def num_to_plan(self) -> int:
+    def num_plannable_tokens(self) -> int:
         """Tokens that a further step could compute. Nothing, if the steps in flight may already reach the length limit."""
         planned_len = self.planned_len
-        if planned_len - self.num_prompt >= self.max_output:
+        if planned_len - self.num_prompt >= self.max_output_tokens:
             return 0
         return planned_len - self.planned_computed
 
     @property
-    def num_draftable(self) -> int:
+    def max_drafts_now(self) -> int:
         """Drafts that a further step could have, behind its one token: none beyond the length limit."""
         if self.first_scored_row is not None:
             return 0
-        return min(self.max_drafts, self.max_output - (self.planned_len - self.num_prompt) - 1)
+        return min(self.max_drafts, self.max_output_tokens - (self.planned_len - self.num_prompt) - 1)
 
     @property
     def has_drafts_in_flight(self) -> bool:
-        return any(run.num_drafts for run in self.in_flight)
+        return any(run.num_drafts for run in self.planned_runs)
 
     @property
     def last_planned_step(self) -> int | None:
-        return self.in_flight[-1].step if self.in_flight else None
+        return self.planned_runs[-1].step if self.planned_runs else None
 
     @property
     def first_scored_row(self) -> int | None:
@@ -214,19 +216,19 @@ class Request:
         return None if self.score_from is None else self.score_from - 1
 
     @property
-    def first_reported_row(self) -> int | None:
+    def first_logits_row(self) -> int | None:
         """From this one on every row's logits are wanted, and a step has few such rows. A mean is made without logits."""
         return None if self.sampling.pooling is not None else self.first_scored_row
 
-    def move_to(self, status: Status) -> None:
-        assert status in LEGAL_MOVES[self.status], f"{self.request_id}: {self.status} -> {status}"
+    def set_status(self, status: RequestStatus) -> None:
+        assert status in ALLOWED_TRANSITIONS[self.status], f"{self.request_id}: {self.status} -> {status}"
         self.status = status
 
-    def hash_chain(self, block_size: int, num_blocks: int) -> list[BlockHash]:
+    def compute_block_hashes(self, block_size: int, num_blocks: int) -> list[BlockHash]:
         """Names of the first `num_blocks` blocks, all of them full. The list only grows, so names stay."""
         assert num_blocks * block_size <= len(self.token_ids), "only full blocks have a name"
         while len(self.block_hashes) < num_blocks:
             start = len(self.block_hashes) * block_size
-            parent = self.block_hashes[-1] if self.block_hashes else block_hash.root(self.cache_salt)
-            self.block_hashes.append(block_hash.extend(parent, self.token_ids[start : start + block_size]))
+            parent = self.block_hashes[-1] if self.block_hashes else block_hash.root_hash(self.cache_salt)
+            self.block_hashes.append(block_hash.hash_block(parent, self.token_ids[start : start + block_size]))
         return self.block_hashes[:num_blocks]

@@ -40,7 +40,7 @@ class RequestQueue:
         if request in self:
             self.remove(request)
 
-    def num_prompt_tokens_behind(self, num_first: int) -> int:
+    def num_prompt_tokens_after(self, num_first: int) -> int:
         """Without those of the first so many."""
         return self.num_prompt_tokens - sum(request.num_prompt for request in islice(self, max(0, num_first)))
 

@@ -14,23 +14,32 @@ from typing import TypeVar
 
 import msgspec
 
-from onward.proto.handoff import Prefill, Ready
-from onward.proto.request import Deltas, KvEventsAnswer, Submit, TokenDelta
-from onward.proto.sampling import Sampling
-from onward.proto.step import Advanced, Assign, Embedding, Event, StepPlan, StepResult, TokenLogprobs, Tokens
-from onward.proto.thinking import ThinkingRule
+from onward.proto.handoff import PrefillDone, PrefillRequest
+from onward.proto.request import KvEventsReply, Submit, TokenDelta, TokenDeltas
+from onward.proto.sampling import SamplingParams
+from onward.proto.step import (
+    AssignSlot,
+    SlotAdvanced,
+    SlotEmbedding,
+    SlotEvent,
+    SlotTokens,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+from onward.proto.thinking import ReasoningParams
 
 replace = msgspec.structs.replace
 Message = TypeVar("Message")
 
 
-class TokenDisguise:
+class TokenAnonymizer:
     def __init__(self, vocab_size: int) -> None:
         self._table = list(range(vocab_size))
         random.Random(secrets.randbits(256)).shuffle(self._table)
         self._salt_key = secrets.token_bytes(16)
 
-    def hide(self, message: Message) -> Message:
+    def anonymize(self, message: Message) -> Message:
         """The same message with other token ids. What has none comes back as it is."""
         match message:
             case Submit():
@@ -39,13 +48,13 @@ class TokenDisguise:
                 return replace(message, assign=[self._assign(assign) for assign in message.assign])
             case StepResult():
                 return replace(message, events=[self._event(event) for event in message.events])
-            case Prefill():
+            case PrefillRequest():
                 return self._prefill(message)  # type: ignore[return-value]
-            case Ready():
+            case PrefillDone():
                 return self._ready(message)  # type: ignore[return-value]
-            case KvEventsAnswer():
-                return hide_block_names(message)
-            case Deltas():
+            case KvEventsReply():
+                return anonymize_block_hashes(message)
+            case TokenDeltas():
                 return replace(message, deltas=[self._delta(delta) for delta in message.deltas])
             case _:
                 return message
@@ -60,19 +69,19 @@ class TokenDisguise:
             message,
             prompt_token_ids=self.token_ids(message.prompt_token_ids),
             generated_token_ids=self.token_ids(message.generated_token_ids),
-            sampling=self._sampling(message.sampling),
+            sampling_params=self._sampling(message.sampling_params),
             cache_salt=self._cache_salt(message.cache_salt),
         )
 
-    def _prefill(self, message: Prefill) -> Prefill:
+    def _prefill(self, message: PrefillRequest) -> PrefillRequest:
         return replace(
             message,
             token_ids=self.token_ids(message.token_ids),
-            sampling=self._sampling(message.sampling),
+            sampling_params=self._sampling(message.sampling_params),
             cache_salt=self._cache_salt(message.cache_salt),
         )
 
-    def _ready(self, message: Ready) -> Ready:
+    def _ready(self, message: PrefillDone) -> PrefillDone:
         return replace(
             message,
             token_ids=self.token_ids(message.token_ids),
@@ -81,50 +90,50 @@ class TokenDisguise:
             prompt_logprobs=self._logprobs(message.prompt_logprobs),
         )
 
-    def _assign(self, assign: Assign) -> Assign:
+    def _assign(self, assign: AssignSlot) -> AssignSlot:
         return replace(
             assign,
             token_ids=self.token_ids(assign.token_ids),
-            sampling=self._sampling(assign.sampling),
+            sampling_params=self._sampling(assign.sampling_params),
             draft_token_ids=self.token_ids(assign.draft_token_ids),
         )
 
-    def _sampling(self, sampling: Sampling) -> Sampling:
+    def _sampling(self, sampling: SamplingParams) -> SamplingParams:
         return replace(
             sampling,
             end_token_ids=tuple(self.token_ids(sampling.end_token_ids)),
             logit_bias=tuple(self._weighted(sampling.logit_bias)),
             bad_words=tuple(tuple(self.token_ids(word)) for word in sampling.bad_words),
             grammar=None if sampling.grammar is None else replace(sampling.grammar, source=""),
-            thinking=None if sampling.thinking is None else self._thinking(sampling.thinking),
+            reasoning=None if sampling.reasoning is None else self._thinking(sampling.reasoning),
         )
 
-    def _thinking(self, rule: ThinkingRule) -> ThinkingRule:
+    def _thinking(self, rule: ReasoningParams) -> ReasoningParams:
         return replace(
             rule,
             begin_token_ids=tuple(self.token_ids(rule.begin_token_ids)),
             end_token_ids=tuple(self.token_ids(rule.end_token_ids)),
-            lead_token_ids=tuple(self.token_ids(rule.lead_token_ids)),
+            forced_prefix_token_ids=tuple(self.token_ids(rule.forced_prefix_token_ids)),
         )
 
-    def _event(self, event: Event) -> Event:
+    def _event(self, event: SlotEvent) -> SlotEvent:
         match event:
-            case Tokens():
-                return Tokens(
+            case SlotTokens():
+                return SlotTokens(
                     event.slot,
-                    event.epoch,
+                    event.slot_epoch,
                     event.position,
                     event.num_computed,
                     self.token_ids(event.token_ids),
                     self._logprobs(event.logprobs),
                     self._logprobs(event.prompt_logprobs),
                     event.grammar_done,
-                    event.num_drafted,
+                    event.num_draft_tokens,
                     self.token_ids(event.draft_token_ids),
                 )
-            case Embedding():
-                return replace(event, vector=_blank(event.vector))
-            case Advanced(prompt_logprobs=[_, *_]):
+            case SlotEmbedding():
+                return replace(event, vector=_zeroed(event.vector))
+            case SlotAdvanced(prompt_logprobs=[_, *_]):
                 return replace(event, prompt_logprobs=self._logprobs(event.prompt_logprobs))
             case _:
                 return event
@@ -141,9 +150,9 @@ class TokenDisguise:
             delta.error,
             self._logprobs(delta.logprobs),
             self._logprobs(delta.prompt_logprobs),
-            self._logprobs(delta.rescored),
-            None if delta.embedding is None else _blank(delta.embedding),
-            delta.num_drafted,
+            self._logprobs(delta.rescored_logprobs),
+            None if delta.embedding is None else _zeroed(delta.embedding),
+            delta.num_draft_tokens,
         )
 
     def _logprobs(self, logprobs: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:
@@ -161,10 +170,10 @@ class TokenDisguise:
         return hashlib.blake2b(cache_salt.encode(), key=self._salt_key, digest_size=16).hexdigest()
 
 
-def hide_block_names(message: Message) -> Message:
+def anonymize_block_hashes(message: Message) -> Message:
     """The same message with each name of a block replaced by the place of its first occurrence. A name is a hash of the
     tokens up to its block, so anybody could hash a guessed prompt and compare."""
-    if not isinstance(message, KvEventsAnswer):
+    if not isinstance(message, KvEventsReply):
         return message
     places: dict[bytes, bytes] = {}
     changes = [
@@ -173,5 +182,5 @@ def hide_block_names(message: Message) -> Message:
     return replace(message, events=replace(message.events, changes=changes))
 
 
-def _blank(vector: bytes) -> bytes:
+def _zeroed(vector: bytes) -> bytes:
     return bytes(len(vector))

@@ -9,17 +9,17 @@ A fault while handling one slot ends that request with a typed error; everybody 
 import logging
 from operator import attrgetter
 
-from onward.engine.callers import Callers
+from onward.engine.callers import CallerLimiter
 from onward.engine.engine_metrics import EngineMetrics
 from onward.engine.live_requests import LiveRequests
-from onward.engine.log_line import request_line
-from onward.engine.outbox import Outbox
-from onward.engine.rates import Rates
-from onward.engine.request import FinishReason, Request, Status
+from onward.engine.log_line import format_request_line
+from onward.engine.outbox import ApiOutbox
+from onward.engine.rates import ServiceRates
+from onward.engine.request import FinishReason, Request, RequestStatus
 from onward.engine.scheduler import Scheduler
 from onward.log import event as log_event
 from onward.proto.request import ErrorInfo
-from onward.proto.step import Advanced, Embedding, Event, Failed, Preempted, StepResult, Tokens
+from onward.proto.step import SlotAdvanced, SlotEmbedding, SlotEvent, SlotFailed, SlotPreempted, SlotTokens, StepResult
 
 log = logging.getLogger(__name__)
 
@@ -28,15 +28,15 @@ _slot = attrgetter("slot")
 
 def stop_reason(request: Request, position: int, *, grammar_done: bool = False) -> FinishReason | None:
     """The stop decision, here and only here: does the output end with the token at `position`?"""
-    if request.handover is not None:
-        return FinishReason.HANDED_OVER  # whose output it is decides the rest
+    if request.handoff is not None:
+        return FinishReason.HANDED_OFF  # whose output it is decides the rest
     sampling = request.sampling
     token = request.token_ids[request.num_prompt + position]
     if token in sampling.end_token_ids and position >= sampling.min_tokens:
         return FinishReason.STOP
     if grammar_done:  # whatever `min_tokens` says: nothing can follow
         return FinishReason.STOP
-    if position + 1 >= request.max_output:
+    if position + 1 >= request.max_output_tokens:
         return FinishReason.LENGTH
     return None
 
@@ -46,11 +46,11 @@ class TokenProcessor:
         self,
         scheduler: Scheduler,
         live: LiveRequests,
-        outbox: Outbox,
+        outbox: ApiOutbox,
         metrics: EngineMetrics,
-        callers: Callers,
+        callers: CallerLimiter,
     ) -> None:
-        self.rates = Rates()
+        self.rates = ServiceRates()
         self._callers = callers
         self._scheduler = scheduler
         self._live = live
@@ -61,18 +61,18 @@ class TokenProcessor:
 
     def commit(self, result: StepResult, now_s: float) -> None:
         self._scheduler.begin_commit(result.step)
-        self._metrics.step_busy.observe(result.busy_s)
-        find = self._scheduler.find
+        self._metrics.step_time.observe(result.busy_s)
+        find = self._scheduler.request_of_slot_epoch
         # By slot: a wire may keep the worker's order or not, and nothing that we say or plan depends on the wire.
         for event in sorted(result.events, key=_slot):
-            request = find(event.epoch)
+            request = find(event.slot_epoch)
             if request is None:
                 self._metrics.stale.inc(type(event).__name__.lower())
                 continue
             self._process_isolated(request, event, now_s)
         self._count_generated()
 
-    def take_remote(self, request: Request, drawn: Tokens, now_s: float) -> None:
+    def commit_peer_tokens(self, request: Request, drawn: SlotTokens, now_s: float) -> None:
         """Tokens that a peer has drawn for us pass the same stages."""
         self._process_isolated(request, drawn, now_s)
         self._count_generated()
@@ -81,58 +81,60 @@ class TokenProcessor:
         """Ends a live request: release behind the fence, count, log, forget. Its last delta went out before. A prompt whose
         token is sampled for a peer is counted by `count_end`, once it is known whether the peer has its KV."""
         if request.slot is not None:
-            self.rates.slots.add(1, now_s)
+            self.rates.freed_slots.add(1, now_s)
         self._scheduler.remove(request)
         self._live.remove(request)
-        if reason is not FinishReason.HANDED_OVER:
-            self.count_end(request, reason, now_s, error_code)
+        if reason is not FinishReason.HANDED_OFF:
+            self.record_finish(request, reason, now_s, error_code)
 
-    def count_end(self, request: Request, reason: FinishReason, now_s: float, error_code: str | None = None) -> None:
+    def record_finish(
+        self, request: Request, reason: FinishReason, now_s: float, error_code: str | None = None
+    ) -> None:
         self._metrics.finished.inc(reason.value)
-        log.info(request_line(request, reason, now_s, self._scheduler.config.role, error_code))
+        log.info(format_request_line(request, reason, now_s, self._scheduler.config.role, error_code))
 
     def fail(self, request: Request, error: ErrorInfo, now_s: float) -> None:
         """Ends a request with a typed error. What it has generated stays with the layer above."""
         request.finish_reason = FinishReason.ERROR
-        self._outbox.delta(request, [], error)
+        self._outbox.add_delta(request, [], error)
         self.finish(request, FinishReason.ERROR, now_s, error.code)
 
-    def give_up(self, request: Request, error: ErrorInfo, now_s: float) -> None:
+    def reschedule(self, request: Request, error: ErrorInfo, now_s: float) -> None:
         """We cannot go on, but another instance can: what was generated is worth keeping."""
         if not request.num_generated:
             self.fail(request, error, now_s)
             return
         request.finish_reason = FinishReason.PD_RESCHEDULE
-        self._outbox.delta(request, [], error)
+        self._outbox.add_delta(request, [], error)
         self.finish(request, FinishReason.PD_RESCHEDULE, now_s, error.code)
 
-    def _process_isolated(self, request: Request, event: Event, now_s: float) -> None:
+    def _process_isolated(self, request: Request, event: SlotEvent, now_s: float) -> None:
         try:
             self._process(request, event, now_s)
         except Exception as fault:
-            self._isolate(request, fault, now_s)
+            self._fail_isolated(request, fault, now_s)
 
     def _count_generated(self) -> None:
         if self._generated:
             self._metrics.tokens.inc("generated", by=self._generated)
             self._generated = 0
-        self._metrics.drafts.count_step()
+        self._metrics.drafts.flush_step()
 
-    def _process(self, request: Request, event: Event, now_s: float) -> None:
+    def _process(self, request: Request, event: SlotEvent, now_s: float) -> None:
         match event:
-            case Tokens():
+            case SlotTokens():
                 self._on_tokens(request, event, now_s)
-            case Advanced():
-                self._gather_prompt_logprobs(request, event)
+            case SlotAdvanced():
+                self._collect_prompt_logprobs(request, event)
                 self._advance(request, event.num_computed, now_s)
-            case Preempted():
+            case SlotPreempted():
                 self._on_preempted(request, event)
-            case Embedding():
+            case SlotEmbedding():
                 self._on_embedding(request, event, now_s)
-            case Failed():
+            case SlotFailed():
                 self.fail(request, ErrorInfo(event.code, event.message), now_s)
 
-    def _on_preempted(self, request: Request, event: Preempted) -> None:
+    def _on_preempted(self, request: Request, event: SlotPreempted) -> None:
         assert event.num_tokens == len(request.token_ids), "engine and worker agree on the list that goes on"
         self._scheduler.requeue_preempted(request)
         self._metrics.preemptions.inc()
@@ -141,26 +143,26 @@ class TokenProcessor:
         """Only events move `num_computed`, never the plan: a block that was not written is never cached."""
         assert request.num_computed <= num_computed <= len(request.token_ids), "KV is computed for known tokens only"
         request.num_computed = num_computed
-        if request.num_prompt_seen < (seen := min(num_computed, request.num_prompt)):
-            self.rates.prompt_tokens.add(seen - request.num_prompt_seen, now_s)
-            request.num_prompt_seen = seen
+        if request.num_prompt_counted < (seen := min(num_computed, request.num_prompt)):
+            self.rates.prompt_tokens.add(seen - request.num_prompt_counted, now_s)
+            request.num_prompt_counted = seen
         self._scheduler.publish_computed(request)
 
-    def _on_tokens(self, request: Request, event: Tokens, now_s: float) -> None:
+    def _on_tokens(self, request: Request, event: SlotTokens, now_s: float) -> None:
         if event.position != request.num_generated:
             # A duplicate is dropped. A gap cannot be: the wire is in order, so it is a fault of this slot.
             assert event.position < request.num_generated, f"token {event.position} after {request.num_generated}"
             self._metrics.stale.inc("position")
             return
-        self._gather_prompt_logprobs(request, event)
+        self._collect_prompt_logprobs(request, event)
         accepted = self._append(request, event.token_ids, event.grammar_done)
         # Behind a stop there may be KV of tokens that were cut.
         last = len(request.token_ids) - 1
         self._advance(request, event.num_computed if event.num_computed <= last else last, now_s)
-        num_drafted = self._note_drafts(request, event.num_drafted, len(accepted))
-        self._observe(request, len(accepted), now_s)
+        num_drafted = self._record_drafts(request, event.num_draft_tokens, len(accepted))
+        self._record_metrics(request, len(accepted), now_s)
         logprobs = event.logprobs[: len(accepted)] if event.logprobs is not None else None
-        self._outbox.delta(
+        self._outbox.add_delta(
             request,
             accepted,
             None,
@@ -174,15 +176,15 @@ class TokenProcessor:
         if request.finish_reason:
             self.finish(request, request.finish_reason, now_s)
 
-    def _on_embedding(self, request: Request, event: Embedding, now_s: float) -> None:
+    def _on_embedding(self, request: Request, event: SlotEmbedding, now_s: float) -> None:
         assert event.num_computed == len(request.token_ids), "the vector is of the whole prompt"
         self._advance(request, event.num_computed, now_s)
-        self._observe(request, 0, now_s)
+        self._record_metrics(request, 0, now_s)
         request.finish_reason = FinishReason.STOP
-        self._outbox.delta(request, [], embedding=event.vector)
+        self._outbox.add_delta(request, [], embedding=event.vector)
         self.finish(request, FinishReason.STOP, now_s)
 
-    def _gather_prompt_logprobs(self, request: Request, event: Advanced | Tokens) -> None:
+    def _collect_prompt_logprobs(self, request: Request, event: SlotAdvanced | SlotTokens) -> None:
         if event.prompt_logprobs is not None:
             request.prompt_logprobs = (request.prompt_logprobs or []) + event.prompt_logprobs
 
@@ -196,43 +198,43 @@ class TokenProcessor:
                 return token_ids[: index + 1]
         return token_ids
 
-    def _note_drafts(self, request: Request, num_drafted: int, num_tokens: int) -> int:
+    def _record_drafts(self, request: Request, num_drafted: int, num_tokens: int) -> int:
         """A step with drafts gives what was right of them, and one token more."""
         if request.max_drafts:
-            request.drafts.note(num_drafted, num_tokens - 1)
+            request.draft_acceptance.record(num_drafted, num_tokens - 1)
         if num_drafted:
-            self._metrics.drafts.note(num_drafted, num_tokens - 1)
+            self._metrics.drafts.record(num_drafted, num_tokens - 1)
         return num_drafted
 
-    def _observe(self, request: Request, num_tokens: int, now_s: float) -> None:
+    def _record_metrics(self, request: Request, num_tokens: int, now_s: float) -> None:
         metrics = self._metrics
         self._generated += num_tokens
         if request.caller_limits is not None:
             self._callers.charge(request.caller, request.caller_limits, num_tokens, now_s)
         charged = request.crash_charges or request.engine_deaths
-        if charged and request.num_generated > request.charged_position:
+        if charged and request.num_generated > request.crash_charge_position:
             request.crash_charges = request.engine_deaths = 0
             self._scheduler.suspects.discard(request)
         if request.last_token_s is not None:
             metrics.inter_token.observe((now_s - request.last_token_s) / num_tokens)
-        elif request.num_resumed == 0:
+        elif request.num_resumed_tokens == 0:
             request.first_token_s = now_s
             scheduled_s = request.scheduled_s if request.scheduled_s is not None else now_s
             metrics.queue_time.observe(scheduled_s - request.submitted_s)
-            metrics.ttft.observe(now_s - scheduled_s)
-            metrics.ttft_s.observe(now_s - request.submitted_s)
+            metrics.prefill_time.observe(now_s - scheduled_s)
+            metrics.time_to_first_token.observe(now_s - request.submitted_s)
             metrics.tokens.inc("prompt", by=request.num_prompt)
             metrics.tokens.inc("cached", by=request.num_cached_tokens or 0)
         request.last_token_s = now_s
 
-    def _isolate(self, request: Request, fault: Exception, now_s: float) -> None:
+    def _fail_isolated(self, request: Request, fault: Exception, now_s: float) -> None:
         log.exception(log_event("request failed", id=request.request_id, fault=repr(fault)))
-        self._metrics.faults.inc()
-        if request.status is Status.FINISHED:
+        self._metrics.isolated_errors.inc()
+        if request.status is RequestStatus.FINISHED:
             return
-        if request.finish_reason and request.end_sent:
+        if request.finish_reason and request.finish_sent:
             self.finish(request, request.finish_reason, now_s)  # the end went out; a second one must not
             return
         # Tokens that were not sent never existed: the error stands where the layer above expects the next one.
-        del request.token_ids[request.num_prompt + request.num_sent :]
+        del request.token_ids[request.num_prompt + request.num_sent_tokens :]
         self.fail(request, ErrorInfo("internal_error", f"the engine failed on this request: {fault!r}"), now_s)

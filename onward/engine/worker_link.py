@@ -9,18 +9,18 @@ from onward.proto import SCHEMA_VERSION
 from onward.proto.control import WorkerStarting
 from onward.proto.kv_transfer import KvCommand, KvReport
 from onward.proto.step import StepPlan, StepResult, WorkerHello
-from onward.transport.worker_wire import open_engine_end
-from onward.transport.zmq import Wires
+from onward.transport.worker_wire import open_engine_wire_end
+from onward.transport.zmq import SocketPoller
 
 
 class WorkerLink:
-    def __init__(self, wires: Wires, starting: WorkerStarting, fds: list[int], engine_incarnation: str) -> None:
+    def __init__(self, wires: SocketPoller, starting: WorkerStarting, fds: list[int], engine_incarnation: str) -> None:
         self.incarnation = starting.incarnation
         self._engine_incarnation = engine_incarnation
         self._wires = wires
-        self._port = open_engine_end(wires, starting.wire, fds)
-        self._kv = wires.kv_port(starting.kv_address) if starting.kv_address else None
-        self.renewing = False
+        self._port = open_engine_wire_end(wires, starting.wire, fds)
+        self._kv = wires.engine_kv_wire_end(starting.kv_address) if starting.kv_address else None
+        self.replacement_requested = False
         """The supervisor was asked to end this worker."""
 
     def send(self, plan: StepPlan) -> None:

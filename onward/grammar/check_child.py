@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from onward.grammar.faults import GrammarRefused
+from onward.grammar.faults import InvalidGrammar
 from onward.grammar.frames import receive_frame, send_frame
-from onward.grammar.grammars import Grammars
+from onward.grammar.grammars import GrammarCompiler
 from onward.grammar.limits import COMPILE_BYTES, COMPILE_CPU_S
 from onward.proto.sampling import Grammar
 from onward.text.tokenizer import Tokenizer
@@ -32,7 +32,7 @@ def serve(peer: socket.socket) -> None:
     if spec is None:
         return
     # None is kept: what a grammar costs here is what it costs by itself.
-    grammars = Grammars(Tokenizer(spec.decode()), max_compiled=0)
+    grammars = GrammarCompiler(Tokenizer(spec.decode()), max_compiled=0)
     _problem(
         grammars, Grammar("json_object")
     )  # so that what the library sets up once is not the first one's to pay for
@@ -43,10 +43,10 @@ def serve(peer: socket.socket) -> None:
         send_frame(peer, msgspec.msgpack.encode(_problem(grammars, grammar)))
 
 
-def _problem(grammars: Grammars, grammar: Grammar) -> str | None:
+def _problem(grammars: GrammarCompiler, grammar: Grammar) -> str | None:
     try:
         grammars.check(grammar)
-    except GrammarRefused as error:
+    except InvalidGrammar as error:
         return str(error)
     return None
 

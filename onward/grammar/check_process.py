@@ -20,32 +20,32 @@ from dataclasses import dataclass
 import msgspec
 
 from onward.errors import Unavailable
-from onward.grammar.faults import GrammarRefused
+from onward.grammar.faults import InvalidGrammar
 from onward.grammar.frames import receive_frame, send_frame
 from onward.grammar.limits import COMPILE_BYTES, COMPILE_CPU_S
 from onward.proto.sampling import Grammar
 
-WALL_S = 20.0
+ANSWER_TIMEOUT_S = 20.0
 """For one answer, whatever else the machine does. A child that is started has as long to be ready."""
 MAX_REMEMBERED = 1024
-MAX_STARTS = 2
+MAX_ATTEMPTS = 2
 """For one question: who was killed by somebody else is started again."""
 
 TOO_SLOW = f"it takes more than {COMPILE_CPU_S} s to compile"
 TOO_LARGE = f"compiling it takes more than {COMPILE_BYTES >> 20} MB, or it is nested too deeply"
-_BY_OTHERS = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
+_EXTERNAL_SIGNALS = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 
 _PLAIN = msgspec.msgpack.encode(Grammar("json_object"))
 _decoder = msgspec.msgpack.Decoder(str | None)
 
 
 @dataclass(slots=True)
-class Child:
+class CheckerChild:
     process: "subprocess.Popen[bytes]"
     peer: socket.socket
 
 
-class ChildLost(Exception):
+class CheckerDied(Exception):
     """It has not answered."""
 
     def __init__(self, problem: str | None) -> None:
@@ -54,12 +54,12 @@ class ChildLost(Exception):
         """What that says of the grammar, if it is the grammar's doing."""
 
 
-class CheckProcesses:
+class GrammarChecker:
     """Threads may share them: so many questions are answered at a time."""
 
     def __init__(self, tokenizer_spec: str, num: int = 1) -> None:
-        self._all = [CheckProcess(tokenizer_spec) for _ in range(num)]
-        self._idle: queue.LifoQueue[CheckProcess] = queue.LifoQueue()
+        self._all = [GrammarCheckerProcess(tokenizer_spec) for _ in range(num)]
+        self._idle: queue.LifoQueue[GrammarCheckerProcess] = queue.LifoQueue()
         for one in self._all:
             self._idle.put(one)
         self._remembered: OrderedDict[bytes, str | None] = OrderedDict()
@@ -72,10 +72,10 @@ class CheckProcesses:
         with self._lock:
             is_known, problem = key in self._remembered, self._remembered.get(key)
         if not is_known:
-            problem = self._asked(encoded)
+            problem = self._ask_idle_process(encoded)
             self._remember(key, problem)
         if problem is not None:
-            raise GrammarRefused(problem)
+            raise InvalidGrammar(problem)
 
     def close(self) -> None:
         for one in self._all:
@@ -86,10 +86,10 @@ class CheckProcesses:
         """Of the children that there are."""
         return [one.pid for one in self._all if one.pid is not None]
 
-    def _asked(self, encoded: bytes) -> str | None:
+    def _ask_idle_process(self, encoded: bytes) -> str | None:
         process = self._idle.get()
         try:
-            return process.ask(encoded)
+            return process.check(encoded)
         finally:
             self._idle.put(process)
 
@@ -100,12 +100,12 @@ class CheckProcesses:
                 self._remembered.popitem(last=False)
 
 
-class CheckProcess:
+class GrammarCheckerProcess:
     """One question is answered at a time."""
 
     def __init__(self, tokenizer_spec: str) -> None:
         self._spec = tokenizer_spec
-        self._child: Child | None = None
+        self._child: CheckerChild | None = None
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -117,16 +117,16 @@ class CheckProcess:
         """Of the child, while there is one."""
         return None if self._child is None else self._child.process.pid
 
-    def ask(self, encoded: bytes) -> str | None:
+    def check(self, encoded: bytes) -> str | None:
         """What is wrong with the grammar. None: it can be compiled."""
         with self._lock:
             return self._ask(encoded)
 
     def _ask(self, encoded: bytes) -> str | None:
-        for _ in range(MAX_STARTS):
+        for _ in range(MAX_ATTEMPTS):
             try:
                 return self._ask_once(encoded)
-            except ChildLost as lost:
+            except CheckerDied as lost:
                 if lost.problem is not None:
                     self._replace_child()
                     return lost.problem
@@ -135,7 +135,7 @@ class CheckProcess:
     def _replace_child(self) -> None:
         """The caller whose grammar has ended the child waits until the next one answers, which takes about a second. Else
         the next question would, and that may be another caller's."""
-        with contextlib.suppress(ChildLost):
+        with contextlib.suppress(CheckerDied):
             self._ask_once(_PLAIN)
 
     def _ask_once(self, encoded: bytes) -> str | None:
@@ -147,30 +147,30 @@ class CheckProcess:
             answer = receive_frame(peer)
         except TimeoutError:
             self._end_child()
-            raise ChildLost(TOO_SLOW) from None
+            raise CheckerDied(TOO_SLOW) from None
         except OSError:
             answer = None
         if answer is None:
-            raise ChildLost(_meaning(self._end_child()))
+            raise CheckerDied(_problem_of_exit(self._end_child()))
         return _decoder.decode(answer)
 
-    def _start(self) -> Child:
+    def _start(self) -> CheckerChild:
         ours, theirs = socket.socketpair()
         with theirs:
-            ours.settimeout(WALL_S)
+            ours.settimeout(ANSWER_TIMEOUT_S)
             command = [sys.executable, "-m", "onward.grammar.check_child", "--fd", str(theirs.fileno())]
             # Its last words are about memory it did not get, and of no use in a log.
             nowhere = subprocess.DEVNULL
             process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=nowhere, stdout=nowhere, stderr=nowhere
             )
-        child = Child(process, ours)
+        child = CheckerChild(process, ours)
         try:
             send_frame(ours, self._spec.encode())
         except OSError:
             self._child = child
             self._end_child()
-            raise ChildLost(None) from None
+            raise CheckerDied(None) from None
         return child
 
     def _end_child(self) -> int | None:
@@ -187,7 +187,7 @@ class CheckProcess:
             return -signal.SIGKILL
 
 
-def _meaning(status: int | None) -> str | None:
+def _problem_of_exit(status: int | None) -> str | None:
     if status == -signal.SIGXCPU:
         return TOO_SLOW
-    return None if status is None or status in _BY_OTHERS else TOO_LARGE
+    return None if status is None or status in _EXTERNAL_SIGNALS else TOO_LARGE

@@ -1,11 +1,11 @@
 """What can be wrong with a grammar or with tokens under it. Knows no requests: whoever asks says whose fault it is."""
 
 
-class GrammarRefused(Exception):
+class InvalidGrammar(Exception):
     """It cannot be used, and the message says why: what it is made of is unknown, wrong, or too much."""
 
 
-class TokenRefused(Exception):
+class TokenNotAllowed(Exception):
     """A token is not allowed where it stands."""
 
     def __init__(self, position: int) -> None:
@@ -13,5 +13,5 @@ class TokenRefused(Exception):
         self.position = position
 
 
-class GrammarFailed(Exception):
+class GrammarLimitExceeded(Exception):
     """It has become too much for the library's limits in the middle of an output."""

@@ -6,22 +6,22 @@ from collections.abc import Iterable
 
 import llguidance
 
-from onward.grammar.faults import GrammarFailed, GrammarRefused
+from onward.grammar.faults import GrammarLimitExceeded, InvalidGrammar
 from onward.grammar.limits import parser_limits
-from onward.grammar.matcher import Matcher, in_short
-from onward.grammar.translate import translated
-from onward.grammar.vocabulary import Vocabulary
+from onward.grammar.matcher import GrammarMatcher, shorten_error
+from onward.grammar.translate import to_llguidance
+from onward.grammar.vocabulary import GrammarVocabulary
 from onward.proto.sampling import Grammar
 from onward.text.tokenizer import Tokenizer
 
 MAX_COMPILED = 32
 
 
-class Grammars:
+class GrammarCompiler:
     """Threads may share it."""
 
     def __init__(self, tokenizer: Tokenizer, max_compiled: int = MAX_COMPILED) -> None:
-        self._vocabulary = Vocabulary(tokenizer)
+        self._vocabulary = GrammarVocabulary(tokenizer)
         self._max_compiled = max_compiled
         self._compiled: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
@@ -30,9 +30,9 @@ class Grammars:
     def num_compiled(self) -> int:
         return len(self._compiled)
 
-    def matcher(self, grammar: Grammar, token_ids: Iterable[int] = ()) -> Matcher:
+    def matcher(self, grammar: Grammar, token_ids: Iterable[int] = ()) -> GrammarMatcher:
         """At the place that these tokens lead to. Raises `GrammarRefused` or `TokenRefused`."""
-        matcher = Matcher(self._fresh(grammar), self._vocabulary)
+        matcher = GrammarMatcher(self._copy_compiled(grammar), self._vocabulary)
         matcher.replay(token_ids)
         return matcher
 
@@ -40,12 +40,12 @@ class Grammars:
         """Compiles it and looks at its first token. Raises `GrammarRefused`."""
         try:
             mask = self.matcher(grammar).mask()
-        except GrammarFailed as error:
-            raise GrammarRefused(str(error)) from error
+        except GrammarLimitExceeded as error:
+            raise InvalidGrammar(str(error)) from error
         if mask.is_empty:
-            raise GrammarRefused("it allows no output, or only an empty one")
+            raise InvalidGrammar("it allows no output, or only an empty one")
 
-    def _fresh(self, grammar: Grammar) -> llguidance.LLMatcher:
+    def _copy_compiled(self, grammar: Grammar) -> llguidance.LLMatcher:
         """Nobody moves the one that is kept; a copy of it shares what was compiled."""
         with self._lock:
             kept = self._compiled.get(grammar)
@@ -61,8 +61,8 @@ class Grammars:
 
     def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
         vocabulary = self._vocabulary
-        source = translated(grammar, vocabulary.is_special)
-        compiled = llguidance.LLMatcher(vocabulary.for_library, source, log_level=0, limits=parser_limits())
+        source = to_llguidance(grammar, vocabulary.is_special)
+        compiled = llguidance.LLMatcher(vocabulary.ll_tokenizer, source, log_level=0, limits=parser_limits())
         if compiled.is_error():
-            raise GrammarRefused(in_short(compiled.get_error()))
+            raise InvalidGrammar(shorten_error(compiled.get_error()))
         return compiled

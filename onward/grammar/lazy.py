@@ -3,18 +3,18 @@
 import threading
 from collections.abc import Callable
 
-from onward.grammar.grammars import Grammars
+from onward.grammar.grammars import GrammarCompiler
 
 
-class LazyGrammars:
+class LazyGrammarCompiler:
     """Threads may share it. Whoever asks first waits for the set-up, in its own thread."""
 
-    def __init__(self, build: Callable[[], Grammars]) -> None:
+    def __init__(self, build: Callable[[], GrammarCompiler]) -> None:
         self._build = build
-        self._built: Grammars | None = None
+        self._built: GrammarCompiler | None = None
         self._lock = threading.Lock()
 
-    def get(self) -> Grammars:
+    def get(self) -> GrammarCompiler:
         with self._lock:
             if self._built is None:
                 self._built = self._build()

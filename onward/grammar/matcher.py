@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import llguidance
 
-from onward.grammar.faults import GrammarFailed, TokenRefused
-from onward.grammar.vocabulary import Vocabulary
+from onward.grammar.faults import GrammarLimitExceeded, TokenNotAllowed
+from onward.grammar.vocabulary import GrammarVocabulary
 
 
 @dataclass(frozen=True, slots=True)
-class Mask:
+class TokenBitmask:
     """Which tokens may come next."""
 
     bits: bytes
@@ -35,16 +35,16 @@ class Mask:
         return [token_id for token_id in range(8 * len(self.bits)) if self.allows(token_id)]
 
 
-class Matcher:
+class GrammarMatcher:
     __slots__ = ("_address", "_bits", "_end_id", "_inner", "_mask", "done", "position")
 
-    def __init__(self, inner: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
+    def __init__(self, inner: llguidance.LLMatcher, vocabulary: GrammarVocabulary) -> None:
         self._inner = inner
         self._end_id = vocabulary.end_id
         # As the library wants it: words of 32 bits, the end included.
         self._bits = bytearray(4 * (vocabulary.end_id // 32 + 1))
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._bits))
-        self._mask: Mask | None = None
+        self._mask: TokenBitmask | None = None
         """Of the next token, where it is known."""
         self.position = 0
         """Of the next token."""
@@ -54,16 +54,16 @@ class Matcher:
     def advance(self, token_id: int) -> None:
         # An id behind the vocabulary is padding of the model's, or our own end: neither is a part of any text.
         if self.done or token_id >= self._end_id or not self._inner.consume_token(token_id):
-            raise TokenRefused(self.position)
+            raise TokenNotAllowed(self.position)
         self.position += 1
         self._mask = None
-        self.done = self._nothing_follows()
+        self.done = self._is_finished()
 
     def replay(self, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:
             self.advance(token_id)
 
-    def mask(self) -> Mask:
+    def mask(self) -> TokenBitmask:
         if self._mask is None:
             # The library's own way to hand out bytes takes twenty times as long as the mask.
             self._inner.unsafe_compute_mask_ptr(self._address, len(self._bits))
@@ -71,10 +71,10 @@ class Matcher:
             at, bit = self._end_id >> 3, 1 << (self._end_id & 7)
             may_end = bool(self._bits[at] & bit)
             self._bits[at] &= ~bit & 0xFF
-            self._mask = Mask(bytes(self._bits), may_end)
+            self._mask = TokenBitmask(bytes(self._bits), may_end)
         return self._mask
 
-    def _nothing_follows(self) -> bool:
+    def _is_finished(self) -> bool:
         if self._inner.is_stopped():
             self._raise_if_failed()
             return True
@@ -83,10 +83,10 @@ class Matcher:
 
     def _raise_if_failed(self) -> None:
         if self._inner.is_error():
-            raise GrammarFailed(in_short(self._inner.get_error()))
+            raise GrammarLimitExceeded(shorten_error(self._inner.get_error()))
 
 
-def in_short(problem: str) -> str:
+def shorten_error(problem: str) -> str:
     """The library's words, which may quote a whole grammar over many lines."""
     line = " ".join(problem.replace("<non-verbose/>", "").split())
     if line.startswith("Resource '"):

@@ -8,29 +8,29 @@ from typing import Any
 
 import msgspec
 
-from onward.grammar.faults import GrammarRefused
+from onward.grammar.faults import InvalidGrammar
 from onward.grammar.lark import json_value, literal
 
 
-class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TagStructure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     begin: str
     end: str
     schema: dict[str, Any] | bool
 
 
 class StructuralTag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    structures: list[Structure]
+    structures: list[TagStructure]
     triggers: list[str]
 
 
-def tags_as_lark(source: Any, json_style: Mapping[str, Any], is_special: Callable[[str], bool]) -> str:
+def structural_tag_to_lark(source: Any, json_style: Mapping[str, Any], is_special: Callable[[str], bool]) -> str:
     """A grammar in the library's form of Lark: any text, then a tag, any number of times, then any text."""
     try:
         tag = msgspec.convert(source, StructuralTag)
     except msgspec.ValidationError as error:
-        raise GrammarRefused(str(error)) from error
+        raise InvalidGrammar(str(error)) from error
     if not tag.structures:
-        raise GrammarRefused("structures: must not be empty")
+        raise InvalidGrammar("structures: must not be empty")
     rules = [_rule(tag, index, json_style, is_special) for index in range(len(tag.structures))]
     names = " | ".join(f"tag_{index}" for index in range(len(rules)))
     return "\n".join([f"start: ({names})* rest", "rest: TEXT", r"TEXT: /(.|\n)*/", *rules])
@@ -40,7 +40,7 @@ def _rule(tag: StructuralTag, index: int, json_style: Mapping[str, Any], is_spec
     structure = tag.structures[index]
     trigger = next((one for one in tag.triggers if one and structure.begin.startswith(one)), None)
     if trigger is None:
-        raise GrammarRefused(f"structures[{index}].begin: none of the triggers stands at its beginning")
+        raise InvalidGrammar(f"structures[{index}].begin: none of the triggers stands at its beginning")
     schema = structure.schema
     if isinstance(schema, dict):
         schema = {"x-guidance": dict(json_style)} | schema

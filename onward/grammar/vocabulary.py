@@ -14,21 +14,21 @@ from onward.text.tokenizer import Tokenizer
 _END_NAME = b"<|end of the grammar|>"
 
 
-class Vocabulary:
+class GrammarVocabulary:
     """Immutable once built, so threads may share it. Takes a quarter of a second and some 20 MB for 50,000 tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         table = tokenizer.table
         self.end_id = len(table)
-        wrapped = llguidance.TokenizerWrapper(_ForLibrary(tokenizer))
-        self.for_library = llguidance.LLTokenizer(wrapped, n_vocab=len(table) + 1, eos_token=self.end_id)
+        wrapped = llguidance.TokenizerWrapper(_LlguidanceTokenizer(tokenizer))
+        self.ll_tokenizer = llguidance.LLTokenizer(wrapped, n_vocab=len(table) + 1, eos_token=self.end_id)
 
     def is_special(self, text: str) -> bool:
         return self._tokenizer.token_id(text) in self._tokenizer.special_ids
 
 
-class _ForLibrary:
+class _LlguidanceTokenizer:
     """The names are the library's."""
 
     bos_token_id = None
@@ -37,11 +37,11 @@ class _ForLibrary:
         self._tokenizer = tokenizer
         table = tokenizer.table
         self.eos_token_id = len(table)
-        self.tokens: Sequence[bytes] = [*table.pieces, _END_NAME]
+        self.tokens: Sequence[bytes] = [*table.token_bytes_list, _END_NAME]
         self.special_token_ids = [*sorted(table.special_ids), len(table)]
-        self._id_of = {piece: token_id for token_id, piece in enumerate(table.pieces) if piece}
+        self._id_of = {piece: token_id for token_id, piece in enumerate(table.token_bytes_list) if piece}
         for token_id in table.special_ids:
-            self._id_of.pop(table.pieces[token_id], None)
+            self._id_of.pop(table.token_bytes_list[token_id], None)
         self._longest = max(map(len, self._id_of), default=0)
 
     def __call__(self, data: bytes) -> list[int]:
@@ -49,7 +49,7 @@ class _ForLibrary:
         that a model finds the words as it knows them."""
         text = data.decode("utf-8", "replace")
         token_ids = self._tokenizer.encode(text, add_special_tokens=False)
-        pieces = self._tokenizer.table.pieces
+        pieces = self._tokenizer.table.token_bytes_list
         if b"".join([pieces[token_id] for token_id in token_ids]) == data:
             return token_ids
         return self._longest_first(data)  # some tokenizers put a space before every text

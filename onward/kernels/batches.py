@@ -5,7 +5,7 @@ _GRANULE = 8
 _COARSE_FROM, _COARSE = 256, 32
 
 
-def padded(count: int) -> int:
+def padded_batch_size(count: int) -> int:
     """The size for `count` rows."""
     assert count > 0
     for size in _SMALL:

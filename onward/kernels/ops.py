@@ -17,10 +17,10 @@ Norms = tuple[torch.Tensor, torch.Tensor]
 Rotary = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, float32 [positions, head_dim / 2]."""
 
-FP8_LARGEST = 448.0
+FP8_MAX = 448.0
 """Of float8 e4m3."""
 
-NUM_INPUTS = 3
+NUM_ROW_INPUTS = 3
 """Of a row that decodes or samples: its slot, how many tokens are known, and a block that its table gets (or -1)."""
 
 
@@ -39,9 +39,9 @@ class SlotTensors:
     """int32 [slots, max_model_len + 1]: all known tokens."""
     tables: torch.Tensor
     """int32 [slots, blocks]."""
-    numbers: torch.Tensor
+    int_params: torch.Tensor
     """int64 [3, slots]: seeds, choices, lengths of prompts."""
-    measures: torch.Tensor
+    float_params: torch.Tensor
     """float32 [4, slots]: temperatures, top_ps, min_ps, top_ks (0: all)."""
 
     @classmethod
@@ -72,7 +72,7 @@ class RowTensors:
     choices: torch.Tensor
     positions: torch.Tensor
     """int64: index in the output of the token to be drawn."""
-    drawn: torch.Tensor
+    sampled: torch.Tensor
     """int32 [2, rows]: the token, and whether there is one (1) or the logits are not numbers (0)."""
 
     @classmethod
@@ -81,7 +81,7 @@ class RowTensors:
             return torch.zeros((*shape, rows), dtype=dtype, device=device)
 
         return cls(
-            inputs=of(torch.int32, NUM_INPUTS),
+            inputs=of(torch.int32, NUM_ROW_INPUTS),
             token_ids=of(torch.int32),
             tables=torch.zeros((rows, max_blocks), dtype=torch.int32, device=device),
             temperatures=of(torch.float32),
@@ -91,7 +91,7 @@ class RowTensors:
             seeds=of(torch.int64),
             choices=of(torch.int64),
             positions=of(torch.int64),
-            drawn=of(torch.int32, 2),
+            sampled=of(torch.int32, 2),
         )
 
     @property
@@ -111,7 +111,7 @@ class RowTensors:
         return RowTensors(
             self.inputs[:, :count], self.token_ids[:count], self.tables[:count], self.temperatures[:count],
             self.top_ps[:count], self.min_ps[:count], self.top_ks[:count], self.seeds[:count], self.choices[:count],
-            self.positions[:count], self.drawn[:, :count],
+            self.positions[:count], self.sampled[:, :count],
         )  # fmt: skip
 
 
@@ -126,11 +126,11 @@ class Ops(Protocol):
         KV pool, and once, since captured graphs know where it lies. `max_sampled`: rows with logits in one step."""
         ...
 
-    def begin_rows(self, slots: SlotTensors, rows: RowTensors, block_size: int) -> None:
+    def load_rows(self, slots: SlotTensors, rows: RowTensors, block_size: int) -> None:
         """Gives tables their new blocks, then fills `rows` from the slots."""
         ...
 
-    def finish_rows(self, slots: SlotTensors, rows: RowTensors) -> None:
+    def append_sampled_tokens(self, slots: SlotTensors, rows: RowTensors) -> None:
         """Puts what was drawn behind the slots' tokens."""
         ...
 
@@ -142,9 +142,9 @@ class Ops(Protocol):
         """residual += x; out = norm(residual)."""
         ...
 
-    def silu_gate(self, gate_up: torch.Tensor, out: torch.Tensor) -> None: ...
+    def silu_and_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None: ...
 
-    def decode(
+    def decode_attention(
         self, qkv: torch.Tensor, kv: torch.Tensor, rows: RowTensors, norms: Norms | None, eps: float, rotary: Rotary,
         out: torch.Tensor,
     ) -> None:  # fmt: skip
@@ -166,23 +166,25 @@ class Ops(Protocol):
         row has the bits that `decode` gives it."""
         ...
 
-    def product(
+    def matmul(
         self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None,
         scales: torch.Tensor | None,
     ) -> None:  # fmt: skip
         """x times the weight [outputs, inputs]; float8 weights have a scale for each output."""
         ...
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    def invariant_linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         """The same without bias and scales, with bits that do not depend on the other rows. Rows that lie behind `out` in
         its buffer may be overwritten."""
         ...
 
-    def gated_linear(self, x: torch.Tensor, weight: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    def invariant_gated_linear(
+        self, x: torch.Tensor, weight: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor
+    ) -> None:
         """`linear` and `silu_gate`: the weight holds gates, then ups. `gate_up` may be overwritten."""
         ...
 
-    def one_row(
+    def single_row_linear(
         self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scales: torch.Tensor | None, *,
         norm: tuple[torch.Tensor, float] | None = None, adds: bool = False, gates: bool = False,
     ) -> None:  # fmt: skip
@@ -193,15 +195,15 @@ class Ops(Protocol):
         """Draws for each row. Without cuts, no row has any."""
         ...
 
-    def forbid(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+    def apply_token_bitmask(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
         """In these rows (int64) of float32 logits, tokens whose bit is not set (uint8, lowest first) get minus infinity."""
         ...
 
-    def log_totals(self, logits: torch.Tensor) -> torch.Tensor:
+    def logsumexp(self, logits: torch.Tensor) -> torch.Tensor:
         """The logarithm of the sum of exponentials of each row of float32 logits, in float64 [rows]. A row's bits do not
         depend on the other rows."""
         ...
 
-    def add_rows(self, x: torch.Tensor, total: torch.Tensor) -> None:
+    def accumulate_rows(self, x: torch.Tensor, total: torch.Tensor) -> None:
         """total (float64) += each row, one after the other."""
         ...

@@ -41,11 +41,14 @@ def _quantize_layer(
         yield "k_norm", tensors[prefix + "self_attn.k_norm.weight"]
     yield "o", pack(tensors[prefix + "self_attn.o_proj.weight"])
     yield "post_norm", tensors[prefix + "post_attention_layernorm.weight"]
-    yield "gate_up", pack(alternate(tensors[prefix + "mlp.gate_proj.weight"], tensors[prefix + "mlp.up_proj.weight"]))
+    yield (
+        "gate_up",
+        pack(interleave_gate_up(tensors[prefix + "mlp.gate_proj.weight"], tensors[prefix + "mlp.up_proj.weight"])),
+    )
     yield "down", pack(tensors[prefix + "mlp.down_proj.weight"])
 
 
-def alternate(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+def interleave_gate_up(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     """Sixteen rows of gate, sixteen of up, and so on."""
     rows, inputs = gate.shape
     tiles = (rows // TILE, TILE, inputs)

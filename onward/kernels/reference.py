@@ -118,12 +118,14 @@ def _round_weights(weights: np.ndarray) -> np.ndarray:
     return rounded
 
 
-def silu_times(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+def silu_and_mul(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     wide = gate.astype(np.float64)
     return (up * (wide / (1 + np.exp(-wide)))).astype(np.float32)
 
 
-def kept_tokens(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+def filtered_probabilities(
+    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
+) -> np.ndarray:
     """The probabilities of one row's tokens after all cuts, in float64."""
     p = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
     if 0 < top_k < len(p):

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from onward.kernels.ops import FP8_LARGEST, HeadShape, Norms, Rotary, RowTensors, SlotTensors
+from onward.kernels.ops import FP8_MAX, HeadShape, Norms, Rotary, RowTensors, SlotTensors
 from onward.kernels.triton import reference
 
 
@@ -13,7 +13,7 @@ class TorchOps:
     def reserve(self, heads: HeadShape, max_num_seqs: int, max_sampled: int, vocab_size: int, device: str) -> None:
         pass
 
-    def begin_rows(self, slots: SlotTensors, rows: RowTensors, block_size: int) -> None:
+    def load_rows(self, slots: SlotTensors, rows: RowTensors, block_size: int) -> None:
         owners, lengths = rows.slots.long(), rows.lengths.long()
         newest = (lengths - 1).clamp(min=0)
         grows = rows.new_blocks >= 0
@@ -21,16 +21,16 @@ class TorchOps:
         rows.token_ids.copy_(slots.tokens[owners, newest])
         rows.tables.copy_(slots.tables[owners])
         for target, source in zip(
-            (rows.temperatures, rows.top_ps, rows.min_ps, rows.top_ks), slots.measures[:, owners], strict=True
+            (rows.temperatures, rows.top_ps, rows.min_ps, rows.top_ks), slots.float_params[:, owners], strict=True
         ):
             target.copy_(source)
-        seeds, choices, num_prompts = slots.numbers[:, owners]
+        seeds, choices, num_prompts = slots.int_params[:, owners]
         rows.seeds.copy_(seeds)
         rows.choices.copy_(choices)
         rows.positions.copy_(lengths - num_prompts)
 
-    def finish_rows(self, slots: SlotTensors, rows: RowTensors) -> None:
-        slots.tokens[rows.slots.long(), rows.lengths.long()] = rows.drawn[0]
+    def append_sampled_tokens(self, slots: SlotTensors, rows: RowTensors) -> None:
+        slots.tokens[rows.slots.long(), rows.lengths.long()] = rows.sampled[0]
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
         out.copy_(reference.rms_norm(x, weight, eps))
@@ -41,10 +41,10 @@ class TorchOps:
         residual += x
         out.copy_(reference.rms_norm(residual, weight, eps))
 
-    def silu_gate(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_(reference.silu_gate(gate_up))
+    def silu_and_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(reference.silu_and_mul(gate_up))
 
-    def decode(
+    def decode_attention(
         self, qkv: torch.Tensor, kv: torch.Tensor, rows: RowTensors, norms: Norms | None, eps: float, rotary: Rotary,
         out: torch.Tensor,
     ) -> None:  # fmt: skip
@@ -81,48 +81,50 @@ class TorchOps:
                 attended = reference.attention(queries[first : first + count], keys, values, position)
                 out[first : first + count].copy_(attended.flatten(1))
 
-    def product(
+    def matmul(
         self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None,
         scales: torch.Tensor | None,
     ) -> None:  # fmt: skip
         if scales is None:
             out.copy_(F.linear(x, weight, bias))
             return
-        row_scales = x.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / FP8_LARGEST
+        row_scales = x.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / FP8_MAX
         narrow = (x.float() / row_scales).to(torch.float8_e4m3fn).float()
         product = F.linear(narrow, weight.float()) * row_scales * scales
         out.copy_(product if bias is None else product + bias)
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    def invariant_linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(torch.cat([F.linear(row[None], weight) for row in x]))  # one by one, so that each has its own bits
 
-    def gated_linear(self, x: torch.Tensor, weight: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor) -> None:
-        self.linear(x, weight, gate_up)
-        self.silu_gate(gate_up, out)
+    def invariant_gated_linear(
+        self, x: torch.Tensor, weight: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        self.invariant_linear(x, weight, gate_up)
+        self.silu_and_mul(gate_up, out)
 
-    def one_row(
+    def single_row_linear(
         self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scales: torch.Tensor | None, *,
         norm: tuple[torch.Tensor, float] | None = None, adds: bool = False, gates: bool = False,
     ) -> None:  # fmt: skip
         wide = weight.double() if scales is None else weight.double() * scales[:, None]
         product = F.linear(x.double() if norm is None else reference.rms_norm(x, *norm), wide)
-        product = reference.silu_gate(product) if gates else product
+        product = reference.silu_and_mul(product) if gates else product
         out.copy_(out + product if adds else product)
 
     def sample(self, logits: torch.Tensor, rows: RowTensors, *, with_cuts: bool) -> None:
         for row in range(len(logits)):
             token, is_valid = self._draw(logits[row].float(), rows, row, with_cuts)
-            rows.drawn[0, row], rows.drawn[1, row] = token, int(is_valid)
+            rows.sampled[0, row], rows.sampled[1, row] = token, int(is_valid)
 
-    def forbid(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+    def apply_token_bitmask(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
         powers = torch.arange(8, dtype=torch.uint8, device=bits.device)
         allowed = (bits[:, :, None] >> powers & 1).bool().flatten(1)[:, : logits.shape[1]]
         logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
 
-    def log_totals(self, logits: torch.Tensor) -> torch.Tensor:
+    def logsumexp(self, logits: torch.Tensor) -> torch.Tensor:
         return torch.stack([row.double().logsumexp(0) for row in logits])
 
-    def add_rows(self, x: torch.Tensor, total: torch.Tensor) -> None:
+    def accumulate_rows(self, x: torch.Tensor, total: torch.Tensor) -> None:
         for row in x:
             total += row
 
@@ -133,7 +135,7 @@ class TorchOps:
         if temperature <= 0:
             return int(logits.argmax()), True
         cuts = (int(rows.top_ks[row]), float(rows.top_ps[row]), float(rows.min_ps[row])) if with_cuts else (0, 1.0, 0.0)
-        ends = reference.kept_weights(logits, temperature, *cuts).cumsum(0)
+        ends = reference.filtered_weights(logits, temperature, *cuts).cumsum(0)
         number = reference.uniform(int(rows.seeds[row]), int(rows.choices[row]), int(rows.positions[row]))
         return min(int(torch.searchsorted(ends, number * ends[-1], right=True)), len(logits) - 1), True
 

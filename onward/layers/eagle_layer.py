@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from onward.layers.float_layers import Attention, FloatBlock, Linear
-from onward.layers.rows import Rows
+from onward.layers.float_layers import Attention, FloatDecoderLayer, Linear
+from onward.layers.rows import ForwardBatch
 from onward.proto.model import ModelConfig
 
 
@@ -22,10 +22,10 @@ class EagleLayer:
         self._fc = Linear([weights["fc.weight"]], biases, torch.float32)
         own = {f"model.{name}": tensor for name, tensor in weights.items()}
         has_norm = "layers.0.input_layernorm.weight" in weights
-        self._block = FloatBlock(0, own, config, attention, torch.float32, has_input_norm=has_norm)
+        self._block = FloatDecoderLayer(0, own, config, attention, torch.float32, has_input_norm=has_norm)
 
     @torch.inference_mode()
-    def __call__(self, embedded: np.ndarray, hidden: np.ndarray, rows: Rows) -> np.ndarray:
+    def __call__(self, embedded: np.ndarray, hidden: np.ndarray, rows: ForwardBatch) -> np.ndarray:
         """Of each row its token's embedding and the hidden state before it; what follows from them, [rows, hidden_size]."""
         joined = torch.from_numpy(np.concatenate([embedded, hidden], axis=1))
         return self._block(self._fc(joined), rows).numpy()

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from onward.kernels.cpu.batch_attention import NUM_PHASES, rotate_and_attend
 from onward.kernels.cpu.phases import WORDS_PER_PHASE
 from onward.kernels.cpu.threads import ThreadPool
-from onward.layers.context import fill, fill_model, fill_rows, new_context
+from onward.layers.context import fill_batch_fields, fill_context, fill_model_fields, new_context
 from onward.layers.paged_kv import AttentionScratch, PagedKV
 from onward.layers.rotary import RotaryTable
-from onward.layers.rows import Rows
+from onward.layers.rows import ForwardBatch
 from onward.proto.model import ModelConfig
 
 
@@ -47,7 +47,7 @@ def _tensor(array: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
 
 
-def _unchanged(x: torch.Tensor) -> torch.Tensor:
+def _identity(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
@@ -66,16 +66,21 @@ class Attention:
         self._threads = threads
         self._work = np.zeros((NUM_PHASES, WORDS_PER_PHASE), np.int64)
         self._context = new_context(rotate_and_attend)
-        fill_model(self._context, config, rotary, kv, scratch, threads)
-        fill(self._context, work=self._work)
+        fill_model_fields(self._context, config, rotary, kv, scratch, threads)
+        fill_context(self._context, work=self._work)
 
     def __call__(
-        self, qkv: torch.Tensor, rows: Rows, layer: int, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+        self,
+        qkv: torch.Tensor,
+        rows: ForwardBatch,
+        layer: int,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
     ) -> torch.Tensor:
         assert qkv.is_contiguous()
-        out = torch.empty((rows.count, self._width))
-        fill_rows(self._context, rows)
-        fill(
+        out = torch.empty((rows.num_rows, self._width))
+        fill_batch_fields(self._context, rows)
+        fill_context(
             self._context, qkv=qkv.data_ptr(), attended=out.data_ptr(), kv_at=layer * self._layer_stride,
             q_norm=_address(q_norm), k_norm=_address(k_norm),
         )  # fmt: skip
@@ -84,7 +89,7 @@ class Attention:
         return out
 
 
-class FloatBlock:
+class FloatDecoderLayer:
     """One decoder layer."""
 
     def __init__(
@@ -107,7 +112,7 @@ class FloatBlock:
             return _tensor(weights[f"{prefix}self_attn.{name}.weight"], torch.float32) if config.qk_norm else None
 
         self.index, self.attention = index, attention
-        self.input_norm = RMSNorm(weights[prefix + "input_layernorm.weight"], eps) if has_input_norm else _unchanged
+        self.input_norm = RMSNorm(weights[prefix + "input_layernorm.weight"], eps) if has_input_norm else _identity
         self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", biased=config.qkv_bias)
         self.q_norm, self.k_norm = head_norm("q_norm"), head_norm("k_norm")
         self.o = linear("self_attn.o_proj")
@@ -115,7 +120,7 @@ class FloatBlock:
         self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
         self.down = linear("mlp.down_proj")
 
-    def __call__(self, hidden: torch.Tensor, rows: Rows) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, rows: ForwardBatch) -> torch.Tensor:
         qkv = self.qkv(self.input_norm(hidden))
         hidden = hidden + self.o(self.attention(qkv, rows, self.index, self.q_norm, self.k_norm))
         gate, up = self.gate_up(self.post_norm(hidden)).chunk(2, dim=-1)
@@ -129,7 +134,7 @@ class FloatModel:
         self, weights: Mapping[str, Any], config: ModelConfig, attention: Attention, dtype: torch.dtype
     ) -> None:
         self.embedding = _tensor(weights["model.embed_tokens.weight"], dtype)
-        self.blocks = [FloatBlock(i, weights, config, attention, dtype) for i in range(config.num_layers)]
+        self.layers = [FloatDecoderLayer(i, weights, config, attention, dtype) for i in range(config.num_layers)]
         self.norm = RMSNorm(weights["model.norm.weight"], config.rms_norm_eps)
         head = self.embedding if config.tie_word_embeddings else weights["lm_head.weight"]
         self.head = Linear([head], [], dtype)
@@ -137,7 +142,7 @@ class FloatModel:
         self._hidden = torch.empty(0)
 
     @torch.inference_mode()
-    def outputs(self) -> np.ndarray:
+    def last_hidden_states(self) -> np.ndarray:
         return self.norm(self._hidden).float().numpy()
 
     def layers_done(self) -> int:
@@ -147,10 +152,10 @@ class FloatModel:
         return {}
 
     @torch.inference_mode()
-    def forward(self, rows: Rows) -> np.ndarray:
+    def forward(self, rows: ForwardBatch) -> np.ndarray:
         hidden = self.embedding[torch.from_numpy(rows.token_ids).long()].float()
-        for block in self.blocks:
+        for block in self.layers:
             hidden = block(hidden, rows)
             self._layers_done += 1
         self._hidden = hidden
-        return self.head(self.norm(hidden[torch.from_numpy(rows.sampled)])).numpy()
+        return self.head(self.norm(hidden[torch.from_numpy(rows.logits_indices)])).numpy()

@@ -9,13 +9,13 @@ import numpy as np
 
 from onward.kernels.cpu import int8_step as step
 from onward.kernels.cpu.phases import END_STAMP, WORDS_PER_PHASE
-from onward.kernels.cpu.quantized import Quantized
+from onward.kernels.cpu.quantized import QuantizedActivations
 from onward.kernels.cpu.threads import ThreadPool
 from onward.kernels.packing import NIBBLES_RECORD, OUTPUT_UNIT
-from onward.layers.context import fill, fill_model, fill_rows, new_context
+from onward.layers.context import fill_batch_fields, fill_context, fill_model_fields, new_context
 from onward.layers.paged_kv import AttentionScratch, PagedKV
 from onward.layers.rotary import RotaryTable
-from onward.layers.rows import Rows
+from onward.layers.rows import ForwardBatch
 from onward.proto.model import ModelConfig
 
 TILE_SCRATCH = step.TILE_SCRATCH
@@ -49,18 +49,18 @@ class Int8Model:
         self._vocab_size = -(-config.vocab_size // OUTPUT_UNIT) * OUTPUT_UNIT
         self._context = new_context(self._kernel)
         self._kept: list[object] = [rotary, kv, scratch]
-        fill_model(self._context, config, rotary, kv, scratch, threads)
+        fill_model_fields(self._context, config, rotary, kv, scratch, threads)
         self._point_to(layer_stride=kv.layer_stride, num_layers=config.num_layers)
         self._point_to_weights(weights, config)
         self._allocate(config, max_rows, max_sampled)
 
-    def forward(self, rows: Rows) -> np.ndarray:
-        count = len(rows.sampled)
+    def forward(self, rows: ForwardBatch) -> np.ndarray:
+        count = len(rows.logits_indices)
         assert count <= len(self._logits)
-        fill_rows(self._context, rows)
-        fill(self._context, token_ids=rows.token_ids, sampled=rows.sampled, num_sampled=count)
+        fill_batch_fields(self._context, rows)
+        fill_context(self._context, token_ids=rows.token_ids, sampled=rows.logits_indices, num_sampled=count)
         self._work[:] = 0
-        self._num_rows = self._num_rows_running = rows.count
+        self._num_rows = self._num_rows_running = rows.num_rows
         self._threads.run(self._kernel, self._context)
         self._layers_done += self._num_layers
         self._num_rows_running = None
@@ -71,7 +71,7 @@ class Int8Model:
         """The residual stream of each row, float32 [max_rows, hidden_size]."""
         return self._hidden
 
-    def outputs(self) -> np.ndarray:
+    def last_hidden_states(self) -> np.ndarray:
         hidden = self._hidden[: self._num_rows]
         scale = 1 / np.sqrt(np.mean(np.square(hidden), axis=1, keepdims=True) + self._eps)
         return hidden * scale * self._final_norm
@@ -95,7 +95,7 @@ class Int8Model:
     def _point_to(self, **fields: np.ndarray | int) -> None:
         """Keeps the arrays as long as the context."""
         self._kept += fields.values()
-        fill(self._context, **fields)
+        fill_context(self._context, **fields)
 
     def _point_to_weights(self, weights: Mapping[str, np.ndarray], config: ModelConfig) -> None:
         layers = np.zeros((config.num_layers, step.NUM_WEIGHTS), np.int64)
@@ -134,7 +134,7 @@ class Int8Model:
             attended=np.zeros((max_rows, heads_width), np.float32),
         )
         for name, width in zip(step.QUANTIZED_INPUTS, (hidden, heads_width, inner), strict=True):
-            parts = Quantized.allocate(max(max_rows, max_sampled), width)._asdict()
+            parts = QuantizedActivations.allocate(max(max_rows, max_sampled), width)._asdict()
             self._point_to(**{f"{name}_{part}": array for part, array in parts.items()})
 
 

@@ -13,11 +13,11 @@ from onward.kernels.cpu.threads import ThreadPool
 from onward.layers.int8_layers import TILE_SCRATCH, Int8Model
 from onward.layers.paged_kv import AttentionScratch, PagedKV
 from onward.layers.rotary import RotaryTable
-from onward.layers.rows import Rows
+from onward.layers.rows import ForwardBatch
 from onward.proto.model import ModelConfig, PreparedModel
 
 
-class ModelEnds(Protocol):
+class EmbeddingAndHead(Protocol):
     def embed(self, token_ids: np.ndarray) -> np.ndarray:
         """float32 [tokens, hidden_size]."""
         ...
@@ -27,15 +27,15 @@ class ModelEnds(Protocol):
         ...
 
 
-def open_ends(
+def open_embedding_and_head(
     model: PreparedModel, weights: Mapping[str, Any], threads: ThreadPool, *, max_embedded: int, max_logits: int
-) -> ModelEnds:
+) -> EmbeddingAndHead:
     if model.quantization == "int8":
-        return Int8Ends(weights, model.config, threads, max_embedded=max_embedded, max_logits=max_logits)
-    return FloatEnds(weights, model.config, model.dtype)
+        return Int8EmbeddingAndHead(weights, model.config, threads, max_embedded=max_embedded, max_logits=max_logits)
+    return FloatEmbeddingAndHead(weights, model.config, model.dtype)
 
 
-class Int8Ends:
+class Int8EmbeddingAndHead:
     """A model without layers. Asked for no logits it embeds; asked for no rows it has only its head left to compute."""
 
     def __init__(
@@ -74,14 +74,14 @@ class Int8Ends:
         logits *= np.sqrt(np.mean(np.square(hidden), axis=1, keepdims=True) + self._eps)
         return logits
 
-    def _rows(self, token_ids: np.ndarray, num_sampled: int) -> Rows:
+    def _rows(self, token_ids: np.ndarray, num_sampled: int) -> ForwardBatch:
         nothing = np.zeros(len(token_ids), np.int32)
         sampled = np.arange(num_sampled, dtype=np.int64)
         tiles = np.zeros((0, 4), np.int32)
-        return Rows(len(token_ids), token_ids, nothing, nothing, tiles, sampled, self._no_tables)
+        return ForwardBatch(len(token_ids), token_ids, nothing, nothing, tiles, sampled, self._no_tables)
 
 
-class FloatEnds:
+class FloatEmbeddingAndHead:
     def __init__(self, weights: Mapping[str, Any], config: ModelConfig, dtype: str) -> None:
         import torch
 

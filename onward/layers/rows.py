@@ -11,13 +11,13 @@ import numpy as np
 
 
 @dataclass(slots=True)
-class Rows:
-    count: int
+class ForwardBatch:
+    num_rows: int
     token_ids: np.ndarray
     positions: np.ndarray
-    pages: np.ndarray
+    kv_block_ids: np.ndarray
     """The KV block that each row's own key and value go to."""
     tiles: np.ndarray
-    sampled: np.ndarray
+    logits_indices: np.ndarray
     block_tables: np.ndarray
     """[slots, blocks]: where each slot's history is."""

@@ -12,7 +12,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _CLOSED = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 
 
-def is_of_cache(fault: OSError, cache_dir: Path) -> bool:
+def is_cache_error(fault: OSError, cache_dir: Path) -> bool:
     """Whether the folder cannot be made or written. A file that is missing within it is not its fault."""
     if fault.errno in _FULL:
         return True
@@ -22,5 +22,5 @@ def is_of_cache(fault: OSError, cache_dir: Path) -> bool:
     return cache_dir.is_relative_to(path) or (fault.errno in _CLOSED and path.is_relative_to(cache_dir))
 
 
-def advice_on(fault: OSError, cache_dir: Path) -> str:
+def cache_error_message(fault: OSError, cache_dir: Path) -> str:
     return f"the cache folder {cache_dir} cannot be written: {fault}; set ONWARD_CACHE to another one"

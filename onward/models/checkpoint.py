@@ -15,7 +15,7 @@ from onward.proto.model import ModelConfig
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PICKLED = ("*.bin", "*.pt", "*.pth")
-_HARMLESS_SUFFIX = ".rotary_emb.inv_freq"
+_IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 """Older checkpoints store what follows from the config."""
 
 
@@ -46,7 +46,7 @@ def _indexed_files(folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def check(files: list[Path], config: ModelConfig, source: str) -> None:
+def check_checkpoint(files: list[Path], config: ModelConfig, source: str) -> None:
     """Raises unless the files together hold exactly the model's tensors."""
     found: dict[str, names.Shape] = {}
     for path in files:
@@ -54,7 +54,7 @@ def check(files: list[Path], config: ModelConfig, source: str) -> None:
             if name in found:
                 raise StartupError(f"{source} has the tensor {name} twice")
             found[name] = place.shape
-    ignored = [name for name in found if name.endswith(_HARMLESS_SUFFIX)]
+    ignored = [name for name in found if name.endswith(_IGNORED_SUFFIX)]
     if config.tie_word_embeddings:
         ignored.append(names.LM_HEAD)
     names.check_tensors({n: shape for n, shape in found.items() if n not in ignored}, config, source)

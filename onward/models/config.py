@@ -14,7 +14,7 @@ from onward.proto.model import ModelConfig, RopeScaling
 
 T = TypeVar("T", int, float)
 
-_ABSURD = 1e30
+_MAX_NUMBER = 1e30
 """Still a float32."""
 
 HF_ARCHITECTURES = {
@@ -158,7 +158,7 @@ def from_gguf(
     hidden, heads = _positive(own, "embedding_length", int), _positive(own, "attention.head_count", int)
     head_dim = _positive(own, "attention.key_length", int, hidden // heads)
     _refuse_unsupported_gguf(own, shapes, head_dim)
-    theta = _short_float(_positive(own, "rope.freq_base", float, 10000.0))
+    theta = _shortest_float(_positive(own, "rope.freq_base", float, 10000.0))
     config = ModelConfig(
         architecture=architecture,
         vocab_size=shapes["token_embd.weight"][0],
@@ -169,9 +169,9 @@ def from_gguf(
         num_kv_heads=_positive(own, "attention.head_count_kv", int, heads),
         head_dim=head_dim,
         max_position_embeddings=_positive(own, "context_length", int),
-        rms_norm_eps=_short_float(_positive(own, "attention.layer_norm_rms_epsilon", float)),
+        rms_norm_eps=_shortest_float(_positive(own, "attention.layer_norm_rms_epsilon", float)),
         rope_theta=theta,
-        rope_scaling=rope_factors.to_scaling(rope_freqs, theta, head_dim) if rope_freqs else None,
+        rope_scaling=rope_factors.fit_rope_scaling(rope_freqs, theta, head_dim) if rope_freqs else None,
         tie_word_embeddings="output.weight" not in shapes,
         qkv_bias="blk.0.attn_q.bias" in shapes,
         qk_norm=architecture == "qwen3",
@@ -214,13 +214,13 @@ def _positive(raw: Mapping[str, Any], key: str, kind: type[T], default: T | None
     if value is None:
         raise StartupError(f"the model's config lacks `{key}`")
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    limit = 1 << 31 if kind is int else _ABSURD
+    limit = 1 << 31 if kind is int else _MAX_NUMBER
     if not is_number or not 0 < value < limit or (kind is int and int(value) != value):
         raise StartupError(f"the model's config is wrong: `{key}` is {repr(value)[:80]}")
     return kind(value)
 
 
-def _short_float(value: float) -> float:
+def _shortest_float(value: float) -> float:
     """GGUF stores float32: 1e-5 comes back as 9.999999747e-06. The shortest decimal of the same float32 is meant."""
     for digits in range(1, 10):
         short = float(f"{value:.{digits}g}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from onward.errors import StartupError
-from onward.models.file_facts import Progress
+from onward.models.file_facts import ProgressCallback
 from onward.models.names import expected_tensors
 from onward.models.safetensors_file import Array, BFloat16Bits, MappedTensors, write_file
 from onward.proto.model import ModelConfig
@@ -24,10 +24,10 @@ def write_weights(
     *,
     quantization: str,
     dtype: str,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> list[str]:
     """`tensors` are float32, by canonical name. Returns the names of the files."""
-    watched = _Watched(tensors, progress)
+    watched = _ProgressReportingTensors(tensors, progress)
     if quantization == "int8":
         from onward.kernels.packing import GROUP
         from onward.kernels.quantize import quantize_model
@@ -92,10 +92,10 @@ class Float32Tensors(Mapping[str, np.ndarray]):
         return len(self._wanted)
 
 
-class _Watched(Mapping[str, np.ndarray]):
+class _ProgressReportingTensors(Mapping[str, np.ndarray]):
     """Tells how many of the tensors have been read. A quantizer may read one several times."""
 
-    def __init__(self, tensors: Mapping[str, np.ndarray], progress: Progress) -> None:
+    def __init__(self, tensors: Mapping[str, np.ndarray], progress: ProgressCallback) -> None:
         self._tensors, self._progress = tensors, progress
         self._read: set[str] = set()
 

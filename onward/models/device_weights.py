@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onward.layers.device.weights import ModelWeights, allocate, places
+from onward.layers.device.weights import ModelWeights, allocate, checkpoint_targets
 from onward.proto.model import PreparedModel
 
 _PIECE_BYTES = 32 << 20
@@ -19,9 +19,11 @@ _NUM_PIECES = 12
 """Copied at once, each through pinned memory of its own."""
 
 
-def load(model: PreparedModel, weights: Mapping[str, Any] | None, dtype: torch.dtype, device: str) -> ModelWeights:
+def load_device_weights(
+    model: PreparedModel, weights: Mapping[str, Any] | None, dtype: torch.dtype, device: str
+) -> ModelWeights:
     loaded = allocate(model.config, dtype, device)
-    targets = places(loaded, model.config)
+    targets = checkpoint_targets(loaded, model.config)
     if weights is None:
         _fill_randomly(targets)
     elif device == "cpu":
@@ -32,7 +34,7 @@ def load(model: PreparedModel, weights: Mapping[str, Any] | None, dtype: torch.d
     if model.quantization == "fp8":
         for layer in loaded.layers:
             for matrix in layer.matrices:
-                matrix.quantize()
+                matrix.quantize_to_fp8()
         if device != "cpu":
             torch.cuda.empty_cache()  # else what the wide weights took counts as used when the pool is measured
     return loaded

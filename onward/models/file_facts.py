@@ -13,19 +13,19 @@ from onward.log import event
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[str, float | None], None]
+ProgressCallback = Callable[[str, float | None], None]
 
 _PIECE_BYTES = 8 << 20
 
 
-class _Fact(msgspec.Struct, frozen=True):
+class _CachedProperty(msgspec.Struct, frozen=True):
     path: str
     size: int
     mtime_ns: int
     answer: str
 
 
-def remembered(path: Path, question: str, cache_dir: Path, learn: Callable[[Path], str]) -> str:
+def cached_property_of(path: Path, question: str, cache_dir: Path, learn: Callable[[Path], str]) -> str:
     """`learn(path)`, unless the question was answered before and the file has not been touched since."""
     path = path.resolve()
     memo = cache_dir / "facts" / hashlib.sha256(os.fsencode(path) + question.encode()).hexdigest()[:32]
@@ -36,14 +36,14 @@ def remembered(path: Path, question: str, cache_dir: Path, learn: Callable[[Path
         return known.answer
     answer = learn(path)
     try:
-        write_atomically(memo, msgspec.json.encode(_Fact(*identity, answer)))
+        write_atomically(memo, msgspec.json.encode(_CachedProperty(*identity, answer)))
     except OSError as fault:  # the next start learns it again
         logger.info(event("fact not kept", question=question, why=fault))
     return answer
 
 
-def sha256_of(path: Path, cache_dir: Path, progress: Progress) -> str:
-    return remembered(path, "sha256", cache_dir, lambda resolved: hash_file(resolved, progress))
+def sha256_of(path: Path, cache_dir: Path, progress: ProgressCallback) -> str:
+    return cached_property_of(path, "sha256", cache_dir, lambda resolved: hash_file(resolved, progress))
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -54,14 +54,14 @@ def write_atomically(path: Path, content: bytes) -> None:
     temporary.replace(path)
 
 
-def _recall(memo: Path) -> _Fact | None:
+def _recall(memo: Path) -> _CachedProperty | None:
     try:
-        return msgspec.json.decode(memo.read_bytes(), type=_Fact)
+        return msgspec.json.decode(memo.read_bytes(), type=_CachedProperty)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def hash_file(path: Path, progress: Progress) -> str:
+def hash_file(path: Path, progress: ProgressCallback) -> str:
     digest, done, size = hashlib.sha256(), 0, path.stat().st_size
     with path.open("rb") as file:
         while piece := file.read(_PIECE_BYTES):

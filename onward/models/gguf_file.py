@@ -64,9 +64,9 @@ class GgufFile(Mapping[str, np.ndarray]):
         array = self._dequantized(self._tensors[name])
         if self.config.architecture == "llama":
             if ".q_proj." in name:
-                return unpermuted(array, self.config.num_heads)
+                return unpermute_rope_rows(array, self.config.num_heads)
             if ".k_proj." in name:
-                return unpermuted(array, self.config.num_kv_heads)
+                return unpermute_rope_rows(array, self.config.num_kv_heads)
         return array
 
     def __iter__(self) -> Iterator[str]:
@@ -127,7 +127,7 @@ def canonical_name(name: str) -> str:
     return f"model.layers.{int(layer)}.{_LAYER_NAMES[part]}.{kind}" if part in _LAYER_NAMES else name
 
 
-def unpermuted(array: np.ndarray, num_heads: int) -> np.ndarray:
+def unpermute_rope_rows(array: np.ndarray, num_heads: int) -> np.ndarray:
     """GGUF's `llama` keeps the two halves of a head's rope pairs interleaved; Hugging Face keeps them apart.
 
     GGUF:  a0 b0 a1 b1 …        here:  a0 a1 … b0 b1 …

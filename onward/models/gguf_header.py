@@ -48,7 +48,7 @@ class GgufHeader:
     tensors: dict[str, TensorInfo]
 
 
-class _Damaged(Exception):
+class _InvalidHeader(Exception):
     pass
 
 
@@ -56,7 +56,7 @@ def read_header(path: Path) -> GgufHeader:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(_Cursor(data))
-    except _Damaged as fault:
+    except _InvalidHeader as fault:
         raise StartupError(f"{path} is not a usable GGUF file: {fault}") from None
     except (OSError, ValueError) as fault:
         raise StartupError(f"cannot read {path}: {fault}") from None
@@ -73,9 +73,9 @@ class _Cursor:
     def take(self, num_bytes: int) -> bytes:
         end = self.offset + num_bytes
         if end > self.size:
-            raise _Damaged(f"it ends at byte {self.size}, but {self.place} needs byte {end}")
+            raise _InvalidHeader(f"it ends at byte {self.size}, but {self.place} needs byte {end}")
         if end > _MAX_HEAD_BYTES:
-            raise _Damaged(f"its head is larger than {_MAX_HEAD_BYTES} bytes, at {self.place}")
+            raise _InvalidHeader(f"its head is larger than {_MAX_HEAD_BYTES} bytes, at {self.place}")
         piece = self.data[self.offset : end]
         self.offset = end
         return piece
@@ -87,17 +87,17 @@ class _Cursor:
     def string(self, max_bytes: int = _MAX_STRING_BYTES) -> str:
         length = self.scalar("Q")
         if length > max_bytes:
-            raise _Damaged(f"{self.place} has a text of {length} bytes, more than {max_bytes}")
+            raise _InvalidHeader(f"{self.place} has a text of {length} bytes, more than {max_bytes}")
         try:
             return str(self.take(length), "utf-8")
         except UnicodeDecodeError as fault:
-            raise _Damaged(f"{self.place} is not valid UTF-8: {fault.reason}") from None
+            raise _InvalidHeader(f"{self.place} is not valid UTF-8: {fault.reason}") from None
 
     def name(self, what: str) -> str:
         """Names stand in messages and logs, so they are short and printable."""
         name = self.string(_MAX_NAME_BYTES)
         if not name.isprintable():
-            raise _Damaged(f"{what} has the impossible name {name!a}")
+            raise _InvalidHeader(f"{what} has the impossible name {name!a}")
         self.place = f"{what} {name}"
         return name
 
@@ -105,9 +105,9 @@ class _Cursor:
         """A number of things still to come, each of at least so many bytes."""
         count = self.scalar("Q")
         if count * smallest_bytes > self.size - self.offset:
-            raise _Damaged(f"{self.place} claims {count} {what}, more than the file can hold")
+            raise _InvalidHeader(f"{self.place} claims {count} {what}, more than the file can hold")
         if count > max_count:
-            raise _Damaged(f"{self.place} claims {count} {what}, more than {max_count}")
+            raise _InvalidHeader(f"{self.place} claims {count} {what}, more than {max_count}")
         return count
 
     def num_elements(self, smallest_bytes: int) -> int:
@@ -122,7 +122,7 @@ class _Cursor:
             return self.string()
         if type_id == _ARRAY and nesting < _MAX_NESTING:
             return self.array(nesting + 1)
-        raise _Damaged(f"{self.place} has the unknown type {type_id}")
+        raise _InvalidHeader(f"{self.place} has the unknown type {type_id}")
 
     def array(self, nesting: int) -> list[Any]:
         type_id = self.scalar("I")
@@ -136,10 +136,10 @@ class _Cursor:
 
 def _parse(cursor: _Cursor) -> GgufHeader:
     if cursor.take(4) != b"GGUF":
-        raise _Damaged("it does not begin with the letters GGUF")
+        raise _InvalidHeader("it does not begin with the letters GGUF")
     version = cursor.scalar("I")
     if version not in (2, 3):
-        raise _Damaged(
+        raise _InvalidHeader(
             f"its format version is {version}, and only little-endian files of version 2 and 3 are supported"
         )
     num_tensors = cursor.count(_SMALLEST_TENSOR_BYTES, "tensors", _MAX_TENSORS)
@@ -148,7 +148,7 @@ def _parse(cursor: _Cursor) -> GgufHeader:
     for _ in range(num_fields):
         key = cursor.name("the metadata field")
         if key in metadata:
-            raise _Damaged(f"the metadata field {key} occurs twice")
+            raise _InvalidHeader(f"the metadata field {key} occurs twice")
         metadata[key] = cursor.value(cursor.scalar("I"))
     infos = [_tensor_info(cursor) for _ in range(num_tensors)]
     return GgufHeader(metadata, _placed(infos, metadata, cursor))
@@ -157,10 +157,10 @@ def _parse(cursor: _Cursor) -> GgufHeader:
 def _tensor_info(cursor: _Cursor) -> TensorInfo:
     name, num_dims = cursor.name("the tensor"), cursor.scalar("I")
     if not 1 <= num_dims <= _MAX_DIMS:
-        raise _Damaged(f"the tensor {name} has {num_dims} dimensions")
+        raise _InvalidHeader(f"the tensor {name} has {num_dims} dimensions")
     dims = struct.unpack(f"<{num_dims}Q", cursor.take(8 * num_dims))
     if not all(0 < dim <= _MAX_DIM for dim in dims):
-        raise _Damaged(f"the tensor {name} has the impossible shape {list(dims[::-1])}")
+        raise _InvalidHeader(f"the tensor {name} has the impossible shape {list(dims[::-1])}")
     return TensorInfo(name, dims[::-1], type_id=cursor.scalar("I"), offset=cursor.scalar("Q"))
 
 
@@ -168,13 +168,13 @@ def _placed(infos: list[TensorInfo], metadata: dict[str, Any], cursor: _Cursor) 
     """Offsets in the file are counted from the end of the head, rounded up to the alignment."""
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise _Damaged(f"general.alignment is {str(alignment)[:40]}, not a power of two up to {_MAX_ALIGNMENT}")
+        raise _InvalidHeader(f"general.alignment is {str(alignment)[:40]}, not a power of two up to {_MAX_ALIGNMENT}")
     start = -(-cursor.offset // alignment) * alignment
     tensors: dict[str, TensorInfo] = {}
     for info in infos:
         if info.name in tensors:
-            raise _Damaged(f"the tensor {info.name} occurs twice")
+            raise _InvalidHeader(f"the tensor {info.name} occurs twice")
         if start + info.offset >= cursor.size:
-            raise _Damaged(f"the tensor {info.name} begins beyond the end of the file, which may be cut short")
+            raise _InvalidHeader(f"the tensor {info.name} begins beyond the end of the file, which may be cut short")
         tensors[info.name] = TensorInfo(info.name, info.shape, info.type_id, start + info.offset)
     return tensors

@@ -13,8 +13,8 @@ import msgspec
 
 from onward.config import hub_endpoint
 from onward.errors import StartupError
-from onward.models.cache_faults import is_of_cache
-from onward.models.file_facts import Progress, write_atomically
+from onward.models.cache_faults import is_cache_error
+from onward.models.file_facts import ProgressCallback, write_atomically
 
 _DESCRIPTION = ["*.json", "*.jinja"]
 _WEIGHTS = ["*.safetensors"]
@@ -30,11 +30,11 @@ class _Receipt(msgspec.Struct, frozen=True):
     sizes: dict[str, int]
 
 
-def fetch(model_id: str, cache_dir: Path, progress: Progress, *, with_weights: bool) -> Path:
+def fetch(model_id: str, cache_dir: Path, progress: ProgressCallback, *, with_weights: bool) -> Path:
     """The folder of the checkpoint. Without weights (`--load-format dummy`) only what describes the model is fetched."""
     kind = "weights" if with_weights else "description"
     receipt_path = cache_dir / "hub" / f"{model_id.replace('/', '--')}.{kind}.json"
-    if (folder := _fetched_before(receipt_path)) is not None:
+    if (folder := _find_fetched(receipt_path)) is not None:
         return folder
     progress(f"downloading {model_id}", None)
     patterns = _DESCRIPTION + (_WEIGHTS if with_weights else [])
@@ -44,7 +44,7 @@ def fetch(model_id: str, cache_dir: Path, progress: Progress, *, with_weights: b
     return folder
 
 
-def _fetched_before(receipt_path: Path) -> Path | None:
+def _find_fetched(receipt_path: Path) -> Path | None:
     try:
         receipt = msgspec.json.decode(receipt_path.read_bytes(), type=_Receipt)
     except (OSError, msgspec.DecodeError):
@@ -65,7 +65,7 @@ def _size(path: Path) -> int | None:
         return None
 
 
-def _download(model_id: str, hub_dir: Path, patterns: list[str], progress: Progress) -> str:
+def _download(model_id: str, hub_dir: Path, patterns: list[str], progress: ProgressCallback) -> str:
     from huggingface_hub import snapshot_download
 
     try:
@@ -79,7 +79,7 @@ def _download(model_id: str, hub_dir: Path, patterns: list[str], progress: Progr
             tqdm_class=_reporting_bar(f"downloading {model_id}", progress),
         )
     except Exception as fault:
-        if isinstance(fault, OSError) and is_of_cache(fault, hub_dir):
+        if isinstance(fault, OSError) and is_cache_error(fault, hub_dir):
             raise
         # Whatever else the library and the HTTP client beneath it raise, of which there are many kinds, means this.
         said = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
@@ -89,7 +89,7 @@ def _download(model_id: str, hub_dir: Path, patterns: list[str], progress: Progr
         ) from fault
 
 
-def _reporting_bar(message: str, progress: Progress) -> type[Any]:
+def _reporting_bar(message: str, progress: ProgressCallback) -> type[Any]:
     """A progress bar, as the library wants to be given one, that draws nothing and tells `progress`."""
     from tqdm import tqdm
 

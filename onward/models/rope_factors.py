@@ -15,7 +15,7 @@ _USUAL_ORIGINAL = 8192
 _TOLERANCE = 1e-4
 
 
-def of_scaling(scaling: RopeScaling, theta: float, head_dim: int) -> list[float]:
+def rope_divisors(scaling: RopeScaling, theta: float, head_dim: int) -> list[float]:
     """By how much each of the `head_dim / 2` frequencies is divided.
 
     wavelength:  short ------- original/high ------ original/low ------- long
@@ -30,7 +30,7 @@ def of_scaling(scaling: RopeScaling, theta: float, head_dim: int) -> list[float]
     return divisors
 
 
-def to_scaling(divisors: Sequence[float], theta: float, head_dim: int) -> RopeScaling | None:
+def fit_rope_scaling(divisors: Sequence[float], theta: float, head_dim: int) -> RopeScaling | None:
     """The scaling that has these divisors; None where they are all one."""
     if len(divisors) != head_dim // 2:
         raise StartupError(f"rope_freqs.weight has {len(divisors)} values, expected {head_dim // 2}")
@@ -62,7 +62,7 @@ def _fit(divisors: Sequence[float], theta: float, head_dim: int, factor: float) 
 
 
 def _gives(scaling: RopeScaling, divisors: Sequence[float], theta: float, head_dim: int) -> bool:
-    again = of_scaling(scaling, theta, head_dim)
+    again = rope_divisors(scaling, theta, head_dim)
     return all(abs(a - b) <= _TOLERANCE * b for a, b in zip(again, divisors, strict=True))
 
 

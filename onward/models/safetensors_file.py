@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onward.models.safetensors_header import TensorPlace, read_header
+from onward.models.safetensors_header import TensorLocation, read_header
 
 ALIGNMENT = 64
 
@@ -52,7 +52,7 @@ def map_file(path: Path) -> np.ndarray:
     return np.memmap(path, mode="c", dtype=np.uint8)
 
 
-def view(mapped: np.ndarray, place: TensorPlace) -> Array:
+def view(mapped: np.ndarray, place: TensorLocation) -> Array:
     data = np.asarray(mapped[place.begin : place.end])
     if place.dtype == "BF16":
         return BFloat16Bits(data.view(np.uint16).reshape(place.shape))

@@ -27,7 +27,7 @@ _MAX_DIMS = 8
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 
 
-class TensorPlace(msgspec.Struct, frozen=True):
+class TensorLocation(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
     begin: int
@@ -41,7 +41,7 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[_Size, _Size]
 
 
-def read_header(path: Path) -> dict[str, TensorPlace]:
+def read_header(path: Path) -> dict[str, TensorLocation]:
     """Raises if the file is cut short or its head does not describe it."""
     try:
         with path.open("rb") as file:
@@ -64,7 +64,7 @@ def read_header(path: Path) -> dict[str, TensorPlace]:
     return places
 
 
-def _place(path: Path, name: str, raw: msgspec.Raw, start: int, size: int) -> TensorPlace:
+def _place(path: Path, name: str, raw: msgspec.Raw, start: int, size: int) -> TensorLocation:
     if len(name) > _MAX_NAME_CHARS or not name.isprintable():
         raise _unusable(path, f"it has a tensor with the impossible name {name[:80]!a}")
     try:
@@ -78,10 +78,10 @@ def _place(path: Path, name: str, raw: msgspec.Raw, start: int, size: int) -> Te
         raise _unusable(path, f"the place of {name} does not fit its shape")
     if start + end > size:
         raise StartupError(f"{path} is cut short: {name} lies beyond its end")
-    return TensorPlace(entry.dtype, entry.shape, start + begin, start + end)
+    return TensorLocation(entry.dtype, entry.shape, start + begin, start + end)
 
 
-def _check_side_by_side(path: Path, places: dict[str, TensorPlace], start: int, size: int) -> None:
+def _check_side_by_side(path: Path, places: dict[str, TensorLocation], start: int, size: int) -> None:
     """An overlap would be two tensors in one, and a gap a place for something that nobody has looked at."""
     end = start
     for name, place in sorted(places.items(), key=lambda item: (item[1].begin, item[1].end)):

@@ -21,7 +21,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 _ABOVE_ZERO = ("top_p", "repetition_penalty")
 
 
-def of_folder(folder: Path) -> SamplingDefaults:
+def read_sampling_defaults(folder: Path) -> SamplingDefaults:
     path = folder / FILE
     said = read_json(path) if path.is_file() else {}
     return SamplingDefaults(**{name: _checked(path, name, said.get(name)) for name in _RANGES})

@@ -39,7 +39,7 @@ def is_intact(folder: Path) -> bool:
         return False
 
 
-def build(folder: Path, write: Callable[[Path], None]) -> None:
+def build_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Has `write` fill a folder and gives it this name, unless somebody else was first.
 
     The lock only saves work, where several processes want the same folder; the rename is what makes it safe, so a lock
@@ -49,7 +49,7 @@ def build(folder: Path, write: Callable[[Path], None]) -> None:
     with _lock(folder.parent / f".{folder.name}.lock"):
         if is_intact(folder):
             return
-        _remove_what_the_killed_have_left(folder)
+        _remove_abandoned(folder)
         temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
         temporary.mkdir()
         try:
@@ -60,7 +60,7 @@ def build(folder: Path, write: Callable[[Path], None]) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _remove_what_the_killed_have_left(folder: Path) -> None:
+def _remove_abandoned(folder: Path) -> None:
     """A build that was killed cannot clean up, and each may be as large as a model. Young ones are spared: the lock may
     have been passed over."""
     for left in folder.parent.glob(f".{glob.escape(folder.name)}.*"):

@@ -13,7 +13,7 @@ from onward.errors import StartupError
 from onward.models import checkpoint, sampling_defaults, texts
 from onward.models.bounded_read import read_json
 from onward.models.config import from_hf
-from onward.models.file_facts import remembered
+from onward.models.file_facts import cached_property_of
 from onward.models.names import expected_tensors
 from onward.proto.model import ModelConfig, SamplingDefaults
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedModel:
     config: ModelConfig
-    texts: texts.Texts
+    text_metadata: texts.TextMetadata
     open_tensors: "Callable[[], Mapping[str, np.ndarray]]"
     """float32, by canonical name, made when they are asked for."""
     write_tokenizer: Callable[[Path], str | None]
     """Puts `tokenizer.json` into a folder and returns its name, if the model has one."""
 
 
-class Source(Protocol):
+class ModelSource(Protocol):
     @property
     def name(self) -> str: ...
 
@@ -43,7 +43,7 @@ class Source(Protocol):
         """What else decides the prepared model."""
         ...
 
-    def check_heads(self, cache_dir: Path) -> None:
+    def check_headers(self, cache_dir: Path) -> None:
         """Raises if the weights' files are not what they say. Comes first: to hash a file that claims to be huge, or to
         map it, would be work for nothing."""
         ...
@@ -52,7 +52,7 @@ class Source(Protocol):
 
     def sampling_defaults(self) -> SamplingDefaults: ...
 
-    def open(self) -> Opened: ...
+    def open(self) -> OpenedModel: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +68,17 @@ class GgufSource:
     def other_files(self) -> list[Path]:
         return []
 
-    def check_heads(self, cache_dir: Path) -> None:
-        remembered(self.path, "head", cache_dir, _gguf_head)
+    def check_headers(self, cache_dir: Path) -> None:
+        cached_property_of(self.path, "head", cache_dir, _check_gguf_header)
 
     def is_quantized(self, cache_dir: Path) -> bool:
-        return remembered(self.path, "quantized", cache_dir, _gguf_is_quantized) == "yes"
+        return cached_property_of(self.path, "quantized", cache_dir, _gguf_is_quantized) == "yes"
 
     def sampling_defaults(self) -> SamplingDefaults:
         """Such files have none."""
         return SamplingDefaults()
 
-    def open(self) -> Opened:
+    def open(self) -> OpenedModel:
         from onward.models.gguf_file import GgufFile
 
         file = GgufFile(self.path)
@@ -91,10 +91,10 @@ class GgufSource:
             build_tokenizer(file.metadata).save(str(folder / texts.TOKENIZER), pretty=False)
             return texts.TOKENIZER
 
-        return Opened(file.config, texts.of_gguf(file.metadata), lambda: file, write_tokenizer)
+        return OpenedModel(file.config, texts.read_gguf_text_metadata(file.metadata), lambda: file, write_tokenizer)
 
 
-def _gguf_head(path: Path) -> str:
+def _check_gguf_header(path: Path) -> str:
     from onward.models.gguf_header import read_header
 
     return f"{len(read_header(path).tensors)} tensors"
@@ -119,16 +119,16 @@ class FolderSource:
     def other_files(self) -> list[Path]:
         return [path for name in texts.TEXT_FILES if (path := self.folder / name).is_file()]
 
-    def check_heads(self, cache_dir: Path) -> None:
+    def check_headers(self, cache_dir: Path) -> None:
         config = self.read_config()
-        checkpoint.check(self.weight_files, config, source=str(self.folder))
+        checkpoint.check_checkpoint(self.weight_files, config, source=str(self.folder))
 
     def is_quantized(self, cache_dir: Path) -> bool:
         """Checkpoints in another project's quantized form are refused by `from_hf`."""
         return False
 
     def sampling_defaults(self) -> SamplingDefaults:
-        return sampling_defaults.of_folder(self.folder)
+        return sampling_defaults.read_sampling_defaults(self.folder)
 
     def read_config(self) -> ModelConfig:
         path = self.folder / "config.json"
@@ -136,16 +136,21 @@ class FolderSource:
             raise StartupError(f"{self.folder} is not a model folder: it has no config.json")
         return from_hf(read_json(path))
 
-    def open(self) -> Opened:
+    def open(self) -> OpenedModel:
         config = self.read_config()
-        return Opened(config, texts.of_folder(self.folder), lambda: self._open_tensors(config), self._copy_tokenizer)
+        return OpenedModel(
+            config,
+            texts.read_folder_text_metadata(self.folder),
+            lambda: self._open_tensors(config),
+            self._copy_tokenizer,
+        )
 
     def _open_tensors(self, config: ModelConfig) -> "Mapping[str, np.ndarray]":
         from onward.models.convert import Float32Tensors
         from onward.models.safetensors_file import MappedTensors
 
         files = self.weight_files
-        checkpoint.check(files, config, source=str(self.folder))
+        checkpoint.check_checkpoint(files, config, source=str(self.folder))
         return Float32Tensors(MappedTensors(files), expected_tensors(config))
 
     def _copy_tokenizer(self, folder: Path) -> str | None:

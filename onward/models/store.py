@@ -23,22 +23,22 @@ from onward import config as settings
 from onward.errors import StartupError
 from onward.extras import require_cuda, require_torch
 from onward.models import default_model, sealed_folder, texts
-from onward.models.cache_faults import advice_on, is_of_cache
-from onward.models.file_facts import Progress, sha256_of
+from onward.models.cache_faults import cache_error_message, is_cache_error
+from onward.models.file_facts import ProgressCallback, sha256_of
 from onward.models.fingerprint import numerics_fingerprint
-from onward.models.sources import FolderSource, GgufSource, Opened, Source
+from onward.models.sources import FolderSource, GgufSource, ModelSource, OpenedModel
 from onward.proto.model import PreparedModel, SamplingDefaults
 
 MANIFEST = "manifest.json"
 
 _FORMAT = 1
 """Of converted folders. Raised when their content changes for the same input."""
-_HASHED_AT_ONCE = 8
+_NUM_HASH_THREADS = 8
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _WeightFormat:
     """What the weights shall become, with nothing left to choose."""
 
     dtype: str
@@ -72,7 +72,7 @@ def prepare(
     device: str = "cpu",
     deterministic: bool = False,
     cache_dir: Path | None = None,
-    progress: Progress = lambda message, fraction: None,
+    progress: ProgressCallback = lambda message, fraction: None,
 ) -> PreparedModel:
     """`generation_config` `none`: the checkpoint's own sampling defaults do not count.
     `progress(message, fraction)` hears of downloads and conversions; the fraction may be unknown."""
@@ -80,9 +80,9 @@ def prepare(
     check_packages(model, device=device, quantization=quantization)
     cache_dir = cache_dir or settings.cache_dir()
     try:
-        source = find(model, with_weights=load_format != "dummy", cache_dir=cache_dir, progress=progress)
+        source = resolve_source(model, with_weights=load_format != "dummy", cache_dir=cache_dir, progress=progress)
         if load_format != "dummy" or isinstance(source, GgufSource):
-            source.check_heads(cache_dir)
+            source.check_headers(cache_dir)
         if quantization == "auto":
             quantization = "int8" if device == "cpu" and source.is_quantized(cache_dir) else "none"
             if device == "cpu" and quantization == "none":
@@ -91,15 +91,15 @@ def prepare(
             dtype = "float32" if device == "cpu" else "bfloat16"
         if deterministic and dtype != "bfloat16":
             raise StartupError(f"--deterministic does not go with --dtype {dtype}; take bfloat16")
-        wanted = _Wanted(dtype, quantization, load_format == "dummy", device, deterministic)
+        wanted = _WeightFormat(dtype, quantization, load_format == "dummy", device, deterministic)
         if isinstance(source, FolderSource) and wanted.stored_quantization == "none":
-            prepared = _in_place(source, wanted, cache_dir, progress)
+            prepared = _prepare_in_place(source, wanted, cache_dir, progress)
         else:
-            prepared = _converted(source, wanted, cache_dir, progress)
+            prepared = _prepare_converted(source, wanted, cache_dir, progress)
         # Read at each start, as it costs nothing: a converted folder says nothing about them.
         defaults = SamplingDefaults() if generation_config == "none" else source.sampling_defaults()
     except OSError as fault:
-        why = advice_on(fault, cache_dir) if is_of_cache(fault, cache_dir) else fault
+        why = cache_error_message(fault, cache_dir) if is_cache_error(fault, cache_dir) else fault
         raise StartupError(f"cannot prepare the model {model}: {why}") from None
     return msgspec.structs.replace(
         prepared,
@@ -134,7 +134,7 @@ def _require_torch_for_floats(model: str) -> None:
     require_torch(f"the model {model} (float weights, on CPU)", instead="--quantization int8")
 
 
-def find(model: str, *, with_weights: bool, cache_dir: Path, progress: Progress) -> Source:
+def resolve_source(model: str, *, with_weights: bool, cache_dir: Path, progress: ProgressCallback) -> ModelSource:
     """The default model's name, a folder, a .gguf file, or a Hugging Face id, in this order."""
     if model == settings.DEFAULT_MODEL:
         return GgufSource(default_model.fetch(cache_dir, progress), name=model)
@@ -164,12 +164,14 @@ def _is_hub_id(model: str) -> bool:
     return not path.exists() and path.suffix != ".gguf" and _HUB_ID.fullmatch(model) is not None
 
 
-def _in_place(source: FolderSource, wanted: _Wanted, cache_dir: Path, progress: Progress) -> PreparedModel:
+def _prepare_in_place(
+    source: FolderSource, wanted: _WeightFormat, cache_dir: Path, progress: ProgressCallback
+) -> PreparedModel:
     config = source.read_config()
     files: list[Path] = []
     if not wanted.is_dummy:
         files = source.weight_files
-    said = texts.of_folder(source.folder)
+    said = texts.read_folder_text_metadata(source.folder)
     return PreparedModel(
         name=source.name,
         folder=str(source.folder),
@@ -184,25 +186,27 @@ def _in_place(source: FolderSource, wanted: _Wanted, cache_dir: Path, progress: 
     )
 
 
-def _converted(source: Source, wanted: _Wanted, cache_dir: Path, progress: Progress) -> PreparedModel:
+def _prepare_converted(
+    source: ModelSource, wanted: _WeightFormat, cache_dir: Path, progress: ProgressCallback
+) -> PreparedModel:
     fingerprint = _fingerprint(source, wanted, cache_dir, progress)
     others = [sha256_of(path, cache_dir, progress) for path in source.other_files]
     key = _hash_of([str(_FORMAT), fingerprint, *others])
     folder = cache_dir / "models" / f"{_file_name(source.name)}-{key[:16]}"
-    if (prepared := _read(folder)) is not None:
+    if (prepared := _read_manifest(folder)) is not None:
         return prepared
 
     def write(target: Path) -> None:
-        _write(target, source.open(), source.name, wanted, fingerprint, progress)
+        _write_converted(target, source.open(), source.name, wanted, fingerprint, progress)
 
-    sealed_folder.build(folder, write)
-    prepared = _read(folder)
+    sealed_folder.build_folder(folder, write)
+    prepared = _read_manifest(folder)
     if prepared is None:
         raise StartupError(f"the converted model in {folder} cannot be read back; is the disk full or failing?")
     return prepared
 
 
-def _read(folder: Path) -> PreparedModel | None:
+def _read_manifest(folder: Path) -> PreparedModel | None:
     if not sealed_folder.is_intact(folder):
         return None
     try:
@@ -212,7 +216,9 @@ def _read(folder: Path) -> PreparedModel | None:
     return msgspec.structs.replace(prepared, folder=str(folder))
 
 
-def _write(folder: Path, opened: Opened, name: str, wanted: _Wanted, fingerprint: str, progress: Progress) -> None:
+def _write_converted(
+    folder: Path, opened: OpenedModel, name: str, wanted: _WeightFormat, fingerprint: str, progress: ProgressCallback
+) -> None:
     from onward.models import convert, dummy
 
     progress(f"converting {name}", 0.0)
@@ -237,12 +243,12 @@ def _write(folder: Path, opened: Opened, name: str, wanted: _Wanted, fingerprint
         weights=weights,
         tokenizer=tokenizer,
         created_s=int(time.time()),
-        **msgspec.structs.asdict(opened.texts),
+        **msgspec.structs.asdict(opened.text_metadata),
     )
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
 
 
-def _fingerprint(source: Source, wanted: _Wanted, cache_dir: Path, progress: Progress) -> str:
+def _fingerprint(source: ModelSource, wanted: _WeightFormat, cache_dir: Path, progress: ProgressCallback) -> str:
     return numerics_fingerprint(
         weights_sha256=_weights_hash(source, wanted, cache_dir, progress),
         scheme=wanted.scheme,
@@ -252,7 +258,7 @@ def _fingerprint(source: Source, wanted: _Wanted, cache_dir: Path, progress: Pro
     )
 
 
-def _weights_hash(source: Source, wanted: _Wanted, cache_dir: Path, progress: Progress) -> str:
+def _weights_hash(source: ModelSource, wanted: _WeightFormat, cache_dir: Path, progress: ProgressCallback) -> str:
     """Of the weights, or of what stands for them, and of the config that gives them their meaning."""
     files = [path for path in source.other_files if path.name == "config.json"]
     hashes = []
@@ -262,7 +268,7 @@ def _weights_hash(source: Source, wanted: _Wanted, cache_dir: Path, progress: Pr
         hashes.append(dummy.VERSION)
     if isinstance(source, GgufSource) or not wanted.is_dummy:
         files += source.weight_files
-    with ThreadPoolExecutor(_HASHED_AT_ONCE) as threads:
+    with ThreadPoolExecutor(_NUM_HASH_THREADS) as threads:
         return _hash_of(hashes + list(threads.map(lambda path: sha256_of(path, cache_dir, progress), files)))
 
 

@@ -24,7 +24,7 @@ _MAX_TOKEN_ID = 1 << 31
 _OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "spiece.model")
 
 
-class Texts(msgspec.Struct, frozen=True):
+class TextMetadata(msgspec.Struct, frozen=True):
     chat_template: str | None
     bos_token: str | None
     eos_token: str | None
@@ -44,11 +44,11 @@ def has_tokenizer(folder: Path) -> bool:
     return False
 
 
-def of_folder(folder: Path) -> Texts:
+def read_folder_text_metadata(folder: Path) -> TextMetadata:
     tokenizer_config = _optional_json(folder / "tokenizer_config.json")
     special = _optional_json(folder / "special_tokens_map.json") | tokenizer_config
     eos_token = _token_text(special.get("eos_token"))
-    return Texts(
+    return TextMetadata(
         chat_template=_folder_template(folder, tokenizer_config),
         bos_token=_token_text(special.get("bos_token")),
         eos_token=eos_token,
@@ -110,10 +110,10 @@ def _token_text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def of_gguf(metadata: Mapping[str, Any]) -> Texts:
+def read_gguf_text_metadata(metadata: Mapping[str, Any]) -> TextMetadata:
     ids = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     template = metadata.get("tokenizer.chat_template")
-    return Texts(
+    return TextMetadata(
         chat_template=_bounded(template, "tokenizer.chat_template"),
         bos_token=_gguf_token(metadata, metadata.get("tokenizer.ggml.bos_token_id")),
         eos_token=_gguf_token(metadata, ids[0]),

@@ -18,7 +18,7 @@ Version = Literal[1, 2]
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryGroup:
+class MemoryCgroup:
     folder: Path
     version: Version
 
@@ -36,7 +36,7 @@ class MemoryGroup:
         counts = self._pairs("memory.events" if self.version == 2 else "memory.oom_control")
         return counts.get("oom_kill")
 
-    def passes_limit_down(self) -> bool:
+    def is_hierarchical(self) -> bool:
         """Whether the limit holds for groups below: always in version 2, and in version 1 where it is hierarchical."""
         return self.version == 2 or self._number("", "memory.use_hierarchy") == 1
 
@@ -67,14 +67,18 @@ class MemoryGroup:
         return {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdigit()}
 
 
-def memory_groups(proc: Path = PROC_SELF) -> list[list[MemoryGroup]]:
+def memory_cgroups(proc: Path = PROC_SELF) -> list[list[MemoryCgroup]]:
     """For each mounted hierarchy: the group of the process that `proc` describes, then those above it."""
     try:
         paths = dict(_paths((proc / "cgroup").read_text()))
         mounts = _mounts((proc / "mountinfo").read_text())
     except OSError:
         return []
-    return [_up(paths[version], root, mount, version) for version, root, mount in mounts if version in paths]
+    return [
+        _cgroup_and_ancestors(paths[version], root, mount, version)
+        for version, root, mount in mounts
+        if version in paths
+    ]
 
 
 def _paths(text: str) -> list[tuple[Version, str]]:
@@ -104,15 +108,15 @@ def _mounts(text: str) -> list[tuple[Version, str, Path]]:
     return found
 
 
-def _up(path: str, root: str, mount: Path, version: Version) -> list[MemoryGroup]:
+def _cgroup_and_ancestors(path: str, root: str, mount: Path, version: Version) -> list[MemoryCgroup]:
     folder = mount / _below(path, root)
     if not folder.is_dir():
         folder = mount  # the path is another namespace's; what is mounted is what there is to see
-    groups = [MemoryGroup(folder, version)]
+    groups = [MemoryCgroup(folder, version)]
     while folder != mount:
         folder = folder.parent
-        group = MemoryGroup(folder, version)
-        if not group.passes_limit_down():
+        group = MemoryCgroup(folder, version)
+        if not group.is_hierarchical():
             break
         groups.append(group)
     return groups

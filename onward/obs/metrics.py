@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from onward.proto.stats import Family, Series
+from onward.proto.stats import MetricFamily, MetricSeries
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -39,8 +39,8 @@ class Counter:
         """Whatever the labels."""
         return sum(self._values.values())
 
-    def family(self) -> Family:
-        return Family(self.name, "counter", self.help, _series(self.labels, self._values))
+    def family(self) -> MetricFamily:
+        return MetricFamily(self.name, "counter", self.help, _series(self.labels, self._values))
 
 
 class Gauge:
@@ -51,8 +51,8 @@ class Gauge:
     ) -> None:
         self.name, self.help, self.labels, self._read = name, help, tuple(labels), read
 
-    def family(self) -> Family:
-        return Family(self.name, "gauge", self.help, _series(self.labels, self._read()))
+    def family(self) -> MetricFamily:
+        return MetricFamily(self.name, "gauge", self.help, _series(self.labels, self._read()))
 
 
 class Histogram:
@@ -65,9 +65,9 @@ class Histogram:
         self._buckets[bisect_left(self.bounds, value)] += 1
         self._sum += value
 
-    def family(self) -> Family:
-        series = Series({}, buckets=list(self._buckets), sum=self._sum)
-        return Family(self.name, "histogram", self.help, [series], self.bounds)
+    def family(self) -> MetricFamily:
+        series = MetricSeries({}, buckets=list(self._buckets), sum=self._sum)
+        return MetricFamily(self.name, "histogram", self.help, [series], self.bounds)
 
 
 class Registry:
@@ -85,7 +85,7 @@ class Registry:
     def histogram(self, name: str, help: str, bounds: Sequence[float] = LATENCY_BOUNDS_S) -> Histogram:
         return self._add(Histogram(name, help, bounds))
 
-    def snapshot(self) -> list[Family]:
+    def snapshot(self) -> list[MetricFamily]:
         return [metric.family() for metric in self._metrics.values()]
 
     def _add(self, metric: MetricT) -> MetricT:
@@ -94,36 +94,36 @@ class Registry:
         return metric
 
 
-def _series(labels: LabelValues, values: dict[LabelValues, float]) -> list[Series]:
-    return [Series(dict(zip(labels, key, strict=True)), value) for key, value in values.items()]
+def _series(labels: LabelValues, values: dict[LabelValues, float]) -> list[MetricSeries]:
+    return [MetricSeries(dict(zip(labels, key, strict=True)), value) for key, value in values.items()]
 
 
-def merge(shares: Iterable[Iterable[Family]]) -> list[Family]:
+def merge(shares: Iterable[Iterable[MetricFamily]]) -> list[MetricFamily]:
     """Adds up the shares of several processes: same name, same labels, one sum."""
-    merged: dict[str, tuple[Family, dict[LabelValues, Series]]] = {}
+    merged: dict[str, tuple[MetricFamily, dict[LabelValues, MetricSeries]]] = {}
     for share in shares:
         for family in share:
             _, series = merged.setdefault(family.name, (family, {}))
             for one in family.series:
                 key = tuple(f"{k}={v}" for k, v in sorted(one.labels.items()))
-                series[key] = _added(series[key], one) if key in series else one
+                series[key] = _sum_series(series[key], one) if key in series else one
     return [
-        Family(family.name, family.kind, family.help, list(series.values()), family.bounds)
+        MetricFamily(family.name, family.kind, family.help, list(series.values()), family.bounds)
         for family, series in merged.values()
     ]
 
 
-def usable(families: Iterable[Family]) -> tuple[list[Family], list[str]]:
+def usable(families: Iterable[MetricFamily]) -> tuple[list[MetricFamily], list[str]]:
     """Without the series that cannot be added up, and the names of the metrics of those: a NaN would stay in the sum."""
-    left, unusable = list[Family](), list[str]()
+    left, unusable = list[MetricFamily](), list[str]()
     for family in families:
         series = [one for one in family.series if _is_usable(one, family)]
         unusable += [family.name] * (len(family.series) - len(series))
-        left.append(Family(family.name, family.kind, family.help, series, family.bounds) if unusable else family)
+        left.append(MetricFamily(family.name, family.kind, family.help, series, family.bounds) if unusable else family)
     return left, unusable
 
 
-def _is_usable(series: Series, family: Family) -> bool:
+def _is_usable(series: MetricSeries, family: MetricFamily) -> bool:
     num_buckets = len(family.bounds) + 1 if family.kind == "histogram" else 0
     numbers = (series.value, series.sum, *family.bounds)
     return (
@@ -133,25 +133,25 @@ def _is_usable(series: Series, family: Family) -> bool:
     )
 
 
-def without_gauges(families: Iterable[Family]) -> list[Family]:
+def without_gauges(families: Iterable[MetricFamily]) -> list[MetricFamily]:
     """What remains true of a process that has died: what it counted, not what it held."""
     return [family for family in families if family.kind != "gauge"]
 
 
-def _added(a: Series, b: Series) -> Series:
+def _sum_series(a: MetricSeries, b: MetricSeries) -> MetricSeries:
     assert len(a.buckets) == len(b.buckets), "shares of one histogram have the same buckets"
     buckets = [x + y for x, y in zip(a.buckets, b.buckets, strict=True)]
-    return Series(a.labels, a.value + b.value, buckets, a.sum + b.sum)
+    return MetricSeries(a.labels, a.value + b.value, buckets, a.sum + b.sum)
 
 
-def render(families: Iterable[Family]) -> bytes:
+def render(families: Iterable[MetricFamily]) -> bytes:
     """Prometheus' text form."""
     registry = CollectorRegistry()
-    registry.register(_Snapshot([_prometheus(family) for family in families]))
+    registry.register(_FamilyCollector([_to_prometheus(family) for family in families]))
     return generate_latest(registry)
 
 
-class _Snapshot(Collector):
+class _FamilyCollector(Collector):
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = metrics
 
@@ -159,7 +159,7 @@ class _Snapshot(Collector):
         return self._metrics
 
 
-def _prometheus(family: Family) -> Metric:
+def _to_prometheus(family: MetricFamily) -> Metric:
     labels = sorted(family.series[0].labels) if family.series else []
     if family.kind == "histogram":
         histogram = HistogramMetricFamily(family.name, family.help, labels=labels)
@@ -173,7 +173,7 @@ def _prometheus(family: Family) -> Metric:
     return metric
 
 
-def _cumulative(family: Family, series: Series) -> list[tuple[str, float]]:
+def _cumulative(family: MetricFamily, series: MetricSeries) -> list[tuple[str, float]]:
     total, pairs = 0, []
     for bound, count in zip([*map(str, family.bounds), "+Inf"], series.buckets, strict=True):
         total += count

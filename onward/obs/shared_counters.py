@@ -3,13 +3,13 @@
 from onward.obs.metrics import Counter, Registry
 
 
-def stale_events(registry: Registry) -> Counter:
+def stale_events_counter(registry: Registry) -> Counter:
     return registry.counter(
         "onward_stale_events_total", "Messages about an epoch, request or position that is over, dropped.", ["kind"]
     )
 
 
-def resubmissions(registry: Registry) -> Counter:
+def resubmissions_counter(registry: Registry) -> Counter:
     return registry.counter(
         "onward_resubmissions_total", "Requests that were started again from their tokens so far, by cause.", ["cause"]
     )

@@ -12,7 +12,7 @@ from onward.proto.step import StepPlan
 
 logger = logging.getLogger(__name__)
 
-KEPT_STEPS = 4096
+MAX_STEP_RECORDS = 4096
 
 
 class StepRecord(msgspec.Struct):
@@ -29,11 +29,11 @@ class StepRecord(msgspec.Struct):
 
 class StepLog:
     def __init__(self) -> None:
-        self.records: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
+        self.records: deque[StepRecord] = deque(maxlen=MAX_STEP_RECORDS)
         self._open: dict[int, StepRecord] = {}
-        self._finished: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
+        self._finished: deque[StepRecord] = deque(maxlen=MAX_STEP_RECORDS)
 
-    def planned(self, plan: StepPlan, now_s: float, *, overlapped: bool) -> None:
+    def record_plan(self, plan: StepPlan, now_s: float, *, overlapped: bool) -> None:
         num_tokens = sum(run.num_tokens for run in plan.run)
         record = StepRecord(
             plan.step, now_s, overlapped, len(plan.run), num_tokens, len(plan.assign), len(plan.preempt)
@@ -41,13 +41,13 @@ class StepLog:
         self.records.append(record)
         self._open[plan.step] = record
 
-    def result(self, step: int, now_s: float) -> None:
+    def record_result(self, step: int, now_s: float) -> None:
         record = self._open.pop(step, None)
         if record is not None:
             record.result_s = now_s
             self._finished.append(record)
 
-    def lost(self) -> None:
+    def discard_in_flight(self) -> None:
         """The worker is dead: the steps in flight have no result."""
         self._open.clear()
 

@@ -10,48 +10,48 @@ from typing import Protocol, Self
 
 from onward.config import EngineConfig
 from onward.engine.core import EngineCore
-from onward.offline.output import Output
-from onward.proto.request import Abort, Deltas, Submit, ToEngine, TokenDelta
+from onward.offline.output import OfflineRequest
+from onward.proto.request import Abort, Submit, ToEngine, TokenDelta, TokenDeltas
 from onward.proto.step import WorkerHello
-from onward.transport.inproc import InprocWire, OverlappedRunner, OverlappedWire, StepRunner
+from onward.transport.inproc import AsyncStepRunner, AsyncWorkerWire, InprocWorkerWire, StepRunner
 
-_OWNER = "llm"
+_API_ID = "llm"
 _INCARNATION = "e1"
 
 
-class OfflineRunner(StepRunner, Protocol):
+class SyncOfflineRunner(StepRunner, Protocol):
     def hello(self, worker_incarnation: str, engine_incarnation: str, /) -> WorkerHello: ...
 
 
-class OfflineOverlappedRunner(OverlappedRunner, Protocol):
+class AsyncOfflineRunner(AsyncStepRunner, Protocol):
     def hello(self, worker_incarnation: str, engine_incarnation: str, /) -> WorkerHello: ...
 
 
 class OfflineEngine:
-    def __init__(self, runner: OfflineRunner, config: EngineConfig) -> None:
-        self._open(runner.hello("w1", _INCARNATION), config, lambda: InprocWire(runner))
+    def __init__(self, runner: SyncOfflineRunner, config: EngineConfig) -> None:
+        self._open(runner.hello("w1", _INCARNATION), config, lambda: InprocWorkerWire(runner))
 
     @classmethod
-    def overlapped(cls, runner: OfflineOverlappedRunner, config: EngineConfig) -> Self:
+    def from_async_runner(cls, runner: AsyncOfflineRunner, config: EngineConfig) -> Self:
         """Over a runner that computes while we do something else."""
         engine = cls.__new__(cls)
-        engine._open(runner.hello("w1", _INCARNATION), config, lambda: OverlappedWire(runner))
+        engine._open(runner.hello("w1", _INCARNATION), config, lambda: AsyncWorkerWire(runner))
         return engine
 
     def _open(
-        self, worker: WorkerHello, config: EngineConfig, new_wire: Callable[[], InprocWire | OverlappedWire]
+        self, worker: WorkerHello, config: EngineConfig, new_wire: Callable[[], InprocWorkerWire | AsyncWorkerWire]
     ) -> None:
         self.worker, self._new_wire = worker, new_wire
         # Enough that a finished request's place is taken at once; the rest of a long list waits with its owner.
         self._max_live = min(2 * config.max_num_seqs, config.max_queue)
         # Nobody is here to be turned away: prompts of any length are counted as requests only.
         self._config = replace(config, max_queue_tokens=max(1, self._max_live * self.max_tokens))
-        self._live: dict[str, Output] = {}
+        self._live: dict[str, OfflineRequest] = {}
         self._seq = 0
         self._new_core()
 
     @property
-    def has_room(self) -> bool:
+    def can_submit(self) -> bool:
         return len(self._live) < self._max_live
 
     @property
@@ -59,16 +59,16 @@ class OfflineEngine:
         """The longest prompt plus output that can run here."""
         return min(self.worker.max_model_len, self.worker.num_blocks * self.worker.block_size)
 
-    def submit(self, output: Output) -> None:
+    def submit(self, output: OfflineRequest) -> None:
         """With the tokens so far; at first there are none."""
-        assert self.has_room or output.request_id in self._live, "the owner asks before"
+        assert self.can_submit or output.request_id in self._live, "the owner asks before"
         self._live[output.request_id] = output
-        output.epoch += 1
-        self._tell(
+        output.attempt_epoch += 1
+        self._send(
             lambda seq: Submit(
                 seq,
                 output.request_id,
-                output.epoch,
+                output.attempt_epoch,
                 output.prompt_token_ids,
                 output.sampling,
                 list(output.token_ids),
@@ -76,7 +76,7 @@ class OfflineEngine:
             )
         )
 
-    def turn(self) -> None:
+    def step(self) -> None:
         """Plans what may be in flight, commits the oldest step, and hands out its tokens."""
         try:
             while (plan := self._core.plan(time.monotonic())) is not None:
@@ -86,25 +86,25 @@ class OfflineEngine:
                 self._core.commit(result, time.monotonic())
             self._deliver()
         except BaseException:
-            self._start_anew()
+            self._restart()
             raise
         # Otherwise whoever waits for a token would turn for ever.
         assert result is not None or not self._live, "there is work, and nobody plans it"
 
-    def abandon(self, outputs: Iterable[Output]) -> None:
+    def abort(self, outputs: Iterable[OfflineRequest]) -> None:
         """Nobody reads these any more: they are ended, and what they hold is freed."""
         for output in outputs:
             if self._live.pop(output.request_id, None) is not None:
-                self._tell(lambda seq, lost=output: Abort(seq, lost.request_id, lost.epoch))
+                self._send(lambda seq, lost=output: Abort(seq, lost.request_id, lost.attempt_epoch))
         for _ in range(self._config.max_steps_in_flight + 1):
             if self._live or self._core.idle:
                 return
-            self.turn()
+            self.step()
 
     def audit_idle(self) -> None:
         self._core.audit_idle()
 
-    def _start_anew(self) -> None:
+    def _restart(self) -> None:
         """A step was cut short, by Ctrl-C or by a fault, and nobody knows what it has written. So engine and KV memory
         count as lost, and whatever is open goes on from its tokens."""
         self._new_core()
@@ -115,21 +115,21 @@ class OfflineEngine:
         self._wire = self._new_wire()
         self._core = EngineCore(self._config, _INCARNATION, self.worker)
 
-    def _tell(self, message: Callable[[int], ToEngine]) -> None:
+    def _send(self, message: Callable[[int], ToEngine]) -> None:
         self._seq += 1
-        self._core.receive(_OWNER, message(self._seq), time.monotonic())
+        self._core.receive_from_api(_API_ID, message(self._seq), time.monotonic())
 
     def _deliver(self) -> None:
-        for _, message in self._core.drain():
-            for delta in message.deltas if isinstance(message, Deltas) else ():
+        for _, message in self._core.take_api_messages():
+            for delta in message.deltas if isinstance(message, TokenDeltas) else ():
                 output = self._live.get(delta.request_id)
-                if output is not None and output.epoch == delta.epoch:
-                    self._take(output, delta)
+                if output is not None and output.attempt_epoch == delta.epoch:
+                    self._apply_delta(output, delta)
 
-    def _take(self, output: Output, delta: TokenDelta) -> None:
-        output.take(delta)
+    def _apply_delta(self, output: OfflineRequest, delta: TokenDelta) -> None:
+        output.apply_delta(delta)
         if output.finish_reason is None:
             return
         del self._live[output.request_id]
         if delta.finish_reason is None:  # a stop string, which the engine cannot see
-            self._tell(lambda seq: Abort(seq, output.request_id, output.epoch, "stop", len(output.token_ids)))
+            self._send(lambda seq: Abort(seq, output.request_id, output.attempt_epoch, "stop", len(output.token_ids)))

@@ -8,9 +8,9 @@ from onward.config import ServeConfig, with_defaults
 from onward.errors import InvalidRequest, StartupError
 from onward.extras import require_torch
 from onward.offline.sampling_options import SamplingOptions
-from onward.proto.speculation import read_speculation
+from onward.proto.speculation import parse_speculative
 
-OFFLINE_KNOBS = (
+LLM_ARGS = (
     "device",
     "gpu_memory_utilization",
     "deterministic",
@@ -33,10 +33,10 @@ Conversation = Sequence[Message]
 Options = SamplingOptions | Sequence[SamplingOptions] | None
 
 
-def checked_config(model: str, knobs: Mapping[str, Any]) -> ServeConfig:
+def build_config(model: str, knobs: Mapping[str, Any]) -> ServeConfig:
     for name, value in knobs.items():
-        if name not in OFFLINE_KNOBS:
-            raise InvalidRequest(f"{name}: no such knob; there are {', '.join(OFFLINE_KNOBS)}", param=name)
+        if name not in LLM_ARGS:
+            raise InvalidRequest(f"{name}: no such knob; there are {', '.join(LLM_ARGS)}", param=name)
         _check_knob(name, value)
     if not isinstance(model, str) or not model:
         raise InvalidRequest("model: must be a name, a folder or a .gguf file", param="model")
@@ -73,13 +73,13 @@ def _check_knob(name: str, value: object) -> None:
 
 def _check_speculative(value: object) -> None:
     try:
-        if value is not None and read_speculation(str(value)).kind == "eagle":
+        if value is not None and parse_speculative(str(value)).kind == "eagle":
             require_torch(str(value))
     except StartupError as error:
         raise InvalidRequest(f"speculative: {error.message}", param="speculative") from None
 
 
-def each_prompt(prompts: Any) -> list[tuple[str, Prompt]]:
+def list_prompts(prompts: Any) -> list[tuple[str, Prompt]]:
     """Each prompt with the path that names it in an error."""
     if isinstance(prompts, str):
         return [("prompts", prompts)]
@@ -90,7 +90,7 @@ def each_prompt(prompts: Any) -> list[tuple[str, Prompt]]:
     return [(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)]
 
 
-def checked_ids(prompt: Any, path: str, vocab_size: int) -> list[int]:
+def validate_token_ids(prompt: Any, path: str, vocab_size: int) -> list[int]:
     if not isinstance(prompt, Sequence) or not prompt:
         raise InvalidRequest(f"{path}: must be a text or its token ids, got {prompt!r:.80}", param="prompts")
     for index, token_id in enumerate(prompt):
@@ -103,7 +103,7 @@ def checked_ids(prompt: Any, path: str, vocab_size: int) -> list[int]:
     return list(prompt)
 
 
-def each_conversation(messages: Any) -> list[tuple[str, Conversation]]:
+def list_conversations(messages: Any) -> list[tuple[str, Conversation]]:
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise InvalidRequest("messages: must be a list of messages, or a list of such lists", param="messages")
     if isinstance(messages[0], Mapping):
@@ -123,7 +123,7 @@ def check_conversation(conversation: Any, path: str) -> None:
             raise InvalidRequest(f"{path}[{index}].content: is required", param="messages")
 
 
-def each_option(sampling: Options, count: int) -> list[SamplingOptions]:
+def expand_sampling(sampling: Options, count: int) -> list[SamplingOptions]:
     if sampling is None or isinstance(sampling, SamplingOptions):
         return [sampling or SamplingOptions()] * count
     if not isinstance(sampling, Sequence) or not all(isinstance(one, SamplingOptions) for one in sampling):
@@ -135,7 +135,7 @@ def each_option(sampling: Options, count: int) -> list[SamplingOptions]:
     return list(sampling)
 
 
-def check_vocabulary(options: SamplingOptions, vocab_size: int) -> None:
+def check_token_ids_exist(options: SamplingOptions, vocab_size: int) -> None:
     """What the options could not know: that the tokens they name exist."""
     for token_id in options.logit_bias:
         if token_id >= vocab_size:

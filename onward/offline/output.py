@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from onward.proto.request import ErrorInfo, TokenDelta
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from onward.proto.step import TokenLogprobs
 from onward.text.text_stream import TextStream
 
@@ -25,7 +25,7 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CompletionChunk:
     """What one step added to an output."""
 
     text: str
@@ -35,38 +35,38 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Output:
+class OfflineRequest:
     request_id: str
     prompt_token_ids: list[int]
-    sampling: Sampling
-    stream: TextStream
-    epoch: int = 0
+    sampling: SamplingParams
+    text_stream: TextStream
+    attempt_epoch: int = 0
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     num_cached_tokens: int | None = None
     error: ErrorInfo | None = None
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
-    fresh: deque[Piece] = field(default_factory=deque)
+    unread_chunks: deque[CompletionChunk] = field(default_factory=deque)
     """What nobody has taken yet."""
     _texts: list[str] = field(default_factory=list)
 
-    def take(self, delta: TokenDelta) -> None:
+    def apply_delta(self, delta: TokenDelta) -> None:
         assert delta.position == len(self.token_ids), "the next position, and no other"
         texts: list[str] = []
         for token_id in delta.token_ids:
             self.token_ids.append(token_id)
-            texts.append(self.stream.push(token_id))
-            if self.stream.stopped:
+            texts.append(self.text_stream.push(token_id))
+            if self.text_stream.stopped:
                 break
         self._take_logprobs(delta, len(texts))
         self.num_cached_tokens = delta.num_cached_tokens
-        self.finish_reason = "stop" if self.stream.stopped else delta.finish_reason
-        self.error = None if self.stream.stopped else delta.error
+        self.finish_reason = "stop" if self.text_stream.stopped else delta.finish_reason
+        self.error = None if self.text_stream.stopped else delta.error
         if self.finish_reason is not None:
-            texts.append(self.stream.finish(self.finish_reason))
+            texts.append(self.text_stream.finish(self.finish_reason))
         self._texts += texts
-        self.fresh.append(Piece("".join(texts), len(self.token_ids), self.finish_reason))
+        self.unread_chunks.append(CompletionChunk("".join(texts), len(self.token_ids), self.finish_reason))
 
     def _take_logprobs(self, delta: TokenDelta, num_tokens: int) -> None:
         if delta.logprobs is not None:

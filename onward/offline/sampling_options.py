@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onward.errors import InvalidRequest
-from onward.proto.sampling import Grammar, Sampling, temperature_of
+from onward.proto.sampling import Grammar, SamplingParams, clamp_temperature
 from onward.text.bad_words import check_bad_words
 from onward.text.stop_strings import check_stop_strings
 
@@ -84,12 +84,12 @@ class SamplingOptions:
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def to_sampling(self, eos_token_ids: Sequence[int], bad_words: tuple[tuple[int, ...], ...] = ()) -> Sampling:
+    def to_sampling(self, eos_token_ids: Sequence[int], bad_words: tuple[tuple[int, ...], ...] = ()) -> SamplingParams:
         """`bad_words` are ours as token sequences, which only the model's tokenizer can tell."""
         ends = {*self.stop_token_ids, *(() if self.ignore_eos else eos_token_ids)}
-        return Sampling(
+        return SamplingParams(
             seed=secrets.randbits(63) if self.seed is None else self.seed,
-            temperature=temperature_of(float(self.temperature)),
+            temperature=clamp_temperature(float(self.temperature)),
             top_k=self.top_k,
             top_p=float(self.top_p),
             min_p=float(self.min_p),

@@ -8,66 +8,66 @@ from dataclasses import dataclass
 from enum import Enum
 
 from onward.pd import faults
-from onward.pd.events import Arrived, DecodeEvent, Ended, Lease, OfferCame
-from onward.pd.memory import RecentMemory
+from onward.pd.events import DecodeEvent, GrantedLease, HandoffFailed, KvArrived, OfferReceived
+from onward.pd.memory import BoundedDict
 from onward.pd.timers import Timers
-from onward.pd.times import Times
+from onward.pd.times import HandoffTimeouts
 from onward.proto.handoff import (
-    Cancel,
-    Gone,
-    Grant,
-    Heartbeat,
-    Offer,
-    Prefill,
-    Ready,
-    Refuse,
-    Taken,
+    CancelHandoff,
+    HandoffHeartbeat,
+    LeaseGrant,
+    PeerGone,
+    PrefillDone,
+    PrefillOffer,
+    PrefillRequest,
+    PrefillTaken,
+    RefuseHandoff,
     ToDecode,
     ToPrefill,
 )
 from onward.proto.request import ErrorInfo
 
-REMEMBERED = 4096
+MAX_REMEMBERED = 4096
 """Hand-overs that are over, and incarnations of peers: a late word about one of these is answered with knowledge."""
 
-SOON_S = 0.02
+RESEND_INTERVAL_S = 0.02
 """Between two attempts to send to a peer that could not be reached."""
 
-NOT_HERE = faults.prefill_failed("the decode instance does not have this hand-over any more")
+UNKNOWN_TO_DECODE = faults.prefill_failed("the decode instance does not have this hand-over any more")
 
 
-class State(Enum):
+class DecodeHandoffState(Enum):
     ASKED = "asked"
     OFFERED = "offered"
     GRANTED = "granted"
 
 
 @dataclass(slots=True)
-class _Handover:
+class _DecodeHandoff:
     peer: str
-    prefill: Prefill
+    prefill: PrefillRequest
     timeout_at_s: float
     silent_at_s: float
     """When P, if it says nothing until then, is taken for dead."""
-    repeat_at_s: float | None
+    resend_at_s: float | None
     """When `prefill` is sent again. None: P has it."""
-    state: State = State.ASKED
+    state: DecodeHandoffState = DecodeHandoffState.ASKED
     incarnation: str | None = None
     """Of the P that spoke first. None: nobody has spoken yet."""
     hold_until_s: float = 0.0
     """When an offer that was neither granted nor refused is refused."""
-    grant: Grant | None = None
-    counted: list[int] | None = None
+    grant: LeaseGrant | None = None
+    received_checksums: list[int] | None = None
     """The checksums of what lies in our memory. None: not all of it does."""
-    ready: Ready | None = None
+    ready: PrefillDone | None = None
 
     @property
     def due_at_s(self) -> float:
         """When `tick` has something to do, if nothing is heard until then."""
         at_s = min(self.timeout_at_s, self.silent_at_s)
-        if self.state is State.OFFERED:
+        if self.state is DecodeHandoffState.OFFERED:
             at_s = min(at_s, self.hold_until_s)
-        return at_s if self.repeat_at_s is None else min(at_s, self.repeat_at_s)
+        return at_s if self.resend_at_s is None else min(at_s, self.resend_at_s)
 
     @property
     def lease_id(self) -> str | None:
@@ -75,62 +75,62 @@ class _Handover:
 
 
 @dataclass(frozen=True, slots=True)
-class _LastWord:
+class _FinalAnswer:
     """What P is told if it still speaks of a hand-over that is over."""
 
     peer: str
-    taken_from: str | None
+    taken_from_incarnation: str | None
     """The incarnation of P that is told Taken; everyone else is told Cancel."""
     error: ErrorInfo
 
 
 class DecodeSide:
-    def __init__(self, incarnation: str, times: Times) -> None:
+    def __init__(self, incarnation: str, times: HandoffTimeouts) -> None:
         self.incarnation = incarnation
         self._times = times
         self._last_number = 0
-        self._live: dict[int, _Handover] = {}
+        self._live: dict[int, _DecodeHandoff] = {}
         self._timers: Timers[int] = Timers()
         self._unanswered: dict[str, dict[int, None]] = {}
         """By peer, in the order in which they were asked: hand-overs of which the peer has not been heard yet."""
-        self._unreached: dict[str, float] = {}
+        self._resend_due_s: dict[str, float] = {}
         """Peers that the last message could not be sent to, and when the next attempt is due."""
         self._by_lease: dict[str, int] = {}
-        self._over: RecentMemory[int, _LastWord] = RecentMemory(REMEMBERED)
-        self._is_gone: RecentMemory[tuple[str, str], bool] = RecentMemory(REMEMBERED)
+        self._finished: BoundedDict[int, _FinalAnswer] = BoundedDict(MAX_REMEMBERED)
+        self._gone_incarnations: BoundedDict[tuple[str, str], bool] = BoundedDict(MAX_REMEMBERED)
         """Which incarnations have spoken from which address, and which of them are no more."""
         self._events: dict[int, tuple[DecodeEvent, str | None]] = {}
         """By hand-over, each with the lease that it had. What happens later to one replaces what was not taken yet."""
         self._outbox: list[tuple[str, ToPrefill]] = []
 
-    def next_number(self) -> int:
+    def next_handoff_id(self) -> int:
         self._last_number += 1
         return self._last_number
 
-    def ask(self, peer: str, prefill: Prefill, now_s: float) -> None:
+    def request_prefill(self, peer: str, prefill: PrefillRequest, now_s: float) -> None:
         """`prefill` carries a number of ours that was not used before."""
-        assert 0 < prefill.handover <= self._last_number
-        assert prefill.handover not in self._live
-        self._live[prefill.handover] = _Handover(
+        assert 0 < prefill.handoff_id <= self._last_number
+        assert prefill.handoff_id not in self._live
+        self._live[prefill.handoff_id] = _DecodeHandoff(
             peer,
             prefill,
-            timeout_at_s=now_s + self._times.handover_timeout_s,
-            silent_at_s=now_s + self._times.silence_s,
-            repeat_at_s=now_s + self._times.repeat_s,
+            timeout_at_s=now_s + self._times.handoff_timeout_s,
+            silent_at_s=now_s + self._times.silence_timeout_s,
+            resend_at_s=now_s + self._times.resend_interval_s,
         )
-        self._unanswered.setdefault(peer, {})[prefill.handover] = None
-        self._timers.wake_by(prefill.handover, self._live[prefill.handover].due_at_s)
+        self._unanswered.setdefault(peer, {})[prefill.handoff_id] = None
+        self._timers.set_earliest(prefill.handoff_id, self._live[prefill.handoff_id].due_at_s)
         self._send(peer, prefill)
 
-    def grant(self, handover: int, lease: Lease, now_s: float) -> bool:
+    def grant(self, handover: int, lease: GrantedLease, now_s: float) -> bool:
         """Whether the offer still stands. If not, the lease was given to nobody and `Ended` says why."""
         found = self._live.get(handover)
-        if found is None or found.state is not State.OFFERED:
+        if found is None or found.state is not DecodeHandoffState.OFFERED:
             return False
         assert found.incarnation is not None
         assert lease.lease_id not in self._by_lease
-        found.state = State.GRANTED
-        found.grant = Grant(
+        found.state = DecodeHandoffState.GRANTED
+        found.grant = LeaseGrant(
             handover,
             found.incarnation,
             lease.lease_id,
@@ -141,97 +141,97 @@ class DecodeSide:
             lease.checksums,
         )
         self._by_lease[lease.lease_id] = handover
-        self._hear(found, now_s)
+        self._extend_silence_deadline(found, now_s)
         self._send(found.peer, found.grant)
         return True
 
     def refuse(self, handover: int, error: ErrorInfo, now_s: float) -> None:
         """No event follows."""
         found = self._live.get(handover)
-        if found is None or found.state is not State.OFFERED:
+        if found is None or found.state is not DecodeHandoffState.OFFERED:
             return
-        self._forget(handover, error)
-        self._send(found.peer, Refuse(handover, error, found.incarnation or ""))
+        self._remove(handover, error)
+        self._send(found.peer, RefuseHandoff(handover, error, found.incarnation or ""))
 
-    def counted(self, lease_id: str, checksums: list[int], now_s: float) -> None:
+    def on_kv_received(self, lease_id: str, checksums: list[int], now_s: float) -> None:
         """Our data plane has every block of the lease."""
         number = self._by_lease.get(lease_id)
-        if number is not None and self._live[number].counted is None:
-            self._live[number].counted = checksums
-            self._verify(number)
+        if number is not None and self._live[number].received_checksums is None:
+            self._live[number].received_checksums = checksums
+            self._complete_if_verified(number)
 
-    def writer_lost(self, lease_id: str, message: str, now_s: float) -> None:
+    def on_sender_lost(self, lease_id: str, message: str, now_s: float) -> None:
         """What has been counted is complete, and needs its writer no more."""
         number = self._by_lease.get(lease_id)
-        if number is not None and self._live[number].counted is None:
-            self._fail(number, faults.transfer_failed(f"the prefill instance stopped writing: {message}"))
+        if number is not None and self._live[number].received_checksums is None:
+            self._fail_and_tell_peer(number, faults.transfer_failed(f"the prefill instance stopped writing: {message}"))
 
     def cancel(self, handover: int, error: ErrorInfo, now_s: float) -> str | None:
         """Our own decision: no event follows, not even one that was waiting. Returns the lease to revoke, if any."""
         if handover in self._live:
-            return self._call_off(handover, error).lease_id
+            return self._cancel_and_tell_peer(handover, error).lease_id
         return self._withdraw_events(handover)
 
     def receive(self, peer: str, message: ToDecode, now_s: float) -> None:
-        if isinstance(message, Gone):
-            self._bury(peer, message.incarnation)
+        if isinstance(message, PeerGone):
+            self._on_gone(peer, message.incarnation)
             return
-        if not self._meet(peer, message.incarnation):
+        if not self._accepts_incarnation(peer, message.incarnation):
             return
         match message:
-            case Offer():
+            case PrefillOffer():
                 self._receive_offer(peer, message, now_s)
-            case Ready():
+            case PrefillDone():
                 self._receive_ready(peer, message, now_s)
-            case Heartbeat():
+            case HandoffHeartbeat():
                 self._receive_heartbeat(peer, message, now_s)
-            case Refuse() | Cancel():
-                if self._find(peer, message.handover, message.incarnation, now_s):
-                    self._end(message.handover, message.error)
+            case RefuseHandoff() | CancelHandoff():
+                if self._find(peer, message.handoff_id, message.incarnation, now_s):
+                    self._fail_without_telling_peer(message.handoff_id, message.error)
 
-    def unsent(self, peer: str, now_s: float) -> None:
+    def on_send_failed(self, peer: str, now_s: float) -> None:
         """What was last said to this peer did not leave: a connection may just be coming up. Until something does, one
         message is tried again soon instead of all that the peer has not answered."""
-        self._unreached.setdefault(peer, now_s + SOON_S)
+        self._resend_due_s.setdefault(peer, now_s + RESEND_INTERVAL_S)
 
-    def sent(self, peer: str, now_s: float) -> None:
+    def on_send_succeeded(self, peer: str, now_s: float) -> None:
         """A message to this peer has left. If earlier ones did not, they follow."""
-        if self._unreached.pop(peer, None) is None:
+        if self._resend_due_s.pop(peer, None) is None:
             return
         for number in self._unanswered.get(peer, ()):
-            self._live[number].repeat_at_s = now_s
-            self._timers.wake_by(number, now_s)
+            self._live[number].resend_at_s = now_s
+            self._timers.set_earliest(number, now_s)
 
     def tick(self, now_s: float) -> None:
-        self._try_unreached(now_s)
-        for number in self._timers.due(now_s):
+        self._resend_to_unreached(now_s)
+        for number in self._timers.take_due(now_s):
             handover = self._live.get(number)
             if handover is None:
                 continue
             if now_s >= handover.timeout_at_s:
-                self._fail(number, self._timeout_of(handover))
-            elif handover.state is State.OFFERED and now_s >= handover.hold_until_s:
+                self._fail_and_tell_peer(number, self._timeout_of(handover))
+            elif handover.state is DecodeHandoffState.OFFERED and now_s >= handover.hold_until_s:
                 self._refuse_held(number)
             elif now_s >= handover.silent_at_s:
-                self._fail(number, self._silence_of(handover))
-            elif handover.repeat_at_s is not None and now_s >= handover.repeat_at_s:
-                handover.repeat_at_s = now_s + self._times.repeat_s
-                if handover.peer not in self._unreached:
+                self._fail_and_tell_peer(number, self._silence_of(handover))
+            elif handover.resend_at_s is not None and now_s >= handover.resend_at_s:
+                handover.resend_at_s = now_s + self._times.resend_interval_s
+                if handover.peer not in self._resend_due_s:
                     self._send(handover.peer, handover.prefill)
             if number in self._live:
-                self._timers.wake_by(number, handover.due_at_s)
+                self._timers.set_earliest(number, handover.due_at_s)
 
     def take_events(self) -> list[DecodeEvent]:
         events, self._events = self._events, {}
         return [event for event, _ in events.values()]
 
-    def drain(self) -> list[tuple[str, ToPrefill]]:
+    def take_messages(self) -> list[tuple[str, ToPrefill]]:
         outbox, self._outbox = self._outbox, []
         return outbox
 
     def close(self) -> None:
         for peer in dict.fromkeys(handover.peer for handover in self._live.values()):
-            self._send(peer, Gone(self.incarnation))
+            self._send(peer, PeerGone(self.incarnation))
         self._live.clear()
         self._by_lease.clear()
         self._unanswered.clear()
@@ -240,119 +240,121 @@ class DecodeSide:
     def idle(self) -> bool:
         return not self._live
 
-    def states(self) -> dict[str, int]:
-        counts = {state.value: 0 for state in State}
+    def count_by_state(self) -> dict[str, int]:
+        counts = {state.value: 0 for state in DecodeHandoffState}
         for handover in self._live.values():
             counts[handover.state.value] += 1
         return counts
 
-    def _receive_offer(self, peer: str, offer: Offer, now_s: float) -> None:
-        found = self._find(peer, offer.handover, offer.incarnation, now_s)
+    def _receive_offer(self, peer: str, offer: PrefillOffer, now_s: float) -> None:
+        found = self._find(peer, offer.handoff_id, offer.incarnation, now_s)
         if found is None:
-            self._repeat_last_word(peer, offer.handover, offer.incarnation)
+            self._repeat_final_answer(peer, offer.handoff_id, offer.incarnation)
         elif found.grant is not None:
             self._send(peer, found.grant)
-        elif found.state is State.ASKED:
-            found.state = State.OFFERED
+        elif found.state is DecodeHandoffState.ASKED:
+            found.state = DecodeHandoffState.OFFERED
             found.hold_until_s = now_s + self._times.offer_hold_s
-            self._timers.wake_by(offer.handover, found.hold_until_s)
-            self._events[offer.handover] = (OfferCame(offer.handover, offer.num_blocks), None)
+            self._timers.set_earliest(offer.handoff_id, found.hold_until_s)
+            self._events[offer.handoff_id] = (OfferReceived(offer.handoff_id, offer.num_blocks), None)
 
-    def _receive_ready(self, peer: str, ready: Ready, now_s: float) -> None:
-        found = self._find(peer, ready.handover, ready.incarnation, now_s)
+    def _receive_ready(self, peer: str, ready: PrefillDone, now_s: float) -> None:
+        found = self._find(peer, ready.handoff_id, ready.incarnation, now_s)
         if found is None:
-            self._repeat_last_word(peer, ready.handover, ready.incarnation)
+            self._repeat_final_answer(peer, ready.handoff_id, ready.incarnation)
         elif found.grant is None:
-            self._fail(ready.handover, faults.prefill_failed("the prefill instance was ready before it had a grant"))
+            self._fail_and_tell_peer(
+                ready.handoff_id, faults.prefill_failed("the prefill instance was ready before it had a grant")
+            )
         elif found.ready is None:
             found.ready = ready
-            self._verify(ready.handover)
+            self._complete_if_verified(ready.handoff_id)
 
-    def _receive_heartbeat(self, peer: str, heartbeat: Heartbeat, now_s: float) -> None:
+    def _receive_heartbeat(self, peer: str, heartbeat: HandoffHeartbeat, now_s: float) -> None:
         wanted: list[int] = []
-        for number in heartbeat.handovers:
+        for number in heartbeat.handoff_ids:
             if self._find(peer, number, heartbeat.incarnation, now_s):
                 wanted.append(number)
             elif self._was_taken(peer, number, heartbeat.incarnation):
-                self._send(peer, Taken(number))
-        self._send(peer, Heartbeat(heartbeat.number, wanted, heartbeat.incarnation))
+                self._send(peer, PrefillTaken(number))
+        self._send(peer, HandoffHeartbeat(heartbeat.number, wanted, heartbeat.incarnation))
 
-    def _find(self, peer: str, number: int, incarnation: str, now_s: float) -> _Handover | None:
+    def _find(self, peer: str, number: int, incarnation: str, now_s: float) -> _DecodeHandoff | None:
         """The hand-over that this incarnation of this peer works on. It has been heard of."""
         found = self._live.get(number)
         if found is None or found.peer != peer or found.incarnation not in (None, incarnation):
             return None
         found.incarnation = incarnation
-        found.repeat_at_s = None
-        self._note_answered(peer, number)
-        self._hear(found, now_s)
+        found.resend_at_s = None
+        self._mark_answered(peer, number)
+        self._extend_silence_deadline(found, now_s)
         return found
 
-    def _hear(self, handover: _Handover, now_s: float) -> None:
-        handover.silent_at_s = now_s + self._times.silence_s
+    def _extend_silence_deadline(self, handover: _DecodeHandoff, now_s: float) -> None:
+        handover.silent_at_s = now_s + self._times.silence_timeout_s
 
-    def _meet(self, peer: str, incarnation: str) -> bool:
+    def _accepts_incarnation(self, peer: str, incarnation: str) -> bool:
         """Whether this incarnation may still be there. The first word of a new one ends what was with the others.
 
         Of two incarnations that both have spoken nobody can tell which is the newer one, since words come late. So only
         a first word counts; a hand-over that a dead one holds without having said so ends by its silence.
         """
-        if (peer, incarnation) not in self._is_gone:
-            self._is_gone.remember((peer, incarnation), False)
-            for number in self._bound(peer):
+        if (peer, incarnation) not in self._gone_incarnations:
+            self._gone_incarnations.put((peer, incarnation), False)
+            for number in self._handoffs_with_incarnation(peer):
                 if self._live[number].incarnation != incarnation:
-                    self._fail(number, faults.prefill_failed("the prefill instance was restarted"))
-        return not self._is_gone.get((peer, incarnation))
+                    self._fail_and_tell_peer(number, faults.prefill_failed("the prefill instance was restarted"))
+        return not self._gone_incarnations.get((peer, incarnation))
 
-    def _bury(self, peer: str, incarnation: str) -> None:
-        self._is_gone.remember((peer, incarnation), True)
-        for number in self._bound(peer):
+    def _on_gone(self, peer: str, incarnation: str) -> None:
+        self._gone_incarnations.put((peer, incarnation), True)
+        for number in self._handoffs_with_incarnation(peer):
             if self._live[number].incarnation == incarnation:
-                self._fail(number, faults.prefill_failed("the prefill instance is gone"))
+                self._fail_and_tell_peer(number, faults.prefill_failed("the prefill instance is gone"))
 
-    def _bound(self, peer: str) -> list[int]:
+    def _handoffs_with_incarnation(self, peer: str) -> list[int]:
         return [n for n, handover in self._live.items() if handover.peer == peer and handover.incarnation is not None]
 
-    def _verify(self, number: int) -> None:
+    def _complete_if_verified(self, number: int) -> None:
         """P has said that it is done, and we have counted: only both together are an arrival."""
         handover = self._live[number]
-        ready, counted, grant = handover.ready, handover.counted, handover.grant
+        ready, counted, grant = handover.ready, handover.received_checksums, handover.grant
         if ready is None or counted is None or grant is None:
             return
         if grant.checksums and ready.checksums != counted:
-            self._fail(number, faults.transfer_failed(_checksum_message(ready.checksums, counted)))
+            self._fail_and_tell_peer(number, faults.transfer_failed(_checksum_message(ready.checksums, counted)))
             return
-        self._forget(number, NOT_HERE, taken_from=handover.incarnation)
-        self._send(handover.peer, Taken(number))
-        self._events[number] = (Arrived(number, ready), grant.lease_id)
+        self._remove(number, UNKNOWN_TO_DECODE, taken_from=handover.incarnation)
+        self._send(handover.peer, PrefillTaken(number))
+        self._events[number] = (KvArrived(number, ready), grant.lease_id)
 
     def _refuse_held(self, number: int) -> None:
         handover = self._live[number]
         error = faults.no_decode_blocks("the decode instance has no free blocks")
-        self._send(handover.peer, Refuse(number, error, handover.incarnation or ""))
-        self._end(number, error)
+        self._send(handover.peer, RefuseHandoff(number, error, handover.incarnation or ""))
+        self._fail_without_telling_peer(number, error)
 
-    def _fail(self, number: int, error: ErrorInfo) -> None:
-        handover = self._call_off(number, error)
-        self._events[number] = (Ended(number, error, handover.lease_id), handover.lease_id)
+    def _fail_and_tell_peer(self, number: int, error: ErrorInfo) -> None:
+        handover = self._cancel_and_tell_peer(number, error)
+        self._events[number] = (HandoffFailed(number, error, handover.lease_id), handover.lease_id)
 
-    def _end(self, number: int, error: ErrorInfo) -> None:
+    def _fail_without_telling_peer(self, number: int, error: ErrorInfo) -> None:
         """P knows it already."""
-        handover = self._forget(number, error)
-        self._events[number] = (Ended(number, error, handover.lease_id), handover.lease_id)
+        handover = self._remove(number, error)
+        self._events[number] = (HandoffFailed(number, error, handover.lease_id), handover.lease_id)
 
-    def _call_off(self, number: int, error: ErrorInfo) -> _Handover:
-        handover = self._forget(number, error)
-        self._send(handover.peer, Cancel(number, error, handover.incarnation or ""))
+    def _cancel_and_tell_peer(self, number: int, error: ErrorInfo) -> _DecodeHandoff:
+        handover = self._remove(number, error)
+        self._send(handover.peer, CancelHandoff(number, error, handover.incarnation or ""))
         return handover
 
-    def _forget(self, number: int, error: ErrorInfo, *, taken_from: str | None = None) -> _Handover:
+    def _remove(self, number: int, error: ErrorInfo, *, taken_from: str | None = None) -> _DecodeHandoff:
         handover = self._live.pop(number)
         if handover.lease_id is not None:
             del self._by_lease[handover.lease_id]
         self._timers.cancel(number)
-        self._note_answered(handover.peer, number)
-        self._over.remember(number, _LastWord(handover.peer, taken_from, error))
+        self._mark_answered(handover.peer, number)
+        self._finished.put(number, _FinalAnswer(handover.peer, taken_from, error))
         self._withdraw_events(number)
         return handover
 
@@ -361,7 +363,7 @@ class DecodeSide:
         _, lease_id = self._events.pop(number, (None, None))
         return lease_id
 
-    def _note_answered(self, peer: str, number: int) -> None:
+    def _mark_answered(self, peer: str, number: int) -> None:
         """Or ended: the peer need not be asked for it again."""
         unanswered = self._unanswered.get(peer)
         if unanswered is not None:
@@ -369,35 +371,35 @@ class DecodeSide:
             if not unanswered:
                 del self._unanswered[peer]
 
-    def _try_unreached(self, now_s: float) -> None:
-        for peer in [peer for peer, at_s in self._unreached.items() if now_s >= at_s]:
+    def _resend_to_unreached(self, now_s: float) -> None:
+        for peer in [peer for peer, at_s in self._resend_due_s.items() if now_s >= at_s]:
             unanswered = self._unanswered.get(peer)
             if unanswered is None:
-                del self._unreached[peer]
+                del self._resend_due_s[peer]
                 continue
-            self._unreached[peer] = now_s + SOON_S
+            self._resend_due_s[peer] = now_s + RESEND_INTERVAL_S
             self._send(peer, self._live[next(iter(unanswered))].prefill)
 
-    def _repeat_last_word(self, peer: str, number: int, incarnation: str) -> None:
+    def _repeat_final_answer(self, peer: str, number: int, incarnation: str) -> None:
         if self._was_taken(peer, number, incarnation):
-            self._send(peer, Taken(number))
+            self._send(peer, PrefillTaken(number))
             return
-        last = self._over.get(number)
-        error = last.error if last is not None and last.peer == peer else NOT_HERE
-        self._send(peer, Cancel(number, error, incarnation))
+        last = self._finished.get(number)
+        error = last.error if last is not None and last.peer == peer else UNKNOWN_TO_DECODE
+        self._send(peer, CancelHandoff(number, error, incarnation))
 
     def _was_taken(self, peer: str, number: int, incarnation: str) -> bool:
-        last = self._over.get(number)
-        return last is not None and last.peer == peer and last.taken_from == incarnation
+        last = self._finished.get(number)
+        return last is not None and last.peer == peer and last.taken_from_incarnation == incarnation
 
-    def _timeout_of(self, handover: _Handover) -> ErrorInfo:
-        limit = f"within {self._times.handover_timeout_s:g} s"
+    def _timeout_of(self, handover: _DecodeHandoff) -> ErrorInfo:
+        limit = f"within {self._times.handoff_timeout_s:g} s"
         if handover.ready is not None:
             return faults.transfer_failed(f"the KV did not arrive {limit}")
         return faults.prefill_failed(f"the prefill instance did not finish {limit}")
 
-    def _silence_of(self, handover: _Handover) -> ErrorInfo:
-        return faults.silent(self._times.silence_s, granted=handover.grant is not None)
+    def _silence_of(self, handover: _DecodeHandoff) -> ErrorInfo:
+        return faults.peer_silent(self._times.silence_timeout_s, granted=handover.grant is not None)
 
     def _send(self, peer: str, message: ToPrefill) -> None:
         self._outbox.append((peer, message))

@@ -3,88 +3,88 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from onward.proto.handoff import Grant, Prefill, Ready
-from onward.proto.kv_transfer import Endpoint
+from onward.proto.handoff import LeaseGrant, PrefillDone, PrefillRequest
+from onward.proto.kv_transfer import KvEndpoint
 from onward.proto.request import ErrorInfo
 
 
-class HandoverKey(NamedTuple):
+class HandoffKey(NamedTuple):
     """P's name for a hand-over."""
 
-    decode: str
+    decode_incarnation: str
     """Incarnation of the decode instance that numbers it."""
-    number: int
+    handoff_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class GrantedLease:
     """What D gives to P. See `Grant`."""
 
     lease_id: str
-    endpoint: Endpoint
+    endpoint: KvEndpoint
     num_cached_tokens: int
     block_ids: list[int]
     checksums: bool
 
 
 @dataclass(frozen=True, slots=True)
-class OfferCame:
+class OfferReceived:
     """P can run the prompt now. To be answered by `grant` or `refuse`; who holds it for too long is answered for."""
 
-    handover: int
+    handoff_id: int
     num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class KvArrived:
     """P is done and every block lies in our memory, verified. P was told, and the hand-over is over."""
 
-    handover: int
-    ready: Ready
+    handoff_id: int
+    ready: PrefillDone
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class HandoffFailed:
     """It failed, and P was told or has told us."""
 
-    handover: int
+    handoff_id: int
     error: ErrorInfo
     lease_id: str | None
     """If it had been granted: to be revoked, since P may not know yet."""
 
 
-DecodeEvent = OfferCame | Arrived | Ended
+DecodeEvent = OfferReceived | KvArrived | HandoffFailed
 
 
 @dataclass(frozen=True, slots=True)
-class WorkCame:
+class PrefillRequested:
     """To be answered, at some time, by `offer` or `refuse`."""
 
-    key: HandoverKey
-    prefill: Prefill
+    key: HandoffKey
+    prefill: PrefillRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class GrantReceived:
     """From now on the blocks of the grant may be written, until `ready`, `refuse`, `fail` or `Dropped`."""
 
-    key: HandoverKey
-    grant: Grant
+    key: HandoffKey
+    grant: LeaseGrant
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class HandoffCompleted:
     """D has taken it."""
 
-    key: HandoverKey
+    key: HandoffKey
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class HandoffCancelled:
     """It is over without success: stop writing, free everything."""
 
-    key: HandoverKey
+    key: HandoffKey
     error: ErrorInfo
 
 
-PrefillEvent = WorkCame | Granted | Finished | Dropped
+PrefillEvent = PrefillRequested | GrantReceived | HandoffCompleted | HandoffCancelled

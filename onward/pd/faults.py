@@ -2,36 +2,36 @@
 
 from onward.proto.request import ErrorInfo
 
-SILENCE = "silence"
+SILENCE_STAGE = "silence"
 """The stage of a failure that says more of the peer than of what it was asked."""
 
 
 def no_decode_blocks(message: str) -> ErrorInfo:
-    return _fault("pd_no_decode_blocks", "offer", message)
+    return _pd_error("pd_no_decode_blocks", "offer", message)
 
 
 def prefill_failed(message: str) -> ErrorInfo:
-    return _fault("pd_prefill_failed", "prefill", message)
+    return _pd_error("pd_prefill_failed", "prefill", message)
 
 
 def transfer_failed(message: str) -> ErrorInfo:
-    return _fault("pd_transfer_failed", "transfer", message)
+    return _pd_error("pd_transfer_failed", "transfer", message)
 
 
 def lease_expired(message: str) -> ErrorInfo:
-    return _fault("pd_lease_expired", "transfer", message)
+    return _pd_error("pd_lease_expired", "transfer", message)
 
 
-def silent(seconds: float, *, granted: bool) -> ErrorInfo:
+def peer_silent(seconds: float, *, granted: bool) -> ErrorInfo:
     """Nothing was heard of the prefill instance: it may be dead, or the way to it."""
     code = "pd_lease_expired" if granted else "pd_prefill_failed"
-    return _fault(code, SILENCE, f"the prefill instance was silent for {seconds:g} s")
+    return _pd_error(code, SILENCE_STAGE, f"the prefill instance was silent for {seconds:g} s")
 
 
 def layout_mismatch(difference: str) -> ErrorInfo:
     """It stays so, however often one asks."""
-    return _fault("pd_layout_mismatch", "prefill", f"the peers cannot exchange KV: {difference}", retryable=False)
+    return _pd_error("pd_layout_mismatch", "prefill", f"the peers cannot exchange KV: {difference}", retryable=False)
 
 
-def _fault(code: str, stage: str, message: str, *, retryable: bool = True) -> ErrorInfo:
+def _pd_error(code: str, stage: str, message: str, *, retryable: bool = True) -> ErrorInfo:
     return ErrorInfo(code, f"PD Error: {message}", status=503, retryable=retryable, stage=stage)

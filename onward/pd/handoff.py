@@ -14,34 +14,34 @@ The machines know neither sockets nor clocks, neither blocks nor requests.
 
 from onward.pd.decode_side import DecodeSide
 from onward.pd.events import (
-    Arrived,
     DecodeEvent,
-    Dropped,
-    Ended,
-    Finished,
-    Granted,
-    HandoverKey,
-    Lease,
-    OfferCame,
+    GrantedLease,
+    GrantReceived,
+    HandoffCancelled,
+    HandoffCompleted,
+    HandoffFailed,
+    HandoffKey,
+    KvArrived,
+    OfferReceived,
     PrefillEvent,
-    WorkCame,
+    PrefillRequested,
 )
 from onward.pd.prefill_side import PrefillSide
-from onward.pd.times import Times
+from onward.pd.times import HandoffTimeouts
 
 __all__ = [
-    "Arrived",
     "DecodeEvent",
     "DecodeSide",
-    "Dropped",
-    "Ended",
-    "Finished",
-    "Granted",
-    "HandoverKey",
-    "Lease",
-    "OfferCame",
+    "GrantReceived",
+    "GrantedLease",
+    "HandoffCancelled",
+    "HandoffCompleted",
+    "HandoffFailed",
+    "HandoffKey",
+    "HandoffTimeouts",
+    "KvArrived",
+    "OfferReceived",
     "PrefillEvent",
+    "PrefillRequested",
     "PrefillSide",
-    "Times",
-    "WorkCame",
 ]

@@ -7,7 +7,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class RecentMemory(Generic[Key, Value]):
+class BoundedDict(Generic[Key, Value]):
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._items: OrderedDict[Key, Value] = OrderedDict()
@@ -21,7 +21,7 @@ class RecentMemory(Generic[Key, Value]):
     def get(self, key: Key) -> Value | None:
         return self._items.get(key)
 
-    def remember(self, key: Key, value: Value) -> None:
+    def put(self, key: Key, value: Value) -> None:
         self._items[key] = value
         self._items.move_to_end(key)
         if len(self._items) > self._capacity:

@@ -21,7 +21,7 @@ class Timers(Generic[Key]):
     def __len__(self) -> int:
         return len(self._at_s)
 
-    def wake_by(self, key: Key, at_s: float) -> None:
+    def set_earliest(self, key: Key, at_s: float) -> None:
         """`due` returns this key at `at_s`, or before if it was to do so anyway."""
         known_s = self._at_s.get(key)
         if known_s is None or at_s < known_s:
@@ -32,7 +32,7 @@ class Timers(Generic[Key]):
     def cancel(self, key: Key) -> None:
         self._at_s.pop(key, None)
 
-    def due(self, now_s: float) -> list[Key]:
+    def take_due(self, now_s: float) -> list[Key]:
         """The keys whose time has come, in its order. Each has no timer any more."""
         keys: list[Key] = []
         while self._heap and self._heap[0][0] <= now_s:

@@ -13,37 +13,37 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class HandoffTimeouts:
     lease_s: float
     offer_hold_s: float
     """How long D may think about an offer."""
-    handover_timeout_s: float
+    handoff_timeout_s: float
     """How long one hand-over may take in all, P's queue included."""
 
     def __post_init__(self) -> None:
         assert self.lease_s > 0
         assert self.offer_hold_s >= 0
-        assert self.handover_timeout_s > 0
+        assert self.handoff_timeout_s > 0
 
     @property
-    def margin_s(self) -> float:
+    def lease_margin_s(self) -> float:
         return self.lease_s / 5
 
     @property
-    def silence_s(self) -> float:
+    def silence_timeout_s(self) -> float:
         """How long D waits for a word of P."""
-        return self.lease_s + self.margin_s
+        return self.lease_s + self.lease_margin_s
 
     @property
-    def heartbeat_s(self) -> float:
-        return heartbeat_s(self.lease_s)
+    def heartbeat_interval_s(self) -> float:
+        return heartbeat_interval_s(self.lease_s)
 
     @property
-    def repeat_s(self) -> float:
+    def resend_interval_s(self) -> float:
         """Between two copies of a message that has not been answered."""
-        return self.heartbeat_s / 2
+        return self.heartbeat_interval_s / 2
 
 
-def heartbeat_s(lease_s: float) -> float:
+def heartbeat_interval_s(lease_s: float) -> float:
     """Several in each lease: a few may be lost."""
     return min(1.0, lease_s / 5)

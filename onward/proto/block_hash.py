@@ -11,10 +11,10 @@ from collections.abc import Sequence
 BlockHash = bytes
 
 
-def root(cache_salt: str) -> BlockHash:
+def root_hash(cache_salt: str) -> BlockHash:
     """Where every chain begins. Tenants with different salts never share a block."""
     return hashlib.blake2b(b"onward:" + cache_salt.encode(), digest_size=16).digest()
 
 
-def extend(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
+def hash_block(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     return hashlib.blake2b(parent + array("i", token_ids).tobytes(), digest_size=16).digest()

@@ -7,12 +7,12 @@ a new incarnation, and only then tells the others. That announcement, never a ti
 import msgspec
 
 from onward.config import ApiConfig, EngineConfig, WorkerConfig
-from onward.proto.keys import KeyEntry
+from onward.proto.keys import ApiKeyEntry
 from onward.proto.model import PreparedModel
-from onward.proto.numbers import Count, Descriptor, Duration, Serial, Share
-from onward.proto.stats import EngineStats, Family
+from onward.proto.numbers import Count, Duration, FileDescriptor, Serial, UnitInterval
+from onward.proto.stats import EngineStats, MetricFamily
 from onward.proto.step import WorkerHello
-from onward.proto.wire import Wire
+from onward.proto.wire import WorkerWireAddress
 
 
 class StartEngine(msgspec.Struct, frozen=True, tag="start_engine"):
@@ -20,7 +20,7 @@ class StartEngine(msgspec.Struct, frozen=True, tag="start_engine"):
     config: EngineConfig
     address: str
     """Where it shall listen for api processes, with the key that only it holds."""
-    handoff_fd: Descriptor = -1
+    handoff_fd: FileDescriptor = -1
     """A listening socket for decode instances, where there is one."""
     cluster_key: str = ""
     """What the instances of a cluster share, as hex; empty: none, and all addresses are local."""
@@ -31,7 +31,7 @@ class StartWorker(msgspec.Struct, frozen=True, tag="start_worker"):
     engine_incarnation: str
     config: WorkerConfig
     model: PreparedModel
-    wire: Wire
+    wire: WorkerWireAddress
     kv_address: str = ""
     """Where the engine speaks of KV transfers; empty: there are none."""
     cluster_key: str = ""
@@ -42,12 +42,12 @@ class StartApi(msgspec.Struct, frozen=True, tag="start_api"):
     index: Count
     config: ApiConfig
     model: PreparedModel
-    listen_fd: Descriptor
-    keys: list[KeyEntry] = []
+    listen_fd: FileDescriptor
+    keys: list[ApiKeyEntry] = []
     """Without any, everybody may do everything."""
 
 
-class StartShelf(msgspec.Struct, frozen=True, tag="start_shelf"):
+class StartStreamStore(msgspec.Struct, frozen=True, tag="start_shelf"):
     incarnation: str
     address: str
     """Where it shall listen for api processes, with the key that only it holds."""
@@ -58,7 +58,7 @@ class WorkerStarting(msgspec.Struct, frozen=True, tag="worker_starting"):
     """To the engine: this worker will come on this wire. The file descriptors of an `shm` wire travel with it."""
 
     incarnation: str
-    wire: Wire
+    wire: WorkerWireAddress
     kv_address: str = ""
     """Where the engine shall listen for what the worker has to say of KV transfers."""
 
@@ -81,18 +81,18 @@ class EngineUp(msgspec.Struct, frozen=True, tag="engine_up"):
 class EngineGone(msgspec.Struct, frozen=True, tag="engine_gone"):
     incarnation: str
     cause: str
-    alone: str | None = None
+    isolated_request_id: str | None = None
     """The request that it ran, or was taking in, by itself when it died. None: any of its requests may be the cause."""
 
 
-class ShelfUp(msgspec.Struct, frozen=True, tag="shelf_up"):
+class StreamStoreUp(msgspec.Struct, frozen=True, tag="shelf_up"):
     """To the api processes: this one keeps records from now on; whatever another one had is lost."""
 
     incarnation: str
     address: str
 
 
-class ShelfGone(msgspec.Struct, frozen=True, tag="shelf_gone"):
+class StreamStoreGone(msgspec.Struct, frozen=True, tag="shelf_gone"):
     incarnation: str
 
 
@@ -102,8 +102,8 @@ class ApiGone(msgspec.Struct, frozen=True, tag="api_gone"):
     incarnation: str
 
 
-class AskSnapshot(msgspec.Struct, frozen=True, tag="ask_snapshot"):
-    ask_id: Serial
+class QueryMetrics(msgspec.Struct, frozen=True, tag="ask_snapshot"):
+    query_id: Serial
 
 
 class ProcessView(msgspec.Struct, frozen=True):
@@ -117,26 +117,26 @@ class ProcessView(msgspec.Struct, frozen=True):
 class InstanceView(msgspec.Struct, frozen=True, tag="instance_view"):
     """Answers `AskInstance`: the whole instance, whichever process was asked."""
 
-    ask_id: Serial
+    query_id: Serial
     incarnation: str
     processes: list[ProcessView]
     restarts: dict[str, Count]
-    families: list[Family]
+    families: list[MetricFamily]
     engine: EngineStats | None
     oom_kills: dict[str, Count] = {}
     """Processes that the kernel killed for lack of memory, by role."""
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
+class StopChild(msgspec.Struct, frozen=True, tag="stop"):
     """Finish what you can within `grace_s`, then leave."""
 
     grace_s: Duration
 
 
-class NewKeys(msgspec.Struct, frozen=True, tag="new_keys"):
+class UpdateApiKeys(msgspec.Struct, frozen=True, tag="new_keys"):
     """To the api processes: these keys count from now on, and no others."""
 
-    keys: list[KeyEntry]
+    keys: list[ApiKeyEntry]
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
@@ -151,34 +151,34 @@ ToChild = (
     StartEngine
     | StartWorker
     | StartApi
-    | StartShelf
+    | StartStreamStore
     | WorkerStarting
     | WorkerGone
     | EngineUp
     | EngineGone
-    | ShelfUp
-    | ShelfGone
+    | StreamStoreUp
+    | StreamStoreGone
     | ApiGone
-    | AskSnapshot
+    | QueryMetrics
     | InstanceView
-    | NewKeys
+    | UpdateApiKeys
     | Drain
     | Undrain
-    | Stop
+    | StopChild
 )
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class ChildReady(msgspec.Struct, frozen=True, tag="ready"):
     """The child can do its work. From the engine it comes once its worker has said hello, and again after each restart."""
 
     worker: WorkerHello | None = None
 
 
-class Progress(msgspec.Struct, frozen=True, tag="progress"):
+class StartupProgress(msgspec.Struct, frozen=True, tag="progress"):
     """What the child is busy with while it starts, for people to read."""
 
     message: str
-    fraction: Share | None = None
+    fraction: UnitInterval | None = None
     """How much of it is done; None: unknown."""
 
 
@@ -188,36 +188,46 @@ class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
     message: str
 
 
-class RenewWorker(msgspec.Struct, frozen=True, tag="renew_worker"):
+class ReplaceWorker(msgspec.Struct, frozen=True, tag="renew_worker"):
     """From the engine: end this worker and start another. Too much of its KV memory is in nobody's hands."""
 
     incarnation: str
     cause: str
 
 
-class RunsAlone(msgspec.Struct, frozen=True, tag="runs_alone"):
+class IsolatedRequestRunning(msgspec.Struct, frozen=True, tag="runs_alone"):
     """From the engine, before it does anything for a request that is suspected of killing engines: a death from here on is
     that request's. None: it is not any single one's."""
 
     request_id: str | None
 
 
-class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
-    ask_id: Serial
-    families: list[Family]
+class MetricsSnapshot(msgspec.Struct, frozen=True, tag="snapshot"):
+    query_id: Serial
+    families: list[MetricFamily]
     engine: EngineStats | None = None
 
 
-class AskInstance(msgspec.Struct, frozen=True, tag="ask_instance"):
-    ask_id: Serial
+class QueryInstance(msgspec.Struct, frozen=True, tag="ask_instance"):
+    query_id: Serial
 
 
-class AskDrain(msgspec.Struct, frozen=True, tag="ask_drain"):
+class RequestDrain(msgspec.Struct, frozen=True, tag="ask_drain"):
     """From an api process: someone wants the whole instance drained."""
 
 
-class AskUndrain(msgspec.Struct, frozen=True, tag="ask_undrain"):
+class RequestUndrain(msgspec.Struct, frozen=True, tag="ask_undrain"):
     """From an api process: someone wants the whole instance to take requests again."""
 
 
-FromChild = Ready | Progress | StartFailed | RenewWorker | RunsAlone | Snapshot | AskInstance | AskDrain | AskUndrain
+FromChild = (
+    ChildReady
+    | StartupProgress
+    | StartFailed
+    | ReplaceWorker
+    | IsolatedRequestRunning
+    | MetricsSnapshot
+    | QueryInstance
+    | RequestDrain
+    | RequestUndrain
+)

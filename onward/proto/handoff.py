@@ -13,56 +13,56 @@ its socket; P's messages carry P's. Anything may be lost, doubled, delayed or re
 
 import msgspec
 
-from onward.proto.kv_transfer import Endpoint, Layout
-from onward.proto.numbers import Count, Duration, Priority, Serial, SerialOrNone, TimeLeft, Word
+from onward.proto.kv_transfer import KvEndpoint, KvLayout
+from onward.proto.numbers import Count, Duration, Priority, Serial, SerialOrNone, TimeLeft, Word64
 from onward.proto.request import ErrorInfo
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from onward.proto.step import TokenLogprobs
 
 
-class Prefill(msgspec.Struct, frozen=True, array_like=True, tag="prefill"):
+class PrefillRequest(msgspec.Struct, frozen=True, array_like=True, tag="prefill"):
     """Compute the KV of this list and draw the token that follows. Repeated until P is heard of."""
 
-    handover: Serial
-    layout: Layout
+    handoff_id: Serial
+    kv_layout: KvLayout
     request_id: str
     """For logs; what identifies the work is the number."""
     token_ids: list[Count]
     num_prompt: Count
-    sampling: Sampling
+    sampling_params: SamplingParams
     priority: Priority = 0
     waited_s: Duration = 0.0
     """At the decode instance, see `Submit.waited_s`."""
-    deadline_s: TimeLeft | None = None
+    deadline_in_s: TimeLeft | None = None
     cache_salt: str = ""
-    crash_charges: Count = 0
+    worker_crashes: Count = 0
     """Of workers that died under it without progress: P runs it alone from the second one on."""
-    score_from: SerialOrNone | None = None
+    rescore_from: SerialOrNone | None = None
     """See `Assign.score_from`."""
-    num_drafts: Count = 0
+    max_draft_tokens: Count = 0
     """How many guesses for what follows are of use."""
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
+class PrefillOffer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
     """P can run it now, and asks for this many blocks: those of the whole list."""
 
-    handover: Serial
+    handoff_id: Serial
     incarnation: str
     """P's, as in everything that P sends."""
     num_blocks: Count
 
 
-class Grant(msgspec.Struct, frozen=True, array_like=True, tag="grant"):
+class LeaseGrant(msgspec.Struct, frozen=True, array_like=True, tag="grant"):
     """The answer to an Offer; the same one, however often it is asked for.
 
     list    |-- num_cached_tokens: D has them, pinned until the end --|-- block_ids: to be written --|
     """
 
-    handover: Serial
+    handoff_id: Serial
     incarnation: str
     """Of the P that it is for."""
     lease_id: str
-    endpoint: Endpoint
+    endpoint: KvEndpoint
     num_cached_tokens: Count
     block_ids: list[Count]
     lease_s: Duration
@@ -70,19 +70,19 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, tag="grant"):
     checksums: bool
 
 
-class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
+class RefuseHandoff(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
     """No: from P to a Prefill, from D to an Offer. The hand-over is over, on both sides."""
 
-    handover: Serial
+    handoff_id: Serial
     error: ErrorInfo
     incarnation: str = ""
     """P's: of the sender, or of the one that it is for. Empty: any."""
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+class PrefillDone(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """All is computed and written, and no write will follow."""
 
-    handover: Serial
+    handoff_id: Serial
     incarnation: str
     token_ids: list[Count]
     """From position len(generated) on."""
@@ -92,38 +92,38 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     prompt_logprobs: list[TokenLogprobs] | None = None
     draft_token_ids: list[Count] = []
     """Guesses for what follows. They take no position."""
-    checksums: list[Word] = []
+    checksums: list[Word64] = []
     """Of each block that was written, where the grant asked for it."""
     grammar_done: bool = False
     """See `Tokens.grammar_done`."""
 
 
-class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
+class PrefillTaken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
     """D has verified it and goes on by itself. Repeated whenever P says Ready again."""
 
-    handover: Serial
+    handoff_id: Serial
 
 
-class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
+class CancelHandoff(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     """It is over, for this reason. Also the answer to anything about a hand-over that one does not have."""
 
-    handover: Serial
+    handoff_id: Serial
     error: ErrorInfo
     incarnation: str = ""
     """P's: of the sender, or of the one that it is for. Empty: any."""
 
 
-class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
+class HandoffHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
     """P, each second and whenever a Prefill is repeated: I still have these. D answers with the same number and those
     it still wants, which extends their leases; what is missing from the answer is over."""
 
     number: Serial
-    handovers: list[Serial]
+    handoff_ids: list[Serial]
     incarnation: str = ""
     """P's: of the sender, or of the one that it is for. Empty: any."""
 
 
-class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
+class PeerGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     """That incarnation is no more, or its KV memory is not: all it had under way is over."""
 
     incarnation: str
@@ -137,5 +137,7 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
     incarnation: str
 
 
-ToPrefill = Prefill | Grant | Refuse | Taken | Cancel | Heartbeat | Gone | Ping
-ToDecode = Offer | Ready | Refuse | Cancel | Heartbeat | Gone | Pong
+ToPrefill = (
+    PrefillRequest | LeaseGrant | RefuseHandoff | PrefillTaken | CancelHandoff | HandoffHeartbeat | PeerGone | Ping
+)
+ToDecode = PrefillOffer | PrefillDone | RefuseHandoff | CancelHandoff | HandoffHeartbeat | PeerGone | Pong

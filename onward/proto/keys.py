@@ -9,7 +9,7 @@ from onward.proto.numbers import Priority, Serial
 KeyRole = Literal["user", "admin"]
 
 
-class KeyEntry(msgspec.Struct, frozen=True, kw_only=True):
+class ApiKeyEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     digest: str
     """Of the key, as hex."""

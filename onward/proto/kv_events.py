@@ -8,7 +8,7 @@ from onward.proto.numbers import SerialOrNone
 class KvEvents(msgspec.Struct, frozen=True):
     """In order. Names of blocks, as `proto.block_hash` makes them."""
 
-    number: SerialOrNone
+    first_event: SerialOrNone
     """Of the first event here. One that was expected earlier and is not here is lost: ask for all there is, from -1."""
     changes: list[tuple[bool, bytes]] = []
     """(True, name): the cache knows this block now. (False, name): not any more."""
@@ -17,4 +17,4 @@ class KvEvents(msgspec.Struct, frozen=True):
 
     @property
     def next_number(self) -> int:
-        return self.number + len(self.changes)
+        return self.first_event + len(self.changes)

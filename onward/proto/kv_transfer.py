@@ -9,10 +9,10 @@ the prefill worker pushes into it while it computes. Both report what has happen
 
 import msgspec
 
-from onward.proto.numbers import Count, Duration, Serial, Word
+from onward.proto.numbers import Count, Duration, Serial, Word64
 
 
-class Layout(msgspec.Struct, frozen=True, array_like=True):
+class KvLayout(msgspec.Struct, frozen=True, array_like=True):
     """What two workers must have in common before KV can pass between them."""
 
     fingerprint: str
@@ -30,7 +30,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.json.encode(self).decode()
 
 
-class Endpoint(msgspec.Struct, frozen=True, array_like=True):
+class KvEndpoint(msgspec.Struct, frozen=True, array_like=True):
     """Where one decode worker incarnation takes KV in."""
 
     backend: str
@@ -41,20 +41,20 @@ class Endpoint(msgspec.Struct, frozen=True, array_like=True):
     """Of the worker: a connection to another one is refused."""
 
 
-class Push(msgspec.Struct, frozen=True, array_like=True):
+class KvPush(msgspec.Struct, frozen=True, array_like=True):
     """Part of an assignment: while it is computed, its KV goes to a peer.
 
     blocks of the request   |-- first_block: the peer has them --|-- block_ids: the peer's, in order --|
     """
 
     lease_id: str
-    endpoint: Endpoint
+    endpoint: KvEndpoint
     first_block: Count
     block_ids: list[Count]
     checksums: bool
 
 
-class Expect(msgspec.Struct, frozen=True, array_like=True, tag="expect"):
+class ExpectWrites(msgspec.Struct, frozen=True, array_like=True, tag="expect"):
     """A peer may write these blocks, all layers of each, once."""
 
     lease_id: str
@@ -68,7 +68,7 @@ class EndLease(msgspec.Struct, frozen=True, array_like=True, tag="end_lease"):
     lease_id: str
 
 
-class Revoke(msgspec.Struct, frozen=True, array_like=True, tag="revoke"):
+class RevokeLease(msgspec.Struct, frozen=True, array_like=True, tag="revoke"):
     """Let nothing more be written. Answered by `LeaseQuiet` when that is certain; also for a lease nobody knows."""
 
     lease_id: str
@@ -80,20 +80,20 @@ class StopPush(msgspec.Struct, frozen=True, array_like=True, tag="stop_push"):
     lease_id: str
 
 
-KvCommand = Expect | EndLease | Revoke | StopPush
+KvCommand = ExpectWrites | EndLease | RevokeLease | StopPush
 
 
-class Expecting(msgspec.Struct, frozen=True, array_like=True, tag="expecting"):
+class ExpectingWrites(msgspec.Struct, frozen=True, array_like=True, tag="expecting"):
     """Answers `Expect`: a peer that is told of the lease now finds the door open."""
 
     lease_id: str
 
 
-class Counted(msgspec.Struct, frozen=True, array_like=True, tag="counted"):
+class WritesComplete(msgspec.Struct, frozen=True, array_like=True, tag="counted"):
     """Every block of the lease lies in our memory, in all layers, and its writer has said that it is done."""
 
     lease_id: str
-    checksums: list[Word] = []
+    checksums: list[Word64] = []
     """Of each block as it lies here, where asked for."""
     num_bytes: Serial = 0
     seconds: Duration = 0.0
@@ -107,17 +107,17 @@ class WriterLost(msgspec.Struct, frozen=True, array_like=True, tag="writer_lost"
     message: str
 
 
-class LeaseQuiet(msgspec.Struct, frozen=True, array_like=True, tag="lease_quiet"):
+class LeaseQuiesced(msgspec.Struct, frozen=True, array_like=True, tag="lease_quiet"):
     """Nothing will be written under this lease any more."""
 
     lease_id: str
 
 
-class Sent(msgspec.Struct, frozen=True, array_like=True, tag="sent"):
+class PushComplete(msgspec.Struct, frozen=True, array_like=True, tag="sent"):
     """Every block of the push lies in the peer's memory; neither side is touched any more."""
 
     lease_id: str
-    checksums: list[Word] = []
+    checksums: list[Word64] = []
     num_bytes: Serial = 0
     seconds: Duration = 0.0
 
@@ -129,10 +129,10 @@ class PushFailed(msgspec.Struct, frozen=True, array_like=True, tag="push_failed"
     message: str
 
 
-class PushQuiet(msgspec.Struct, frozen=True, array_like=True, tag="push_quiet"):
+class PushQuiesced(msgspec.Struct, frozen=True, array_like=True, tag="push_quiet"):
     """Answers `StopPush`."""
 
     lease_id: str
 
 
-KvReport = Expecting | Counted | WriterLost | LeaseQuiet | Sent | PushFailed | PushQuiet
+KvReport = ExpectingWrites | WritesComplete | WriterLost | LeaseQuiesced | PushComplete | PushFailed | PushQuiesced

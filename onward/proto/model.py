@@ -6,15 +6,15 @@ the tokenizer and the template named there, the worker maps the weights, and nob
 
 import msgspec
 
-from onward.proto.numbers import Count, Factor, Parameter, Share, WallSecond
+from onward.proto.numbers import Count, Factor, ModelParameter, UnitInterval, WallSecond
 
 
 class RopeScaling(msgspec.Struct, frozen=True, omit_defaults=True):
     """Llama-3 kind: low frequencies are stretched, high ones kept, with a ramp between."""
 
-    factor: Parameter
-    low_freq_factor: Parameter
-    high_freq_factor: Parameter
+    factor: ModelParameter
+    low_freq_factor: ModelParameter
+    high_freq_factor: ModelParameter
     original_max_position_embeddings: Count
 
 
@@ -31,8 +31,8 @@ class ModelConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     num_kv_heads: Count
     head_dim: Count
     max_position_embeddings: Count
-    rms_norm_eps: Parameter
-    rope_theta: Parameter
+    rms_norm_eps: ModelParameter
+    rope_theta: ModelParameter
     rope_scaling: RopeScaling | None = None
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
@@ -45,9 +45,9 @@ class SamplingDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
     """For requests that do not say. None: nobody has."""
 
     temperature: Factor | None = None
-    top_p: Share | None = None
+    top_p: UnitInterval | None = None
     top_k: Count | None = None
-    min_p: Share | None = None
+    min_p: UnitInterval | None = None
     repetition_penalty: Factor | None = None
 
 
@@ -88,7 +88,7 @@ class PreparedModel(msgspec.Struct, frozen=True):
         return "resumed streams keep the tokens that were sent; later ones may differ from an undisturbed stream's"
 
 
-class ModelText(msgspec.Struct, frozen=True):
+class TokenizerFiles(msgspec.Struct, frozen=True):
     """All that decides which token ids a text or a chat becomes."""
 
     tokenizer: str | None

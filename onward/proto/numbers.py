@@ -16,10 +16,10 @@ Serial = Annotated[int, Meta(ge=0, le=MAX_SERIAL)]
 """An epoch, a step, the number of a message; also a size in bytes."""
 SerialOrNone = Annotated[int, Meta(ge=-1, le=MAX_SERIAL)]
 """A serial number; -1: before the first one."""
-Word = int
+Word64 = int
 """Any 64 bits, with or without a sign: a seed, a checksum, or a place in memory, which its owner holds against its own
 memory. msgpack has no longer integers."""
-Descriptor = Annotated[int, Meta(ge=-1, lt=1 << 31)]
+FileDescriptor = Annotated[int, Meta(ge=-1, lt=1 << 31)]
 """Of an open file; -1: there is none."""
 Priority = Annotated[int, Meta(ge=-(1 << 31), le=1 << 31)]
 HttpError = Annotated[int, Meta(ge=400, le=599)]
@@ -31,12 +31,12 @@ Duration = Annotated[float, Meta(ge=0.0, le=MAX_DURATION_S)]
 """In seconds."""
 TimeLeft = Annotated[float, Meta(ge=-MAX_DURATION_S, le=MAX_DURATION_S)]
 """In seconds; below 0 where a deadline has passed."""
-Pause = Annotated[float, Meta(ge=0.0, le=3600.0)]
+RetryDelay = Annotated[float, Meta(ge=0.0, le=3600.0)]
 """In seconds, between two tries."""
 
-Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+UnitInterval = Annotated[float, Meta(ge=0.0, le=1.0)]
 Factor = Annotated[float, Meta(ge=0.0, le=1e6)]
-Parameter = Annotated[float, Meta(ge=0.0, le=1e30)]
+ModelParameter = Annotated[float, Meta(ge=0.0, le=1e30)]
 """Of a model's architecture, as its authors chose it; still a float32."""
 Bias = Annotated[float, Meta(ge=-1e6, le=1e6)]
 """Added to or subtracted from a logit."""

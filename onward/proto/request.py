@@ -8,10 +8,10 @@ import msgspec
 
 from onward.proto.kv_events import KvEvents
 from onward.proto.numbers import Count, Duration, HttpError, Priority, Serial, SerialOrNone, TimeLeft
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from onward.proto.step import TokenLogprobs
 
-CRASHES_TO_RUN_ALONE = 2
+CRASHES_TO_ISOLATE = 2
 """Deaths of workers, or of engines, without progress: then a request is a suspect, and runs with no other beside it."""
 
 
@@ -47,39 +47,39 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Includes the choice: unique for each output sequence."""
     epoch: Serial
     prompt_token_ids: list[Count]
-    sampling: Sampling
+    sampling_params: SamplingParams
     generated_token_ids: list[Count] = []
     waited_s: Duration = 0.0
     """Since the request came to the router or api process that first took it, by that process's own clock. Clocks of
     different machines are never compared. The engine counts a bounded part of it as time in its queue."""
-    deadline_s: TimeLeft | None = None
+    deadline_in_s: TimeLeft | None = None
     """Time left, as a duration."""
     priority: Priority = 0
     """Smaller is served first."""
     cache_salt: str = ""
-    crash_charges: Count = 0
+    worker_crashes: Count = 0
     """How many worker crashes without progress this request was part of."""
-    engine_deaths: Count = 0
+    engine_crashes: Count = 0
     """How many engines have died, without progress of this request, while they held it among others."""
     num_cached_tokens: Count | None = None
     """Prefix hit of the first admission, once known. Later admissions do not change what the client is told."""
-    label: str = ""
+    client_request_id: str = ""
     """The client's own name for the request, by which it may abort it."""
-    score_from: SerialOrNone | None = None
+    rescore_from: SerialOrNone | None = None
     """A position of the output: from there on, the logprobs of `generated_token_ids` are wanted again. -1: those of the
     prompt too."""
     prefill_peers: list[str] = []
     """Hand-over addresses that may be asked for this one, best first. Empty: those that the engine knows."""
-    may_move: bool = False
+    is_routed: bool = False
     """A router is in front: what cannot go on here goes on elsewhere, so nobody waits for blocks."""
     caller: str = ""
     """Whose request it is, by the name of the key; empty where there are no keys."""
     caller_limits: CallerLimits | None = None
     """The caller's, as they are now."""
-    asks_anew: bool = False
+    admit_as_new: bool = False
     """It passes the door as a new one, though the epoch is a later one: other instances have turned it away before, or a
     client's cursor says so, which nobody can prove."""
-    max_drafts: Count | None = None
+    max_draft_tokens: Count | None = None
     """Tokens that it may draft in a step. None: as many as the instance does."""
 
 
@@ -99,28 +99,28 @@ class AbortByName(msgspec.Struct, frozen=True, array_like=True, tag="abort_by_na
     """Ends requests by what clients call them: exact request ids without the choice, or labels; or all there are."""
 
     seq: Serial
-    ask_id: Serial
+    query_id: Serial
     names: list[str]
-    everything: bool = False
-    given_ago_s: Duration | None = None
+    abort_all: bool = False
+    received_ago_s: Duration | None = None
     """Said again to an engine that is new: how long ago it was said first. A request that came later is another one, though
     it may have the same label."""
     caller: str | None = None
     """Only this caller's requests are meant. None: everybody's."""
 
 
-class AskKvEvents(msgspec.Struct, frozen=True, array_like=True, tag="ask_kv_events"):
+class QueryKvEvents(msgspec.Struct, frozen=True, array_like=True, tag="ask_kv_events"):
     """What has changed in the prefix cache since the change of this number; -1: all that it knows."""
 
     seq: Serial
-    ask_id: Serial
-    next_number: SerialOrNone
+    query_id: Serial
+    next_event: SerialOrNone
 
 
-ToEngine = Submit | Abort | AbortByName | AskKvEvents
+ToEngine = Submit | Abort | AbortByName | QueryKvEvents
 
 
-class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
+class RequestAccepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
     """The engine holds this request now."""
 
     request_id: str
@@ -144,60 +144,60 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="de
     """Where asked for: one for each of `token_ids`."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Where asked for, with the first delta: of the prompt's tokens from the second one on."""
-    rescored: list[TokenLogprobs] | None = None
+    rescored_logprobs: list[TokenLogprobs] | None = None
     """With `Submit.score_from`, with the first delta: of the given tokens from there on."""
     embedding: bytes | None = None
     """Of a request that wants a vector: that, with its end. See `proto.step.Embedding`."""
-    num_drafted: Serial = 0
+    num_draft_tokens: Serial = 0
     """How many tokens were guessed. The first `len(token_ids) - 1` were right: these are among `token_ids`."""
 
 
-class AbortAnswer(msgspec.Struct, frozen=True, array_like=True, tag="abort_answer"):
+class AbortReply(msgspec.Struct, frozen=True, array_like=True, tag="abort_answer"):
     """Which of the names were aborted, and which nobody here has."""
 
-    ask_id: Serial
+    query_id: Serial
     aborted: list[str]
     unknown: list[str]
 
 
-class Deltas(msgspec.Struct, frozen=True, array_like=True, tag="deltas"):
+class TokenDeltas(msgspec.Struct, frozen=True, array_like=True, tag="deltas"):
     """All that one step has for one api process, in one message."""
 
     step: Serial
     deltas: list[TokenDelta]
 
 
-class Charged(msgspec.Struct, frozen=True, array_like=True, tag="charged"):
+class WorkerCrashReport(msgspec.Struct, frozen=True, array_like=True, tag="charged"):
     """The worker died under this request. The count travels with resubmissions, until a token past this place comes."""
 
     request_id: str
     epoch: Serial
-    crash_charges: Count
+    worker_crashes: Count
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class HeldRequest(msgspec.Struct, frozen=True, array_like=True):
     request_id: str
     epoch: Serial
     position: Count
     """Next position the engine will send."""
-    computed: Serial = 0
+    num_computed: Serial = 0
     """Tokens whose KV is there; while a peer computes it, how often the peer has said so. Moves as long as work does."""
-    queue: Serial = 0
+    queue_position: Serial = 0
     """How many are served before it; 0 when it runs."""
 
 
-class Holding(msgspec.Struct, frozen=True, array_like=True, tag="holding"):
+class HeldRequestsReport(msgspec.Struct, frozen=True, array_like=True, tag="holding"):
     """Once a second: what the engine holds for this api process, having read its messages up to `seq`."""
 
     engine_incarnation: str
     seq: Serial
     step: Serial
-    held: list[Held]
+    held: list[HeldRequest]
 
 
-class KvEventsAnswer(msgspec.Struct, frozen=True, array_like=True, tag="kv_events"):
-    ask_id: Serial
+class KvEventsReply(msgspec.Struct, frozen=True, array_like=True, tag="kv_events"):
+    query_id: Serial
     events: KvEvents
 
 
-FromEngine = Accepted | Deltas | Charged | Holding | AbortAnswer | KvEventsAnswer
+FromEngine = RequestAccepted | TokenDeltas | WorkerCrashReport | HeldRequestsReport | AbortReply | KvEventsReply

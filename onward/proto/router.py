@@ -38,12 +38,22 @@ import msgspec
 
 from onward.proto.cursor import MAX_CHOICES, ChoiceCursor
 from onward.proto.kv_events import KvEvents
-from onward.proto.kv_transfer import Layout
-from onward.proto.numbers import Count, Duration, Pause, Priority, Serial, SerialOrNone, TimeLeft, WallSecond, Word
+from onward.proto.kv_transfer import KvLayout
+from onward.proto.numbers import (
+    Count,
+    Duration,
+    Priority,
+    RetryDelay,
+    Serial,
+    SerialOrNone,
+    TimeLeft,
+    WallSecond,
+    Word64,
+)
 from onward.proto.request import CallerLimits, ErrorInfo
 from onward.proto.step import TokenLogprobs
 
-PROOF_HEADER = "x-onward-proof"
+SIGNATURE_HEADER = "x-onward-proof"
 INTERNAL_PREFIX = "/internal/"
 CALLER_HEADER = "x-onward-caller"
 """For whom a router asks, where the message does not say it."""
@@ -54,7 +64,7 @@ CLOSE_PATH = "/internal/close"
 REGISTER_PATH = "/internal/register"
 PROBE_PATH = "/internal/probe"
 FIND_PATH = "/internal/find"
-TEXT_PATH = "/internal/text"
+TOKENIZER_FILES_PATH = "/internal/text"
 ABORT_PATH = "/internal/abort"
 TOKENIZE_PATH = "/internal/tokenize"
 EMBED_PATH = "/internal/embeddings"
@@ -62,7 +72,7 @@ DETOKENIZE_PATH = "/internal/detokenize"
 RESPONSE_PATH = "/internal/response"
 
 
-class GivenChoice(msgspec.Struct, frozen=True, array_like=True):
+class ChoiceSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """One choice as far as the client has it."""
 
     token_ids: list[Count] = []
@@ -78,17 +88,17 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     """As the client sent it, without whitespace between its tokens."""
     request_id: str
-    epoch: Serial
+    attempt_epoch: Serial
     """Of this attempt: higher than any before. It stands in the cursors."""
-    seed: Word
+    seed: Word64
     created_s: WallSecond
     """Also the clock of chat templates."""
     waited_s: Duration = 0.0
     """Since it came to the router, by the router's clock. See `Submit.waited_s`."""
-    label: str = ""
-    deadline_s: TimeLeft | None = None
+    client_request_id: str = ""
+    deadline_in_s: TimeLeft | None = None
     """What is left, as a duration."""
-    choices: list[GivenChoice] = []
+    choices: list[ChoiceSnapshot] = []
     """Empty at the first attempt: the number of choices is the body's to say."""
     num_cached_tokens: Count | None = None
     """Of the first admission, once known."""
@@ -96,14 +106,14 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """Where the router has made them, by a tokenizer that this instance has too. The body's text is not looked at."""
     prefill_peers: list[str] = []
     """Hand-over addresses that a decode instance may ask, best first. Empty: its own."""
-    final: bool = False
+    is_final: bool = False
     """No attempt follows: a give-up is answered in the client's own form (`pd_reschedule`), not by an error event."""
-    skip_to: list[ChoiceCursor] = []
+    reader_positions: list[ChoiceCursor] = []
     """What the client has of each choice although nobody has the tokens any more. They are made again from the seed and
     told by `id:` lines alone, without openings; the chunks begin behind these places."""
-    usage_told: bool = False
+    usage_sent: bool = False
     """The client has everything but the end."""
-    was_taken: bool = False
+    was_accepted: bool = False
     """An earlier attempt was let in. Until then each instance may turn it away, as it does with any new request."""
     caller: str = ""
     """Whose request it is, by the name of the key; empty where there are no keys."""
@@ -118,7 +128,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """The router refuses unknown fields of the body, whatever this instance does for its own clients."""
 
 
-class Close(msgspec.Struct, frozen=True):
+class CloseAttempt(msgspec.Struct, frozen=True):
     """A router gives a request up, and asks how its answer ends after the tokens that the client has."""
 
     attempt: Attempt
@@ -128,32 +138,32 @@ class Close(msgspec.Struct, frozen=True):
     lack logprobs, it ends with the error."""
 
 
-class Closed(msgspec.Struct, frozen=True):
+class ClosedAttempt(msgspec.Struct, frozen=True):
     status: Annotated[int, msgspec.Meta(ge=200, le=599)]
     """Of a response that has none yet."""
     body: bytes
     """Of a stream the events that are missing, but for `[DONE]`; else the whole body."""
 
 
-class Facts(msgspec.Struct, frozen=True):
+class PromptUsage(msgspec.Struct, frozen=True):
     num_prompt_tokens: Count
     num_cached_tokens: Count
     num_choices: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)]
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True):
+class StreamProgress(msgspec.Struct, frozen=True, array_like=True):
     """`: progress ENGINE STEP COMPUTED QUEUE`. As long as one of these moves, the request is not stalled."""
 
     engine: str
     """Incarnation; `-` while the instance restarts one."""
     step: Serial
-    computed: Serial
+    num_computed: Serial
     """Tokens of the request, over all choices, whose KV is there."""
-    queue: Serial
+    queue_position: Serial
     """How many are served before it; 0 when it runs."""
 
 
-class Load(msgspec.Struct, frozen=True):
+class InstanceLoad(msgspec.Struct, frozen=True):
     running: Count = 0
     waiting: Count = 0
     max_running: Count = 0
@@ -175,7 +185,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     fingerprint: str
     """Of the numerics: equal ones continue each other's streams bit by bit."""
-    layout: Layout | None
+    kv_layout: KvLayout | None
     handoff_address: str = ""
     """Where decode instances ask it for prefills; empty: nowhere."""
     max_tokens: Count = 0
@@ -183,44 +193,44 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     block_size: Count = 0
     engine: str = ""
     step: Serial = 0
-    load: Load = Load()
+    load: InstanceLoad = InstanceLoad()
     kv_events: KvEvents | None = None
-    pids: dict[str, list[Count]] = {}
+    pids_by_role: dict[str, list[Count]] = {}
     oom_kills: dict[str, Count] = {}
     """Processes that the kernel killed for lack of memory, by role."""
-    text_hash: str = ""
+    tokenizer_hash: str = ""
     """Of the tokenizer and the chat template: equal ones make the same token ids. Empty: it takes token ids only."""
 
 
-class RegisterAnswer(msgspec.Struct, frozen=True):
+class RegistrationReply(msgspec.Struct, frozen=True):
     router: str
     """Its incarnation: a new one knows nothing yet."""
-    again_after_s: Pause
+    interval_s: RetryDelay
     error: str = ""
     """Why it is not taken: another model, another layout."""
     wants_kv_events: bool = False
     next_kv_event: SerialOrNone = -1
     """The number to go on from; -1: everything."""
-    num_others: SerialOrNone = -1
+    num_other_instances: SerialOrNone = -1
     """Other instances that are ready to take streams; -1: not known."""
 
 
-class Find(msgspec.Struct, frozen=True):
+class FindStream(msgspec.Struct, frozen=True):
     request_id: str
 
 
-class AskText(msgspec.Struct, frozen=True):
+class QueryTokenizerFiles(msgspec.Struct, frozen=True):
     """Nothing to say: an instance has one model."""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A stream whose client has gone, kept for a while so that it can come back."""
 
     attempt: Attempt
     """As it would be sent again, with all tokens that were made."""
     is_live: bool = False
     """It is under way, as far as whoever tells this knows."""
-    scores: list[TokenLogprobs] = []
+    logprobs: list[TokenLogprobs] = []
     """Of a response that is kept: those of its tokens, where they were asked for."""
     error: ErrorInfo | None = None
     """Of a response: why it has failed."""
@@ -228,13 +238,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Of a response: its client does not want the rest."""
 
     @property
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         """Nothing will follow."""
         has_ended = bool(self.attempt.choices) and all(one.finish_reason is not None for one in self.attempt.choices)
         return has_ended or self.error is not None or self.is_cancelled
 
 
-class AbortAtInstance(msgspec.Struct, frozen=True):
+class AbortReply(msgspec.Struct, frozen=True):
     """What an instance answers to a router's `ABORT_PATH`."""
 
     aborted: list[str]
@@ -242,16 +252,16 @@ class AbortAtInstance(msgspec.Struct, frozen=True):
     """Responses that it keeps and that nothing runs there: by id, the names that mean them. They are left as they are."""
 
 
-class AskResponse(msgspec.Struct, frozen=True, kw_only=True):
+class QueryResponse(msgspec.Struct, frozen=True, kw_only=True):
     """About a response of which the router has found this record. An instance knows what the tokens mean."""
 
-    what: Literal["show", "events", "whole", "rest", "input_items", "context", "keep", "take_up", "delete"]
+    action: Literal["show", "events", "whole", "rest", "input_items", "context", "keep", "take_up", "delete"]
     """`whole`, `rest`: a response that is over, for the client that it is written to, stored or not: as it is shown, or the
     events that are missing. `context`: its items, for one that goes on from it. `keep` it as it is; if it is cancelled,
     whatever runs of it at the instance ends. The answer is the record that is kept, which may have completed before.
     `take_up`: it is to be made to its end. `delete` it, and end what runs of it."""
-    record: Record
-    after: SerialOrNone = -1
+    record: StreamRecord
+    after_event: SerialOrNone = -1
     """The number of the last event that the client has."""
     num_told: Count | None = None
     """With `rest`: how many tokens the client has been told of. None: it has no event yet."""

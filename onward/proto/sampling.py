@@ -5,8 +5,8 @@ from typing import Literal
 import msgspec
 
 from onward.config import Pooling
-from onward.proto.numbers import Bias, Count, Factor, Share, Word
-from onward.proto.thinking import ThinkingRule
+from onward.proto.numbers import Bias, Count, Factor, UnitInterval, Word64
+from onward.proto.thinking import ReasoningParams
 
 MAX_GRAMMAR_BYTES = 1 << 17
 """Of a grammar's source, in UTF-8: it travels with every assignment."""
@@ -27,17 +27,17 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """The schema, tags or list of choices as JSON; the regular expression; the grammar in Lark's form or as GBNF."""
 
 
-class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    seed: Word
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    seed: Word64
     """Fixed by the outermost layer before the first attempt, so that every attempt draws the same noise."""
-    choice: Count = 0
+    choice_index: Count = 0
     """Which of a request's `n` answers this is. Noise is keyed by (seed, choice, position)."""
     temperature: Factor = 1.0
     """0 means greedy."""
     top_k: Count = 0
     """0 means no limit."""
-    top_p: Share = 1.0
-    min_p: Share = 0.0
+    top_p: UnitInterval = 1.0
+    min_p: UnitInterval = 0.0
     max_tokens: Count | None = None
     """Length of the whole output, tokens of earlier attempts included. None: what model and pool allow."""
     min_tokens: Count = 0
@@ -62,10 +62,10 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """Instead of tokens, one vector of the prompt is wanted. Nothing is drawn."""
     grammar: Grammar | None = None
     """Tokens that it does not allow are never drawn, and the output ends where nothing can follow."""
-    thinking: ThinkingRule | None = None
+    reasoning: ReasoningParams | None = None
     """Thinking is no part of what the grammar is about, and ends within its budget."""
 
 
-def temperature_of(asked: float) -> float:
+def clamp_temperature(asked: float) -> float:
     """A request's temperature as kernels can use it: what is next to nothing is greedy."""
     return 0.0 if asked < _LEAST_TEMPERATURE else asked

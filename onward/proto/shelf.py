@@ -20,135 +20,145 @@ import msgspec
 
 from onward.proto.numbers import Duration, Serial
 
-RecordKind = Literal["detached", "ended", "response"]
+EntryKind = Literal["detached", "ended", "response"]
 """`detached`: cut off in the middle; `ended`: written to its end, which the client may not have read; `response`: to be
 asked for by its id, for longer. Each kind has bounds of its own, so that none pushes out one of another."""
-Ending = Literal["open", "complete", "cancelled", "deleted"]
+EntryStatus = Literal["open", "complete", "cancelled", "deleted"]
 """`open`: a later attempt may replace the record. A record that is `complete` or `cancelled` is never replaced, so a
 response has one end. No attempt at a request starts once it is `cancelled`. `deleted`: it is unknown, and stays so although
 the process that ran it has yet to put how it has ended."""
 
 
-class ShelfRecord(msgspec.Struct, frozen=True, kw_only=True):
+class StoreEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Something that can be asked for by its id. What `data` is, only those who put and ask know."""
 
-    record_id: str
-    names: tuple[str, ...]
+    request_id: str
+    aliases: tuple[str, ...]
     """What it can be dropped by, beside its id."""
     caller: str
     """Whose it is; empty: nobody's in particular."""
-    kind: RecordKind
-    epoch: Serial
+    kind: EntryKind
+    attempt_epoch: Serial
     """Of two with one id the higher one counts."""
     data: bytes
     ttl_s: Duration
-    ending: Ending = "open"
+    status: EntryStatus = "open"
     is_stored: bool = False
     """A response that its client may ask for: an abort ends it and does not drop it."""
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
+class StoreHeartbeat(msgspec.Struct, frozen=True, tag="hello"):
     num_bytes: Serial
     """That were put so far."""
 
 
-class Put(msgspec.Struct, frozen=True, tag="put"):
-    record: ShelfRecord
+class PutEntry(msgspec.Struct, frozen=True, tag="put"):
+    entry: StoreEntry
 
 
-class Forget(msgspec.Struct, frozen=True, tag="forget"):
+class DropSuperseded(msgspec.Struct, frozen=True, tag="forget"):
     """A later attempt of this caller runs: what those up to this epoch have left is of no use any more."""
 
-    record_id: str
-    epoch: Serial
+    request_id: str
+    attempt_epoch: Serial
     caller: str
 
 
-class Find(msgspec.Struct, frozen=True, tag="find"):
-    ask_id: Serial
-    record_id: str
-    epoch: Serial = 0
+class FindEntry(msgspec.Struct, frozen=True, tag="find"):
+    query_id: Serial
+    request_id: str
+    attempt_epoch: Serial = 0
     """A record of this one or a later one is good enough; 0: whichever is the latest."""
     caller: str | None = None
     """None: everybody's."""
 
 
-class Claim(msgspec.Struct, frozen=True, tag="claim"):
-    ask_id: Serial
-    record_id: str
-    epoch: Serial
+class ClaimAttempt(msgspec.Struct, frozen=True, tag="claim"):
+    query_id: Serial
+    request_id: str
+    attempt_epoch: Serial
     """Of the attempt that is about to start. Earlier ones that run elsewhere end."""
     caller: str
     """Nobody ends another's."""
-    settles: bool = False
+    to_finalize: bool = False
     """Whoever claims it will not run it, but put how it has ended: nobody else starts it meanwhile."""
 
 
-class DropNamed(msgspec.Struct, frozen=True, tag="drop_named"):
+class DropByName(msgspec.Struct, frozen=True, tag="drop_named"):
     """Responses that are stored stay."""
 
-    ask_id: Serial
+    query_id: Serial
     names: list[str]
-    everything: bool = False
+    drop_all: bool = False
     caller: str | None = None
 
 
 class Delete(msgspec.Struct, frozen=True, tag="delete"):
-    ask_id: Serial
+    query_id: Serial
     record_id: str
     caller: str
 
 
-class Shown(msgspec.Struct, frozen=True, tag="shown"):
-    number: Serial
-    record: ShelfRecord | None
+class LiveStreamReply(msgspec.Struct, frozen=True, tag="shown"):
+    query_id: Serial
+    entry: StoreEntry | None
 
 
-class Released(msgspec.Struct, frozen=True, tag="released"):
-    number: Serial
-    record: ShelfRecord | None = None
+class ReleaseReply(msgspec.Struct, frozen=True, tag="released"):
+    query_id: Serial
+    entry: StoreEntry | None = None
     """What there was of an earlier attempt, which has ended by this."""
-    held_epoch: Serial | None = None
+    blocking_epoch: Serial | None = None
     """An attempt that does not end for this one runs here: it is not earlier, or another caller's."""
 
 
-ToShelf = Hello | Put | Forget | Find | Claim | DropNamed | Delete | Shown | Released
+ToStreamStore = (
+    StoreHeartbeat
+    | PutEntry
+    | DropSuperseded
+    | FindEntry
+    | ClaimAttempt
+    | DropByName
+    | Delete
+    | LiveStreamReply
+    | ReleaseReply
+)
 
 
-class Heard(msgspec.Struct, frozen=True, tag="heard"):
+class StoreHeartbeatReply(msgspec.Struct, frozen=True, tag="heard"):
     num_bytes: Serial
 
 
-class Found(msgspec.Struct, frozen=True, tag="found"):
-    ask_id: Serial
-    record: ShelfRecord | None
+class FindReply(msgspec.Struct, frozen=True, tag="found"):
+    query_id: Serial
+    entry: StoreEntry | None
 
 
-class Claimed(msgspec.Struct, frozen=True, tag="claimed"):
-    ask_id: Serial
-    held_epoch: Serial | None = None
+class ClaimReply(msgspec.Struct, frozen=True, tag="claimed"):
+    query_id: Serial
+    blocking_epoch: Serial | None = None
     """Refused: this attempt is there already. None: go on."""
 
 
-class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
-    ask_id: Serial
+class DropReply(msgspec.Struct, frozen=True, tag="dropped"):
+    query_id: Serial
     names: list[str]
     """Those that were known; the ids, where everything was dropped."""
     open: dict[str, list[str]] = {}
     """Stored responses that have not ended, each with the names that matched. The api process that asks ends them."""
 
 
-class Show(msgspec.Struct, frozen=True, tag="show"):
-    number: Serial
-    record_id: str
+class QueryLiveStream(msgspec.Struct, frozen=True, tag="show"):
+    query_id: Serial
+    request_id: str
 
 
-class Release(msgspec.Struct, frozen=True, tag="release"):
-    number: Serial
-    record_id: str
-    epoch: Serial
+class ReleaseAttempt(msgspec.Struct, frozen=True, tag="release"):
+    query_id: Serial
+    request_id: str
+    attempt_epoch: Serial
     """Of the attempt that is about to start elsewhere."""
     caller: str
 
 
-FromShelf = Heard | Found | Claimed | Dropped | Show | Release
+FromStreamStore = StoreHeartbeatReply | FindReply | ClaimReply | DropReply | QueryLiveStream | ReleaseAttempt

@@ -5,7 +5,7 @@ import msgspec
 from onward.proto.numbers import Count, Duration, Serial
 
 
-class Series(msgspec.Struct, frozen=True, array_like=True):
+class MetricSeries(msgspec.Struct, frozen=True, array_like=True):
     """Numbers here have no ranges: msgspec would refuse all that the process reports for one of them. `obs.metrics.usable`
     checks each series."""
 
@@ -17,12 +17,12 @@ class Series(msgspec.Struct, frozen=True, array_like=True):
     sum: float = 0.0
 
 
-class Family(msgspec.Struct, frozen=True, array_like=True):
+class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
     name: str
     kind: str
     """`counter`, `gauge` or `histogram`. Shares of any kind are added; a dead process leaves its counters behind."""
     help: str
-    series: list[Series]
+    series: list[MetricSeries]
     bounds: list[float] = []
     """Histograms: upper bounds of all buckets but the last."""
 

@@ -10,19 +10,19 @@ that names (slot, epoch) can never be taken for another request's.
 
 import msgspec
 
-from onward.proto.kv_transfer import Endpoint, Layout, Push
+from onward.proto.kv_transfer import KvEndpoint, KvLayout, KvPush
 from onward.proto.numbers import Count, Duration, Factor, Serial, SerialOrNone
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 
 MAX_PROMPT_LOGPROB_ROWS = 64
 """Prompt tokens of which one step reports logprobs. Each needs the whole vocabulary's logits, so there are few."""
 
 
-class Assign(msgspec.Struct, frozen=True, array_like=True):
+class AssignSlot(msgspec.Struct, frozen=True, array_like=True):
     """Gives a slot to a request, with everything that decides its next token. Replaces whatever the slot held."""
 
     slot: Count
-    epoch: Serial
+    slot_epoch: Serial
     request_id: str
     token_ids: list[Count]
     """Prompt and generated tokens: the whole list, also after a preemption or a crash."""
@@ -30,17 +30,17 @@ class Assign(msgspec.Struct, frozen=True, array_like=True):
     num_computed: Count
     """KV of this many leading tokens is already in `block_ids` (a prefix hit)."""
     block_ids: list[Count]
-    sampling: Sampling
-    push: Push | None = None
+    sampling_params: SamplingParams
+    push: KvPush | None = None
     """Where a decode instance waits for this KV."""
-    score_from: SerialOrNone | None = None
+    rescore_from: SerialOrNone | None = None
     """An index of `token_ids` behind the prompt: from there on, logprobs of the given tokens are wanted again, because
     nobody has them any more. They come like prompt logprobs."""
     draft_token_ids: list[Count] = []
     """Guesses of the peer that computed the prompt, for what follows `token_ids`: the first step verifies them."""
 
 
-class Run(msgspec.Struct, frozen=True, array_like=True):
+class RunSlot(msgspec.Struct, frozen=True, array_like=True):
     """Permits a slot to compute up to `num_tokens` further tokens. When that reaches the end of what is known, the
     worker samples the next token and keeps it as the slot's newest. `new_block_ids` extend the slot's block table.
 
@@ -48,26 +48,26 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
     to be what it samples. There are blocks for all of them. A worker that guesses nothing samples one token."""
 
     slot: Count
-    epoch: Serial
+    slot_epoch: Serial
     num_tokens: Count
     new_block_ids: list[Count] = []
-    num_drafts: Count = 0
+    max_draft_tokens: Count = 0
 
 
-class Preempt(msgspec.Struct, frozen=True, array_like=True):
+class PreemptSlot(msgspec.Struct, frozen=True, array_like=True):
     """Takes a slot away. Answered by `Preempted` in the same step's result, also when nothing else runs."""
 
     slot: Count
-    epoch: Serial
+    slot_epoch: Serial
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """Executed in the order preempt, assign, run. No plan assigns or runs a slot that it preempts."""
 
     step: Serial
-    preempt: list[Preempt] = []
-    assign: list[Assign] = []
-    run: list[Run] = []
+    preempt: list[PreemptSlot] = []
+    assign: list[AssignSlot] = []
+    run: list[RunSlot] = []
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -80,25 +80,25 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """(token id, logprob), likeliest first."""
 
 
-class Advanced(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+class SlotAdvanced(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     """KV was computed up to `num_computed` tokens; there is no new token yet: the prefill is not finished, or the slot
     could not draw in this step and computes its last token again in the next one."""
 
     slot: Count
-    epoch: Serial
+    slot_epoch: Serial
     num_computed: Count
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Where asked for: of the prompt tokens that follow those computed in this step."""
 
 
-class Tokens(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="t"):
+class SlotTokens(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="t"):
     """New tokens. `position` is the index of the first one in the request's whole output. All but the last were guessed
     right, so their KV is computed too; what was guessed wrong is not in here."""
 
     # gc=False here, for `TokenLogprobs` and for `TokenDelta`: one for each token, and never part of a cycle.
 
     slot: Count
-    epoch: Serial
+    slot_epoch: Serial
     position: Count
     num_computed: Count
     token_ids: list[Count]
@@ -108,48 +108,48 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="t"):
     """As in `Advanced`, from the step that reached the prompt's end."""
     grammar_done: bool = False
     """The last of `token_ids` completes the request's grammar, and nothing can follow it."""
-    num_drafted: Count = 0
+    num_draft_tokens: Count = 0
     """How many were guessed. The first `len(token_ids) - 1` of them were right."""
     draft_token_ids: list[Count] = []
     """Of a slot whose KV goes to a peer: guesses for what follows. They take no position."""
 
 
-class Preempted(msgspec.Struct, frozen=True, array_like=True, tag="p"):
+class SlotPreempted(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     """The preempt of this epoch was executed; nothing more will come from it."""
 
     slot: Count
-    epoch: Serial
+    slot_epoch: Serial
     num_tokens: Count
     """Length of the slot's token list when it was cleared."""
 
 
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
+class SlotFailed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     """This request cannot go on. The others are not concerned."""
 
     slot: Count
-    epoch: Serial
+    slot_epoch: Serial
     code: str
     message: str
 
 
-class Embedding(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="e"):
+class SlotEmbedding(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="e"):
     """The vector of a whole prompt, where one is wanted instead of tokens. It ends the request."""
 
     slot: Count
-    epoch: Serial
+    slot_epoch: Serial
     num_computed: Count
     vector: bytes
     """float32, little-endian."""
 
 
-Event = Advanced | Tokens | Preempted | Failed | Embedding
+SlotEvent = SlotAdvanced | SlotTokens | SlotPreempted | SlotFailed | SlotEmbedding
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """The answer to one plan. A slot without an event was not run: it advances nothing and answers nothing."""
 
     step: Serial
-    events: list[Event]
+    events: list[SlotEvent]
     busy_s: Duration = 0.0
     """Time the worker spent on this step."""
 
@@ -167,9 +167,9 @@ class WorkerHello(msgspec.Struct, frozen=True):
     block_size: Count
     max_model_len: Count
     vocab_size: Count
-    layout: Layout | None = None
+    kv_layout: KvLayout | None = None
     """Of its KV memory; None for a worker that cannot exchange it."""
-    kv_endpoint: Endpoint | None = None
+    kv_endpoint: KvEndpoint | None = None
     """Where peers may write it."""
     kernels: str = ""
     """What computes, for people to read."""

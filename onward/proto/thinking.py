@@ -5,12 +5,12 @@ import msgspec
 from onward.proto.numbers import Count
 
 
-class ThinkingRule(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ReasoningParams(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     begin_token_ids: tuple[Count, ...]
     end_token_ids: tuple[Count, ...]
-    begins_inside: bool = False
+    starts_in_reasoning: bool = False
     """The prompt has opened the thinking."""
     budget: Count | None = None
     """Tokens that thinking may have, its tags not counted. None: as many as it likes."""
-    lead_token_ids: tuple[Count, ...] = ()
+    forced_prefix_token_ids: tuple[Count, ...] = ()
     """Written before an end that is forced, so that the model finds it natural."""

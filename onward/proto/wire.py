@@ -2,15 +2,15 @@
 
 import msgspec
 
-from onward.proto.numbers import Count, Descriptor, Serial
+from onward.proto.numbers import Count, FileDescriptor, Serial
 
 
-class ZmqWire(msgspec.Struct, frozen=True, tag="zmq"):
+class ZmqWireAddress(msgspec.Struct, frozen=True, tag="zmq"):
     address: str
     """Carries both incarnations, so nothing meant for another pair can ever arrive there."""
 
 
-class ShmWire(msgspec.Struct, frozen=True, tag="shm"):
+class ShmWireAddress(msgspec.Struct, frozen=True, tag="shm"):
     """Anonymous shared memory and a socket pair as doorbell. Both come as file descriptors; nothing has a name."""
 
     incarnation: str
@@ -18,10 +18,10 @@ class ShmWire(msgspec.Struct, frozen=True, tag="shm"):
     num_slots: Count
     max_tokens_per_row: Count
     plan_bytes: Serial
-    side_bytes: Serial
-    memory_fd: Descriptor = -1
+    extras_bytes: Serial
+    memory_fd: FileDescriptor = -1
     """The worker's, inherited. The engine's come with the message itself."""
-    doorbell_fd: Descriptor = -1
+    doorbell_fd: FileDescriptor = -1
 
 
-Wire = ZmqWire | ShmWire
+WorkerWireAddress = ZmqWireAddress | ShmWireAddress

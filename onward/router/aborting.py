@@ -9,40 +9,40 @@ from collections.abc import Set
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onward.router.responses import FoundResponses
-from onward.router.serving import Serving
+from onward.router.responses import ClusterResponseStore
+from onward.router.serving import StreamRunner
 from onward.web import audit
-from onward.web.aborts import abort_answer, asked_names, bare_name
-from onward.web.callers import caller_of, check_admin
+from onward.web.aborts import abort_response, read_abort_names, without_id_prefix
+from onward.web.callers import check_admin, get_caller
 from onward.web.response_sketch import is_stored
 
 CANCEL_S = 3.0
 
 
-class Aborting:
-    def __init__(self, serving: Serving, found: FoundResponses, max_body_bytes: int) -> None:
+class RouterAbortEndpoint:
+    def __init__(self, serving: StreamRunner, found: ClusterResponseStore, max_body_bytes: int) -> None:
         self._serving = serving
         self._found = found
         self._max_body_bytes = max_body_bytes
 
-    async def abort(self, request: Request) -> Response:
-        caller = caller_of(request.scope)
-        given = await asked_names(request, self._max_body_bytes)
+    async def __call__(self, request: Request) -> Response:
+        caller = get_caller(request.scope)
+        given = await read_abort_names(request, self._max_body_bytes)
         if given is None:
             check_admin(caller)
             every = sorted(await self._abort(None, None))
-            audit.note_abort(caller, None, every)
-            return abort_answer(every, [])
-        names = {one: bare_name(one) for one in given}
-        known = await self._abort([*names.values()], caller.scope) if names else set[str]()
+            audit.log_abort(caller, None, every)
+            return abort_response(every, [])
+        names = {one: without_id_prefix(one) for one in given}
+        known = await self._abort([*names.values()], caller.access_filter) if names else set[str]()
         aborted = [one for one, bare in names.items() if one in known or bare in known]
-        audit.note_abort(caller, given, aborted)
-        return abort_answer(aborted, [one for one in names if one not in aborted])
+        audit.log_abort(caller, given, aborted)
+        return abort_response(aborted, [one for one in names if one not in aborted])
 
     async def _abort(self, names: list[str] | None, caller: str | None) -> Set[str]:
         """A stored response that nothing runs is cancelled, also where no instance has it any more."""
         aborted = await self._serving.abort(names, caller)
-        left = [one for one in aborted.left if is_stored(one.origin.path, one.origin.body)]
+        left = [one for one in aborted.left if is_stored(one.request.path, one.request.body)]
         records = [self._found.record_of(one, is_live=False) for one in left]
         idle = aborted.idle.keys() - {one.request_id for one in left}
         _, are_cancelled = await asyncio.gather(
@@ -50,4 +50,4 @@ class Aborting:
             asyncio.gather(*(self._found.cancel_idle(request_id, CANCEL_S) for request_id in idle)),
         )
         ended = [aborted.idle[one] for one, is_cancelled in zip(idle, are_cancelled, strict=True) if is_cancelled]
-        return {*aborted.known}.union(*ended)
+        return {*aborted.known_names}.union(*ended)

@@ -11,16 +11,16 @@ from starlette.responses import Response
 from onward import log
 from onward.errors import ClientError, InvalidRequest, OnwardError, Unavailable
 from onward.obs.metrics import Registry
-from onward.proto.router import PROOF_HEADER, RegisterAnswer, Registration
-from onward.router.replicas import AGAIN_AFTER_S
-from onward.router.serving import Serving, note_state
+from onward.proto.router import SIGNATURE_HEADER, Registration, RegistrationReply
+from onward.router.replicas import REGISTER_INTERVAL_S
+from onward.router.serving import StreamRunner, log_instance_state
 from onward.transport.addresses import is_loopback
 from onward.transport.decoding import decode_message
 from onward.transport.http_urls import parse_server_url
-from onward.transport.proof import is_proven
+from onward.transport.proof import verify_signature
 from onward.version import __version__
 from onward.web import http
-from onward.web.body import short
+from onward.web.body import short_repr
 from onward.web.responses import health_response, json_response, metrics_response
 
 MAX_REGISTRATION_BYTES = 16 << 20
@@ -28,22 +28,22 @@ _logger = logging.getLogger(__name__)
 _registrations = msgspec.msgpack.Decoder(Registration)
 
 
-class NotProven(OnwardError):
+class ClusterAuthError(OnwardError):
     status = 401
     code = "not_proven"
     kind = "invalid_request_error"
 
 
-class Admin:
-    def __init__(self, serving: Serving, registry: Registry, cluster_key: str) -> None:
+class RouterAdminEndpoints:
+    def __init__(self, serving: StreamRunner, registry: Registry, cluster_key: str) -> None:
         self._serving = serving
         self._core = serving.core
         self._registry = registry
         self._cluster_key = cluster_key
 
-    async def told_by_an_instance(self, request: Request) -> Response:
+    async def forward_get(self, request: Request) -> Response:
         """All of them serve the same."""
-        for replica in self._core.replicas.all(self._serving.clock.now_s()):
+        for replica in self._core.instances.list_instances(self._serving.clock.now_s()):
             answer = await self._serving.upstream.get(replica.url, request.scope["path"])
             if answer is not None and answer[0] < 500:
                 return Response(answer[1], answer[0], media_type="application/json")
@@ -84,40 +84,39 @@ class Admin:
     async def register(self, request: Request) -> Response:
         try:
             body = await http.read_body(request.receive, MAX_REGISTRATION_BYTES)
-        except http.Disconnected:
+        except http.ClientDisconnected:
             raise ClientError("the instance has gone") from None
         if self._cluster_key:
-            self._check_proof(request, body)
+            self._check_cluster_auth(request, body)
         registration = decode_registration(body)
         answer = self._register(registration)
         return Response(msgspec.msgpack.encode(answer), media_type="application/msgpack")
 
-    def _register(self, registration: Registration) -> RegisterAnswer:
-        if not self._cluster_key and _is_elsewhere(registration.url):
+    def _register(self, registration: Registration) -> RegistrationReply:
+        if not self._cluster_key and _is_on_another_machine(registration.url):
             # Without a cluster key all instances are on this machine. A stranger's word sends prompts nowhere else.
-            error = (
-                f"url is {short(registration.url)}, on another machine; that needs a --cluster-key-file here and there"
-            )
+            url = short_repr(registration.url)
+            error = f"url is {url}, on another machine; that needs a --cluster-key-file here and there"
             _logger.warning(log.event("instance not taken", url=registration.url, error=error))
-            return RegisterAnswer(self._core.incarnation, AGAIN_AFTER_S, error)
-        before = self._core.replicas.get(registration.instance)
+            return RegistrationReply(self._core.incarnation, REGISTER_INTERVAL_S, error)
+        before = self._core.instances.get(registration.instance)
         answer = self._core.register(registration, self._serving.clock.now_s())
-        after = self._core.replicas.get(registration.instance)
+        after = self._core.instances.get(registration.instance)
         if (before and before.state) != (after and after.state):
-            self._serving.wake()
-            note_state(registration, after)
+            self._serving.notify_change()
+            log_instance_state(registration, after)
         if answer.error:
             _logger.warning(log.event("instance not taken", url=registration.url, error=answer.error))
         return answer
 
-    def _check_proof(self, request: Request, body: bytes) -> None:
-        proof = request.headers.get(PROOF_HEADER)
+    def _check_cluster_auth(self, request: Request, body: bytes) -> None:
+        proof = request.headers.get(SIGNATURE_HEADER)
         path, wall_s = request.scope["path"], self._serving.clock.wall_s()
-        if not is_proven(self._cluster_key, proof, request.method, path, body, wall_s):
-            raise NotProven(f"{PROOF_HEADER}: a proof of the cluster's key is required")
+        if not verify_signature(self._cluster_key, proof, request.method, path, body, wall_s):
+            raise ClusterAuthError(f"{SIGNATURE_HEADER}: a proof of the cluster's key is required")
 
 
-def _is_elsewhere(url: str) -> bool:
+def _is_on_another_machine(url: str) -> bool:
     try:
         return not is_loopback(parse_server_url(url).host)
     except ValueError:

@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 
 WINDOW_S = 60.0
-FLOOR = 10
+MIN_RETRIES_PER_WINDOW = 10
 """Attempts that are free in each window: a share of few requests would be none."""
 
 PACED_PER_S = 50.0
@@ -26,21 +26,21 @@ MAX_PACE_S = 2.0
 
 
 @dataclass(slots=True)
-class _Second:
+class _SecondCount:
     number: int
     count: int
 
 
-class _LastMinute:
+class _SlidingCounter:
     """How often something has happened, counted by seconds, so that its size does not depend on the traffic."""
 
     def __init__(self) -> None:
-        self._seconds: deque[_Second] = deque()
+        self._seconds: deque[_SecondCount] = deque()
         self._total = 0
 
     def add(self, now_s: float) -> None:
         if not self._seconds or self._seconds[-1].number < int(now_s):
-            self._seconds.append(_Second(int(now_s), 0))
+            self._seconds.append(_SecondCount(int(now_s), 0))
         self._seconds[-1].count += 1
         self._total += 1
 
@@ -51,19 +51,19 @@ class _LastMinute:
 
 
 class RetryBudget:
-    def __init__(self, share: float, *, floor: int = FLOOR) -> None:
+    def __init__(self, share: float, *, floor: int = MIN_RETRIES_PER_WINDOW) -> None:
         self._share = share
         self._floor = floor
-        self._requests = _LastMinute()
-        self._attempts = _LastMinute()
+        self._requests = _SlidingCounter()
+        self._attempts = _SlidingCounter()
         self._next_slot_s: float | None = None
 
-    def request(self, now_s: float) -> None:
+    def record_request(self, now_s: float) -> None:
         """A client's request has come."""
         self._requests.count(now_s)
         self._requests.add(now_s)
 
-    def may_retry(self, now_s: float) -> bool:
+    def try_spend(self, now_s: float) -> bool:
         """Whether an attempt may begin that is not owed. If so, it is counted."""
         allowed = max(self._floor, self._share * self._requests.count(now_s))
         if self._attempts.count(now_s) + 1 > allowed:
@@ -71,7 +71,7 @@ class RetryBudget:
         self._attempts.add(now_s)
         return True
 
-    def pace(self, now_s: float) -> float:
+    def pacing_delay_s(self, now_s: float) -> float:
         """How long an attempt that is owed should wait: the more of them at once, the longer, up to a bound."""
         interval_s = 1 / PACED_PER_S
         slot_s = max(now_s, self._next_slot_s if self._next_slot_s is not None else now_s)

@@ -10,20 +10,20 @@ from starlette.types import Send
 
 from onward.proto.request import ErrorInfo
 from onward.proto.router import IGNORED_FIELDS_HEADER
-from onward.router.stream import Stream
+from onward.router.stream import ClientStream
 from onward.web import http, sse
 
 KEEP_ALIVE_S = 15.0
 
 
-class ClientSide:
-    done = sse.DONE
+class ClientWriter:
+    end_marker = sse.DONE
     """What ends every stream."""
 
-    def __init__(self, send: Send, stream: Stream, *, tells_resumes: bool) -> None:
+    def __init__(self, send: Send, stream: ClientStream, *, reports_resumes: bool) -> None:
         self._send = send
         self._stream = stream
-        self._tells_resumes = tells_resumes
+        self._tells_resumes = reports_resumes
         self._has_started = False
         self._writing = asyncio.Lock()
 
@@ -36,28 +36,28 @@ class ClientSide:
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def keep_alive(self) -> None:
-        if self._stream.origin.streams and not self._writing.locked():
+        if self._stream.request.is_streaming and not self._writing.locked():
             await self.write(b": waiting\n\n")
 
     async def finish(self) -> None:
-        if not self._stream.origin.streams:
-            assert self._stream.answer is not None, "complete without an answer"
+        if not self._stream.request.is_streaming:
+            assert self._stream.response_body is not None, "complete without an answer"
             headers = {**http.JSON_HEADERS, **self._resume_header(), **self._ignored_header()}
-            await http.respond(self._send, 200, self._stream.answer, headers)
+            await http.respond(self._send, 200, self._stream.response_body, headers)
             return
         comment = b": resumes %d\n\n" % self._stream.num_resumes if self._tells_resumes else b""
-        if comment or self.done or not self._has_started:  # who has had all but the end gets a stream of nothing
-            await self.write(comment + self.done)
-        await self._send(http.part(b"", more=False))
+        if comment or self.end_marker or not self._has_started:  # who has had all but the end gets a stream of nothing
+            await self.write(comment + self.end_marker)
+        await self._send(http.body_message(b"", more=False))
 
     async def fail(self, info: ErrorInfo, body: bytes | None) -> None:
         if not self._has_started:
             await http.respond_error(self._send, info, body)
             return
-        await self.write(await self.failure(info, body) + self.done)
-        await self._send(http.part(b"", more=False))
+        await self.write(await self.error_event(info, body) + self.end_marker)
+        await self._send(http.body_message(b"", more=False))
 
-    async def failure(self, info: ErrorInfo, body: bytes | None) -> bytes:
+    async def error_event(self, info: ErrorInfo, body: bytes | None) -> bytes:
         """The event that says it. `body`: as an instance has written it."""
         return sse.error_event(info) if body is None else sse.named_event("error", body)
 

@@ -9,52 +9,52 @@ from starlette.types import Receive, Scope, Send
 from onward.errors import DeadlineExceeded, Unavailable
 from onward.proto import SCHEMA_VERSION
 from onward.proto.router import EMBED_PATH, IGNORED_FIELDS_HEADER, Attempt
-from onward.router.failures import info_from_body
-from onward.router.origin import deadline_of
-from onward.router.policy import RouteFacts, may_take
-from onward.router.replicas import Replica, State
-from onward.router.serving import Serving
-from onward.router.upstream import Passed
+from onward.router.failures import parse_error_info
+from onward.router.origin import deadline_from_body
+from onward.router.policy import RoutingCriteria, can_take_request
+from onward.router.replicas import InstanceInfo, InstanceState
+from onward.router.serving import StreamRunner
+from onward.router.upstream import ForwardedResponse
 from onward.web import http
-from onward.web.callers import caller_of
-from onward.web.envelope import label_of
-from onward.web.error_answers import answer_errors
+from onward.web.callers import get_caller
+from onward.web.envelope import client_request_id
+from onward.web.error_answers import handle_errors
 
 PATH = "/v1/embeddings"
 MAX_TRIES = 3
 TIMEOUT_S = 600.0
 """Of one try: as many and as long texts as a request may have, on a slow machine."""
-LAST_WORDS_S = 1.0
+DEADLINE_MARGIN_S = 1.0
 """An instance ends what is over its deadline by itself, and says so."""
-_MAY_BE_TRIED_ELSEWHERE = (429, 500, 502, 503)
+_RETRYABLE_STATUSES = (429, 500, 502, 503)
 
 
-class Embedding:
+class RouterEmbeddingsEndpoint:
     """An ASGI application."""
 
-    def __init__(self, serving: Serving, max_body_bytes: int) -> None:
+    def __init__(self, serving: StreamRunner, max_body_bytes: int) -> None:
         self._serving, self._max_body_bytes = serving, max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer_errors(send, self._serve(scope, receive, send))
+        await handle_errors(send, self._serve(scope, receive, send))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await http.read_body(receive, self._max_body_bytes)
         serving = self._serving
-        deadline_at_s = deadline_of(body, serving.clock.now_s(), serving.core.config.request_timeout_s)
-        await http.while_connected(receive, self._answer(self._attempt(scope, body), deadline_at_s, send))
+        deadline_at_s = deadline_from_body(body, serving.clock.now_s(), serving.core.config.request_timeout_s)
+        await http.run_until_disconnect(receive, self._answer(self._attempt(scope, body), deadline_at_s, send))
 
     def _attempt(self, scope: Scope, body: bytes) -> Attempt:
-        caller, serving = caller_of(scope), self._serving
+        caller, serving = get_caller(scope), self._serving
         return Attempt(
             schema_version=SCHEMA_VERSION,
             path=PATH,
             body=body,
-            request_id=serving.chance.token(),
-            epoch=1,
+            request_id=serving.random.hex_token(),
+            attempt_epoch=1,
             seed=0,
             created_s=int(serving.clock.wall_s()),
-            label=label_of(scope),
+            client_request_id=client_request_id(scope),
             caller=caller.name,
             caller_limits=caller.limits,
             caller_priority=caller.priority,
@@ -62,36 +62,40 @@ class Embedding:
         )
 
     async def _answer(self, attempt: Attempt, deadline_at_s: float | None, send: Send) -> None:
-        told: Passed | None = None
-        for replica in self._asked():
-            left_s = self._left_s(deadline_at_s)
-            timeout_s = TIMEOUT_S if left_s is None else min(TIMEOUT_S, left_s + LAST_WORDS_S)
-            message = msgspec.msgpack.encode(msgspec.structs.replace(attempt, deadline_s=left_s))
-            answer = await self._serving.upstream.pass_on(replica.url, EMBED_PATH, message, timeout_s)
+        told: ForwardedResponse | None = None
+        for replica in self._candidates():
+            left_s = self._time_left_s(deadline_at_s)
+            timeout_s = TIMEOUT_S if left_s is None else min(TIMEOUT_S, left_s + DEADLINE_MARGIN_S)
+            message = msgspec.msgpack.encode(msgspec.structs.replace(attempt, deadline_in_s=left_s))
+            answer = await self._serving.upstream.forward(replica.url, EMBED_PATH, message, timeout_s)
             told = answer or told
-            if answer is not None and answer.status not in _MAY_BE_TRIED_ELSEWHERE:
+            if answer is not None and answer.status not in _RETRYABLE_STATUSES:
                 break
         if told is None:
-            self._left_s(deadline_at_s)
+            self._time_left_s(deadline_at_s)
             raise Unavailable("there is no instance that could answer", retry_after_s=1.0)
         if told.status == 200:
             ignored = {} if told.ignored_fields is None else {IGNORED_FIELDS_HEADER: told.ignored_fields}
             await http.respond(send, 200, told.body, {**http.JSON_HEADERS, **ignored})
         else:
-            await http.respond_error(send, info_from_body(told.body, told.status), told.body)
+            await http.respond_error(send, parse_error_info(told.body, told.status), told.body)
 
-    def _left_s(self, deadline_at_s: float | None) -> float | None:
+    def _time_left_s(self, deadline_at_s: float | None) -> float | None:
         """Raises if that is nothing."""
         left_s = None if deadline_at_s is None else deadline_at_s - self._serving.clock.now_s()
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded("the request's deadline has passed")
         return left_s
 
-    def _asked(self) -> list[Replica]:
+    def _candidates(self) -> list[InstanceInfo]:
         """From a random one on, so that each has its share. One that restarts a process takes requests, and holds them."""
         serving = self._serving
-        takers = [one for one in serving.core.takers(serving.clock.now_s()) if may_take(one, RouteFacts())]
-        ready = [one for one in takers if one.state is State.READY]
-        others = [one for one in takers if one.state is not State.READY]
-        first = serving.chance.below(len(ready)) if ready else 0
+        takers = [
+            one
+            for one in serving.core.serving_instances(serving.clock.now_s())
+            if can_take_request(one, RoutingCriteria())
+        ]
+        ready = [one for one in takers if one.state is InstanceState.READY]
+        others = [one for one in takers if one.state is not InstanceState.READY]
+        first = serving.random.below(len(ready)) if ready else 0
         return (ready[first:] + ready[:first] + others)[:MAX_TRIES]

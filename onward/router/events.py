@@ -11,8 +11,8 @@ import msgspec
 from onward.proto.cursor import Cursor, parse_cursor
 from onward.proto.numbers import MAX_SERIAL
 from onward.proto.request import ErrorInfo
-from onward.proto.router import Facts, Progress
-from onward.router.failures import info_from_body
+from onward.proto.router import PromptUsage, StreamProgress
+from onward.router.failures import parse_error_info
 
 BLANK_LINE = b"\n\n"
 DONE = b"data: [DONE]"
@@ -25,47 +25,49 @@ class MalformedEvent(Exception):
     """The instance does not keep to the protocol."""
 
 
-class Advance(msgspec.Struct, frozen=True, gc=False):
+class TokenEvent(msgspec.Struct, frozen=True, gc=False):
     """Tokens, or the end of a choice."""
 
     raw: bytes
     cursor: Cursor
-    is_for_client: bool
+    has_data: bool
     """Else it has no data: the router alone learns the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class PlainChunk:
     """A chunk without a place: an opening, or the usage."""
 
     raw: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldChunk:
     """What goes with the next event that has a place, or not at all."""
 
     raw: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class WholeAnswer:
+class CompleteBody:
     body: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class UpstreamErrorEvent:
     info: ErrorInfo
     body: bytes = b""
     """The error as the instance has written it, with what there is of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class DoneEvent:
     pass
 
 
-Event = Advance | Plain | Held | WholeAnswer | Failure | Done | Facts | Progress
+UpstreamEvent = (
+    TokenEvent | PlainChunk | HeldChunk | CompleteBody | UpstreamErrorEvent | DoneEvent | PromptUsage | StreamProgress
+)
 
 
 class EventSplitter:
@@ -100,19 +102,19 @@ class EventSplitter:
             raise MalformedEvent(f"an event is larger than {self._max_event_bytes} bytes")
 
 
-def read_event(event: bytes) -> Event | None:
+def parse_event(event: bytes) -> UpstreamEvent | None:
     """What an event says. None: nothing that anybody acts on."""
     if event.startswith(b"id: "):
         end = event.find(b"\n")
         line = event[4:end] if end >= 0 else event[4:]
-        return Advance(event, _cursor(line), end >= 0 and event.find(b"data: ", end) >= 0)
+        return TokenEvent(event, _cursor(line), end >= 0 and event.find(b"data: ", end) >= 0)
     if event.startswith(b"data: "):
-        return Done() if event == DONE else Plain(event)
+        return DoneEvent() if event == DONE else PlainChunk(event)
     if event.startswith(b":"):
         comment, _, rest = event.partition(b"\n")
         if comment == HELD:
-            return Held(rest)
-        return read_event(rest) if rest else _progress(comment)
+            return HeldChunk(rest)
+        return parse_event(rest) if rest else _progress(comment)
     return _named_event(event)
 
 
@@ -123,7 +125,7 @@ def _cursor(line: bytes) -> Cursor:
         raise MalformedEvent(str(fault)) from None
 
 
-def _progress(comment: bytes) -> Progress | None:
+def _progress(comment: bytes) -> StreamProgress | None:
     words = comment[1:].split()
     if len(words) != 5 or words[0] != b"progress":
         return None
@@ -133,24 +135,24 @@ def _progress(comment: bytes) -> Progress | None:
     except ValueError:
         return None
     in_range = all(0 <= number <= MAX_SERIAL for number in (step, computed, queue))
-    return Progress(engine, step, computed, queue) if in_range else None
+    return StreamProgress(engine, step, computed, queue) if in_range else None
 
 
-def _named_event(event: bytes) -> Event | None:
+def _named_event(event: bytes) -> UpstreamEvent | None:
     name, _, rest = event.partition(b"\n")
     data = rest.removeprefix(b"data: ")
     match name:
         case b"event: facts":
             return _facts(data)
         case b"event: answer":
-            return WholeAnswer(data)
+            return CompleteBody(data)
         case b"event: error":
-            return Failure(info_from_body(data, None), data)
+            return UpstreamErrorEvent(parse_error_info(data, None), data)
     return None
 
 
-def _facts(data: bytes) -> Facts:
+def _facts(data: bytes) -> PromptUsage:
     try:
-        return msgspec.json.decode(data, type=Facts)
+        return msgspec.json.decode(data, type=PromptUsage)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
         raise MalformedEvent(f"the facts are not as agreed: {fault}") from None

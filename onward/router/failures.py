@@ -15,7 +15,7 @@ _STATUS_OF_CODE = {
 }
 
 
-class _ToldError(msgspec.Struct, frozen=True):
+class _UpstreamErrorFields(msgspec.Struct, frozen=True):
     message: str = "the instance failed without saying why"
     type: str | None = None
     param: str | None = None
@@ -27,18 +27,18 @@ class _ToldError(msgspec.Struct, frozen=True):
 
 
 class _ErrorBody(msgspec.Struct, frozen=True):
-    error: _ToldError
+    error: _UpstreamErrorFields
 
 
 _decoder = msgspec.json.Decoder(_ErrorBody)
 
 
-def info_from_body(body: bytes, status: int | None) -> ErrorInfo:
+def parse_error_info(body: bytes, status: int | None) -> ErrorInfo:
     """What an instance, or something between, said. `status`: of its response; None for an event in a stream."""
     try:
         told = _decoder.decode(body).error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        told = _ToldError(retryable=status is None or status >= 500, status=status)
+        told = _UpstreamErrorFields(retryable=status is None or status >= 500, status=status)
     settled = status or told.status or _status(told)
     return ErrorInfo(
         code=told.code or "upstream_error",
@@ -51,7 +51,7 @@ def info_from_body(body: bytes, status: int | None) -> ErrorInfo:
     )
 
 
-def _status(told: _ToldError) -> int:
+def _status(told: _UpstreamErrorFields) -> int:
     if told.code in _STATUS_OF_CODE:
         return _STATUS_OF_CODE[told.code]
     if told.type == "invalid_request_error":

@@ -8,19 +8,19 @@ from collections.abc import Callable
 import uvloop
 
 from onward import log
-from onward.chance import SystemChance
+from onward.chance import SystemRandomSource
 from onward.clock import Clock, SystemClock
 from onward.config import RouterConfig
 from onward.errors import StartupError
 from onward.router import client_side
-from onward.router.posting import Poster
+from onward.router.posting import UpstreamConnectionPool
 from onward.router.process import Router
-from onward.router.serving import SETTLE_S
+from onward.router.serving import STARTUP_GRACE_S
 from onward.router.upstream import new_session
 from onward.web import audit
-from onward.web.connections import Bounds
-from onward.web.key_file import KeySource
-from onward.web.server import HttpServer, tls_of
+from onward.web.connections import ConnectionLimits
+from onward.web.key_file import ApiKeySource
+from onward.web.server import HttpServer, tls_files
 
 
 class RouterProcess:
@@ -29,20 +29,20 @@ class RouterProcess:
         config: RouterConfig,
         cluster_key: str,
         *,
-        key_source: KeySource | None = None,
+        key_source: ApiKeySource | None = None,
         clock: Clock | None = None,
-        settle_s: float = SETTLE_S,
+        settle_s: float = STARTUP_GRACE_S,
         keep_alive_s: float = client_side.KEEP_ALIVE_S,
         on_started: Callable[[], None] = lambda: None,
     ) -> None:
         clock = clock or SystemClock()
-        self._poster = Poster(clock)
-        self._key_source = key_source or KeySource(config.api_key, config.api_keys)
+        self._poster = UpstreamConnectionPool(clock)
+        self._key_source = key_source or ApiKeySource(config.api_key, config.api_keys)
         router = Router(
             config,
             cluster_key,
             clock,
-            SystemChance(),
+            SystemRandomSource(),
             new_session(),
             self._poster.post,
             keys=self._key_source.read(),
@@ -53,11 +53,13 @@ class RouterProcess:
         self.serving = router.serving
         self._drain_s = config.drain_s
         self._is_stopping = False
-        bounds = Bounds(max_connections=config.max_connections)
-        self._server = HttpServer(router.app, on_started, tls=tls_of(config), bounds=bounds, registry=router.registry)
+        bounds = ConnectionLimits(max_connections=config.max_connections)
+        self._server = HttpServer(
+            router.app, on_started, tls=tls_files(config), bounds=bounds, registry=router.registry
+        )
 
     async def run(self, listening: socket.socket) -> None:
-        clockwork = asyncio.create_task(self.serving.run_clockwork())
+        clockwork = asyncio.create_task(self.serving.run_maintenance())
         try:
             await self._server.serve([listening])
         finally:
@@ -75,10 +77,10 @@ class RouterProcess:
         try:
             keys = self._key_source.read()
         except StartupError as fault:
-            audit.note_refused_reload(fault.message)
+            audit.log_failed_key_reload(fault.message)
             return
         self._keyring.keys = keys
-        audit.note_reload(len(keys))
+        audit.log_key_reload(len(keys))
 
     def stop(self) -> None:
         """No new connections; running streams have the grace, and are then told. Asked twice, they are told at once."""
@@ -94,7 +96,7 @@ async def _run(
     cluster_key: str,
     listening: socket.socket,
     on_started: Callable[[], None],
-    key_source: KeySource | None,
+    key_source: ApiKeySource | None,
 ) -> None:
     process = RouterProcess(config, cluster_key, key_source=key_source, on_started=on_started)
     loop = asyncio.get_running_loop()
@@ -111,9 +113,9 @@ def run(
     cluster_key: str,
     listening: socket.socket,
     on_started: Callable[[], None] = lambda: None,
-    key_source: KeySource | None = None,
+    key_source: ApiKeySource | None = None,
 ) -> None:
     """Serves until told to stop. `on_started`: called once connections are taken. `key_source`: read again on SIGHUP;
     else what the configuration says."""
-    log.set_up("router", config.log_level)
+    log.configure("router", config.log_level)
     uvloop.run(_run(config, cluster_key, listening, on_started, key_source))

@@ -5,27 +5,29 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from onward.proto.router import Registration
-from onward.router.replicas import Replica
-from onward.router.route import Route
+from onward.router.replicas import InstanceInfo
+from onward.router.route import RoutedStream
 
 
-def instances_shown(
-    replicas: Iterable[Replica], told: Mapping[str, Registration], routes: Iterable[Route]
+def describe_instances(
+    replicas: Iterable[InstanceInfo], told: Mapping[str, Registration], routes: Iterable[RoutedStream]
 ) -> list[dict[str, Any]]:
-    streams = Counter(route.stream.instance for route in routes if route.stream.is_under_way)
-    return [_shown(replica, told.get(replica.instance), streams[replica.instance]) for replica in replicas]
+    streams = Counter(route.stream.instance_id for route in routes if route.stream.is_attempt_running)
+    return [
+        _describe_instance(replica, told.get(replica.instance_id), streams[replica.instance_id]) for replica in replicas
+    ]
 
 
-def _shown(replica: Replica, told: Registration | None, num_streams: int) -> dict[str, Any]:
+def _describe_instance(replica: InstanceInfo, told: Registration | None, num_streams: int) -> dict[str, Any]:
     return {
-        "id": replica.instance,
+        "id": replica.instance_id,
         "role": replica.role,
         "state": replica.state.value,
         "url": replica.url,
-        "incarnation": replica.instance,
+        "incarnation": replica.instance_id,
         "load": replica.load,
         "blocks": {"free": replica.load.free_blocks, "total": replica.load.num_blocks},
         "streams": num_streams,
-        "pids": told.pids if told else {},
+        "pids": told.pids_by_role if told else {},
         "oom_kills": told.oom_kills if told else {},
     }

@@ -10,33 +10,33 @@ from starlette.responses import Response
 
 from onward.errors import InvalidRequest, Unavailable
 from onward.proto.router import DETOKENIZE_PATH, TOKENIZE_PATH
-from onward.router.failures import info_from_body
-from onward.router.serving import Serving
+from onward.router.failures import parse_error_info
+from onward.router.serving import StreamRunner
 from onward.web import http
-from onward.web.callers import caller_of
+from onward.web.callers import get_caller
 from onward.web.failures import error_headers
 
-MAX_ASKED = 3
-PATHS: Mapping[str, str] = {"/tokenize": TOKENIZE_PATH, "/detokenize": DETOKENIZE_PATH}
+MAX_TRIES = 3
+INTERNAL_PATH_BY_CLIENT_PATH: Mapping[str, str] = {"/tokenize": TOKENIZE_PATH, "/detokenize": DETOKENIZE_PATH}
 """Of clients, and where instances are asked the same."""
 
 
-class PassingOn:
-    def __init__(self, serving: Serving, max_body_bytes: int) -> None:
+class RouterForwardEndpoint:
+    def __init__(self, serving: StreamRunner, max_body_bytes: int) -> None:
         self._serving = serving
         self._max_body_bytes = max_body_bytes
 
-    async def ask(self, request: Request) -> Response:
+    async def __call__(self, request: Request) -> Response:
         try:
             body = await http.read_body(request.receive, self._max_body_bytes)
-        except http.Disconnected:
+        except http.ClientDisconnected:
             raise InvalidRequest("whoever asked has gone") from None
         serving = self._serving
-        for replica in serving.core.takers(serving.clock.now_s())[:MAX_ASKED]:
-            path, caller = PATHS[request.scope["path"]], caller_of(request.scope).name
-            answer = await serving.upstream.pass_on(replica.url, path, body, caller=caller)
+        for replica in serving.core.serving_instances(serving.clock.now_s())[:MAX_TRIES]:
+            path, caller = INTERNAL_PATH_BY_CLIENT_PATH[request.scope["path"]], get_caller(request.scope).name
+            answer = await serving.upstream.forward(replica.url, path, body, caller=caller)
             if answer is not None and answer.status < 500:
                 told, status = answer.body, answer.status
-                headers = error_headers(info_from_body(told, status)) if status >= 400 else {}
+                headers = error_headers(parse_error_info(told, status)) if status >= 400 else {}
                 return Response(told, status, headers=headers, media_type="application/json")
         raise Unavailable("there is no instance that could answer", retry_after_s=1.0)

@@ -12,21 +12,21 @@ from dataclasses import dataclass, field
 from onward.config import RoutingPolicy
 from onward.proto.block_hash import BlockHash
 from onward.router.prefix_index import PrefixIndex
-from onward.router.replicas import Replica, State
+from onward.router.replicas import InstanceInfo, InstanceState
 
-Chance = Callable[[int], int]
+RandBelow = Callable[[int], int]
 """A number below n."""
 
 MAX_PREFILL_PEERS = 3
 
-PREFIX_WORTH = 0.5
+PREFIX_WEIGHT = 0.5
 """How much more load, as a share of what runs at once, a prompt that is wholly cached is worth. See `prefix`."""
 
-CHOOSABLE = (State.READY, State.RESTARTING, State.SUSPECT)
+SELECTABLE_STATES = (InstanceState.READY, InstanceState.RESTARTING, InstanceState.SUSPECT)
 
 
 @dataclass(frozen=True, slots=True)
-class RouteFacts:
+class RoutingCriteria:
     """What is known of a request."""
 
     num_prompt_tokens: int | None = None
@@ -34,96 +34,96 @@ class RouteFacts:
     session: str = ""
     prompt_hashes: list[BlockHash] = field(default_factory=list)
     """Of its full blocks, chained; empty where nobody has made them."""
-    avoid: frozenset[str] = frozenset()
+    avoided_instances: frozenset[str] = frozenset()
     """Instances to keep out if there is another."""
-    exclude: frozenset[str] = frozenset()
+    excluded_instances: frozenset[str] = frozenset()
     """Instances to keep out always."""
     fingerprint: str | None = None
     """Numerics that its tokens so far were made with: equal ones go on bit by bit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    instance: Replica
-    prefill: list[Replica]
+class RoutingDecision:
+    instance: InstanceInfo
+    prefill_peers: list[InstanceInfo]
     """Who may compute the prompt, best first. Empty: the instance itself."""
 
 
-def can_hold(replica: Replica, facts: RouteFacts) -> bool:
+def fits_context(replica: InstanceInfo, facts: RoutingCriteria) -> bool:
     """What is not known passes: the instance will say."""
     if not replica.max_tokens or facts.num_prompt_tokens is None:
         return True
     return facts.num_prompt_tokens + (facts.max_output or 1) <= replica.max_tokens
 
 
-def may_take(replica: Replica, facts: RouteFacts) -> bool:
+def can_take_request(replica: InstanceInfo, facts: RoutingCriteria) -> bool:
     return (
         replica.role in ("mixed", "decode")
-        and replica.state in CHOOSABLE
-        and replica.instance not in facts.exclude
-        and can_hold(replica, facts)
+        and replica.state in SELECTABLE_STATES
+        and replica.instance_id not in facts.excluded_instances
+        and fits_context(replica, facts)
     )
 
 
-def may_prefill(replica: Replica, facts: RouteFacts) -> bool:
+def can_take_prefill(replica: InstanceInfo, facts: RoutingCriteria) -> bool:
     """It needs room for the prompt only."""
     return (
         replica.role in ("mixed", "prefill")
         and bool(replica.handoff_address)
-        and replica.state in CHOOSABLE
-        and replica.instance not in facts.exclude
+        and replica.state in SELECTABLE_STATES
+        and replica.instance_id not in facts.excluded_instances
         and (not replica.max_tokens or (facts.num_prompt_tokens or 0) <= replica.max_tokens)
     )
 
 
-def passes_kv(prefill: Replica, decode: Replica) -> bool:
+def can_transfer_kv(prefill: InstanceInfo, decode: InstanceInfo) -> bool:
     """The rest of their layouts was compared when they registered."""
     return (prefill.fingerprint, prefill.block_size) == (decode.fingerprint, decode.block_size)
 
 
-def is_doubtful(replica: Replica, now_s: float) -> bool:
-    return replica.state is State.SUSPECT or now_s < replica.broken_until_s
+def is_unhealthy(replica: InstanceInfo, now_s: float) -> bool:
+    return replica.state is InstanceState.SUSPECT or now_s < replica.circuit_open_until_s
 
 
-def reluctance(replica: Replica, facts: RouteFacts, now_s: float) -> tuple[bool, bool, bool, bool]:
+def preference_key(replica: InstanceInfo, facts: RoutingCriteria, now_s: float) -> tuple[bool, bool, bool, bool]:
     """Less is better, and the first difference decides: whether it lives, whether it has failed this request, whether
     the stream would stay exact, whether it can begin at once."""
     return (
-        is_doubtful(replica, now_s),
-        replica.instance in facts.avoid,
+        is_unhealthy(replica, now_s),
+        replica.instance_id in facts.avoided_instances,
         facts.fingerprint is not None and replica.fingerprint != facts.fingerprint,
-        replica.state is State.RESTARTING,
+        replica.state is InstanceState.RESTARTING,
     )
 
 
-def load_of(replica: Replica) -> float:
+def relative_load(replica: InstanceInfo) -> float:
     """Requests there, relative to what runs at once: those that the instance has told of, and what this router has
     booked or given back since. A report may be older than our latest bookings, which count in any case."""
     load = replica.load
-    since = replica.booked - replica.booked_at_report
-    return max(replica.booked, load.running + load.waiting + since) / max(1, load.max_running)
+    since = replica.num_reserved - replica.num_reserved_at_report
+    return max(replica.num_reserved, load.running + load.waiting + since) / max(1, load.max_running)
 
 
-def _least_first(replica: Replica) -> tuple[float, float, str]:
+def _load_key(replica: InstanceInfo) -> tuple[float, float, str]:
     load = replica.load
-    return load_of(replica), -load.free_blocks / max(1, load.num_blocks), replica.instance
+    return relative_load(replica), -load.free_blocks / max(1, load.num_blocks), replica.instance_id
 
 
-def round_robin(candidates: Sequence[Replica], last_turns: Mapping[str, int]) -> Replica:
+def round_robin(candidates: Sequence[InstanceInfo], last_turns: Mapping[str, int]) -> InstanceInfo:
     """Whose last turn is longest ago. A mere counter would be unfair where candidates differ between requests."""
-    return min(candidates, key=lambda replica: (last_turns.get(replica.instance, -1), replica.instance))
+    return min(candidates, key=lambda replica: (last_turns.get(replica.instance_id, -1), replica.instance_id))
 
 
-def random(candidates: Sequence[Replica], chance: Chance) -> Replica:
+def random(candidates: Sequence[InstanceInfo], chance: RandBelow) -> InstanceInfo:
     return candidates[chance(len(candidates))]
 
 
-def least_loaded(candidates: Sequence[Replica]) -> Replica:
+def least_loaded(candidates: Sequence[InstanceInfo]) -> InstanceInfo:
     """The least requests for its size, then the most free blocks."""
-    return min(candidates, key=_least_first)
+    return min(candidates, key=_load_key)
 
 
-def power_of_two(candidates: Sequence[Replica], chance: Chance) -> Replica:
+def power_of_two(candidates: Sequence[InstanceInfo], chance: RandBelow) -> InstanceInfo:
     """The less loaded of two: several routers with the same old figures do not all run to the same instance."""
     if len(candidates) == 1:
         return candidates[0]
@@ -132,7 +132,7 @@ def power_of_two(candidates: Sequence[Replica], chance: Chance) -> Replica:
     return least_loaded([candidates[first], candidates[second]])
 
 
-def prefix(candidates: Sequence[Replica], hashes: Sequence[BlockHash], index: PrefixIndex | None) -> Replica:
+def prefix(candidates: Sequence[InstanceInfo], hashes: Sequence[BlockHash], index: PrefixIndex | None) -> InstanceInfo:
     """The longest cached prefix, balanced against load.
 
     Each is rated by its load, less `PREFIX_WORTH` times the share of the prompt that it has cached; the lowest wins. So
@@ -142,39 +142,39 @@ def prefix(candidates: Sequence[Replica], hashes: Sequence[BlockHash], index: Pr
     if index is None or not hashes:
         return least_loaded(candidates)
 
-    def rating(replica: Replica) -> float:
-        share = index.matched_blocks(replica.instance, hashes) / len(hashes)
-        return load_of(replica) - PREFIX_WORTH * share
+    def rating(replica: InstanceInfo) -> float:
+        share = index.matched_blocks(replica.instance_id, hashes) / len(hashes)
+        return relative_load(replica) - PREFIX_WEIGHT * share
 
-    return min(candidates, key=lambda replica: (rating(replica), _least_first(replica)))
+    return min(candidates, key=lambda replica: (rating(replica), _load_key(replica)))
 
 
-def session(candidates: Sequence[Replica], key: str) -> Replica:
+def session(candidates: Sequence[InstanceInfo], key: str) -> InstanceInfo:
     """Rendezvous hashing: each session ranks all URLs in its own order and takes the first that is there. So only the
     sessions of a lost instance move, and they come back with it, although its incarnation is a new one."""
     if not key:
         return least_loaded(candidates)
 
-    def rank(replica: Replica) -> bytes:
+    def rank(replica: InstanceInfo) -> bytes:
         return hashlib.blake2b(f"{replica.url}\n{key}".encode(), digest_size=16).digest()
 
     return max(candidates, key=rank)
 
 
-class _Picker:
+class _PolicySelector:
     """One policy, and the turns that it has given."""
 
-    def __init__(self, policy: RoutingPolicy, chance: Chance, index: PrefixIndex | None) -> None:
+    def __init__(self, policy: RoutingPolicy, chance: RandBelow, index: PrefixIndex | None) -> None:
         self._policy: RoutingPolicy = policy
         self._chance = chance
         self._index = index
         self._turn = 0
         self._last_turns: dict[str, int] = {}
 
-    def pick(self, candidates: Sequence[Replica], facts: RouteFacts) -> Replica:
+    def select(self, candidates: Sequence[InstanceInfo], facts: RoutingCriteria) -> InstanceInfo:
         match self._policy:
             case "round_robin":
-                return self._give_turn(round_robin(candidates, self._last_turns))
+                return self._record_turn(round_robin(candidates, self._last_turns))
             case "random":
                 return random(candidates, self._chance)
             case "least_loaded":
@@ -186,70 +186,70 @@ class _Picker:
             case "session":
                 return session(candidates, facts.session)
 
-    def keep(self, instances: frozenset[str]) -> None:
+    def forget_except(self, instances: frozenset[str]) -> None:
         """Forgets those that are gone."""
         if not self._last_turns.keys() <= instances:
             self._last_turns = {name: turn for name, turn in self._last_turns.items() if name in instances}
 
-    def _give_turn(self, replica: Replica) -> Replica:
+    def _record_turn(self, replica: InstanceInfo) -> InstanceInfo:
         self._turn += 1
-        self._last_turns[replica.instance] = self._turn
+        self._last_turns[replica.instance_id] = self._turn
         return replica
 
 
-class Chooser:
+class InstanceSelector:
     def __init__(
         self,
         policy: RoutingPolicy,
         prefill_policy: RoutingPolicy | None,
         decode_policy: RoutingPolicy | None,
-        chance: Chance,
+        chance: RandBelow,
         index: PrefixIndex | None,
     ) -> None:
-        self._mixed = _Picker(policy, chance, index)
-        self._prefill = _Picker(prefill_policy or policy, chance, index)
-        self._decode = _Picker(decode_policy or policy, chance, index)
+        self._mixed = _PolicySelector(policy, chance, index)
+        self._prefill = _PolicySelector(prefill_policy or policy, chance, index)
+        self._decode = _PolicySelector(decode_policy or policy, chance, index)
 
-    def choose(self, facts: RouteFacts, replicas: Sequence[Replica], now_s: float) -> Pair | None:
+    def select(self, facts: RoutingCriteria, replicas: Sequence[InstanceInfo], now_s: float) -> RoutingDecision | None:
         """None: nobody can take it now."""
-        known = frozenset(replica.instance for replica in replicas)
+        known = frozenset(replica.instance_id for replica in replicas)
         for picker in (self._mixed, self._prefill, self._decode):
-            picker.keep(known)
-        takers = [replica for replica in replicas if may_take(replica, facts)]
+            picker.forget_except(known)
+        takers = [replica for replica in replicas if can_take_request(replica, facts)]
         if not takers:
             return None
-        helpers = [replica for replica in replicas if may_prefill(replica, facts)]
-        candidates = _least_reluctant(takers, helpers, facts, now_s)
+        helpers = [replica for replica in replicas if can_take_prefill(replica, facts)]
+        candidates = _most_preferred(takers, helpers, facts, now_s)
         picker = self._decode if any(replica.role == "decode" for replica in candidates) else self._mixed
-        chosen = picker.pick(candidates, facts)
-        return Pair(chosen, self._choose_prefill(chosen, helpers, facts, now_s))
+        chosen = picker.select(candidates, facts)
+        return RoutingDecision(chosen, self._select_prefill(chosen, helpers, facts, now_s))
 
-    def _choose_prefill(
-        self, chosen: Replica, helpers: Sequence[Replica], facts: RouteFacts, now_s: float
-    ) -> list[Replica]:
+    def _select_prefill(
+        self, chosen: InstanceInfo, helpers: Sequence[InstanceInfo], facts: RoutingCriteria, now_s: float
+    ) -> list[InstanceInfo]:
         """The policy's choice, then the least loaded of the rest. Doubtful ones only where all are: the instance asks
         them in this order, and waits for each."""
         if chosen.role != "decode":
             return []
-        peers = [replica for replica in helpers if passes_kv(replica, chosen)]
-        peers = [replica for replica in peers if not is_doubtful(replica, now_s)] or peers
+        peers = [replica for replica in helpers if can_transfer_kv(replica, chosen)]
+        peers = [replica for replica in peers if not is_unhealthy(replica, now_s)] or peers
         if not peers:
             return []
-        best = min(reluctance(replica, facts, now_s) for replica in peers)
-        first = self._prefill.pick([r for r in peers if reluctance(r, facts, now_s) == best], facts)
+        best = min(preference_key(replica, facts, now_s) for replica in peers)
+        first = self._prefill.select([r for r in peers if preference_key(r, facts, now_s) == best], facts)
         rest = [replica for replica in peers if replica is not first]
-        rest.sort(key=lambda replica: (reluctance(replica, facts, now_s), _least_first(replica)))
+        rest.sort(key=lambda replica: (preference_key(replica, facts, now_s), _load_key(replica)))
         return [first, *rest][:MAX_PREFILL_PEERS]
 
 
-def _least_reluctant(
-    takers: Sequence[Replica], helpers: Sequence[Replica], facts: RouteFacts, now_s: float
-) -> list[Replica]:
+def _most_preferred(
+    takers: Sequence[InstanceInfo], helpers: Sequence[InstanceInfo], facts: RoutingCriteria, now_s: float
+) -> list[InstanceInfo]:
     """Decode instances with nobody to compute prompts for them come after mixed ones, which are made for both."""
 
-    def key(replica: Replica) -> tuple[tuple[bool, ...], bool]:
-        alone = replica.role == "decode" and not any(passes_kv(helper, replica) for helper in helpers)
-        return reluctance(replica, facts, now_s), alone
+    def key(replica: InstanceInfo) -> tuple[tuple[bool, ...], bool]:
+        alone = replica.role == "decode" and not any(can_transfer_kv(helper, replica) for helper in helpers)
+        return preference_key(replica, facts, now_s), alone
 
     keys = [key(replica) for replica in takers]
     best = min(keys)

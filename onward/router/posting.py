@@ -17,17 +17,17 @@ from onward.transport.http_urls import ServerUrl, parse_server_url
 CONNECT_TIMEOUT_S = 3.0
 KEEP_ALIVE_S = 15.0
 """Shorter than the instances': a connection that we take up again is still open at their side."""
-MAX_IDLE = 256
+MAX_IDLE_CONNECTIONS = 256
 """Connections that are kept, of all hosts together."""
-MAX_HELD_BYTES = 1 << 20
+MAX_BUFFERED_BYTES = 1 << 20
 """What may wait for a slow client before the instance is not read any more."""
 
 
-class NotReached(Exception):
+class UpstreamConnectError(Exception):
     """There was nobody to talk to, so nothing has been begun."""
 
 
-class Answer(Protocol):
+class UpstreamResponse(Protocol):
     """What an attempt reads; a part of what `aiohttp.ClientResponse` has."""
 
     status: int
@@ -40,22 +40,22 @@ class Answer(Protocol):
     def close(self) -> None: ...
 
 
-class Poster:
+class UpstreamConnectionPool:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._idle: dict[ServerUrl, deque[tuple[float, Connection]]] = {}
+        self._idle: dict[ServerUrl, deque[tuple[float, UpstreamConnection]]] = {}
         self._num_idle = 0
 
-    async def post(self, url: str, path: str, body: bytes, headers: Mapping[str, str]) -> "Connection":
+    async def post(self, url: str, path: str, body: bytes, headers: Mapping[str, str]) -> "UpstreamConnection":
         """The answer, once its status is known. What is not read to its end is to be closed."""
         try:
             server = parse_server_url(url)
         except ValueError as fault:
-            raise NotReached(str(fault)) from None
-        connection = self._taken_up(server) or await self._connected(server)
-        connection.ask(server.authority, path, body, headers)
+            raise UpstreamConnectError(str(fault)) from None
+        connection = self._take_idle(server) or await self._connect(server)
+        connection.send_request(server.authority, path, body, headers)
         try:
-            await connection.begun()
+            await connection.wait_for_headers()
         except BaseException:
             connection.close()
             raise
@@ -67,7 +67,7 @@ class Poster:
                 connection.close()
         self._idle.clear()
 
-    def _taken_up(self, server: ServerUrl) -> "Connection | None":
+    def _take_idle(self, server: ServerUrl) -> "UpstreamConnection | None":
         waiting = self._idle.get(server)
         while waiting:
             until_s, connection = waiting.pop()
@@ -77,25 +77,25 @@ class Poster:
             connection.close()
         return None
 
-    async def _connected(self, server: ServerUrl) -> "Connection":
+    async def _connect(self, server: ServerUrl) -> "UpstreamConnection":
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(lambda one: self._keep(server, one)),
+                    lambda: UpstreamConnection(lambda one: self._return_idle(server, one)),
                     server.host,
-                    server.number,
+                    server.effective_port,
                     ssl=server.is_tls or None,
                 )
         except Exception as fault:
             # Resolvers, TLS and event loops each raise errors of their own kinds. Nothing was sent, so all mean the same.
-            raise NotReached(str(fault) or type(fault).__name__) from None
+            raise UpstreamConnectError(str(fault) or type(fault).__name__) from None
         return connection
 
-    def _keep(self, server: ServerUrl, connection: "Connection") -> None:
-        if self._num_idle >= MAX_IDLE:
+    def _return_idle(self, server: ServerUrl, connection: "UpstreamConnection") -> None:
+        if self._num_idle >= MAX_IDLE_CONNECTIONS:
             self._close_stale()
-        if self._num_idle >= MAX_IDLE:
+        if self._num_idle >= MAX_IDLE_CONNECTIONS:
             connection.close()
             return
         self._num_idle += 1
@@ -114,10 +114,10 @@ class Poster:
                     connection.close()
 
 
-class Connection(asyncio.Protocol):
+class UpstreamConnection(asyncio.Protocol):
     """One request after another, and the answer to the last one. Called by the transport and by httptools' parser."""
 
-    def __init__(self, keep: Callable[["Connection"], None]) -> None:
+    def __init__(self, keep: Callable[["UpstreamConnection"], None]) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.is_open = False
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
 
     # Whoever asks.
 
-    def ask(self, host: str, path: str, body: bytes, headers: Mapping[str, str]) -> None:
+    def send_request(self, host: str, path: str, body: bytes, headers: Mapping[str, str]) -> None:
         self.status, self.headers = 0, {}
         self._chunks.clear()
         self._num_held = 0
@@ -144,9 +144,9 @@ class Connection(asyncio.Protocol):
         self._transport.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
         self._transport.write(body)
 
-    async def begun(self) -> None:
+    async def wait_for_headers(self) -> None:
         while not self._has_begun:
-            await self._news()
+            await self._wait_for_data()
 
     async def iter_any(self) -> AsyncIterator[bytes]:
         """Bytes of the body, all that have come together."""
@@ -162,7 +162,7 @@ class Connection(asyncio.Protocol):
             elif self._has_ended:
                 return
             else:
-                await self._news()
+                await self._wait_for_data()
 
     def at_eof(self) -> bool:
         return self._has_ended and not self._chunks
@@ -180,7 +180,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def _news(self) -> None:
+    async def _wait_for_data(self) -> None:
         if self._lost is not None:
             raise self._lost
         self._waiter = asyncio.get_running_loop().create_future()
@@ -204,17 +204,17 @@ class Connection(asyncio.Protocol):
                 raise httptools.HttpParserError("it sends what nobody asked for")
             self._parser.feed_data(data)
         except httptools.HttpParserError as fault:
-            self._lose(OSError(f"the instance does not speak HTTP as agreed: {fault}"))
+            self._fail(OSError(f"the instance does not speak HTTP as agreed: {fault}"))
             self._transport.abort()
-        if self._num_held > MAX_HELD_BYTES and not self._is_paused:
+        if self._num_held > MAX_BUFFERED_BYTES and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lose(ConnectionResetError(str(exc or "the connection was closed")))
+        self._fail(ConnectionResetError(str(exc or "the connection was closed")))
 
-    def _lose(self, fault: Exception) -> None:
+    def _fail(self, fault: Exception) -> None:
         self.is_open = False
         self._lost = self._lost or fault
         self._wake()

@@ -13,7 +13,7 @@ from itertools import islice
 from onward.proto.block_hash import BlockHash
 from onward.proto.kv_events import KvEvents
 
-EVERYTHING = -1
+RESEND_ALL = -1
 """Expected of an instance of which nothing is known."""
 
 MAX_BLOCKS = 1 << 20
@@ -21,7 +21,7 @@ MAX_BLOCKS = 1 << 20
 
 
 @dataclass(slots=True)
-class _Cached:
+class _InstanceBlocks:
     blocks: set[BlockHash] = field(default_factory=set)
     expected: int = 0
 
@@ -30,29 +30,29 @@ class PrefixIndex:
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
         self._num_blocks = 0
-        self._cached: dict[str, _Cached] = {}
+        self._cached: dict[str, _InstanceBlocks] = {}
 
     def __len__(self) -> int:
         return self._num_blocks
 
-    def expected(self, instance: str) -> int:
+    def next_event_number(self, instance: str) -> int:
         """The number of the change that should come next."""
         cached = self._cached.get(instance)
-        return cached.expected if cached else EVERYTHING
+        return cached.expected if cached else RESEND_ALL
 
     def apply(self, instance: str, events: KvEvents) -> int:
         """Returns the number that is expected next. What was told before is passed over."""
         if events.reset:
             self.forget(instance)
-            expected = events.number
+            expected = events.first_event
         else:
             # Who is new may also begin with the very first change, which comes to the same as everything.
-            expected = max(0, self.expected(instance))
-        if events.number > expected:
+            expected = max(0, self.next_event_number(instance))
+        if events.first_event > expected:
             self.forget(instance)
-            return EVERYTHING
-        cached = self._cached.setdefault(instance, _Cached())
-        self._take(cached, events, expected - events.number)
+            return RESEND_ALL
+        cached = self._cached.setdefault(instance, _InstanceBlocks())
+        self._apply_changes(cached, events, expected - events.first_event)
         cached.expected = max(expected, events.next_number)
         return cached.expected
 
@@ -71,7 +71,7 @@ class PrefixIndex:
         if cached is not None:
             self._num_blocks -= len(cached.blocks)
 
-    def _take(self, cached: _Cached, events: KvEvents, num_told_before: int) -> None:
+    def _apply_changes(self, cached: _InstanceBlocks, events: KvEvents, num_told_before: int) -> None:
         blocks = cached.blocks
         before = len(blocks)
         room = self._max_blocks - (self._num_blocks - before)

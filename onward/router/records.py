@@ -6,36 +6,36 @@ Callers share the bounds fairly, see `fair_records`. Takes the time; does no I/O
 from collections import OrderedDict
 from collections.abc import Set
 
-from onward.fair_records import Bounds, FairRecords
-from onward.router.stream import Stream
+from onward.fair_records import FairRecordStore, RecordLimits
+from onward.router.stream import ClientStream
 from onward.web.response_sketch import is_stored
 
-BOUNDS = Bounds(max_records=4096, max_bytes=256 << 20)
+BOUNDS = RecordLimits(max_records=4096, max_bytes=256 << 20)
 TOMBSTONE_S = 60.0
 MAX_TOMBSTONES = 16384
 
 
-class Records:
-    def __init__(self, ttl_s: float, bounds: Bounds = BOUNDS) -> None:
+class DetachedStreams:
+    def __init__(self, ttl_s: float, bounds: RecordLimits = BOUNDS) -> None:
         self._ttl_s = ttl_s
-        self._kept: FairRecords[Stream] = FairRecords(bounds)
+        self._kept: FairRecordStore[ClientStream] = FairRecordStore(bounds)
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, stream: Stream, now_s: float) -> None:
-        caller, until_s = stream.origin.caller, now_s + self._ttl_s
+    def keep(self, stream: ClientStream, now_s: float) -> None:
+        caller, until_s = stream.request.caller, now_s + self._ttl_s
         self._kept.put(stream.request_id, caller, stream, stream.size_bytes(), until_s, now_s)
 
-    def find(self, request_id: str, now_s: float) -> Stream | None:
+    def find(self, request_id: str, now_s: float) -> ClientStream | None:
         return self._kept.get(request_id, now_s)
 
     def drop(self, request_id: str) -> bool:
         return self._kept.drop(request_id)
 
-    def drop_meant(self, names: Set[str] | None, caller: str | None) -> list[Stream]:
+    def drop_matching(self, names: Set[str] | None, caller: str | None) -> list[ClientStream]:
         """Those that go by one of these names, or all; a caller's own, or everybody's. Returns them."""
-        dropped = [one for one in self._kept.values() if is_meant(one, names, caller)]
+        dropped = [one for one in self._kept.values() if matches(one, names, caller)]
         for stream in dropped:
             self.drop(stream.request_id)
         return dropped
@@ -44,11 +44,11 @@ class Records:
         self._kept.expire(now_s)
 
 
-def is_meant(stream: Stream, names: Set[str] | None, caller: str | None) -> bool:
+def matches(stream: ClientStream, names: Set[str] | None, caller: str | None) -> bool:
     """By an abort: by an id or a label, None: by any; among a caller's own, None: among everybody's. A stored response that
     is complete stays so."""
-    origin = stream.origin
-    own = {origin.request_id, origin.label} - {""}
+    origin = stream.request
+    own = {origin.request_id, origin.client_request_id} - {""}
     if caller not in (None, origin.caller) or (names is not None and names.isdisjoint(own)):
         return False
     return not (stream.all_finished and is_stored(origin.path, origin.body))

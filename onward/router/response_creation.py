@@ -9,113 +9,117 @@ from starlette.types import Receive, Send
 from onward.errors import OnwardError, Overloaded
 from onward.proto.cursor import Cursor
 from onward.proto.request import ErrorInfo
-from onward.proto.router import Record
-from onward.router.client_side import ClientSide
-from onward.router.generation import GenerationEndpoint
-from onward.router.kept import kept_at_instances
-from onward.router.responses import ABORTED, REPLACED, FoundResponses
-from onward.router.route import Route
-from onward.router.serving import Serving
-from onward.router.stream import Stream
-from onward.router.tokenizing import Tokenizing
+from onward.proto.router import StreamRecord
+from onward.router.client_side import ClientWriter
+from onward.router.generation import RouterGenerationEndpoint
+from onward.router.kept import find_records
+from onward.router.responses import ABORTED, REPLACED, ClusterResponseStore
+from onward.router.route import RoutedStream
+from onward.router.serving import StreamRunner
+from onward.router.stream import ClientStream
+from onward.router.tokenizing import RoutingTokenizer
 from onward.web import http, sse
 from onward.web.failures import RequestFailed, error_body
 from onward.web.keys import Caller
-from onward.web.response_endpoint import completed, follow, last_number
-from onward.web.response_failures import error_of
+from onward.web.response_endpoint import last_sequence_number, stream_stored_response, with_previous_response
+from onward.web.response_failures import response_error_fields
 from onward.web.response_ids import PREFIX
-from onward.web.response_sketch import is_stored, sketch_of
-from onward.web.tasks import Tasks
+from onward.web.response_sketch import is_stored, response_options
+from onward.web.tasks import TaskPool
 
 MAX_COPIES = 256
-LOOK_EVERY_S = 0.01
-LAST_WORDS_S = 3.0
+ACCEPT_POLL_S = 0.01
+FINAL_EVENT_TIMEOUT_S = 3.0
 """A stream fails where instances do, and then none of them is waited for as a client would wait for its answer."""
 
 
-class ResponseCreation(GenerationEndpoint):
-    def __init__(self, serving: Serving, tokenizing: Tokenizing | None, found: FoundResponses) -> None:
+class RouterResponsesEndpoint(RouterGenerationEndpoint):
+    def __init__(self, serving: StreamRunner, tokenizing: RoutingTokenizer | None, found: ClusterResponseStore) -> None:
         super().__init__(serving, tokenizing)
         self._serving = serving
         self._found = found
-        self._tells_resumes = serving.core.config.tell_resumes
-        self._background = Tasks()
+        self._tells_resumes = serving.core.config.report_resumes
+        self._background = TaskPool()
         self._copies: set[asyncio.Task[None]] = set()
         """Responses that are being copied to a second instance."""
 
-    async def completed(self, caller: Caller, body: bytes) -> bytes:
-        return await completed(self._found, caller, body, self._serving.core.config.max_body_bytes)
+    async def resolve_body(self, caller: Caller, body: bytes) -> bytes:
+        return await with_previous_response(self._found, caller, body, self._serving.core.config.max_body_bytes)
 
-    async def behind_all(self, place: Cursor) -> Cursor:
+    async def with_latest_epoch(self, place: Cursor) -> Cursor:
         """Whoever has followed it by its id has had it taken up by an instance, without us."""
-        kept = await kept_at_instances(self._serving, place.request_id)
-        epoch = max((record.attempt.epoch for record in kept.records), default=0)
-        return msgspec.structs.replace(place, epoch=max(place.epoch, epoch))
+        kept = await find_records(self._serving, place.request_id)
+        epoch = max((record.attempt.attempt_epoch for record in kept.records), default=0)
+        return msgspec.structs.replace(place, attempt_epoch=max(place.attempt_epoch, epoch))
 
     async def told_end(self, place: Cursor, caller: Caller, send: Send) -> bool:
         record = None
-        if self._serving.core.live(place.request_id) is None:
+        if self._serving.core.find_live(place.request_id) is None:
             record = await self._found.cancelled(caller, place.request_id)
         if record is None or record.attempt.seed != place.seed or len(place.choices) != 1:
             return False
         [told] = place.choices
         rest = b"" if told.finish_reason is not None else await self._found.rest(record, told.position)
         await send(http.start_message(200, sse.HEADERS))
-        await send(http.part(rest, more=False))
+        await send(http.body_message(rest, more=False))
         return True
 
-    async def carry(self, route: Route, caller: Caller, receive: Receive, send: Send) -> None:
+    async def stream_to_client(self, route: RoutedStream, caller: Caller, receive: Receive, send: Send) -> None:
         is_taken_up = route.stream.has_progress  # by a client that wants to read on from its place
-        if is_taken_up or not sketch_of(route.stream.origin.body).background:
-            client = ResponseClientSide(send, route.stream, self._found, tells_resumes=self._tells_resumes)
-            await http.while_connected(receive, self._carried(route, client))
+        if is_taken_up or not response_options(route.stream.request.body).background:
+            client = ResponseEventWriter(send, route.stream, self._found, tells_resumes=self._tells_resumes)
+            await http.run_until_disconnect(receive, self._run_and_copy(route, client))
             return
-        route.is_asked_for_later = True
-        await self._begin(route)
-        await http.while_connected(receive, self._tell(route, caller, send))
+        route.is_background = True
+        await self._start_background(route)
+        await http.run_until_disconnect(receive, self._respond(route, caller, send))
 
-    async def _carried(self, route: Route, client: ClientSide) -> None:
+    async def _run_and_copy(self, route: RoutedStream, client: ClientWriter) -> None:
         stream = route.stream
-        await self._serving.serve(route, client)
-        if stream.all_finished and is_stored(stream.origin.path, stream.origin.body) and len(self._copies) < MAX_COPIES:
+        await self._serving.run_stream(route, client)
+        if (
+            stream.all_finished
+            and is_stored(stream.request.path, stream.request.body)
+            and len(self._copies) < MAX_COPIES
+        ):
             # A task of its own: the client has its answer, and may hang up now.
-            copy = asyncio.create_task(self._found.keep_end(stream))
+            copy = asyncio.create_task(self._found.store_final(stream))
             self._copies.add(copy)
             copy.add_done_callback(self._copies.discard)
 
-    async def _begin(self, route: Route) -> None:
+    async def _start_background(self, route: RoutedStream) -> None:
         """Until an instance has taken it."""
-        client = Nobody(route.stream, self._found)
+        client = BackgroundWriter(route.stream, self._found)
         try:
-            task = self._background.start(self._serving.serve(route, client), route.stream.origin.caller)
+            task = self._background.start(self._serving.run_stream(route, client), route.stream.request.caller)
         except Overloaded:
-            self._serving.core.close(route, self._serving.clock.now_s(), keep=False)
+            self._serving.core.close_stream(route, self._serving.clock.now_s(), keep=False)
             raise
-        while not (route.stream.accepted_once or task.done()):
-            await asyncio.wait((task,), timeout=LOOK_EVERY_S)
-        if not route.stream.accepted_once and client.info is not None and client.info.code != ABORTED:
+        while not (route.stream.was_accepted or task.done()):
+            await asyncio.wait((task,), timeout=ACCEPT_POLL_S)
+        if not route.stream.was_accepted and client.info is not None and client.info.code != ABORTED:
             raise RequestFailed(client.info)
 
-    async def _tell(self, route: Route, caller: Caller, send: Send) -> None:
+    async def _respond(self, route: RoutedStream, caller: Caller, send: Send) -> None:
         stream = route.stream
-        if stream.origin.streams:
-            await follow(self._found, caller, PREFIX + stream.request_id, -1, send)
+        if stream.request.is_streaming:
+            await stream_stored_response(self._found, caller, PREFIX + stream.request_id, -1, send)
             return
-        if self._serving.core.live(stream.request_id) is route:
+        if self._serving.core.find_live(stream.request_id) is route:
             record = self._found.record_of(stream, is_live=True)
         else:
             record = await self._found.find(caller, PREFIX + stream.request_id)
         await http.respond(send, 200, await self._found.show(record))
 
 
-class ResponseClientSide(ClientSide):
+class ResponseEventWriter(ClientWriter):
     """It needs no mark at its end, and a failure is an event like any other. What was aborted is cancelled as the instances
     keep it, and the client is told of that."""
 
-    done = b""
+    end_marker = b""
 
-    def __init__(self, send: Send, stream: Stream, found: FoundResponses, *, tells_resumes: bool) -> None:
-        super().__init__(send, stream, tells_resumes=tells_resumes)
+    def __init__(self, send: Send, stream: ClientStream, found: ClusterResponseStore, *, tells_resumes: bool) -> None:
+        super().__init__(send, stream, reports_resumes=tells_resumes)
         self._told_stream = stream
         self._found = found
         self._last = b""
@@ -127,17 +131,17 @@ class ResponseClientSide(ClientSide):
 
     async def fail(self, info: ErrorInfo, body: bytes | None) -> None:
         stream, record = self._told_stream, await self._cancelled(info)
-        end = None if record is None or not stream.is_at_place else await self._end_of(record)
+        end = None if record is None or not stream.has_reached_cursor else await self._end_of(record)
         if end is None:
             await super().fail(info, await self._with_partial(info, body))
-        elif stream.origin.streams:
+        elif stream.request.is_streaming:
             await self.write(end)
-            await self._send(http.part(b"", more=False))
+            await self._send(http.body_message(b"", more=False))
         else:
             headers = {**http.JSON_HEADERS, **self._resume_header(), **self._ignored_header()}
             await http.respond(self._send, 200, end, headers)
 
-    async def _cancelled(self, info: ErrorInfo) -> Record | None:
+    async def _cancelled(self, info: ErrorInfo) -> StreamRecord | None:
         """How a response has ended that was not to go on; it may have been complete already. None: it has failed."""
         stream = self._told_stream
         if info.code == REPLACED:
@@ -145,17 +149,19 @@ class ResponseClientSide(ClientSide):
         if info.code != ABORTED:
             return None
         record = self._found.record_of(stream, is_live=False)
-        is_kept = is_stored(stream.origin.path, stream.origin.body)
-        kept = await self._found.cancel_soon(record, LAST_WORDS_S) if is_kept else None
+        is_kept = is_stored(stream.request.path, stream.request.body)
+        kept = await self._found.cancel_soon(record, FINAL_EVENT_TIMEOUT_S) if is_kept else None
         return kept or msgspec.structs.replace(record, is_cancelled=True)
 
-    async def _end_of(self, record: Record) -> bytes | None:
+    async def _end_of(self, record: StreamRecord) -> bytes | None:
         """Of a response that is over: for a client that has the events of the tokens up to here, or nothing. None: no
         instance could be asked in time."""
-        streams = self._told_stream.origin.streams
+        streams = self._told_stream.request.is_streaming
         try:
-            async with asyncio.timeout(LAST_WORDS_S):
-                told = self._found.rest(record, self._num_told) if streams else self._found.asked("whole", record)
+            async with asyncio.timeout(FINAL_EVENT_TIMEOUT_S):
+                told = (
+                    self._found.rest(record, self._num_told) if streams else self._found.ask_instances("whole", record)
+                )
                 return await told
         except (OnwardError, RequestFailed, TimeoutError):
             return None
@@ -163,7 +169,7 @@ class ResponseClientSide(ClientSide):
     async def _with_partial(self, info: ErrorInfo, body: bytes | None) -> bytes | None:
         """The body of an error of HTTP, with the output so far."""
         stream = self._told_stream
-        if body is not None or not stream.has_tokens or stream.origin.streams:
+        if body is not None or not stream.has_tokens or stream.request.is_streaming:
             return body
         record = msgspec.structs.replace(self._found.record_of(stream, is_live=False), error=info)
         partial = await self._end_of(record)
@@ -175,25 +181,25 @@ class ResponseClientSide(ClientSide):
         stream = self._told_stream
         return len(stream.choices[0].token_ids) if stream.has_progress else None
 
-    async def failure(self, info: ErrorInfo, body: bytes | None) -> bytes:
+    async def error_event(self, info: ErrorInfo, body: bytes | None) -> bytes:
         """The last event, as an instance makes it: its number follows from the tokens that the client has. Without an
         instance it has no output. Where its number is not known, there is none: the stream ends as one that was cut."""
         stream = self._told_stream
-        if not stream.is_at_place:
+        if not stream.has_reached_cursor:
             return b""
         record = msgspec.structs.replace(self._found.record_of(stream, is_live=False), error=info)
         if (end := await self._end_of(record)) is not None:
             return end
-        last = last_number(self._last)
+        last = last_sequence_number(self._last)
         is_known = last >= 0 or not stream.has_progress
         return _failed_event(stream, info, last + 1) if is_known else b""
 
 
-class Nobody(ClientSide):
+class BackgroundWriter(ClientWriter):
     """Reads what is made in the background."""
 
-    def __init__(self, stream: Stream, found: FoundResponses) -> None:
-        super().__init__(_ignore, stream, tells_resumes=False)
+    def __init__(self, stream: ClientStream, found: ClusterResponseStore) -> None:
+        super().__init__(_ignore, stream, reports_resumes=False)
         self.info: ErrorInfo | None = None
         self._carried = stream
         self._found = found
@@ -202,29 +208,29 @@ class Nobody(ClientSide):
         pass
 
     async def finish(self) -> None:
-        await self._found.keep_end(self._carried)
+        await self._found.store_final(self._carried)
 
     async def fail(self, info: ErrorInfo, body: bytes | None) -> None:
         self.info = info
         if info.code == ABORTED:
-            await self._found.cancel_soon(self._found.record_of(self._carried, is_live=False), LAST_WORDS_S)
-        elif self._carried.accepted_once:
-            await self._found.keep_end(self._carried, info)
+            await self._found.cancel_soon(self._found.record_of(self._carried, is_live=False), FINAL_EVENT_TIMEOUT_S)
+        elif self._carried.was_accepted:
+            await self._found.store_final(self._carried, info)
 
 
 async def _ignore(_: object) -> None:
     pass
 
 
-def _failed_event(stream: Stream, info: ErrorInfo, number: int) -> bytes:
-    origin = stream.origin
+def _failed_event(stream: ClientStream, info: ErrorInfo, number: int) -> bytes:
+    origin = stream.request
     response = {
         "id": PREFIX + origin.request_id,
         "object": "response",
         "created_at": origin.created_s,
         "status": "failed",
-        "error": error_of(info),
-        "model": sketch_of(origin.body).model,
+        "error": response_error_fields(info),
+        "model": response_options(origin.body).model,
         "output": [],
         "parallel_tool_calls": True,
         "tool_choice": "auto",

@@ -9,30 +9,35 @@ import math
 from onward.config import RouterConfig
 from onward.proto.request import ErrorInfo
 from onward.router.budget import RetryBudget
-from onward.router.replicas import Replicas, State
-from onward.router.resumes import Resumes
-from onward.router.route import Route
+from onward.router.replicas import InstanceRegistry, InstanceState
+from onward.router.resumes import ResumeLog
+from onward.router.route import RoutedStream
 from onward.router.router_metrics import RouterMetrics
-from onward.router.stream import Cause, Failed
+from onward.router.stream import AttemptFailure, FailureCause
 
-STEP_S = 1.0
+MAX_WAIT_STEP_S = 1.0
 REFUSED_PAUSE_S = 0.5
 RETRY_PAUSE_S = 0.1
 """After the second attempt that brought nothing; doubled with each."""
 MAX_RETRY_PAUSE_S = 2.0
-MAX_REST_S = 10.0
+MAX_INSTANCE_REST_S = 10.0
 BUDGET_STEP_S = 0.5
 MAX_BUDGET_WAIT_S = 10.0
 """For the retry budget to have something left, before a stream is given up."""
 MAX_HOLD_BACK_S = 2.0
 """New requests let resumes go first, for so long."""
-LOSSES = frozenset({Cause.LOST, Cause.STALL, Cause.RESTART, Cause.GONE})
+LOSS_CAUSES = frozenset({FailureCause.LOST, FailureCause.STALL, FailureCause.RESTART, FailureCause.GONE})
 """The instance has not answered with an error: it is dead, or as good as that."""
 
 
-class Retrying:
+class RetryPolicy:
     def __init__(
-        self, config: RouterConfig, replicas: Replicas, budget: RetryBudget, metrics: RouterMetrics, resumes: Resumes
+        self,
+        config: RouterConfig,
+        replicas: InstanceRegistry,
+        budget: RetryBudget,
+        metrics: RouterMetrics,
+        resumes: ResumeLog,
     ) -> None:
         self._config = config
         self._replicas = replicas
@@ -41,120 +46,120 @@ class Retrying:
         self._resumes = resumes
         self._paced_until_s = 0.0
 
-    def judge(self, route: Route, failed: Failed, instance: str, now_s: float) -> None:
+    def on_attempt_failed(self, route: RoutedStream, failed: AttemptFailure, instance: str, now_s: float) -> None:
         """What a failure means for the instance, and for the stream's next attempt."""
-        stream, info = route.stream, failed.info
-        self._note_instance(route, failed, instance, now_s)
+        stream, info = route.stream, failed.error
+        self._penalize_instance(route, failed, instance, now_s)
         match failed.cause:
-            case Cause.REFUSED | Cause.UNREACHABLE:
+            case FailureCause.REFUSED | FailureCause.UNREACHABLE:
                 return  # no work was done
-            case Cause.OVERLOADED:
-                route.crowded_since_s = route.crowded_since_s if route.crowded_since_s is not None else now_s
-                route.soonest_room = sooner(route.soonest_room, failed)
+            case FailureCause.OVERLOADED:
+                route.overloaded_since_s = route.overloaded_since_s if route.overloaded_since_s is not None else now_s
+                route.earliest_overload = with_earlier_retry_after(route.earliest_overload, failed)
                 return  # nor here
-            case Cause.REJECTED:
-                if not stream.accepted_once:
-                    route.settle(info, failed.body)
+            case FailureCause.REJECTED:
+                if not stream.was_accepted:
+                    route.set_final_error(info, failed.body)
                 return
-            case Cause.DEADLINE:
-                route.settle(info, failed.body)
+            case FailureCause.DEADLINE:
+                route.set_final_error(info, failed.body)
                 return
-            case Cause.DRAIN:
+            case FailureCause.DRAIN:
                 self._resumes.begin(route, failed.cause, instance, now_s)
                 self._pace(route, now_s)
                 return
         if not info.retryable:
-            route.settle(info, failed.body)
+            route.set_final_error(info, failed.body)
             return
         self._resumes.begin(route, failed.cause, instance, now_s)
-        self._spend(route, failed, now_s)
+        self._schedule_retry(route, failed, now_s)
 
-    def pause_s(self, route: Route, now_s: float) -> float:
+    def pause_s(self, route: RoutedStream, now_s: float) -> float:
         """How long the next attempt has to wait yet."""
-        if now_s < route.not_before_s:
-            return route.not_before_s - now_s
-        if route.grace_instance is not None:
-            replica = self._replicas.get(route.grace_instance)
-            if replica is not None and replica.state is State.RESTARTING and now_s < route.grace_until_s:
-                return min(STEP_S, route.grace_until_s - now_s)
-            route.grace_instance = None
-        is_new = not route.stream.accepted_once and not route.stream.has_progress
-        if is_new and now_s < min(self._paced_until_s, route.opened_s + MAX_HOLD_BACK_S):
-            return min(STEP_S, self._paced_until_s - now_s)
+        if now_s < route.next_attempt_at_s:
+            return route.next_attempt_at_s - now_s
+        if route.grace_instance_id is not None:
+            replica = self._replicas.get(route.grace_instance_id)
+            if replica is not None and replica.state is InstanceState.RESTARTING and now_s < route.grace_until_s:
+                return min(MAX_WAIT_STEP_S, route.grace_until_s - now_s)
+            route.grace_instance_id = None
+        is_new = not route.stream.was_accepted and not route.stream.has_progress
+        if is_new and now_s < min(self._paced_until_s, route.opened_at_s + MAX_HOLD_BACK_S):
+            return min(MAX_WAIT_STEP_S, self._paced_until_s - now_s)
         return 0.0
 
-    def _note_instance(self, route: Route, failed: Failed, instance: str, now_s: float) -> None:
-        rest_s = min(MAX_REST_S, failed.info.retry_after_s or 0.0)
+    def _penalize_instance(self, route: RoutedStream, failed: AttemptFailure, instance: str, now_s: float) -> None:
+        rest_s = min(MAX_INSTANCE_REST_S, failed.error.retry_after_s or 0.0)
         match failed.cause:
-            case Cause.REFUSED:
-                self._replicas.failed(instance, now_s)
-                route.resting[instance] = now_s + max(rest_s, REFUSED_PAUSE_S)
-            case Cause.UNREACHABLE:
-                self._replicas.not_reached(instance, now_s)
-                route.resting[instance] = now_s + REFUSED_PAUSE_S
-            case Cause.DRAIN:
+            case FailureCause.REFUSED:
+                self._replicas.record_failure(instance, now_s)
+                route.resting_until_s[instance] = now_s + max(rest_s, REFUSED_PAUSE_S)
+            case FailureCause.UNREACHABLE:
+                self._replicas.record_unreachable(instance, now_s)
+                route.resting_until_s[instance] = now_s + REFUSED_PAUSE_S
+            case FailureCause.DRAIN:
                 # Its state keeps it out from now on; it may be taken back into service.
-                route.resting[instance] = now_s + max(rest_s, STEP_S)
-            case Cause.OVERLOADED if route.stream.accepted_once:
-                route.resting[instance] = now_s + (rest_s or STEP_S)
-            case Cause.OVERLOADED | Cause.REJECTED:
-                route.exclude.add(instance)
-            case Cause.LOST | Cause.STALL | Cause.PROTOCOL | Cause.GONE:
-                self._replicas.failed(instance, now_s)
+                route.resting_until_s[instance] = now_s + max(rest_s, MAX_WAIT_STEP_S)
+            case FailureCause.OVERLOADED if route.stream.was_accepted:
+                route.resting_until_s[instance] = now_s + (rest_s or MAX_WAIT_STEP_S)
+            case FailureCause.OVERLOADED | FailureCause.REJECTED:
+                route.refused_by.add(instance)
+            case FailureCause.LOST | FailureCause.STALL | FailureCause.PROTOCOL | FailureCause.GONE:
+                self._replicas.record_failure(instance, now_s)
                 self._grant_grace(route, instance, now_s)
-            case Cause.ERROR:
-                if not failed.info.code.startswith("pd_"):
-                    self._replicas.failed(instance, now_s)
+            case FailureCause.ERROR:
+                if not failed.error.code.startswith("pd_"):
+                    self._replicas.record_failure(instance, now_s)
                 if rest_s:
-                    route.resting[instance] = now_s + rest_s
+                    route.resting_until_s[instance] = now_s + rest_s
         if self._config.preempt_retry_exclude_decode:
-            route.avoid = {instance}
+            route.avoided_instances = {instance}
 
-    def _grant_grace(self, route: Route, instance: str, now_s: float) -> None:
+    def _grant_grace(self, route: RoutedStream, instance: str, now_s: float) -> None:
         replica = self._replicas.get(instance)
-        if replica is not None and replica.state is State.RESTARTING:
-            route.grace_instance, route.grace_until_s = instance, now_s + self._config.restart_grace_s
+        if replica is not None and replica.state is InstanceState.RESTARTING:
+            route.grace_instance_id, route.grace_until_s = instance, now_s + self._config.restart_grace_s
 
-    def _spend(self, route: Route, failed: Failed, now_s: float) -> None:
+    def _schedule_retry(self, route: RoutedStream, failed: AttemptFailure, now_s: float) -> None:
         """One attempt more, if the stream's own count and the cluster's budget have one left."""
-        stream, info = route.stream, failed.info
-        if stream.last_attempt_is_due or stream.failures > self._config.preempt_retry_count:
-            route.settle(info, failed.body)
-        elif stream.advanced or (stream.failures == 1 and failed.cause in LOSSES):
+        stream, info = route.stream, failed.error
+        if stream.is_last_attempt or stream.num_failures > self._config.preempt_retry_count:
+            route.set_final_error(info, failed.body)
+        elif stream.attempt_advanced or (stream.num_failures == 1 and failed.cause in LOSS_CAUSES):
             self._pace(route, now_s)
-        elif self._budget.may_retry(now_s):
-            route.not_before_s = now_s + retry_pause_s(stream.failures)
+        elif self._budget.try_spend(now_s):
+            route.next_attempt_at_s = now_s + retry_pause_s(stream.num_failures)
         else:
             self._metrics.budget_refusals.inc()
-            self._refuse(route, info, now_s)
+            self._on_budget_refused(route, info, now_s)
 
-    def _pace(self, route: Route, now_s: float) -> None:
+    def _pace(self, route: RoutedStream, now_s: float) -> None:
         """Many at once are spread out; new requests wait until they are through."""
-        route.not_before_s = now_s + self._budget.pace(now_s)
-        if route.not_before_s > now_s:
-            self._paced_until_s = max(self._paced_until_s, route.not_before_s)
+        route.next_attempt_at_s = now_s + self._budget.pacing_delay_s(now_s)
+        if route.next_attempt_at_s > now_s:
+            self._paced_until_s = max(self._paced_until_s, route.next_attempt_at_s)
 
-    def _refuse(self, route: Route, info: ErrorInfo, now_s: float) -> None:
+    def _on_budget_refused(self, route: RoutedStream, info: ErrorInfo, now_s: float) -> None:
         """A request that was given up for want of blocks has something to show: one last attempt brings it in the
         client's own form. Others wait a while: when an instance dies, many streams need one attempt each at once."""
         if info.code.startswith("pd_") and route.stream.has_progress:
-            route.stream.last_attempt_is_due = True
+            route.stream.is_last_attempt = True
         else:
-            route.owes_budget, route.budget_until_s = info, now_s + MAX_BUDGET_WAIT_S
+            route.budget_refused_error, route.budget_deadline_at_s = info, now_s + MAX_BUDGET_WAIT_S
 
-    def has_paid(self, route: Route, now_s: float) -> bool:
+    def try_spend_budget(self, route: RoutedStream, now_s: float) -> bool:
         """Asks the budget again."""
-        if not self._budget.may_retry(now_s):
+        if not self._budget.try_spend(now_s):
             return False
-        route.owes_budget = None
+        route.budget_refused_error = None
         return True
 
 
-def sooner(one: Failed | None, other: Failed) -> Failed:
+def with_earlier_retry_after(one: AttemptFailure | None, other: AttemptFailure) -> AttemptFailure:
     """Of two instances that are full, the one that says to come back earlier; one that says nothing counts as last."""
     if one is None:
         return other
-    return min(one, other, key=lambda full: math.inf if full.info.retry_after_s is None else full.info.retry_after_s)
+    return min(one, other, key=lambda full: math.inf if full.error.retry_after_s is None else full.error.retry_after_s)
 
 
 def retry_pause_s(failures: int) -> float:

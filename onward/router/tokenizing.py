@@ -15,20 +15,22 @@ import msgspec
 
 from onward.errors import OnwardError, Overloaded
 from onward.obs.metrics import Registry
-from onward.router.serving import Serving
-from onward.router.stream import Origin
-from onward.router.tokenizer_source import TokenizerSource
-from onward.text.prompt_tokens import ChatMessage, PromptTokens
+from onward.router.serving import StreamRunner
+from onward.router.stream import ClientRequest
+from onward.router.tokenizer_source import TokenizerFetcher
+from onward.text.prompt_tokens import ChatMessage, PromptTokenizer
 from onward.web import response_ids
-from onward.web.fair_order import QueueBounds
-from onward.web.fair_queue import FairQueue
-from onward.web.response_items import messages_of, tool_choice_of, tools_of
-from onward.web.template_fields import ChatFields, ReasoningEffort, rendering_of
+from onward.web.fair_order import FairSchedulerLimits
+from onward.web.fair_queue import FairExecutor
+from onward.web.response_items import items_to_messages, to_chat_tool_choice, to_chat_tools
+from onward.web.template_fields import ChatTemplateFields, ReasoningEffort, template_options
 from onward.web.tooling import check_tool_messages
 
 MAX_INLINE_BYTES = 4 << 10
 """A longer body, of a millisecond or more, must not hold up everybody's tokens: it goes to a thread."""
-TEXTS = QueueBounds(running=2, running_per_caller=1, waiting=64, waiting_per_caller=16, bytes_per_caller=32 << 20)
+TOKENIZE_QUEUE_BOUNDS = FairSchedulerLimits(
+    running=2, running_per_caller=1, waiting=64, waiting_per_caller=16, bytes_per_caller=32 << 20
+)
 """Of longer bodies. Beyond, the instances share the work."""
 CPU_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 REFUSED, BUSY = "refused", "busy"
@@ -36,13 +38,13 @@ REFUSED, BUSY = "refused", "busy"
 _logger = logging.getLogger(__name__)
 
 
-class _Chat(ChatFields, frozen=True, kw_only=True):
+class _ChatPrompt(ChatTemplateFields, frozen=True, kw_only=True):
     messages: list[ChatMessage]
     chat_template: None = None
     """One that a client brings is for the instance to render, if it does."""
 
 
-class _Completion(msgspec.Struct, frozen=True):
+class _CompletionPrompt(msgspec.Struct, frozen=True):
     prompt: str
     """One: several are made by the instance."""
 
@@ -51,7 +53,7 @@ class _Reasoning(msgspec.Struct, frozen=True):
     effort: ReasoningEffort | None = None
 
 
-class _Response(msgspec.Struct, frozen=True, kw_only=True):
+class _ResponsePrompt(msgspec.Struct, frozen=True, kw_only=True):
     input: str | list[Any]
     instructions: str | None = None
     reasoning: _Reasoning | None = None
@@ -62,74 +64,74 @@ class _Response(msgspec.Struct, frozen=True, kw_only=True):
     onward_context: list[Any] | None = None
 
 
-_responses = msgspec.json.Decoder(_Response)
-_chats = msgspec.json.Decoder(_Chat)
-_completions = msgspec.json.Decoder(_Completion)
+_responses = msgspec.json.Decoder(_ResponsePrompt)
+_chats = msgspec.json.Decoder(_ChatPrompt)
+_completions = msgspec.json.Decoder(_CompletionPrompt)
 
 
-def _of_chat(tokens: PromptTokens, origin: Origin, max_tokens: int | None) -> list[int]:
+def _tokenize_chat(tokens: PromptTokenizer, origin: ClientRequest, max_tokens: int | None) -> list[int]:
     chat = _chats.decode(origin.body)
     check_tool_messages(chat.messages)
-    return tokens.of_chat(chat.messages, origin.created_s, rendering_of(chat), max_tokens=max_tokens)
+    return tokens.tokenize_chat(chat.messages, origin.created_s, template_options(chat), max_tokens=max_tokens)
 
 
-def _of_completion(tokens: PromptTokens, origin: Origin, max_tokens: int | None) -> list[int]:
-    return tokens.of_text(_completions.decode(origin.body).prompt, max_tokens)
+def _tokenize_completion(tokens: PromptTokenizer, origin: ClientRequest, max_tokens: int | None) -> list[int]:
+    return tokens.tokenize_text(_completions.decode(origin.body).prompt, max_tokens)
 
 
-def _of_response(tokens: PromptTokens, origin: Origin, max_tokens: int | None) -> list[int]:
+def _tokenize_response(tokens: PromptTokenizer, origin: ClientRequest, max_tokens: int | None) -> list[int]:
     asked = _responses.decode(origin.body)
-    fields = ChatFields(
+    fields = ChatTemplateFields(
         chat_template_kwargs=asked.chat_template_kwargs,
         reasoning_effort=asked.reasoning and asked.reasoning.effort,
-        tools=tools_of(asked.tools),
-        tool_choice=tool_choice_of(asked.tool_choice),
+        tools=to_chat_tools(asked.tools),
+        tool_choice=to_chat_tool_choice(asked.tool_choice),
         parallel_tool_calls=asked.parallel_tool_calls,
     )
-    messages = messages_of(asked.onward_context or [], asked.input, asked.instructions)
-    return tokens.of_chat(messages, origin.created_s, rendering_of(fields), max_tokens=max_tokens)
+    messages = items_to_messages(asked.onward_context or [], asked.input, asked.instructions)
+    return tokens.tokenize_chat(messages, origin.created_s, template_options(fields), max_tokens=max_tokens)
 
 
-_Make = Callable[[PromptTokens, Origin, int | None], list[int]]
-_MAKERS: dict[str, _Make] = {
-    "/v1/chat/completions": _of_chat,
-    "/v1/completions": _of_completion,
-    response_ids.PATH: _of_response,
+_Make = Callable[[PromptTokenizer, ClientRequest, int | None], list[int]]
+_TOKENIZE_BY_PATH: dict[str, _Make] = {
+    "/v1/chat/completions": _tokenize_chat,
+    "/v1/completions": _tokenize_completion,
+    response_ids.PATH: _tokenize_response,
 }
 
 
-class Tokenizing:
-    def __init__(self, serving: Serving, registry: Registry, threads: Executor | None = None) -> None:
+class RoutingTokenizer:
+    def __init__(self, serving: StreamRunner, registry: Registry, threads: Executor | None = None) -> None:
         self._serving = serving
-        threads = threads or ThreadPoolExecutor(TEXTS.running, thread_name_prefix="tokenizing")
-        self._texts = FairQueue(threads, TEXTS, serving.clock, "texts")
-        self.source = TokenizerSource(serving, threads)
-        self.cpu = registry.histogram(
+        threads = threads or ThreadPoolExecutor(TOKENIZE_QUEUE_BOUNDS.running, thread_name_prefix="tokenizing")
+        self._texts = FairExecutor(threads, TOKENIZE_QUEUE_BOUNDS, serving.clock, "texts")
+        self.source = TokenizerFetcher(serving, threads)
+        self.tokenize_seconds = registry.histogram(
             "onward_router_tokenize_seconds", "Processor time of making a prompt's token ids", CPU_BOUNDS_S
         )
         self.untokenized = registry.counter(
             "onward_router_untokenized_total", "Prompts that were passed on as they came, by why", ["reason"]
         )
 
-    async def with_ids(self, origin: Origin) -> Origin:
-        make = _MAKERS.get(origin.path)
-        if make is None or origin.known_prompt is not None:
+    async def add_token_ids(self, origin: ClientRequest) -> ClientRequest:
+        make = _TOKENIZE_BY_PATH.get(origin.path)
+        if make is None or origin.routing_token_ids is not None:
             return origin
         agreed = await self.source.current()
         if isinstance(agreed, str):
             self.untokenized.inc(agreed)
             return origin
-        token_ids = await self._made(make, agreed.tokens, origin)
+        token_ids = await self._tokenize(make, agreed.tokens, origin)
         if token_ids is None:
             return origin
-        return replace(origin, prompt_token_ids=token_ids, known_prompt=token_ids, text_hash=agreed.text_hash)
+        return replace(origin, prompt_token_ids=token_ids, routing_token_ids=token_ids, tokenizer_hash=agreed.text_hash)
 
     def _max_tokens(self) -> int | None:
         """The largest context of all instances. None: not all have told theirs."""
-        contexts = [one.max_tokens for one in self._serving.core.takers(self._serving.clock.now_s())]
+        contexts = [one.max_tokens for one in self._serving.core.serving_instances(self._serving.clock.now_s())]
         return max(contexts) if contexts and all(contexts) else None
 
-    async def _made(self, make: _Make, tokens: PromptTokens, origin: Origin) -> list[int] | None:
+    async def _tokenize(self, make: _Make, tokens: PromptTokenizer, origin: ClientRequest) -> list[int] | None:
         if len(origin.body) <= MAX_INLINE_BYTES:
             token_ids, cpu_s = _timed(make, tokens, origin, self._max_tokens())
         else:
@@ -141,13 +143,15 @@ class Tokenizing:
             except Overloaded:
                 self.untokenized.inc(BUSY)
                 return None
-        self.cpu.observe(cpu_s)
+        self.tokenize_seconds.observe(cpu_s)
         if token_ids is None:
             self.untokenized.inc(REFUSED)
         return token_ids
 
 
-def _timed(make: _Make, tokens: PromptTokens, origin: Origin, max_tokens: int | None) -> tuple[list[int] | None, float]:
+def _timed(
+    make: _Make, tokens: PromptTokenizer, origin: ClientRequest, max_tokens: int | None
+) -> tuple[list[int] | None, float]:
     """The ids, if it has any, and the processor time that it took."""
     began_s = time.thread_time()
     try:

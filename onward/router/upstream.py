@@ -11,7 +11,7 @@ import msgspec
 from yarl import URL
 
 from onward.clock import Clock
-from onward.proto.model import ModelText
+from onward.proto.model import TokenizerFiles
 from onward.proto.router import (
     ABORT_PATH,
     ATTEMPT_PATH,
@@ -20,21 +20,21 @@ from onward.proto.router import (
     FIND_PATH,
     IGNORED_FIELDS_HEADER,
     PROBE_PATH,
-    PROOF_HEADER,
-    TEXT_PATH,
-    AbortAtInstance,
-    AskText,
+    SIGNATURE_HEADER,
+    TOKENIZER_FILES_PATH,
+    AbortReply,
     Attempt,
-    Close,
-    Closed,
-    Find,
-    Record,
-    RegisterAnswer,
+    CloseAttempt,
+    ClosedAttempt,
+    FindStream,
+    QueryTokenizerFiles,
     Registration,
+    RegistrationReply,
+    StreamRecord,
 )
-from onward.router.posting import CONNECT_TIMEOUT_S, KEEP_ALIVE_S, Answer
+from onward.router.posting import CONNECT_TIMEOUT_S, KEEP_ALIVE_S, UpstreamResponse
 from onward.transport.decoding import decode_message
-from onward.transport.proof import prove
+from onward.transport.proof import sign_request
 
 ASK_TIMEOUT_S = 3.0
 PASS_ON_TIMEOUT_S = 30.0
@@ -44,7 +44,7 @@ MAX_ANSWER_BYTES = 64 << 20
 
 _MSGPACK = {"content-type": "application/msgpack"}
 
-Post = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[Answer]]
+PostStream = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[UpstreamResponse]]
 """URL of the server, path, body, headers."""
 
 
@@ -56,7 +56,7 @@ def new_session() -> aiohttp.ClientSession:
     )
 
 
-class Passed(NamedTuple):
+class ForwardedResponse(NamedTuple):
     """An instance's answer to a question that was passed on."""
 
     status: int
@@ -64,10 +64,10 @@ class Passed(NamedTuple):
     ignored_fields: str | None = None
 
 
-class Upstream:
+class UpstreamClient:
     """`post` sends attempts, whose answers are streams; `session` asks for all else."""
 
-    def __init__(self, cluster_key: str, clock: Clock, session: aiohttp.ClientSession, post: Post) -> None:
+    def __init__(self, cluster_key: str, clock: Clock, session: aiohttp.ClientSession, post: PostStream) -> None:
         self._cluster_key = cluster_key
         self._clock = clock
         self._session = session
@@ -77,10 +77,10 @@ class Upstream:
         await self._session.close()
 
     @asynccontextmanager
-    async def attempt(self, url: str, attempt: Attempt) -> AsyncIterator[Answer]:
+    async def send_attempt(self, url: str, attempt: Attempt) -> AsyncIterator[UpstreamResponse]:
         """The instance's answer. Whoever leaves before its end has closed the connection, and so stopped the work."""
         body = msgspec.msgpack.encode(attempt)
-        headers = _MSGPACK | self._proof("POST", ATTEMPT_PATH, body)
+        headers = _MSGPACK | self._auth_headers("POST", ATTEMPT_PATH, body)
         answer = await self._post(url, ATTEMPT_PATH, body, headers)
         try:
             yield answer
@@ -91,38 +91,38 @@ class Upstream:
             else:
                 answer.close()
 
-    async def find(self, url: str, request_id: str) -> tuple[Record | None, bool]:
+    async def find_record(self, url: str, request_id: str) -> tuple[StreamRecord | None, bool]:
         """And whether the instance has answered: only then is it sure that it has none."""
-        question = msgspec.msgpack.encode(Find(request_id))
-        answer = await self.pass_on(url, FIND_PATH, question, ASK_TIMEOUT_S)
+        question = msgspec.msgpack.encode(FindStream(request_id))
+        answer = await self.forward(url, FIND_PATH, question, ASK_TIMEOUT_S)
         if answer is None or answer.status >= 500:
             return None, False
-        return (_decoded(answer.body, Record) if answer.status == 200 else None), True
+        return (_decoded(answer.body, StreamRecord) if answer.status == 200 else None), True
 
-    async def close_stream(self, url: str, question: Close) -> Closed | None:
+    async def render_stream_end(self, url: str, question: CloseAttempt) -> ClosedAttempt | None:
         answer = await self._ask(url, CLOSE_PATH, msgspec.msgpack.encode(question))
-        return None if answer is None else _decoded(answer, Closed)
+        return None if answer is None else _decoded(answer, ClosedAttempt)
 
-    async def probe(self, url: str, question: RegisterAnswer) -> Registration | None:
+    async def probe(self, url: str, question: RegistrationReply) -> Registration | None:
         answer = await self._ask(url, PROBE_PATH, msgspec.msgpack.encode(question))
         return None if answer is None else _decoded(answer, Registration)
 
-    async def text(self, url: str) -> ModelText | None:
-        answer = await self._ask(url, TEXT_PATH, msgspec.msgpack.encode(AskText()))
-        return None if answer is None else _decoded(answer, ModelText)
+    async def fetch_tokenizer(self, url: str) -> TokenizerFiles | None:
+        answer = await self._ask(url, TOKENIZER_FILES_PATH, msgspec.msgpack.encode(QueryTokenizerFiles()))
+        return None if answer is None else _decoded(answer, TokenizerFiles)
 
-    async def abort(self, url: str, asked: dict[str, object]) -> AbortAtInstance | None:
+    async def abort(self, url: str, asked: dict[str, object]) -> AbortReply | None:
         answer = await self._ask(url, ABORT_PATH, msgspec.json.encode(asked), {"content-type": "application/json"})
         try:
-            return None if answer is None else msgspec.json.decode(answer, type=AbortAtInstance)
+            return None if answer is None else msgspec.json.decode(answer, type=AbortReply)
         except msgspec.MsgspecError:
             return None
 
-    async def pass_on(
+    async def forward(
         self, url: str, path: str, body: bytes, timeout_s: float = PASS_ON_TIMEOUT_S, caller: str | None = None
-    ) -> "Passed | None":
+    ) -> "ForwardedResponse | None":
         """A client's question, and the answer whatever its status. None: there is none."""
-        headers = {"content-type": "application/json"} | self._proof("POST", path, body)
+        headers = {"content-type": "application/json"} | self._auth_headers("POST", path, body)
         if caller is not None:
             headers[CALLER_HEADER] = caller
         try:
@@ -131,7 +131,7 @@ class Upstream:
                 self._session.post(url + path, data=body, headers=headers, allow_redirects=False) as response,
             ):
                 told = await _read_within(response.content.iter_any(), MAX_ANSWER_BYTES)
-                return Passed(response.status, told, response.headers.get(IGNORED_FIELDS_HEADER))
+                return ForwardedResponse(response.status, told, response.headers.get(IGNORED_FIELDS_HEADER))
         except (TimeoutError, OSError, aiohttp.ClientError, ValueError):
             return None
 
@@ -140,7 +140,7 @@ class Upstream:
         than a client. None: no answer."""
         try:
             target = URL(url + quote(path), encoded=True)
-            headers = self._proof("GET", path, b"")
+            headers = self._auth_headers("GET", path, b"")
             async with (
                 asyncio.timeout(ASK_TIMEOUT_S),
                 self._session.get(target, headers=headers, allow_redirects=False) as response,
@@ -150,7 +150,7 @@ class Upstream:
             return None
 
     async def _ask(self, url: str, path: str, body: bytes, headers: dict[str, str] = _MSGPACK) -> bytes | None:
-        headers = headers | self._proof("POST", path, body)
+        headers = headers | self._auth_headers("POST", path, body)
         try:
             async with (
                 asyncio.timeout(ASK_TIMEOUT_S),
@@ -164,13 +164,13 @@ class Upstream:
         except (TimeoutError, OSError, aiohttp.ClientError, ValueError):
             return None
 
-    def _proof(self, method: str, path: str, body: bytes) -> dict[str, str]:
+    def _auth_headers(self, method: str, path: str, body: bytes) -> dict[str, str]:
         if not self._cluster_key:
             return {}
-        return {PROOF_HEADER: prove(self._cluster_key, method, path, body, self._clock.wall_s())}
+        return {SIGNATURE_HEADER: sign_request(self._cluster_key, method, path, body, self._clock.wall_s())}
 
 
-async def error_bytes(answer: Answer) -> bytes:
+async def read_error_body(answer: UpstreamResponse) -> bytes:
     """The body of a refusal; a broken one is as good as none."""
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S):

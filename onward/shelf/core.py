@@ -13,220 +13,228 @@ from dataclasses import dataclass
 
 from onward.obs.metrics import Registry
 from onward.proto.shelf import (
-    Claim,
-    Claimed,
+    ClaimAttempt,
+    ClaimReply,
     Delete,
-    DropNamed,
-    Dropped,
-    Find,
-    Forget,
-    Found,
-    FromShelf,
-    Heard,
-    Hello,
-    Put,
-    RecordKind,
-    Release,
-    Released,
-    ShelfRecord,
-    Show,
-    Shown,
-    ToShelf,
+    DropByName,
+    DropReply,
+    DropSuperseded,
+    EntryKind,
+    FindEntry,
+    FindReply,
+    FromStreamStore,
+    LiveStreamReply,
+    PutEntry,
+    QueryLiveStream,
+    ReleaseAttempt,
+    ReleaseReply,
+    StoreEntry,
+    StoreHeartbeat,
+    StoreHeartbeatReply,
+    ToStreamStore,
 )
-from onward.shelf.records import DEFAULT_BOUNDS, Bounds, Records, is_for
+from onward.shelf.records import DEFAULT_BOUNDS, EntryTable, RecordLimits, is_visible_to
 
-OTHERS_ANSWER_S = 0.3
+PEER_REPLY_TIMEOUT_S = 0.3
 """How long an api process may take to say what it runs. Less than those who ask us wait for us."""
-SETTLING_S = 2.0
+FINALIZE_TIMEOUT_S = 2.0
 """How long whoever settles something may take to put it. An api process may wait half a second for each answer of ours."""
 EXPIRE_EVERY_S = 1.0
-MAX_QUESTIONS = 4096
+MAX_PENDING_QUERIES = 4096
 
-Letters = list[tuple[str, FromShelf]]
+OutgoingMessages = list[tuple[str, FromStreamStore]]
 """To whom, and what."""
 
 
 @dataclass(slots=True, eq=False)
-class Question:
+class PendingQuery:
     """Something that others must be asked about first."""
 
     asker: str
-    ask: Find | Claim
-    deadline_s: float
-    missing: set[str]
-    best: ShelfRecord | None = None
+    query: FindEntry | ClaimAttempt
+    deadline_at_s: float
+    waiting_for: set[str]
+    best: StoreEntry | None = None
 
 
-class ShelfCore:
-    def __init__(self, bounds: Mapping[RecordKind, Bounds] = DEFAULT_BOUNDS) -> None:
-        self.records = Records(bounds)
+class StreamStoreCore:
+    def __init__(self, bounds: Mapping[EntryKind, RecordLimits] = DEFAULT_BOUNDS) -> None:
+        self.entries = EntryTable(bounds)
         self.registry = Registry()
         self._apis: set[str] = set()
-        self._questions: dict[int, Question] = {}
+        self._questions: dict[int, PendingQuery] = {}
         self._claims: dict[str, int] = {}
         """Questions about claims, by the id of the request."""
-        self._settling: dict[str, tuple[int, float]] = {}
+        self._finalizing: dict[str, tuple[int, float]] = {}
         """Requests that somebody has ended and will put: under which epoch, and until when they are waited for."""
         self._numbers = itertools.count(1)
         self._next_expiry_s = 0.0
         self._evicted = self.registry.counter("onward_shelf_evicted_total", "Records that made room for others")
-        self._count_into(self.registry)
+        self._register_metrics(self.registry)
 
     @property
-    def num_questions(self) -> int:
+    def num_pending_queries(self) -> int:
         """That somebody waits for."""
         return len(self._questions)
 
-    def receive(self, api: str, message: ToShelf, now_s: float) -> Letters:
+    def receive(self, api: str, message: ToStreamStore, now_s: float) -> OutgoingMessages:
         self._apis.add(api)
         match message:
-            case Hello():
-                return [(api, Heard(message.num_bytes))]
-            case Put():
-                self._put(message.record, now_s)
-            case Forget():
-                self.records.forget(message.record_id, message.epoch, message.caller, now_s)
-            case Find():
+            case StoreHeartbeat():
+                return [(api, StoreHeartbeatReply(message.num_bytes))]
+            case PutEntry():
+                self._put(message.entry, now_s)
+            case DropSuperseded():
+                self.entries.drop_superseded(message.request_id, message.attempt_epoch, message.caller, now_s)
+            case FindEntry():
                 return self._find(api, message, now_s)
-            case Claim():
+            case ClaimAttempt():
                 return self._claim(api, message, now_s)
-            case DropNamed():
-                meant = message.names, message.everything, message.caller, now_s
-                dropped = sorted(self.records.drop_named(*meant))
-                return [(api, Dropped(message.ask_id, dropped, self.records.open_named(*meant)))]
+            case DropByName():
+                meant = message.names, message.drop_all, message.caller, now_s
+                dropped = sorted(self.entries.drop_by_name(*meant))
+                return [(api, DropReply(message.query_id, dropped, self.entries.open_named(*meant)))]
             case Delete():
-                was_there = self.records.delete(message.record_id, message.caller, now_s)
-                return [(api, Dropped(message.ask_id, [message.record_id] if was_there else []))]
-            case Shown():
-                return self._shown(api, message, now_s)
-            case Released():
+                was_there = self.entries.delete(message.record_id, message.caller, now_s)
+                return [(api, DropReply(message.query_id, [message.record_id] if was_there else []))]
+            case LiveStreamReply():
+                return self._on_live_stream(api, message, now_s)
+            case ReleaseReply():
                 return self._released(api, message, now_s)
         return []
 
-    def api_gone(self, api: str, now_s: float) -> Letters:
+    def api_gone(self, api: str, now_s: float) -> OutgoingMessages:
         """It is dead. What it had put stays; what it ran is lost."""
         self._apis.discard(api)
         for number, question in list(self._questions.items()):
             if question.asker == api:
                 self._close(number)
-        return self._without(api, list(self._questions), now_s)
+        return self._stop_waiting_for(api, list(self._questions), now_s)
 
-    def unreached(self, api: str, message: FromShelf, now_s: float) -> Letters:
+    def undelivered(self, api: str, message: FromStreamStore, now_s: float) -> OutgoingMessages:
         """It could not be told this."""
-        return self._without(api, [message.number], now_s) if isinstance(message, Show | Release) else []
+        return (
+            self._stop_waiting_for(api, [message.query_id], now_s)
+            if isinstance(message, QueryLiveStream | ReleaseAttempt)
+            else []
+        )
 
-    def tick(self, now_s: float) -> Letters:
+    def tick(self, now_s: float) -> OutgoingMessages:
         if now_s >= self._next_expiry_s:
             self._next_expiry_s = now_s + EXPIRE_EVERY_S
-            self.records.expire(now_s)
-            self._settling = {name: one for name, one in self._settling.items() if one[1] > now_s}
-        late = [number for number, question in self._questions.items() if question.deadline_s <= now_s]
-        return [letter for number in late for letter in self._settle(number, now_s)]
+            self.entries.expire(now_s)
+            self._finalizing = {name: one for name, one in self._finalizing.items() if one[1] > now_s}
+        late = [number for number, question in self._questions.items() if question.deadline_at_s <= now_s]
+        return [letter for number in late for letter in self._answer(number, now_s)]
 
-    def _put(self, record: ShelfRecord, now_s: float) -> None:
-        self._evicted.inc(by=self.records.put(record, now_s))
+    def _put(self, record: StoreEntry, now_s: float) -> None:
+        self._evicted.inc(by=self.entries.put(record, now_s))
 
-    def _find(self, api: str, ask: Find, now_s: float) -> Letters:
-        record = self._own(ask, now_s)
-        if record is not None and record.ending == "deleted":
-            return [(api, Found(ask.ask_id, None))]
-        if record is not None and (record.ending != "open" or 0 < ask.epoch <= record.epoch):
-            return [(api, Found(ask.ask_id, record))]
+    def _find(self, api: str, ask: FindEntry, now_s: float) -> OutgoingMessages:
+        record = self._stored_entry(ask, now_s)
+        if record is not None and record.status == "deleted":
+            return [(api, FindReply(ask.query_id, None))]
+        if record is not None and (record.status != "open" or 0 < ask.attempt_epoch <= record.attempt_epoch):
+            return [(api, FindReply(ask.query_id, record))]
         return self._ask_others(api, ask, now_s)
 
-    def _claim(self, api: str, ask: Claim, now_s: float) -> Letters:
-        kept = self.records.get(ask.record_id, now_s)
-        if kept is not None and kept.ending in ("cancelled", "deleted"):
-            return [(api, Claimed(ask.ask_id, max(kept.epoch, ask.epoch)))]
-        settled_epoch = self._settled_epoch(ask.record_id, now_s)
-        if settled_epoch is not None and settled_epoch >= ask.epoch:
-            return [(api, Claimed(ask.ask_id, settled_epoch))]
-        letters: Letters = []
-        if (number := self._claims.get(ask.record_id)) is not None:
+    def _claim(self, api: str, ask: ClaimAttempt, now_s: float) -> OutgoingMessages:
+        kept = self.entries.get(ask.request_id, now_s)
+        if kept is not None and kept.status in ("cancelled", "deleted"):
+            return [(api, ClaimReply(ask.query_id, max(kept.attempt_epoch, ask.attempt_epoch)))]
+        settled_epoch = self._finalized_epoch(ask.request_id, now_s)
+        if settled_epoch is not None and settled_epoch >= ask.attempt_epoch:
+            return [(api, ClaimReply(ask.query_id, settled_epoch))]
+        letters: OutgoingMessages = []
+        if (number := self._claims.get(ask.request_id)) is not None:
             rival = self._questions[number]
-            if rival.ask.epoch >= ask.epoch:
-                return [(api, Claimed(ask.ask_id, rival.ask.epoch))]
+            if rival.query.attempt_epoch >= ask.attempt_epoch:
+                return [(api, ClaimReply(ask.query_id, rival.query.attempt_epoch))]
             self._close(number)
-            letters = [(rival.asker, Claimed(rival.ask.ask_id, ask.epoch))]
+            letters = [(rival.asker, ClaimReply(rival.query.query_id, ask.attempt_epoch))]
         return letters + self._ask_others(api, ask, now_s)
 
-    def _settled_epoch(self, record_id: str, now_s: float) -> int | None:
+    def _finalized_epoch(self, record_id: str, now_s: float) -> int | None:
         """Of a response that was kept, or will be at once, as of this epoch: an earlier attempt knows nothing of that."""
-        epoch, until_s = self._settling.get(record_id, (0, 0.0))
+        epoch, until_s = self._finalizing.get(record_id, (0, 0.0))
         if until_s > now_s:
             return epoch
-        kept = self.records.get(record_id, now_s)
-        return kept.epoch if kept is not None and kept.kind == "response" else None
+        kept = self.entries.get(record_id, now_s)
+        return kept.attempt_epoch if kept is not None and kept.kind == "response" else None
 
-    def _ask_others(self, api: str, ask: Find | Claim, now_s: float) -> Letters:
+    def _ask_others(self, api: str, ask: FindEntry | ClaimAttempt, now_s: float) -> OutgoingMessages:
         others = self._apis - {api}
-        if len(self._questions) >= MAX_QUESTIONS:
+        if len(self._questions) >= MAX_PENDING_QUERIES:
             others = set()
         number = next(self._numbers)
-        self._questions[number] = Question(api, ask, now_s + OTHERS_ANSWER_S, others)
-        if isinstance(ask, Claim):
-            self._claims[ask.record_id] = number
+        self._questions[number] = PendingQuery(api, ask, now_s + PEER_REPLY_TIMEOUT_S, others)
+        if isinstance(ask, ClaimAttempt):
+            self._claims[ask.request_id] = number
         if not others:
-            return self._settle(number, now_s)
-        message = _question_to_others(number, ask)
+            return self._answer(number, now_s)
+        message = _query_for_others(number, ask)
         return [(other, message) for other in sorted(others)]
 
-    def _shown(self, api: str, message: Shown, now_s: float) -> Letters:
-        question = self._questions.get(message.number)
-        if question is None or api not in question.missing:
+    def _on_live_stream(self, api: str, message: LiveStreamReply, now_s: float) -> OutgoingMessages:
+        question = self._questions.get(message.query_id)
+        if question is None or api not in question.waiting_for:
             return []
-        assert isinstance(question.ask, Find), "it was asked to show it"
-        if message.record is not None and is_for(message.record, question.ask.caller):
-            question.best = _later(question.best, message.record)
-        is_enough = question.best is not None and 0 < question.ask.epoch <= question.best.epoch
-        return self._settle(message.number, now_s) if is_enough else self._without(api, [message.number], now_s)
+        assert isinstance(question.query, FindEntry), "it was asked to show it"
+        if message.entry is not None and is_visible_to(message.entry, question.query.caller):
+            question.best = _later(question.best, message.entry)
+        is_enough = question.best is not None and 0 < question.query.attempt_epoch <= question.best.attempt_epoch
+        return (
+            self._answer(message.query_id, now_s)
+            if is_enough
+            else self._stop_waiting_for(api, [message.query_id], now_s)
+        )
 
-    def _released(self, api: str, message: Released, now_s: float) -> Letters:
-        question = self._questions.get(message.number)
-        if question is None or api not in question.missing:
+    def _released(self, api: str, message: ReleaseReply, now_s: float) -> OutgoingMessages:
+        question = self._questions.get(message.query_id)
+        if question is None or api not in question.waiting_for:
             return []  # whoever claimed it has gone on without
-        if message.record is not None:
-            self._put(message.record, now_s)
-        if message.held_epoch is not None:
-            self._close(message.number)
-            return [(question.asker, Claimed(question.ask.ask_id, message.held_epoch))]
-        return self._without(api, [message.number], now_s)
+        if message.entry is not None:
+            self._put(message.entry, now_s)
+        if message.blocking_epoch is not None:
+            self._close(message.query_id)
+            return [(question.asker, ClaimReply(question.query.query_id, message.blocking_epoch))]
+        return self._stop_waiting_for(api, [message.query_id], now_s)
 
-    def _without(self, api: str, numbers: list[int], now_s: float) -> Letters:
+    def _stop_waiting_for(self, api: str, numbers: list[int], now_s: float) -> OutgoingMessages:
         """These questions wait for that one no longer."""
-        letters: Letters = []
+        letters: OutgoingMessages = []
         for number in numbers:
             question = self._questions.get(number)
-            if question is not None and api in question.missing:
-                question.missing.discard(api)
-                letters += [] if question.missing else self._settle(number, now_s)
+            if question is not None and api in question.waiting_for:
+                question.waiting_for.discard(api)
+                letters += [] if question.waiting_for else self._answer(number, now_s)
         return letters
 
-    def _settle(self, number: int, now_s: float) -> Letters:
+    def _answer(self, number: int, now_s: float) -> OutgoingMessages:
         """With what is known by now. Whoever has just left a stream has put it before it could say that it has none."""
         question = self._close(number)
-        ask = question.ask
-        if isinstance(ask, Claim):
-            if ask.settles and len(self._settling) < MAX_QUESTIONS:
-                self._settling[ask.record_id] = ask.epoch, now_s + SETTLING_S
-            return [(question.asker, Claimed(ask.ask_id))]
-        own = self._own(ask, now_s)
-        if own is not None and own.ending == "deleted":
-            return [(question.asker, Found(ask.ask_id, None))]
-        return [(question.asker, Found(ask.ask_id, own if question.best is None else _later(own, question.best)))]
+        ask = question.query
+        if isinstance(ask, ClaimAttempt):
+            if ask.to_finalize and len(self._finalizing) < MAX_PENDING_QUERIES:
+                self._finalizing[ask.request_id] = ask.attempt_epoch, now_s + FINALIZE_TIMEOUT_S
+            return [(question.asker, ClaimReply(ask.query_id))]
+        own = self._stored_entry(ask, now_s)
+        if own is not None and own.status == "deleted":
+            return [(question.asker, FindReply(ask.query_id, None))]
+        return [(question.asker, FindReply(ask.query_id, own if question.best is None else _later(own, question.best)))]
 
-    def _close(self, number: int) -> Question:
+    def _close(self, number: int) -> PendingQuery:
         question = self._questions.pop(number)
-        if self._claims.get(question.ask.record_id) == number:
-            del self._claims[question.ask.record_id]
+        if self._claims.get(question.query.request_id) == number:
+            del self._claims[question.query.request_id]
         return question
 
-    def _own(self, ask: Find, now_s: float) -> ShelfRecord | None:
-        record = self.records.get(ask.record_id, now_s)
-        return record if record is not None and is_for(record, ask.caller) else None
+    def _stored_entry(self, ask: FindEntry, now_s: float) -> StoreEntry | None:
+        record = self.entries.get(ask.request_id, now_s)
+        return record if record is not None and is_visible_to(record, ask.caller) else None
 
-    def _count_into(self, registry: Registry) -> None:
-        records = self.records
+    def _register_metrics(self, registry: Registry) -> None:
+        records = self.entries
         registry.gauge(
             "onward_shelf_records",
             "Records of streams whose client has gone",
@@ -241,11 +249,11 @@ class ShelfCore:
         )
 
 
-def _question_to_others(number: int, ask: Find | Claim) -> FromShelf:
-    if isinstance(ask, Claim):
-        return Release(number, ask.record_id, ask.epoch, ask.caller)
-    return Show(number, ask.record_id)
+def _query_for_others(number: int, ask: FindEntry | ClaimAttempt) -> FromStreamStore:
+    if isinstance(ask, ClaimAttempt):
+        return ReleaseAttempt(number, ask.request_id, ask.attempt_epoch, ask.caller)
+    return QueryLiveStream(number, ask.request_id)
 
 
-def _later(first: ShelfRecord | None, second: ShelfRecord) -> ShelfRecord:
-    return first if first is not None and first.epoch > second.epoch else second
+def _later(first: StoreEntry | None, second: StoreEntry) -> StoreEntry:
+    return first if first is not None and first.attempt_epoch > second.attempt_epoch else second

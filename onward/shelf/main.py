@@ -12,11 +12,20 @@ import msgspec
 
 from onward import log
 from onward.clock import Clock, SystemClock
-from onward.proto.control import ApiGone, AskSnapshot, FromChild, Ready, Snapshot, StartShelf, Stop, ToChild
-from onward.proto.shelf import FromShelf, ToShelf
-from onward.shelf.core import Letters, ShelfCore
+from onward.proto.control import (
+    ApiGone,
+    ChildReady,
+    FromChild,
+    MetricsSnapshot,
+    QueryMetrics,
+    StartStreamStore,
+    StopChild,
+    ToChild,
+)
+from onward.proto.shelf import FromStreamStore, ToStreamStore
+from onward.shelf.core import OutgoingMessages, StreamStoreCore
 from onward.transport.control import ChannelClosed, join_supervisor
-from onward.transport.zmq import Wires
+from onward.transport.zmq import SocketPoller
 
 TICK_MS = 50
 MAX_INBOX_PER_TURN = 1000
@@ -25,30 +34,30 @@ MAX_INBOX_PER_TURN = 1000
 logger = logging.getLogger(__name__)
 
 
-class Channel(Protocol):
+class SupervisorChannel(Protocol):
     """What `transport.control.ControlChannel` does."""
 
     def send(self, message: FromChild) -> bool: ...
     def receive(self) -> ToChild | None: ...
 
 
-class Port(Protocol):
+class StreamStoreServer(Protocol):
     """What `transport.shelf.ShelfPort` does."""
 
-    def receive(self) -> tuple[str, ToShelf] | None: ...
-    def send(self, receiver: str, message: FromShelf) -> bool: ...
+    def receive(self) -> tuple[str, ToStreamStore] | None: ...
+    def send(self, receiver: str, message: FromStreamStore) -> bool: ...
 
 
-class ShelfProcess:
+class StreamStoreProcess:
     """The simulator brings a channel, a port and a clock of its own, and calls `turn` when something has arrived."""
 
-    def __init__(self, channel: Channel, port: Port, clock: Clock) -> None:
-        self.core = ShelfCore()
+    def __init__(self, channel: SupervisorChannel, port: StreamStoreServer, clock: Clock) -> None:
+        self.core = StreamStoreCore()
         self.is_stopped = False
         self._channel, self._port, self._clock = channel, port, clock
-        channel.send(Ready())
+        channel.send(ChildReady())
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """All that has arrived, then all that is due."""
         now_s = self._clock.now_s()
         while (told := self._channel.receive()) is not None:
@@ -61,25 +70,25 @@ class ShelfProcess:
                 continue
             if received is None:
                 break
-            self._post(self.core.receive(*received, now_s), now_s)
-        self._post(self.core.tick(now_s), now_s)
+            self._send_all(self.core.receive(*received, now_s), now_s)
+        self._send_all(self.core.tick(now_s), now_s)
 
     def _on_control(self, message: ToChild, now_s: float) -> None:
         match message:
             case ApiGone():
-                self._post(self.core.api_gone(message.incarnation, now_s), now_s)
-            case AskSnapshot():
-                self._channel.send(Snapshot(message.ask_id, self.core.registry.snapshot()))
-            case Stop():
+                self._send_all(self.core.api_gone(message.incarnation, now_s), now_s)
+            case QueryMetrics():
+                self._channel.send(MetricsSnapshot(message.query_id, self.core.registry.snapshot()))
+            case StopChild():
                 self.is_stopped = True
             case _:
                 logger.warning(log.event("unexpected message", kind=type(message).__name__))
 
-    def _post(self, letters: Letters, now_s: float) -> None:
+    def _send_all(self, letters: OutgoingMessages, now_s: float) -> None:
         for receiver, message in letters:
             if not self._port.send(receiver, message):
                 # What follows answers others, so it ends: nobody is asked a second time.
-                self._post(self.core.unreached(receiver, message, now_s), now_s)
+                self._send_all(self.core.undelivered(receiver, message, now_s), now_s)
 
 
 def main() -> None:
@@ -87,15 +96,15 @@ def main() -> None:
     parser.add_argument("--control-fd", type=int, required=True)
     channel = join_supervisor(parser.parse_args().control_fd)
     start = channel.wait_receive()
-    assert isinstance(start, StartShelf), "the first message says what to be"
-    log.set_up("shelf", start.log_level)
-    wires = Wires()
+    assert isinstance(start, StartStreamStore), "the first message says what to be"
+    log.configure("shelf", start.log_level)
+    wires = SocketPoller()
     wires.watch_fd(channel.fileno())
     try:
-        process = ShelfProcess(channel, wires.shelf_port(start.address), SystemClock())
+        process = StreamStoreProcess(channel, wires.stream_store_server(start.address), SystemClock())
         while not process.is_stopped:
             wires.wait(TICK_MS)
-            process.turn()
+            process.run_once()
     except ChannelClosed:
         logger.warning("the supervisor is gone")
     finally:

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, Protocol, cast
 
-from onward.api.process import Api, Rim
-from onward.api.prompts import Prompts
+from onward.api.process import ApiProcess, Runtime
+from onward.api.prompts import TextProcessor
 from onward.proto.control import FromChild, StartApi
-from onward.sim.channel import ChildChannel
-from onward.sim.engine_wires import Addresses
-from onward.sim.http import Listener, Session, Web
-from onward.sim.process import Process
-from onward.sim.wire import Wire
+from onward.sim.channel import SimControlChannel
+from onward.sim.engine_wires import SimAddresses
+from onward.sim.http import SimHttpNetwork, SimHttpSession, SimListener
+from onward.sim.process import SimProcess
+from onward.sim.wire import SimWire
 
 
-class Inline(Executor):
+class InlineExecutor(Executor):
     """Threads would not be repeatable."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -28,21 +28,21 @@ class Inline(Executor):
         return future
 
 
-class Port(Protocol):
+class SimPort(Protocol):
     """Of an engine or a shelf."""
 
-    def connect(self, incarnation: str, api: Process, deliver: Callable[[Any], None]) -> Wire: ...
+    def connect(self, incarnation: str, api: SimProcess, deliver: Callable[[Any], None]) -> SimWire: ...
 
 
-class Socket:
+class SimSocket:
     """What `transport.zmq.EngineSocket` and `transport.shelf.ShelfSocket` are, over simulated wires."""
 
-    def __init__(self, port: Port | None, api: Process, incarnation: str) -> None:
+    def __init__(self, port: SimPort | None, api: SimProcess, incarnation: str) -> None:
         self._inbox: deque[Any] = deque()
         self._news = asyncio.Event()
-        self._wire = port.connect(incarnation, api, self._arrived) if port is not None else None
+        self._wire = port.connect(incarnation, api, self._on_message) if port is not None else None
 
-    def _arrived(self, message: Any) -> None:
+    def _on_message(self, message: Any) -> None:
         self._inbox.append(message)
         self._news.set()
 
@@ -64,37 +64,37 @@ class Socket:
 class ApiNode:
     def __init__(
         self,
-        web: Web,
-        addresses: Addresses,
-        process: Process,
-        supervisor: Process,
+        web: SimHttpNetwork,
+        addresses: SimAddresses,
+        process: SimProcess,
+        supervisor: SimProcess,
         start: StartApi,
-        prompts: Prompts,
-        listener: Listener,
+        prompts: TextProcessor,
+        listener: SimListener,
         heard: Callable[[FromChild], None],
     ) -> None:
         self.process, self.incarnation, self.index = process, start.incarnation, start.index
         self._listener = listener
         self._control_is_due = False
-        self.channel = ChildChannel(web.ground, supervisor, process, heard, self._control_later)
-        rim = Rim(
+        self.channel = SimControlChannel(web.ground, supervisor, process, heard, self._control_later)
+        rim = Runtime(
             clock=process,
-            chance=web.ground.chance.of(process.name),
-            connect=lambda address: Socket(addresses.apis.get(address), process, start.incarnation),
-            connect_shelf=lambda address: Socket(addresses.shelves.get(address), process, start.incarnation),
-            new_session=lambda: cast(Any, Session(web, process)),
-            new_threads=lambda num, name: Inline(),
+            random=web.ground.random.substream(process.name),
+            connect_engine=lambda address: SimSocket(addresses.apis.get(address), process, start.incarnation),
+            connect_stream_store=lambda address: SimSocket(addresses.shelves.get(address), process, start.incarnation),
+            new_session=lambda: cast(Any, SimHttpSession(web, process)),
+            new_executor=lambda num, name: InlineExecutor(),
             stop_server=self._stop,
-            leave_at_once=process.kill,
+            exit_now=process.kill,
         )
-        self.api = process.run(Api, start, cast(Any, self.channel), prompts, rim)
+        self.api = process.run(ApiProcess, start, cast(Any, self.channel), prompts, rim)
         listener.serve(process, self.api.app)
         process.run(self.api.started)
 
     def _control_later(self) -> None:
         if not self._control_is_due:
             self._control_is_due = True
-            self.process.soon(self._read_control)
+            self.process.call_soon(self._read_control)
 
     def _read_control(self) -> None:
         self._control_is_due = False
@@ -103,5 +103,5 @@ class ApiNode:
     def _stop(self, grace_s: float, at_its_end: Callable[[], object]) -> None:
         """As a server does: no new connections, and the end when the grace is over."""
         self._listener.close(self.process)
-        self.process.later(grace_s, at_its_end)
-        self.process.later(grace_s + 1.0, self.process.kill)
+        self.process.call_later(grace_s, at_its_end)
+        self.process.call_later(grace_s + 1.0, self.process.kill)

@@ -21,14 +21,14 @@ from types import FrameType
 
 import msgspec
 
-from onward.sim.generate import Choice, scenario_of
-from onward.sim.scenario import SHAPES, Outcome, Scenario, Shape, Violation
+from onward.sim.generate import FaultSelection, generate_scenario
+from onward.sim.scenario import SHAPES, RunResult, Scenario, Shape, Violation
 from onward.sim.vocabulary import DOOM, ENGINE_POISON, POISON
-from onward.sim.world import run
+from onward.sim.world import run_scenario
 
-MIX: dict[Shape, float] = {"engine": 0.85, "pd": 0.10, "cluster": 0.05}
+SHAPE_SHARES: dict[Shape, float] = {"engine": 0.85, "pd": 0.10, "cluster": 0.05}
 """Of runs of all shapes together: which share each has. Its opposite is what a run of each costs."""
-CHUNK: dict[Shape, int] = {"engine": 24, "pd": 12, "cluster": 3}
+RUNS_PER_RANGE: dict[Shape, int] = {"engine": 24, "pd": 12, "cluster": 3}
 """Runs in a range: less than a second of work, so that who wants to stop need not wait."""
 RUNS_BETWEEN_COLLECTIONS = 10
 MAX_RUN_S = 120.0
@@ -37,16 +37,16 @@ MAX_SEEDS_KEPT = 20
 POLL_S = 0.25
 
 
-class Job(msgspec.Struct, frozen=True):
+class SeedRange(msgspec.Struct, frozen=True):
     shape: Shape
     start: int
     stop: int
-    choice: Choice = Choice()
+    selection: FaultSelection = FaultSelection()
     keeps_going: bool = False
     """Also behind a violation."""
 
 
-class Group(msgspec.Struct):
+class FindingGroup(msgspec.Struct):
     """Runs that went wrong in the same way."""
 
     count: int
@@ -56,7 +56,7 @@ class Group(msgspec.Struct):
     invariant: int | None = None
 
 
-class Tally(msgspec.Struct):
+class RunTotals(msgspec.Struct):
     """Sums over runs of one shape. Histograms say how many runs had so many of something."""
 
     num_runs: int = 0
@@ -64,25 +64,25 @@ class Tally(msgspec.Struct):
     virtual_s: float = 0.0
     num_errors: int = 0
     num_resumes: int = 0
-    drawn: dict[str, int] = {}
+    planned: dict[str, int] = {}
     """Faults that scenarios contain, by kind."""
-    fired: dict[str, int] = {}
+    triggered: dict[str, int] = {}
     """How often each kind struck: a spell on a wire may hit many messages."""
-    ends: dict[str, int] = {}
+    end_reasons: dict[str, int] = {}
     requests: dict[int, int] = {}
     tokens: dict[int, int] = {}
     faults: dict[int, int] = {}
     """Of those drawn, how many struck; each counted once."""
-    strikes: dict[int, int] = {}
+    hits: dict[int, int] = {}
     kinds: dict[int, int] = {}
-    violations: dict[str, Group] = {}
-    failures: dict[str, Group] = {}
+    violations: dict[str, FindingGroup] = {}
+    failures: dict[str, FindingGroup] = {}
     """Of the simulator itself."""
-    quiet: dict[str, Group] = {}
+    untriggered: dict[str, FindingGroup] = {}
     """Kinds that alone were asked for, were drawn, and did not strike in a run."""
 
 
-class Stopper(msgspec.Struct, frozen=True):
+class StoppingRun(msgspec.Struct, frozen=True):
     """The run that ended a range early: a violation, or the traceback of a failure of the simulator itself."""
 
     shape: Shape
@@ -91,31 +91,31 @@ class Stopper(msgspec.Struct, frozen=True):
     failure: str = ""
 
 
-class Part(msgspec.Struct, frozen=True):
+class RangeResult(msgspec.Struct, frozen=True):
     """What came of a job, or of its beginning: a range that is done."""
 
     shape: Shape
     start: int
     stop: int
     """Not behind the stopper, which is no part of the sums."""
-    tally: Tally
-    stopper: Stopper | None = None
+    totals: RunTotals
+    stopping_run: StoppingRun | None = None
 
 
-class Stuck(KeyboardInterrupt):
+class RunTimeout(KeyboardInterrupt):
     """A run does not end. Not an Exception, and of the kind that no event loop keeps to itself."""
 
 
 # One run.
 
 
-def drawn(scenario: Scenario) -> Counter[str]:
+def planned_faults(scenario: Scenario) -> Counter[str]:
     """How many faults of each kind a scenario contains, those of clients included."""
     counts = Counter(fault.kind for fault in scenario.faults)
-    for ask in scenario.asks:
+    for ask in scenario.requests:
         counts["abort"] += ask.abort_at_s is not None
         counts["leave"] += ask.leave_at_s is not None
-        counts["disconnect"] += len(ask.drop_at_s)
+        counts["disconnect"] += len(ask.disconnect_at_s)
         counts["deadline"] += ask.deadline_ms is not None
         counts["detach"] += ask.detach_s is not None
         counts["cancel"] += ask.cancel_at_s is not None
@@ -125,28 +125,28 @@ def drawn(scenario: Scenario) -> Counter[str]:
     return +counts
 
 
-def fired(outcome: Outcome) -> Counter[str]:
+def triggered_faults(outcome: RunResult) -> Counter[str]:
     """Also of what shows in how requests ended only."""
-    counts = Counter(outcome.fired)
-    counts["deadline"] = max(counts["deadline"], outcome.ends.get("deadline_exceeded", 0))
-    counts["doom"] = max(counts["doom"], outcome.ends.get("invalid_logits", 0))
+    counts = Counter(outcome.triggered)
+    counts["deadline"] = max(counts["deadline"], outcome.end_reasons.get("deadline_exceeded", 0))
+    counts["doom"] = max(counts["doom"], outcome.end_reasons.get("invalid_logits", 0))
     return +counts
 
 
-def quiet_kinds(outcome: Outcome) -> list[str]:
+def untriggered_kinds(outcome: RunResult) -> list[str]:
     """What was to go wrong in this run, and did not."""
-    struck = fired(outcome)
-    return [kind for kind in drawn(outcome.scenario) if not struck[kind]]
+    struck = triggered_faults(outcome)
+    return [kind for kind in planned_faults(outcome.scenario) if not struck[kind]]
 
 
-def signature(violation: Violation) -> str:
+def violation_signature(violation: Violation) -> str:
     """Equal for violations that are likely the same bug: without names, numbers and what clients were told."""
-    what = re.sub(r"\[.*\]|'.*'|\b\w*\d[\w./-]*|\"[^\"]*\"", "#", violation.what)
+    what = re.sub(r"\[.*\]|'.*'|\b\w*\d[\w./-]*|\"[^\"]*\"", "#", violation.description)
     return f"{violation.invariant}: {what[:120]}"
 
 
 @contextlib.contextmanager
-def collecting_between_runs() -> Iterator[Callable[[], None]]:
+def gc_between_runs() -> Iterator[Callable[[], None]]:
     """Garbage is collected where the caller says so, and never within a run: a run's course must not depend on it."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -166,14 +166,14 @@ def collecting_between_runs() -> Iterator[Callable[[], None]]:
 
 
 @contextlib.contextmanager
-def _ended_in_time() -> Iterator[None]:
+def _run_timeout() -> Iterator[None]:
     """Only a main thread can be interrupted so; others have to trust the run."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def give_up(_: int, frame: FrameType | None) -> None:
-        raise Stuck(f"the run has not ended after {MAX_RUN_S:g} s")
+        raise RunTimeout(f"the run has not ended after {MAX_RUN_S:g} s")
 
     before = signal.signal(signal.SIGALRM, give_up)
     # Again after a while: what cleans up behind a run may be stuck as well.
@@ -188,56 +188,56 @@ def _ended_in_time() -> Iterator[None]:
 # A range of runs.
 
 
-def run_range(job: Job) -> Part:
-    tally = Tally()
-    with collecting_between_runs() as collect_sometimes:
+def run_range(job: SeedRange) -> RangeResult:
+    tally = RunTotals()
+    with gc_between_runs() as collect_sometimes:
         for seed in range(job.start, job.stop):
             began_s = time.process_time()
-            result = one_run(job, seed)
+            result = run_seed(job, seed)
             collect_sometimes()
-            if isinstance(result, Outcome):
-                count(tally, result, tells_quiet=job.choice.kinds is not None)
+            if isinstance(result, RunResult):
+                add_run(tally, result, tells_quiet=job.selection.kinds is not None)
             elif job.keeps_going:
                 _group(tally.failures, result.failure.strip().rpartition("\n")[2][:120], seed, result.failure)
             else:
-                return Part(job.shape, job.start, seed, tally, result)
+                return RangeResult(job.shape, job.start, seed, tally, result)
             tally.cpu_s += time.process_time() - began_s
-    return Part(job.shape, job.start, job.stop, tally)
+    return RangeResult(job.shape, job.start, job.stop, tally)
 
 
-def one_run(job: Job, seed: int) -> Outcome | Stopper:
+def run_seed(job: SeedRange, seed: int) -> RunResult | StoppingRun:
     """An outcome may contain a violation only where the job keeps going."""
     try:
-        with _ended_in_time():
-            outcome = run(scenario_of(seed, job.shape, job.choice))
-    except (Exception, Stuck):
-        return Stopper(job.shape, seed, failure=traceback.format_exc())
+        with _run_timeout():
+            outcome = run_scenario(generate_scenario(seed, job.shape, job.selection))
+    except (Exception, RunTimeout):
+        return StoppingRun(job.shape, seed, failure=traceback.format_exc())
     stops = outcome.violation is not None and not job.keeps_going
-    return Stopper(job.shape, seed, outcome.violation) if stops else outcome
+    return StoppingRun(job.shape, seed, outcome.violation) if stops else outcome
 
 
-def count(tally: Tally, outcome: Outcome, *, tells_quiet: bool = False) -> None:
-    in_it, struck, violation = drawn(outcome.scenario), fired(outcome), outcome.violation
+def add_run(tally: RunTotals, outcome: RunResult, *, tells_quiet: bool = False) -> None:
+    in_it, struck, violation = planned_faults(outcome.scenario), triggered_faults(outcome), outcome.violation
     seed = outcome.scenario.seed
     if violation is not None:
-        _group(tally.violations, signature(violation), seed, violation.what, violation.invariant)
-    for kind in quiet_kinds(outcome) if tells_quiet else []:
-        _group(tally.quiet, kind, seed, "")
+        _group(tally.violations, violation_signature(violation), seed, violation.description, violation.invariant)
+    for kind in untriggered_kinds(outcome) if tells_quiet else []:
+        _group(tally.untriggered, kind, seed, "")
     tally.num_runs += 1
     tally.virtual_s += outcome.virtual_s
     tally.num_errors += outcome.num_errors
     tally.num_resumes += outcome.num_resumes
-    for sums, more in ((tally.drawn, in_it), (tally.fired, struck), (tally.ends, outcome.ends)):
+    for sums, more in ((tally.planned, in_it), (tally.triggered, struck), (tally.end_reasons, outcome.end_reasons)):
         _add(sums, more)
     _one_more(tally.requests, outcome.num_requests)
     _one_more(tally.tokens, outcome.num_tokens)
     _one_more(tally.faults, sum(min(struck[kind], number) for kind, number in in_it.items()))
-    _one_more(tally.strikes, struck.total())
+    _one_more(tally.hits, struck.total())
     _one_more(tally.kinds, len(struck))
 
 
-def _group(groups: dict[str, Group], name: str, seed: int, example: str, invariant: int | None = None) -> None:
-    group = groups.setdefault(name, Group(0, [], example, invariant))
+def _group(groups: dict[str, FindingGroup], name: str, seed: int, example: str, invariant: int | None = None) -> None:
+    group = groups.setdefault(name, FindingGroup(0, [], example, invariant))
     group.count += 1
     group.seeds = [*group.seeds, seed][:MAX_SEEDS_KEPT]
 
@@ -251,9 +251,9 @@ def _add(sums: dict, more: Mapping) -> None:  # type: ignore[type-arg]
         sums[key] = sums.get(key, 0) + value
 
 
-def added(tallies: Sequence[Tally]) -> Tally:
+def sum_totals(tallies: Sequence[RunTotals]) -> RunTotals:
     """All of them as one."""
-    total = Tally()
+    total = RunTotals()
     for tally in tallies:
         for name in ("num_runs", "cpu_s", "virtual_s", "num_errors", "num_resumes"):
             setattr(total, name, getattr(total, name) + getattr(tally, name))
@@ -264,9 +264,9 @@ def added(tallies: Sequence[Tally]) -> Tally:
     return total
 
 
-def _add_groups(groups: dict[str, Group], more: dict[str, Group]) -> None:
+def _add_groups(groups: dict[str, FindingGroup], more: dict[str, FindingGroup]) -> None:
     for name, group in more.items():
-        mine = groups.setdefault(name, Group(0, [], group.example, group.invariant))
+        mine = groups.setdefault(name, FindingGroup(0, [], group.example, group.invariant))
         mine.count += group.count
         mine.seeds = sorted({*mine.seeds, *group.seeds})[:MAX_SEEDS_KEPT]
 
@@ -274,10 +274,10 @@ def _add_groups(groups: dict[str, Group], more: dict[str, Group]) -> None:
 # Many ranges.
 
 
-def wanted(shapes: Sequence[Shape], start: int, num_runs: int) -> dict[Shape, range]:
+def seeds_by_shape(shapes: Sequence[Shape], start: int, num_runs: int) -> dict[Shape, range]:
     """Which seeds to run: of several shapes, each its share, and all together at least so many."""
-    total = sum(MIX[shape] for shape in shapes)
-    return {shape: range(start, start + _share(num_runs, MIX[shape] / total)) for shape in shapes}
+    total = sum(SHAPE_SHARES[shape] for shape in shapes)
+    return {shape: range(start, start + _share(num_runs, SHAPE_SHARES[shape] / total)) for shape in shapes}
 
 
 def _share(num_runs: int, share: float) -> int:
@@ -285,22 +285,22 @@ def _share(num_runs: int, share: float) -> int:
     return max(1, math.ceil(round(num_runs * share, 6)))
 
 
-def plan(
+def plan_ranges(
     seeds: Mapping[Shape, range],
     done: Mapping[Shape, Sequence[range]],
     num_processes: int,
-    choice: Choice,
+    choice: FaultSelection,
     keeps_going: bool,
-) -> list[Job]:
+) -> list[SeedRange]:
     """What is left to do, in ranges: all shapes advance together, so that what is left can be foretold."""
-    placed: list[tuple[float, Job]] = []
+    placed: list[tuple[float, SeedRange]] = []
     for shape, whole in seeds.items():
         left = _left(whole, done.get(shape, ()))
         num_left = sum(len(gap) for gap in left)
-        size = max(1, min(CHUNK[shape], -(-num_left // (4 * num_processes))))
+        size = max(1, min(RUNS_PER_RANGE[shape], -(-num_left // (4 * num_processes))))
         chunks = [range(at, min(at + size, gap.stop)) for gap in left for at in range(gap.start, gap.stop, size)]
         for index, chunk in enumerate(chunks):
-            job = Job(shape, chunk.start, chunk.stop, choice, keeps_going)
+            job = SeedRange(shape, chunk.start, chunk.stop, choice, keeps_going)
             placed.append(((index + 0.5) / len(chunks), job))
     return [job for _, job in sorted(placed, key=lambda one: (one[0], SHAPES.index(one[1].shape)))]
 
@@ -317,7 +317,9 @@ def _left(whole: range, done: Sequence[range]) -> list[range]:
     return [*gaps, range(at, whole.stop)] if at < whole.stop else gaps
 
 
-def parts(jobs: Sequence[Job], num_processes: int, should_stop: Callable[[], bool] = lambda: False) -> Iterator[Part]:
+def run_ranges(
+    jobs: Sequence[SeedRange], num_processes: int, should_stop: Callable[[], bool] = lambda: False
+) -> Iterator[RangeResult]:
     """Done jobs, as they come. When it should stop, what is under way is still finished."""
     if num_processes == 1:
         for job in jobs:
@@ -327,7 +329,7 @@ def parts(jobs: Sequence[Job], num_processes: int, should_stop: Callable[[], boo
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(num_processes, len(jobs) or 1), context, _prepare_process) as pool:
-        waiting, under_way = iter(jobs), set[Future[Part]]()
+        waiting, under_way = iter(jobs), set[Future[RangeResult]]()
         while True:
             while len(under_way) < 2 * num_processes and not should_stop() and (job := next(waiting, None)):
                 under_way.add(pool.submit(run_range, job))

@@ -4,12 +4,12 @@ The numbers are those of the failures page. Where simulation cannot express one,
 Entries with a name instead of a number are states of load that seeds seldom reach, as `suspect-under-load`.
 """
 
-from onward.sim.catalogue_entry import Entry
+from onward.sim.catalogue_entry import CatalogueEntry
 from onward.sim.catalogue_kv import KV
 from onward.sim.catalogue_load import LOAD
 from onward.sim.catalogue_router import ROUTER
 from onward.sim.catalogue_steps import STEPS
 
-__all__ = ["SCENARIOS", "Entry"]
+__all__ = ["SCENARIOS", "CatalogueEntry"]
 
-SCENARIOS: dict[str, Entry] = STEPS | KV | ROUTER | LOAD
+SCENARIOS: dict[str, CatalogueEntry] = STEPS | KV | ROUTER | LOAD

@@ -3,73 +3,75 @@
 Few seeds lead here: a request must have been charged twice, be large, and find a load that goes on for long enough.
 """
 
-from onward.sim.catalogue_entry import ROUTED_START_S, START_S, Entry, burst, scenario, when
-from onward.sim.scenario import Ask, Fault, Machine
+from onward.sim.catalogue_entry import ROUTED_START_S, START_S, CatalogueEntry, burst, on_message, scenario
+from onward.sim.scenario import FaultSpec, SimInstanceSpec, SimRequest
 from onward.sim.vocabulary import ENGINE_POISON
 
-TIGHT = Machine("m0", num_blocks=16, max_num_seqs=4, max_num_batched_tokens=16, max_queue=256)
-BUSY = Machine("m0", num_blocks=200, max_num_seqs=2, step_s=0.06, max_queue=256)
+TIGHT = SimInstanceSpec("m0", num_blocks=16, max_num_seqs=4, max_num_batched_tokens=16, max_queue=256)
+BUSY = SimInstanceSpec("m0", num_blocks=200, max_num_seqs=2, step_s=0.06, max_queue=256)
 LONG = "a decade of dead beef in the sea, a cab and a bee"
 """Most of the blocks of `TIGHT`, and several steps to compute."""
 
 
-def steady(count: int, every_s: float, first_s: float, prompt: str = "the sea") -> list[Ask]:
+def steady(count: int, every_s: float, first_s: float, prompt: str = "the sea") -> list[SimRequest]:
     """Short requests that come faster than they are served."""
     return burst(count, prompt, at_s=first_s, gap_s=every_s, max_tokens=8)
 
 
-LOAD: dict[str, Entry] = {
-    "wrong-clock": Entry(
+LOAD: dict[str, CatalogueEntry] = {
+    "wrong-clock": CatalogueEntry(
         "a router's wall clock, half a minute late, puts its requests before those of another router",
         scenario(
             "wrong-clock",
             "cluster",
             [BUSY],
             steady(40, 0.1, ROUTED_START_S),
-            [Fault("clock", "r1", 0.5, duration_s=60.0, rate=0.0)],
+            [FaultSpec("clock", "r1", 0.5, duration_s=60.0, rate=0.0)],
             num_routers=2,
         ),
         "tests/engine/test_arrival.py::test_credit_for_waiting_is_bounded",
     ),
-    "suspect-under-load": Entry(
+    "suspect-under-load": CatalogueEntry(
         "a suspect that waits for room is passed by later requests, as long as the load lasts",
         scenario(
             "suspect-under-load",
             "engine",
             [TIGHT],
             [
-                Ask("large", START_S, prompt=LONG, max_tokens=8, ignore_eos=True),
+                SimRequest("large", START_S, prompt=LONG, max_tokens=8, ignore_eos=True),
                 # They come while there is no worker, have the room when the suspect could run, and end one by one.
                 *(
-                    Ask(f"urgent{i}", START_S + 0.6, prompt="face", max_tokens=8 + 4 * i, ignore_eos=True, priority=-1)
+                    SimRequest(
+                        f"urgent{i}", START_S + 0.6, prompt="face", max_tokens=8 + 4 * i, ignore_eos=True, priority=-1
+                    )
                     for i in range(4)
                 ),
                 *steady(60, 0.04, START_S + 1.2, "bee"),
             ],
             [
-                when("StepPlan", "kill-worker", "m0", nth=2, wire="worker"),
-                when("StepPlan", "kill-worker", "m0", nth=4, wire="worker"),
+                on_message("StepPlan", "kill-worker", "m0", nth=2, wire="worker"),
+                on_message("StepPlan", "kill-worker", "m0", nth=4, wire="worker"),
             ],
         ),
         "tests/engine/test_suspects.py::test_a_suspect_that_waits_for_room_is_not_passed_by_later_requests",
         ("kill-worker m0",),
     ),
-    "preemption-in-vain": Entry(
+    "preemption-in-vain": CatalogueEntry(
         "requests are preempted for one that has not enough room without them either",
         scenario(
             "preemption-in-vain",
             "engine",
             [TIGHT],
             [
-                Ask("equal", START_S, prompt="dead beef in the sea", max_tokens=8, ignore_eos=True),
-                Ask("low", START_S, prompt="face", max_tokens=20, ignore_eos=True, priority=3),
-                Ask("high", START_S + 0.1, prompt=LONG, max_tokens=3, ignore_eos=True),
+                SimRequest("equal", START_S, prompt="dead beef in the sea", max_tokens=8, ignore_eos=True),
+                SimRequest("low", START_S, prompt="face", max_tokens=20, ignore_eos=True, priority=3),
+                SimRequest("high", START_S + 0.1, prompt=LONG, max_tokens=3, ignore_eos=True),
             ],
             [],
         ),
         "tests/engine/test_victims.py::test_nobody_is_preempted_if_all_victims_together_do_not_make_enough_room",
     ),
-    "engine-deaths": Entry(
+    "engine-deaths": CatalogueEntry(
         "a request under which every engine dies is tried again for ever",
         scenario(
             "engine-deaths",
@@ -77,7 +79,7 @@ LOAD: dict[str, Entry] = {
             [BUSY],
             [
                 *burst(4, "bee "),
-                Ask("killer", START_S + 0.2, prompt=f"face{ENGINE_POISON}", max_tokens=8),
+                SimRequest("killer", START_S + 0.2, prompt=f"face{ENGINE_POISON}", max_tokens=8),
             ],
             [],
         ),

@@ -1,63 +1,63 @@
 """F01 to F18: steps in flight and preemption. One machine; a pool so small that requests push each other out."""
 
-from onward.sim.catalogue_entry import START_S, Entry, burst, scenario, when
-from onward.sim.scenario import Ask, Fault, Machine
+from onward.sim.catalogue_entry import START_S, CatalogueEntry, burst, on_message, scenario
+from onward.sim.scenario import FaultSpec, SimInstanceSpec, SimRequest
 from onward.sim.vocabulary import DOOM
 
 TESTS = "tests/failures/test_steps_and_preemption.py::"
 PREEMPTED = ("m0 preempts",)
-TIGHT = Machine("m0", num_blocks=12, max_num_seqs=4, max_num_batched_tokens=16)
+TIGHT = SimInstanceSpec("m0", num_blocks=12, max_num_seqs=4, max_num_batched_tokens=16)
 """Room for one and a half of the requests of `burst`."""
-ROOMY = Machine("m0", num_blocks=64, max_num_seqs=4, max_num_batched_tokens=16)
+ROOMY = SimInstanceSpec("m0", num_blocks=64, max_num_seqs=4, max_num_batched_tokens=16)
 
-STEPS: dict[str, Entry] = {
-    "F01": Entry(
+STEPS: dict[str, CatalogueEntry] = {
+    "F01": CatalogueEntry(
         "a stale value is taken for the reply to a preempt",
         scenario(
             "F01",
             "engine",
             [TIGHT],
             burst(8, "dead beef ", stop=["e", "ab"]),
-            [when("StepPlan", "delay", "m0/worker", nth=8, duration_s=4.0, rate=0.3)],
+            [on_message("StepPlan", "delay", "m0/worker", nth=8, duration_s=4.0, rate=0.3)],
         ),
         TESTS + "test_f01_each_value_has_one_meaning_and_a_reply_names_its_epoch",
         PREEMPTED,
     ),
-    "F02": Entry(
+    "F02": CatalogueEntry(
         "a step of nothing but preempted requests is not answered",
         scenario(
             "F02",
             "engine",
-            [Machine("m0", num_blocks=12, max_num_seqs=1, max_num_batched_tokens=16)],
+            [SimInstanceSpec("m0", num_blocks=12, max_num_seqs=1, max_num_batched_tokens=16)],
             [
-                Ask("low", START_S, prompt="dead beef", max_tokens=24, ignore_eos=True, priority=3),
-                Ask("high", START_S + 0.4, prompt="café", max_tokens=8, ignore_eos=True, priority=-1),
+                SimRequest("low", START_S, prompt="dead beef", max_tokens=24, ignore_eos=True, priority=3),
+                SimRequest("high", START_S + 0.4, prompt="café", max_tokens=8, ignore_eos=True, priority=-1),
             ],
             [],
         ),
         TESTS + "test_f02_a_plan_of_nothing_but_preempts_has_a_result",
         ("m0 preempts 1", "and runs nothing"),
     ),
-    "F03": Entry(
+    "F03": CatalogueEntry(
         "a slot that is missing from a result counts as its reply",
         scenario(
             "F03",
             "engine",
             [TIGHT],
-            [*burst(4, "dead beef "), Ask("doomed", START_S + 0.2, prompt=f"face{DOOM}", max_tokens=8)],
+            [*burst(4, "dead beef "), SimRequest("doomed", START_S + 0.2, prompt=f"face{DOOM}", max_tokens=8)],
             [],
         ),
         TESTS + "test_f03_a_slot_that_is_missing_from_a_result_has_said_nothing",
         (*PREEMPTED, "doomed ends: invalid_logits"),
     ),
-    "F04": Entry(
+    "F04": CatalogueEntry(
         "the end of an output and the reply to its preempt cross",
         scenario(
             "F04",
             "engine",
             [TIGHT],
             [
-                Ask(f"q{index}", START_S + index / 50, prompt="dead beef", max_tokens=9 + index, ignore_eos=True)
+                SimRequest(f"q{index}", START_S + index / 50, prompt="dead beef", max_tokens=9 + index, ignore_eos=True)
                 for index in range(12)
             ],
             [],
@@ -65,49 +65,52 @@ STEPS: dict[str, Entry] = {
         TESTS + "test_f04_a_request_that_finished_is_not_requeued_by_the_reply_that_crossed_its_end",
         PREEMPTED,
     ),
-    "F05": Entry(
+    "F05": CatalogueEntry(
         "token id 0 is dropped",
         scenario(
             "F05",
             "engine",
             [ROOMY],
             burst(3, "cab ", max_tokens=60),
-            [when("StepResult", "kill-worker", "m0", nth=20)],
+            [on_message("StepResult", "kill-worker", "m0", nth=20)],
         ),
         TESTS + "test_f05_token_zero_is_a_token_everywhere",
     ),
-    "F06": Entry(
+    "F06": CatalogueEntry(
         "a resumed request comes back without its output, or with the list cut to the chunk",
         scenario(
             "F06",
             "engine",
-            [Machine("m0", num_blocks=12, max_num_seqs=4, max_num_batched_tokens=8)],
+            [SimInstanceSpec("m0", num_blocks=12, max_num_seqs=4, max_num_batched_tokens=8)],
             burst(4, "dead beef "),
-            [when("StepResult", "kill-worker", "m0", nth=30), when("StepResult", "kill-engine", "m0", nth=60)],
+            [
+                on_message("StepResult", "kill-worker", "m0", nth=30),
+                on_message("StepResult", "kill-engine", "m0", nth=60),
+            ],
         ),
         TESTS + "test_f06_a_resumed_request_comes_back_with_its_whole_list",
         PREEMPTED,
     ),
-    "F07": Entry(
+    "F07": CatalogueEntry(
         "a step in flight at the preemption changes counters that were reset",
         scenario(
             "F07",
             "engine",
             [TIGHT],
             burst(8, "dead beef ", stop=["c", "\n"]),
-            [when("StepPlan", "delay", "m0/engine", nth=12, duration_s=3.0, rate=0.3)],
+            [on_message("StepPlan", "delay", "m0/engine", nth=12, duration_s=3.0, rate=0.3)],
         ),
         TESTS + "test_f07_a_step_that_was_in_flight_at_the_preemption_changes_only_the_list",
         PREEMPTED,
     ),
-    "F08": Entry(
+    "F08": CatalogueEntry(
         "freed blocks are refilled while the last step still writes them",
         scenario(
             "F08",
             "engine",
             [TIGHT],
             [
-                Ask(
+                SimRequest(
                     f"q{index}",
                     START_S + index / 20,
                     prompt="dead beef",
@@ -117,30 +120,30 @@ STEPS: dict[str, Entry] = {
                 )
                 for index in range(8)
             ],
-            [Fault("delay", "m0/worker", START_S + 0.3, duration_s=2.0, rate=0.3)],
+            [FaultSpec("delay", "m0/worker", START_S + 0.3, duration_s=2.0, rate=0.3)],
         ),
         TESTS + "test_f08_blocks_are_not_reused_while_a_step_in_flight_may_write_them",
     ),
-    "F09": Entry(
+    "F09": CatalogueEntry(
         "everybody is preempted for blocks that are only fenced",
         scenario(
             "F09",
             "engine",
-            [Machine("m0", num_blocks=16, max_num_seqs=8, max_num_batched_tokens=16)],
+            [SimInstanceSpec("m0", num_blocks=16, max_num_seqs=8, max_num_batched_tokens=16)],
             burst(10, "dead beef "),
-            [when("StepPlan", "delay", "m0/worker", nth=10, duration_s=2.0, rate=0.5)],
+            [on_message("StepPlan", "delay", "m0/worker", nth=10, duration_s=2.0, rate=0.5)],
         ),
         TESTS + "test_f09_blocks_that_are_only_fenced_are_waited_for",
         PREEMPTED,
     ),
-    "F10": Entry(
+    "F10": CatalogueEntry(
         "two requests look as if they shared a prefix",
         scenario(
             "F10",
             "engine",
-            [Machine("m0", num_blocks=16, max_num_seqs=4, max_num_batched_tokens=16)],
+            [SimInstanceSpec("m0", num_blocks=16, max_num_seqs=4, max_num_batched_tokens=16)],
             [
-                Ask(
+                SimRequest(
                     f"q{index}",
                     START_S + index / 25,
                     prompt=f"the same long beginning {index % 3}",
@@ -154,7 +157,7 @@ STEPS: dict[str, Entry] = {
         ),
         TESTS + "test_f10_two_requests_share_a_block_by_its_hash_and_in_no_other_way",
     ),
-    "F11": Entry(
+    "F11": CatalogueEntry(
         "tokens come twice, or before those in front of them",
         scenario(
             "F11",
@@ -162,48 +165,48 @@ STEPS: dict[str, Entry] = {
             [ROOMY],
             burst(4, "face "),
             [
-                when("Deltas", "repeat", "m0/engine", duration_s=1.0, rate=0.5),
-                when("Deltas", "lose", ">m0/api", nth=8, duration_s=0.3, rate=0.5),
+                on_message("Deltas", "repeat", "m0/engine", duration_s=1.0, rate=0.5),
+                on_message("Deltas", "lose", ">m0/api", nth=8, duration_s=0.3, rate=0.5),
             ],
         ),
         TESTS + "test_f11_a_token_is_taken_at_its_position_once",
     ),
-    "F12": Entry(
+    "F12": CatalogueEntry(
         "a slot has a new tenant while a surplus step of the last one is in flight",
         scenario(
             "F12",
             "engine",
-            [Machine("m0", num_blocks=64, max_num_seqs=2, max_num_batched_tokens=16)],
-            [Ask(f"q{index}", START_S, prompt="fade", max_tokens=3 + index % 4) for index in range(12)],
-            [Fault("delay", "m0/worker", START_S, duration_s=2.0, rate=0.2)],
+            [SimInstanceSpec("m0", num_blocks=64, max_num_seqs=2, max_num_batched_tokens=16)],
+            [SimRequest(f"q{index}", START_S, prompt="fade", max_tokens=3 + index % 4) for index in range(12)],
+            [FaultSpec("delay", "m0/worker", START_S, duration_s=2.0, rate=0.2)],
         ),
         TESTS + "test_f12_a_slot_has_no_new_tenant_while_a_surplus_step_of_the_last_one_is_in_flight",
     ),
-    "F13": Entry(
+    "F13": CatalogueEntry(
         "what was preempted in its prefill is cached as if it were computed",
         scenario(
             "F13",
             "engine",
-            [Machine("m0", num_blocks=18, max_num_seqs=4, max_num_batched_tokens=8)],
+            [SimInstanceSpec("m0", num_blocks=18, max_num_seqs=4, max_num_batched_tokens=8)],
             [
                 *burst(4, "dead beef ", max_tokens=12),
-                Ask("long", START_S + 0.1, prompt="a decade of dead beef in the sea", max_tokens=8, priority=3),
-                Ask("high", START_S + 0.3, prompt="dead beef face", max_tokens=20, ignore_eos=True, priority=-1),
-                Ask("again", START_S + 1.5, prompt="a decade of dead beef in the sea", max_tokens=8),
+                SimRequest("long", START_S + 0.1, prompt="a decade of dead beef in the sea", max_tokens=8, priority=3),
+                SimRequest("high", START_S + 0.3, prompt="dead beef face", max_tokens=20, ignore_eos=True, priority=-1),
+                SimRequest("again", START_S + 1.5, prompt="a decade of dead beef in the sea", max_tokens=8),
             ],
             [],
         ),
         TESTS + "test_f13_only_what_was_computed_is_cached",
         PREEMPTED,
     ),
-    "F14": Entry(
+    "F14": CatalogueEntry(
         "an abort waits for a request that is waiting itself",
         scenario(
             "F14",
             "engine",
             [TIGHT],
             [
-                Ask(
+                SimRequest(
                     f"q{index}",
                     START_S + index / 50,
                     prompt="dead beef",
@@ -214,19 +217,19 @@ STEPS: dict[str, Entry] = {
                 )
                 for index in range(8)
             ],
-            [Fault("stop-engine", "m0", START_S + 0.5, duration_s=1.0)],
+            [FaultSpec("stop-engine", "m0", START_S + 0.5, duration_s=1.0)],
         ),
         TESTS + "test_f14_an_abort_is_answered_in_every_state_and_twice",
         ("ends: aborted",),
     ),
-    "F15": Entry(
+    "F15": CatalogueEntry(
         "the beginning of an id aborts every request that begins so",
         scenario(
             "F15",
             "engine",
             [ROOMY],
             [
-                Ask(
+                SimRequest(
                     name,
                     START_S,
                     prompt=f"face {name}",
@@ -241,30 +244,30 @@ STEPS: dict[str, Entry] = {
         TESTS + "test_f15_a_name_matches_itself_and_nothing_else",
         ("q ends: aborted",),
     ),
-    "F16": Entry(
+    "F16": CatalogueEntry(
         "one exception in one slot loses the whole step for all",
         scenario(
             "F16",
             "engine",
             [ROOMY],
-            [*burst(3, "cab "), Ask("doomed", START_S + 0.1, prompt=f"dead{DOOM}", max_tokens=8)],
+            [*burst(3, "cab "), SimRequest("doomed", START_S + 0.1, prompt=f"dead{DOOM}", max_tokens=8)],
             [],
         ),
         TESTS + "test_f16_an_exception_in_one_slot_costs_the_others_nothing",
         ("doomed ends: invalid_logits",),
     ),
-    "F17": Entry(
+    "F17": CatalogueEntry(
         "requests near the slot limit are admitted without a slot",
         scenario(
             "F17",
             "engine",
-            [Machine("m0", num_blocks=64, max_num_seqs=2, max_num_batched_tokens=64)],
+            [SimInstanceSpec("m0", num_blocks=64, max_num_seqs=2, max_num_batched_tokens=64)],
             burst(12, "bee ", gap_s=0.0, max_tokens=10),
-            [when("StepResult", "kill-worker", "m0", nth=9)],
+            [on_message("StepResult", "kill-worker", "m0", nth=9)],
         ),
         TESTS + "test_f17_nobody_is_admitted_without_a_slot",
     ),
-    "F18": Entry(
+    "F18": CatalogueEntry(
         "a buffer is reused while it is still being sent: simulated wires copy, only the real ring can do this",
         None,
         TESTS + "test_f18_a_result_that_was_taken_is_not_overwritten_by_later_steps",

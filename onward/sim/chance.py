@@ -7,37 +7,37 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Chance:
+class SeededRandom:
     def __init__(self, seed: int, name: str = "") -> None:
         self._seed, self._name = seed, name
         # Text seeds go through a fixed hash, whatever PYTHONHASHSEED says.
         self._random = random.Random(f"{seed}/{name}")
 
-    def of(self, name: str) -> "Chance":
+    def substream(self, name: str) -> "SeededRandom":
         """Draws of its own for one part."""
-        return Chance(self._seed, f"{self._name}/{name}")
+        return SeededRandom(self._seed, f"{self._name}/{name}")
 
     def happens(self, rate: float) -> bool:
         return rate > 0 and self._random.random() < rate
 
-    def between(self, low: float, high: float) -> float:
+    def uniform(self, low: float, high: float) -> float:
         return low + (high - low) * self._random.random()
 
-    def about(self, value: float) -> float:
+    def jittered(self, value: float) -> float:
         """Mostly near, sometimes much more: as delays are."""
         return value * (0.5 + self._random.expovariate(2.0))
 
-    def whole(self, low: int, high: int) -> int:
+    def randint(self, low: int, high: int) -> int:
         """Both ends included."""
         return low + int(self._random.random() * (high - low + 1))
 
     def below(self, bound: int) -> int:
         return int(self._random.random() * bound)
 
-    def one_of(self, items: Sequence[T]) -> T:
+    def choice(self, items: Sequence[T]) -> T:
         return items[self.below(len(items))]
 
-    def weighted(self, weights: dict[T, float]) -> T:
+    def weighted_choice(self, weights: dict[T, float]) -> T:
         at = self._random.random() * sum(weights.values())
         for item, weight in weights.items():
             at -= weight
@@ -45,7 +45,7 @@ class Chance:
                 return item
         return next(reversed(weights))
 
-    def token(self) -> str:
+    def hex_token(self) -> str:
         """A name that nobody else has."""
         return f"{self._random.getrandbits(128):032x}"
 

@@ -5,26 +5,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from onward.proto.control import FromChild, ToChild
-from onward.sim.process import Process
-from onward.sim.wire import Ground, Wire
+from onward.sim.process import SimProcess
+from onward.sim.wire import SimContext, SimWire
 
 
-class ChildChannel:
+class SimControlChannel:
     """The child's end. The supervisor's is `tell`."""
 
     def __init__(
         self,
-        ground: Ground,
-        supervisor: Process,
-        child: Process,
+        ground: SimContext,
+        supervisor: SimProcess,
+        child: SimProcess,
         heard: Callable[[FromChild], None],
         wake: Callable[[], None],
     ) -> None:
         self._inbox: deque[ToChild] = deque()
         self._wake = wake
         up, down = f"{child}>{supervisor}", f"{supervisor}>{child}"
-        self._up = Wire(ground, up, child, supervisor, heard, FromChild, may_lose=False)
-        self.tell = Wire(ground, down, supervisor, child, self._arrived, ToChild, may_lose=False).send
+        self._up = SimWire(ground, up, child, supervisor, heard, FromChild, may_lose=False)
+        self.tell = SimWire(ground, down, supervisor, child, self._arrived, ToChild, may_lose=False).send
 
     def _arrived(self, message: ToChild) -> None:
         self._inbox.append(message)

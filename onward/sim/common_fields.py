@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from onward.sim.scenario import Ask
+from onward.sim.scenario import SimRequest
 
 
-def common_fields(ask: Ask) -> dict[str, Any]:
+def common_fields(ask: SimRequest) -> dict[str, Any]:
     return {
         "seed": ask.seed,
         "stop": ask.stop or None,

@@ -13,31 +13,31 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from onward.proto.kv_transfer import (
-    Counted,
     EndLease,
-    Expect,
-    Expecting,
+    ExpectingWrites,
+    ExpectWrites,
     KvCommand,
+    KvPush,
     KvReport,
-    LeaseQuiet,
-    Push,
+    LeaseQuiesced,
+    PushComplete,
     PushFailed,
-    PushQuiet,
-    Revoke,
-    Sent,
+    PushQuiesced,
+    RevokeLease,
     StopPush,
     WriterLost,
+    WritesComplete,
 )
 
 Memory = list["array[int]"]
 
 
-class CanaryDied(AssertionError):
+class ForbiddenKvWrite(AssertionError):
     """A block was written by somebody who may not."""
 
 
 @dataclass(slots=True)
-class Expected:
+class ExpectedLease:
     """A lease on our memory."""
 
     missing: set[int]
@@ -47,8 +47,8 @@ class Expected:
 
 
 @dataclass(slots=True)
-class Pushing:
-    push: Push
+class ActivePush:
+    push: KvPush
     block_ids: list[int]
     memory: Memory
     num_pushed: int = 0
@@ -57,7 +57,7 @@ class Pushing:
     """The target was asked whether the lease stands. From then on it must not be forgotten without our word."""
 
 
-class Write(NamedTuple):
+class PendingKvWrite(NamedTuple):
     lease_id: str
     address: str
     source: int
@@ -66,18 +66,18 @@ class Write(NamedTuple):
 
 
 @dataclass(slots=True)
-class DataPlane:
+class SimKvTransfer:
     address: str
     memory: Memory = field(default_factory=list)
-    expected: dict[str, Expected] = field(default_factory=dict)
-    pushes: dict[str, Pushing] = field(default_factory=dict)
-    outgoing: deque[Write] = field(default_factory=deque)
+    expected_leases: dict[str, ExpectedLease] = field(default_factory=dict)
+    pushes: dict[str, ActivePush] = field(default_factory=dict)
+    outgoing: deque[PendingKvWrite] = field(default_factory=deque)
     reports: list[KvReport] = field(default_factory=list)
     stalled: bool = False
     """Its process is stopped: it neither writes nor answers."""
     slow_targets: set[str] = field(default_factory=set)
     """Peers to which nothing moves for now."""
-    unheard: list[KvCommand] = field(default_factory=list)
+    queued_commands: list[KvCommand] = field(default_factory=list)
     """Said while it was stalled."""
     stopped: set[str] = field(default_factory=set)
     """Pushes that were stopped: the command may overtake the step that opens one."""
@@ -86,7 +86,7 @@ class DataPlane:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self.outgoing) or any(lease.revoked for lease in self.expected.values())
+        return bool(self.outgoing) or any(lease.revoked for lease in self.expected_leases.values())
 
     def report(self, report: KvReport) -> None:
         self.reports.append(report)
@@ -94,28 +94,30 @@ class DataPlane:
 
     def command(self, command: KvCommand) -> None:
         if self.stalled:
-            self.unheard.append(command)
+            self.queued_commands.append(command)
             return
         match command:
-            case Expect():
-                self.expected[command.lease_id] = Expected(set(command.block_ids), command.block_ids, command.checksums)
-                self.report(Expecting(command.lease_id))
+            case ExpectWrites():
+                self.expected_leases[command.lease_id] = ExpectedLease(
+                    set(command.block_ids), command.block_ids, command.checksums
+                )
+                self.report(ExpectingWrites(command.lease_id))
             case EndLease():
-                del self.expected[command.lease_id]
-            case Revoke():
+                del self.expected_leases[command.lease_id]
+            case RevokeLease():
                 # Quiet when the writer says so; `PlaneNetwork` asks it.
-                if command.lease_id in self.expected:
-                    self.expected[command.lease_id].revoked = True
+                if command.lease_id in self.expected_leases:
+                    self.expected_leases[command.lease_id].revoked = True
                 else:
-                    self.report(LeaseQuiet(command.lease_id))
+                    self.report(LeaseQuiesced(command.lease_id))
             case StopPush():
                 self.drop_push(command.lease_id)
                 self.stopped.add(command.lease_id)
-                self.report(PushQuiet(command.lease_id))
+                self.report(PushQuiesced(command.lease_id))
 
-    def open_push(self, push: Push, block_ids: list[int], memory: Memory) -> None:
+    def open_push(self, push: KvPush, block_ids: list[int], memory: Memory) -> None:
         if push.lease_id not in self.stopped:
-            self.pushes[push.lease_id] = Pushing(push, block_ids, memory, push.first_block)
+            self.pushes[push.lease_id] = ActivePush(push, block_ids, memory, push.first_block)
 
     def advance_push(self, lease_id: str, num_computed_blocks: int) -> None:
         """So many leading blocks of the request are final."""
@@ -124,11 +126,13 @@ class DataPlane:
             return
         for index in range(pushing.num_pushed, num_computed_blocks):
             target = pushing.push.block_ids[index - pushing.push.first_block]
-            write = Write(lease_id, pushing.push.endpoint.address, pushing.block_ids[index], target, pushing.memory)
+            write = PendingKvWrite(
+                lease_id, pushing.push.endpoint.address, pushing.block_ids[index], target, pushing.memory
+            )
             self.outgoing.append(write)
         pushing.num_pushed = max(pushing.num_pushed, num_computed_blocks)
 
-    def next_write(self) -> Write | None:
+    def next_write(self) -> PendingKvWrite | None:
         """The oldest one that can move. A slow peer holds up its own only."""
         for index, write in enumerate(self.outgoing):
             if write.address not in self.slow_targets:
@@ -141,13 +145,13 @@ class DataPlane:
         self.outgoing = deque(write for write in self.outgoing if write.lease_id != lease_id)
 
 
-class PlaneNetwork:
+class SimKvNetwork:
     """All planes by address. Nothing moves but by `step`."""
 
     def __init__(self) -> None:
-        self._planes: dict[str, DataPlane] = {}
+        self._planes: dict[str, SimKvTransfer] = {}
 
-    def add(self, plane: DataPlane) -> None:
+    def add(self, plane: SimKvTransfer) -> None:
         self._planes[plane.address] = plane
 
     def remove(self, address: str) -> None:
@@ -159,36 +163,38 @@ class PlaneNetwork:
                     plane.drop_push(lease_id)
                     plane.report(PushFailed(lease_id, "the peer is gone"))
             for lease_id in dead.pushes:
-                if lease_id in plane.expected and not plane.expected[lease_id].revoked:
+                if lease_id in plane.expected_leases and not plane.expected_leases[lease_id].revoked:
                     plane.report(WriterLost(lease_id, "the writer is gone"))
 
     def step(self) -> bool:
         """Every plane that is not stalled moves one write; revoked leases whose writer has stopped become quiet."""
         planes = list(self._planes.values())
-        moved = [self.move(plane) for plane in planes]
-        return any([*moved, *(self.quiet(plane) for plane in planes)])
+        moved = [self.move_one_write(plane) for plane in planes]
+        return any([*moved, *(self.settle_revoked_leases(plane) for plane in planes)])
 
-    def move(self, plane: DataPlane) -> bool:
+    def move_one_write(self, plane: SimKvTransfer) -> bool:
         """One write of this plane lands."""
         if plane.stalled:
             return False
-        unheard, plane.unheard = plane.unheard, []
+        unheard, plane.queued_commands = plane.queued_commands, []
         for command in unheard:
             plane.command(command)
         write = plane.next_write()
         if write is not None:
-            self._land(plane, write)
+            self._apply_write(plane, write)
         return write is not None
 
-    def quiet(self, plane: DataPlane) -> bool:
+    def settle_revoked_leases(self, plane: SimKvTransfer) -> bool:
         """Revoked leases on this plane's memory whose writer has stopped become quiet."""
-        quiet = [lease_id for lease_id, one in plane.expected.items() if one.revoked and self._stop_writer(lease_id)]
+        quiet = [
+            lease_id for lease_id, one in plane.expected_leases.items() if one.revoked and self._stop_writer(lease_id)
+        ]
         for lease_id in quiet:
-            del plane.expected[lease_id]
-            plane.report(LeaseQuiet(lease_id))
+            del plane.expected_leases[lease_id]
+            plane.report(LeaseQuiesced(lease_id))
         return bool(quiet)
 
-    def break_transfer(self, plane: DataPlane) -> bool:
+    def break_transfer(self, plane: SimKvTransfer) -> bool:
         """The connection under the oldest write of this plane is lost, as both sides notice."""
         if not plane.outgoing:
             return False
@@ -196,7 +202,7 @@ class PlaneNetwork:
         plane.drop_push(lease_id)
         plane.report(PushFailed(lease_id, "the connection was lost"))
         target = self._planes.get(address)
-        if target is not None and lease_id in target.expected and not target.expected[lease_id].revoked:
+        if target is not None and lease_id in target.expected_leases and not target.expected_leases[lease_id].revoked:
             target.report(WriterLost(lease_id, "the connection was lost"))
         return True
 
@@ -209,21 +215,21 @@ class PlaneNetwork:
                 plane.report(PushFailed(lease_id, "the lease was revoked"))
         return True
 
-    def _land(self, writer: DataPlane, write: Write) -> None:
+    def _apply_write(self, writer: SimKvTransfer, write: PendingKvWrite) -> None:
         target = self._planes.get(write.address)
         pushing = writer.pushes[write.lease_id]
         if not pushing.joined:
-            stands = target is not None and write.lease_id in target.expected
-            if not stands or (target and target.expected[write.lease_id].revoked):
+            stands = target is not None and write.lease_id in target.expected_leases
+            if not stands or (target and target.expected_leases[write.lease_id].revoked):
                 writer.drop_push(write.lease_id)
                 writer.report(PushFailed(write.lease_id, "there is no such lease"))
                 return
             pushing.joined = True
-        lease = target.expected.get(write.lease_id) if target else None
+        lease = target.expected_leases.get(write.lease_id) if target else None
         if target is None or lease is None:
-            raise CanaryDied(f"a write under lease {write.lease_id}, which nobody has given")
+            raise ForbiddenKvWrite(f"a write under lease {write.lease_id}, which nobody has given")
         if write.target not in lease.blocks:
-            raise CanaryDied(f"block {write.target} was written under a lease that does not cover it")
+            raise ForbiddenKvWrite(f"block {write.target} was written under a lease that does not cover it")
         target.memory[write.target][:] = write.memory[write.source]
         lease.missing.discard(write.target)
         if not lease.missing:
@@ -231,8 +237,8 @@ class PlaneNetwork:
             size = len(lease.blocks) * len(write.memory[write.source]) * 8
             sums = [_checksum(target.memory[block]) for block in lease.blocks] if lease.checksums else []
             if not lease.revoked:
-                target.report(Counted(write.lease_id, sums, size, 0.001))
-            writer.report(Sent(write.lease_id, sums, size, 0.001))
+                target.report(WritesComplete(write.lease_id, sums, size, 0.001))
+            writer.report(PushComplete(write.lease_id, sums, size, 0.001))
 
 
 def _checksum(block: "array[int]") -> int:

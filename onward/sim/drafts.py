@@ -8,11 +8,11 @@ RIGHT_RATE = 170 / 256
 _NONE_RATE = 30 / 256
 
 
-class HashDrafts:
+class HashDraftProposer:
     def __init__(self, seed: int) -> None:
         self._seed = seed.to_bytes(8, "little")
 
-    def guess(self, history: bytes, count: int, follow: Callable[[list[int]], int], vocab_size: int) -> list[int]:
+    def propose(self, history: bytes, count: int, follow: Callable[[list[int]], int], vocab_size: int) -> list[int]:
         """`follow` says what truly comes behind the history and these tokens."""
         key = hashlib.blake2b(history, digest_size=16, key=self._seed).digest()
         chances = [byte / 256 for byte in hashlib.blake2b(key, digest_size=1 + count).digest()]

@@ -7,10 +7,10 @@ from onward.engine.core import EngineCore
 from onward.engine.main import TICK_MS, EngineProcess
 from onward.proto.control import FromChild, StartEngine
 from onward.proto.step import StepPlan
-from onward.sim.channel import ChildChannel
-from onward.sim.engine_wires import Addresses, EngineWires
-from onward.sim.process import Process
-from onward.sim.wire import Ground
+from onward.sim.channel import SimControlChannel
+from onward.sim.engine_wires import SimAddresses, SimEngineWires
+from onward.sim.process import SimProcess
+from onward.sim.wire import SimContext
 
 IDLE_TICK_S = 0.5
 """An idle engine is woken by what arrives; its own time need not be so fine."""
@@ -19,10 +19,10 @@ IDLE_TICK_S = 0.5
 class EngineNode:
     def __init__(
         self,
-        ground: Ground,
-        addresses: Addresses,
-        process: Process,
-        supervisor: Process,
+        ground: SimContext,
+        addresses: SimAddresses,
+        process: SimProcess,
+        supervisor: SimProcess,
         start: StartEngine,
         heard: Callable[[FromChild], None],
         handoff_address: str,
@@ -34,8 +34,8 @@ class EngineNode:
         """As the supervisor knows it."""
         self._after_turn = after_turn
         self._turn_is_due = False
-        self.channel = ChildChannel(ground, supervisor, process, heard, self._wake)
-        self._wires = EngineWires(ground, addresses, process, self._wake, watch_plan)
+        self.channel = SimControlChannel(ground, supervisor, process, heard, self._wake)
+        self._wires = SimEngineWires(ground, addresses, process, self._wake, watch_plan)
         self._wires.handoff_address = handoff_address
         self._engine = EngineProcess(start, cast(Any, self.channel), cast(Any, self._wires), process)
         self._tick()
@@ -47,16 +47,16 @@ class EngineNode:
     def _tick(self) -> None:
         self._wake()
         is_idle = self.core is None or self.core.idle
-        self.process.later(IDLE_TICK_S if is_idle else TICK_MS / 1000, self._tick)
+        self.process.call_later(IDLE_TICK_S if is_idle else TICK_MS / 1000, self._tick)
 
     def _wake(self) -> None:
         if not self._turn_is_due:
             self._turn_is_due = True
-            self.process.soon(self._turn)
+            self.process.call_soon(self._turn)
 
     def _turn(self) -> None:
         self._turn_is_due = False
         if self._engine.is_stopped:
             return  # the real process has exited; the supervisor has yet to notice
-        self._engine.turn()
+        self._engine.run_once()
         self._after_turn(self)

@@ -3,11 +3,11 @@
 from collections import Counter
 
 from onward.engine.core import EngineCore
-from onward.engine.request import Request, Status
+from onward.engine.request import Request, RequestStatus
 from onward.obs.metrics import Gauge
 
 
-def check(core: EngineCore) -> None:
+def audit_engine(core: EngineCore) -> None:
     live = list(core._live.values())
     _check_states(core, live)
     _check_blocks(core, live)
@@ -20,26 +20,28 @@ def _check_states(core: EngineCore, live: list[Request]) -> None:
     """A request is in exactly the place that its state names."""
     scheduler = core.scheduler
     places = {
-        Status.WAITING: list(scheduler.waiting),
-        Status.RUNNING: list(scheduler.running),
-        Status.PREEMPTING: list(scheduler.preempting),
-        Status.GRANTED: list(scheduler.seating.granted),
-        Status.OFFERED: list(scheduler.offers.offered),
+        RequestStatus.WAITING: list(scheduler.waiting),
+        RequestStatus.RUNNING: list(scheduler.running),
+        RequestStatus.PREEMPTING: list(scheduler.preempting),
+        RequestStatus.GRANTED: list(scheduler.allocator.awaiting_kv),
+        RequestStatus.OFFERED: list(scheduler.offers.offered),
     }
-    if (remote := core._handovers._remote) is not None:
-        places[Status.ASKED] = [r for r in remote._errands if r.status is Status.ASKED]
-    by_status: dict[Status, set[Request]] = {status: set() for status in Status}
+    if (remote := core._handoffs._remote) is not None:
+        places[RequestStatus.ASKED] = [r for r in remote._tasks if r.status is RequestStatus.ASKED]
+    by_status: dict[RequestStatus, set[Request]] = {status: set() for status in RequestStatus}
     for request in live:
         by_status[request.status].add(request)
     for status, members in places.items():
         assert len(set(members)) == len(members), f"no request is {status} twice"
         assert set(members) == by_status[status], status
     assert all(core._live[r.request_id] is r for r in live)
-    for queue in (scheduler.waiting, scheduler.running, scheduler.seating.granted):
+    for queue in (scheduler.waiting, scheduler.running, scheduler.allocator.awaiting_kv):
         assert queue.num_prompt_tokens == sum(r.num_prompt for r in queue), "a queue knows its tokens"
     assert scheduler.suspects <= set(live)
-    seated = {r.slot_epoch: r for r in live if r.status in (Status.RUNNING, Status.PREEMPTING)}
-    assert scheduler.seating.by_epoch == seated, "an epoch leads to the request that runs under it, and to no other"
+    seated = {r.slot_epoch: r for r in live if r.status in (RequestStatus.RUNNING, RequestStatus.PREEMPTING)}
+    assert scheduler.allocator.by_slot_epoch == seated, (
+        "an epoch leads to the request that runs under it, and to no other"
+    )
 
 
 def _check_blocks(core: EngineCore, live: list[Request]) -> None:
@@ -49,7 +51,7 @@ def _check_blocks(core: EngineCore, live: list[Request]) -> None:
         assert len(set(request.block_ids)) == len(request.block_ids), "no block is twice in one table"
         holders.update(request.block_ids)
     holders.update(pool._sending)
-    assert pool._holders == [holders[block] for block in range(pool.num_blocks)]
+    assert pool._ref_counts == [holders[block] for block in range(pool.num_blocks)]
     free, cached, fenced = set(pool._free), set(pool._cached), set(pool._fenced)
     assert len(free) == len(pool._free), "no block is free twice"
     quarantined = pool._quarantined
@@ -59,10 +61,10 @@ def _check_blocks(core: EngineCore, live: list[Request]) -> None:
     leased = {block for r in live if r.lease is not None for block in r.lease.block_ids}
     assert pool._leased == leased, "what a peer may write is under a lease"
     assert quarantined == {block for blocks in core.scheduler.leases.quarantined.values() for block in blocks}
-    assert sum(pool.counts().values()) == pool.num_blocks
-    assert pool._by_name == {name: block for block, name in enumerate(pool._name) if name is not None}
-    assert all(pool._name[block] is None for block in free)
-    assert all(pool._name[block] is not None for block in cached)
+    assert sum(pool.count_by_state().values()) == pool.num_blocks
+    assert pool._by_hash == {name: block for block, name in enumerate(pool._block_hash) if name is not None}
+    assert all(pool._block_hash[block] is None for block in free)
+    assert all(pool._block_hash[block] is not None for block in cached)
     due = core.scheduler.steps_in_flight
     assert all(due and due[0].step <= fence <= due[-1].step for fence in pool._fenced.values()), "a fence passes"
     for request in live:
@@ -72,9 +74,9 @@ def _check_blocks(core: EngineCore, live: list[Request]) -> None:
 def _check_shares(core: EngineCore, request: Request, holders: Counter[int]) -> None:
     """A block with a name holds what the name says, and only a block with a name has several holders."""
     pool = core.scheduler.pool
-    names = request.hash_chain(pool.block_size, len(request.token_ids) // pool.block_size)
+    names = request.compute_block_hashes(pool.block_size, len(request.token_ids) // pool.block_size)
     for index, block in enumerate(request.block_ids):
-        name = pool._name[block]
+        name = pool._block_hash[block]
         if name is not None:
             assert name == names[index], "a name stands for this history at this place"
             assert (index + 1) * pool.block_size <= request.num_computed, "a block is named once it is computed"
@@ -87,7 +89,7 @@ def _check_slots(core: EngineCore, live: list[Request]) -> None:
     owned = [r.slot for r in live if r.slot is not None]
     everywhere = [*owned, *slots._free, *slots._fenced]
     assert sorted(everywhere) == list(range(core.config.max_num_seqs)), "each slot is in one place"
-    with_slot = (Status.RUNNING, Status.PREEMPTING, Status.GRANTED, Status.OFFERED)
+    with_slot = (RequestStatus.RUNNING, RequestStatus.PREEMPTING, RequestStatus.GRANTED, RequestStatus.OFFERED)
     assert all((r.slot is not None) == (r.status in with_slot) for r in live)
 
 
@@ -95,17 +97,19 @@ def _check_progress(core: EngineCore, live: list[Request]) -> None:
     size = core.scheduler.pool.block_size
     under_way = {step.step for step in core.scheduler.steps_in_flight}
     for r in live:
-        assert r.num_published * size <= r.num_computed <= r.planned_computed <= r.planned_len
+        assert r.num_hashed_blocks * size <= r.num_computed <= r.planned_computed <= r.planned_len
         assert r.slot is None or len(r.block_ids) * size >= r.planned_computed, "what is planned has room"
-        assert r.num_generated <= r.max_output
-        steps = [run.step for run in r.in_flight]
+        assert r.num_generated <= r.max_output_tokens
+        steps = [run.step for run in r.planned_runs]
         assert under_way.issuperset(steps)
         assert steps == sorted(steps)
 
 
 def _check_gauges(core: EngineCore, live: list[Request]) -> None:
     counted = Counter(r.status.value for r in live)
-    assert _gauge(core, "onward_requests") == {s.value: counted[s.value] for s in Status if s is not Status.FINISHED}
+    assert _gauge(core, "onward_requests") == {
+        s.value: counted[s.value] for s in RequestStatus if s is not RequestStatus.FINISHED
+    }
     pool = core.scheduler.pool
     held = {block for r in live for block in r.block_ids} - pool._leased - set(pool._sending)
     shown = _gauge(core, "onward_kv_blocks")

@@ -13,28 +13,28 @@ from onward.proto.handoff import ToDecode, ToPrefill
 from onward.proto.kv_transfer import KvCommand, KvReport
 from onward.proto.request import FromEngine, ToEngine
 from onward.proto.step import StepPlan, StepResult, WorkerHello
-from onward.sim.process import Process
-from onward.sim.shelf_node import ShelfPort
-from onward.sim.wire import Ground, Wire
+from onward.sim.process import SimProcess
+from onward.sim.shelf_node import SimStreamStorePort
+from onward.sim.wire import SimContext, SimWire
 
 
 @dataclass(slots=True)
-class Addresses:
+class SimAddresses:
     """Who listens where."""
 
-    shelves: dict[str, ShelfPort] = field(default_factory=dict)
-    apis: dict[str, "ApiPort"] = field(default_factory=dict)
-    workers: dict[str, "WorkerPort"] = field(default_factory=dict)
-    kv: dict[str, "KvPort"] = field(default_factory=dict)
-    handoff: dict[str, "DecodePort"] = field(default_factory=dict)
+    shelves: dict[str, SimStreamStorePort] = field(default_factory=dict)
+    apis: dict[str, "SimApiPort"] = field(default_factory=dict)
+    workers: dict[str, "SimWorkerPort"] = field(default_factory=dict)
+    kv: dict[str, "SimKvPort"] = field(default_factory=dict)
+    handoff: dict[str, "SimDecodePort"] = field(default_factory=dict)
 
 
-class EngineWires:
+class SimEngineWires:
     def __init__(
         self,
-        ground: Ground,
-        addresses: Addresses,
-        process: Process,
+        ground: SimContext,
+        addresses: SimAddresses,
+        process: SimProcess,
         wake: Callable[[], None],
         watch_plan: Callable[[StepPlan], None],
     ) -> None:
@@ -48,24 +48,24 @@ class EngineWires:
     def watch_fd(self, fd: int) -> None:
         pass
 
-    def api_port(self, address: str) -> "ApiPort":
-        port = self.addresses.apis[address] = ApiPort(self)
+    def api_port(self, address: str) -> "SimApiPort":
+        port = self.addresses.apis[address] = SimApiPort(self)
         return port
 
-    def worker_port(self, address: str) -> "WorkerPort":
-        port = self.addresses.workers[address] = WorkerPort(self)
+    def worker_port(self, address: str) -> "SimWorkerPort":
+        port = self.addresses.workers[address] = SimWorkerPort(self)
         return port
 
-    def kv_port(self, address: str) -> "KvPort":
-        port = self.addresses.kv[address] = KvPort(self)
+    def kv_port(self, address: str) -> "SimKvPort":
+        port = self.addresses.kv[address] = SimKvPort(self)
         return port
 
-    def decode_port(self, listening_fd: int, cluster_key: str) -> "DecodePort":
-        port = self.addresses.handoff[self.handoff_address] = DecodePort(self)
+    def decode_port(self, listening_fd: int, cluster_key: str) -> "SimDecodePort":
+        port = self.addresses.handoff[self.handoff_address] = SimDecodePort(self)
         return port
 
-    def prefill_peer(self, address: str, cluster_key: str, incarnation: str) -> "PrefillPeer":
-        return PrefillPeer(self, address, incarnation)
+    def prefill_peer(self, address: str, cluster_key: str, incarnation: str) -> "SimPrefillPeer":
+        return SimPrefillPeer(self, address, incarnation)
 
     def drop(self, port: Any) -> None:
         port.close()
@@ -74,8 +74,8 @@ class EngineWires:
         pass
 
 
-class _Port:
-    def __init__(self, wires: EngineWires) -> None:
+class _SimEnginePort:
+    def __init__(self, wires: SimEngineWires) -> None:
         self._wires = wires
         self._inbox: deque[Any] = deque()
         self.is_open = True
@@ -96,22 +96,22 @@ class _Port:
         return self.is_open and not self._wires.process.is_dead
 
 
-class ApiPort(_Port):
+class SimApiPort(_SimEnginePort):
     """Of an engine, for the api processes of its instance."""
 
-    def __init__(self, wires: EngineWires) -> None:
+    def __init__(self, wires: SimEngineWires) -> None:
         super().__init__(wires)
-        self._outgoing: dict[str, Wire] = {}
+        self._outgoing: dict[str, SimWire] = {}
 
-    def connect(self, incarnation: str, api: Process, deliver: Callable[[FromEngine], None]) -> Wire:
+    def connect(self, incarnation: str, api: SimProcess, deliver: Callable[[FromEngine], None]) -> SimWire:
         """The api's way to us; what we say goes to `deliver`."""
         ground, engine = self._wires.ground, self._wires.process
-        self._outgoing[incarnation] = Wire(ground, f"{engine}>{api}", engine, api, deliver, FromEngine)
+        self._outgoing[incarnation] = SimWire(ground, f"{engine}>{api}", engine, api, deliver, FromEngine)
 
         def arrived(message: ToEngine) -> None:
             self.arrived((incarnation, message))
 
-        return Wire(ground, f"{api}>{engine}", api, engine, arrived, ToEngine)
+        return SimWire(ground, f"{api}>{engine}", api, engine, arrived, ToEngine)
 
     def send(self, receiver: str, message: FromEngine) -> bool:
         wire = self._outgoing.get(receiver)
@@ -121,18 +121,18 @@ class ApiPort(_Port):
         return True
 
 
-class WorkerPort(_Port):
+class SimWorkerPort(_SimEnginePort):
     """Of an engine, for one worker: in order and complete, or the worker is dead."""
 
-    _to_worker: Wire | None = None
+    _to_worker: SimWire | None = None
 
-    def connect(self, worker: Process, deliver: Callable[[StepPlan], None]) -> tuple[Wire, Wire]:
+    def connect(self, worker: SimProcess, deliver: Callable[[StepPlan], None]) -> tuple[SimWire, SimWire]:
         """The worker's ways to us: for its hello, and for results."""
         ground, engine = self._wires.ground, self._wires.process
-        self._to_worker = Wire(ground, f"{engine}>{worker}", engine, worker, deliver, StepPlan, may_lose=False)
+        self._to_worker = SimWire(ground, f"{engine}>{worker}", engine, worker, deliver, StepPlan, may_lose=False)
         name = f"{worker}>{engine}"
-        hello = Wire(ground, name, worker, engine, self.arrived, WorkerHello, may_lose=False)
-        return hello, Wire(ground, name, worker, engine, self.arrived, StepResult, may_lose=False)
+        hello = SimWire(ground, name, worker, engine, self.arrived, WorkerHello, may_lose=False)
+        return hello, SimWire(ground, name, worker, engine, self.arrived, StepResult, may_lose=False)
 
     def send(self, plan: StepPlan) -> None:
         assert self._to_worker is not None, "it has said hello"
@@ -140,37 +140,37 @@ class WorkerPort(_Port):
         self._to_worker.send(plan)
 
 
-class KvPort(_Port):
+class SimKvPort(_SimEnginePort):
     """Of an engine, about its worker's data plane."""
 
-    _to_worker: Wire | None = None
+    _to_worker: SimWire | None = None
 
-    def connect(self, worker: Process, deliver: Callable[[KvCommand], None]) -> Wire:
+    def connect(self, worker: SimProcess, deliver: Callable[[KvCommand], None]) -> SimWire:
         ground, engine = self._wires.ground, self._wires.process
-        self._to_worker = Wire(ground, f"{engine}>{worker} kv", engine, worker, deliver, KvCommand, may_lose=False)
-        return Wire(ground, f"{worker}>{engine} kv", worker, engine, self.arrived, KvReport, may_lose=False)
+        self._to_worker = SimWire(ground, f"{engine}>{worker} kv", engine, worker, deliver, KvCommand, may_lose=False)
+        return SimWire(ground, f"{worker}>{engine} kv", worker, engine, self.arrived, KvReport, may_lose=False)
 
     def send(self, command: KvCommand) -> None:
         assert self._to_worker is not None, "it has said hello"
         self._to_worker.send(command)
 
 
-class DecodePort(_Port):
+class SimDecodePort(_SimEnginePort):
     """Of a prefill engine. Each decode instance is known by its incarnation."""
 
-    def __init__(self, wires: EngineWires) -> None:
+    def __init__(self, wires: SimEngineWires) -> None:
         super().__init__(wires)
-        self._outgoing: dict[str, Wire] = {}
+        self._outgoing: dict[str, SimWire] = {}
 
-    def connect(self, peer: "PrefillPeer", decode: Process, incarnation: str) -> Wire:
+    def connect(self, peer: "SimPrefillPeer", decode: SimProcess, incarnation: str) -> SimWire:
         ground, engine = self._wires.ground, self._wires.process
-        back = Wire(ground, f"{engine}>{decode} peers", engine, decode, peer.arrived, ToDecode, may_reorder=True)
+        back = SimWire(ground, f"{engine}>{decode} peers", engine, decode, peer.arrived, ToDecode, may_reorder=True)
         self._outgoing[incarnation] = back
 
         def arrived(message: ToPrefill) -> None:
             self.arrived((incarnation, message))
 
-        return Wire(ground, f"{decode}>{engine} peers", decode, engine, arrived, ToPrefill, may_reorder=True)
+        return SimWire(ground, f"{decode}>{engine} peers", decode, engine, arrived, ToPrefill, may_reorder=True)
 
     def send(self, decode: str, message: ToDecode) -> bool:
         wire = self._outgoing.get(decode)
@@ -180,14 +180,14 @@ class DecodePort(_Port):
         return True
 
 
-class PrefillPeer(_Port):
+class SimPrefillPeer(_SimEnginePort):
     """A decode engine's way to one prefill instance: connects, and connects again."""
 
-    def __init__(self, wires: EngineWires, address: str, incarnation: str) -> None:
+    def __init__(self, wires: SimEngineWires, address: str, incarnation: str) -> None:
         super().__init__(wires)
         self._address, self._incarnation = address, incarnation
-        self._port: DecodePort | None = None
-        self._wire: Wire | None = None
+        self._port: SimDecodePort | None = None
+        self._wire: SimWire | None = None
 
     def send(self, message: ToPrefill) -> bool:
         if self._port is None or not self._port.is_alive:

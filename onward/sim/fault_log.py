@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 
-class _Catcher(logging.Handler):
+class _ErrorHandler(logging.Handler):
     def __init__(self, on_error: Callable[[str, BaseException | None], None]) -> None:
         super().__init__(logging.ERROR)
         self._on_error = on_error
@@ -15,10 +15,10 @@ class _Catcher(logging.Handler):
 
 
 @contextlib.contextmanager
-def errors_to(on_error: Callable[[str, BaseException | None], None]) -> Iterator[None]:
+def capture_logged_errors(on_error: Callable[[str, BaseException | None], None]) -> Iterator[None]:
     logger = logging.getLogger("onward")
     before = logger.level, logger.propagate
-    catcher = _Catcher(on_error)
+    catcher = _ErrorHandler(on_error)
     logger.addHandler(catcher)
     logger.setLevel(logging.ERROR)
     logger.propagate = False

@@ -13,48 +13,48 @@ import aiohttp
 from aiohttp.client_reqrep import ConnectionKey
 
 from onward.proto.router import PROBE_PATH, REGISTER_PATH
-from onward.router.posting import NotReached
-from onward.sim.process import Process
-from onward.sim.wire import SLOW_S, Ground
+from onward.router.posting import UpstreamConnectError
+from onward.sim.process import SimProcess
+from onward.sim.wire import SLOW_S, SimContext
 
 App = Callable[..., Any]
-GOES_ON_FOR_EVER = (REGISTER_PATH, PROBE_PATH)
+PERIODIC_PATHS = (REGISTER_PATH, PROBE_PATH)
 HIGH_WATER_BYTES = 4096
 """What may be under way to a client that does not read."""
 
 
-class LostConnection(aiohttp.ClientPayloadError, OSError):
+class SimConnectionLost(aiohttp.ClientPayloadError, OSError):
     """As either kind of client notices it."""
 
 
-class Listener:
+class SimListener:
     """An address. The processes that serve it come and go."""
 
     def __init__(self, name: str, *, waits: bool) -> None:
         self.name = name
         self._waits = waits
         """Somebody keeps the socket open while no process serves it."""
-        self._servers: list[tuple[Process, App]] = []
-        self._waiting: list[Exchange] = []
+        self._servers: list[tuple[SimProcess, App]] = []
+        self._waiting: list[SimHttpExchange] = []
 
-    def serve(self, process: Process, app: App) -> None:
+    def serve(self, process: SimProcess, app: App) -> None:
         self._servers = [(one, its) for one, its in self._servers if not one.is_dead] + [(process, app)]
         waiting, self._waiting = self._waiting, []
         for exchange in waiting:
             exchange.begin(process, app)
 
-    def close(self, process: Process) -> None:
+    def close(self, process: SimProcess) -> None:
         """It takes no more connections; those it has go on."""
         self._servers = [(one, app) for one, app in self._servers if one is not process]
 
-    def give_up(self) -> None:
+    def close_socket(self) -> None:
         """Nobody keeps the socket any more."""
         self._waits = False
         for exchange in self._waiting:
-            exchange.break_off()
+            exchange.break_connection()
         self._waiting.clear()
 
-    def connect(self, exchange: "Exchange", pick: Callable[[int], int]) -> bool:
+    def connect(self, exchange: "SimHttpExchange", pick: Callable[[int], int]) -> bool:
         living = [(process, app) for process, app in self._servers if not process.is_dead]
         if living:
             exchange.begin(*living[pick(len(living))])
@@ -70,29 +70,29 @@ def url_of(name: str) -> str:
     return f"http://127.{'.'.join(str(byte) for byte in name.encode().ljust(3, b'0')[:3])}"
 
 
-class Web:
+class SimHttpNetwork:
     """All listeners, by URL."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: SimContext) -> None:
         self.ground = ground
-        self.chance = ground.chance.of("http")
-        self.listeners: dict[str, Listener] = {}
+        self.chance = ground.random.substream("http")
+        self.listeners: dict[str, SimListener] = {}
         self.num_serving = 0
         """Exchanges that somebody is busy with, but for what instances and routers tell each other each second."""
 
-    def listen(self, url: str, name: str, *, waits: bool) -> Listener:
-        self.listeners[url] = listener = Listener(name, waits=waits)
+    def listen(self, url: str, name: str, *, waits: bool) -> SimListener:
+        self.listeners[url] = listener = SimListener(name, waits=waits)
         return listener
 
 
-class Exchange:
+class SimHttpExchange:
     """One request and its answer."""
 
-    def __init__(self, web: Web, client: Process, scope: dict[str, Any], body: bytes, name: str) -> None:
+    def __init__(self, web: SimHttpNetwork, client: SimProcess, scope: dict[str, Any], body: bytes, name: str) -> None:
         self.web, self.client, self.name = web, client, name
-        self.response = Response(self)
+        self.response = SimHttpResponse(self)
         self._scope, self._body = scope, body
-        self._server: Process | None = None
+        self._server: SimProcess | None = None
         self._gone = asyncio.Event()
         """As the server knows: the client has left."""
         self._drained = asyncio.Event()
@@ -100,22 +100,22 @@ class Exchange:
         self._last_s = 0.0
         self._num_under_way = 0
 
-    def begin(self, server: Process, app: App) -> None:
+    def begin(self, server: SimProcess, app: App) -> None:
         if self._is_broken:
             return
         self._server = server
-        server.on_death.append(self.break_off)
+        server.on_death.append(self.break_connection)
         self._transmit(server, lambda: server.start(self._serve(app)))
 
     async def _serve(self, app: App) -> None:
-        is_counted = self._scope["path"] not in GOES_ON_FOR_EVER
+        is_counted = self._scope["path"] not in PERIODIC_PATHS
         self.web.num_serving += is_counted
         try:
             await app(self._scope, self._receive, self._send)
         finally:
             self.web.num_serving -= is_counted
             if not self._is_complete:
-                self.break_off()
+                self.break_connection()
 
     async def _receive(self) -> dict[str, Any]:
         if self._body is not None:
@@ -142,8 +142,8 @@ class Exchange:
         if is_last:
             self._is_complete = True
             self._transmit(self.client, self.response.finish)
-        elif self.web.ground.weather.strikes("cut", self.name):
-            self.break_off()
+        elif self.web.ground.active_faults.hits("cut", self.name):
+            self.break_connection()
         while self._num_under_way > HIGH_WATER_BYTES and not self._gone.is_set():
             self._drained.clear()
             await self._drained.wait()
@@ -167,7 +167,7 @@ class Exchange:
         self._is_broken = True
         self._transmit(self._server, self._note_gone)
 
-    def break_off(self) -> None:
+    def break_connection(self) -> None:
         """The connection is lost: the other side is dead, or the network has dropped it."""
         if self._is_broken or self._is_complete:
             return
@@ -180,24 +180,24 @@ class Exchange:
         self._gone.set()
         self._drained.set()
 
-    def _transmit(self, receiver: Process, deliver: Callable[[], object]) -> None:
+    def _transmit(self, receiver: SimProcess, deliver: Callable[[], object]) -> None:
         ground = self.web.ground
-        weather, delay_s = ground.weather, ground.delay_s
-        if not weather.is_calm and (weather.strikes("delay", self.name) or weather.strikes("partition", self.name)):
+        weather, delay_s = ground.active_faults, ground.delay_s
+        if not weather.is_empty and (weather.hits("delay", self.name) or weather.hits("partition", self.name)):
             delay_s = SLOW_S
-        self._last_s = max(self._last_s, ground.loop.now_s + self.web.chance.about(delay_s))
-        ground.loop.call_at_real(self._last_s, receiver.context(), self._deliver, receiver, deliver)
+        self._last_s = max(self._last_s, ground.loop.now_s + self.web.chance.jittered(delay_s))
+        ground.loop.call_at_global(self._last_s, receiver.context(), self._deliver, receiver, deliver)
 
     @staticmethod
-    def _deliver(receiver: Process, deliver: Callable[[], object]) -> None:
+    def _deliver(receiver: SimProcess, deliver: Callable[[], object]) -> None:
         if not receiver.is_dead:
             deliver()
 
 
-class Response:
+class SimHttpResponse:
     """As much of `aiohttp.ClientResponse` as anybody uses; `content` is itself."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: SimHttpExchange) -> None:
         self.status = 0
         self.headers: Mapping[str, str] = {}
         self.started = asyncio.Event()
@@ -207,7 +207,7 @@ class Response:
         self._is_finished = self._is_lost = False
 
     @property
-    def content(self) -> "Response":
+    def content(self) -> "SimHttpResponse":
         return self
 
     def start(self, status: int, headers: Mapping[str, str]) -> None:
@@ -241,7 +241,7 @@ class Response:
             elif self._is_finished:
                 return
             elif self._is_lost:
-                raise LostConnection("the connection was lost")
+                raise SimConnectionLost("the connection was lost")
             else:
                 self._news.clear()
                 await self._news.wait()
@@ -259,58 +259,58 @@ class Response:
     def close(self) -> None:
         self._exchange.leave()
 
-    async def begun(self) -> "Response":
+    async def begun(self) -> "SimHttpResponse":
         await self.started.wait()
         if self._is_lost and not self.status:
             raise aiohttp.ServerDisconnectedError
         return self
 
 
-class Session:
+class SimHttpSession:
     """As much of `aiohttp.ClientSession` as anybody uses. Belongs to the process that makes requests with it."""
 
-    def __init__(self, web: Web, process: Process) -> None:
+    def __init__(self, web: SimHttpNetwork, process: SimProcess) -> None:
         self._web, self._process = web, process
 
-    def post(self, url: str, *, data: Any, headers: Mapping[str, str], **options: Any) -> "Requesting":
+    def post(self, url: str, *, data: Any, headers: Mapping[str, str], **options: Any) -> "SimRequestContext":
         body = data if isinstance(data, bytes) else data.read()
-        return Requesting(self._web, self._process, "POST", url, body, headers, options.get("timeout"))
+        return SimRequestContext(self._web, self._process, "POST", url, body, headers, options.get("timeout"))
 
-    def get(self, url: str, *, headers: Mapping[str, str] | None = None, **options: Any) -> "Requesting":
+    def get(self, url: str, *, headers: Mapping[str, str] | None = None, **options: Any) -> "SimRequestContext":
         return self.request("GET", url, headers=headers, **options)
 
     def request(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, **options: Any
-    ) -> "Requesting":
+    ) -> "SimRequestContext":
         """Without a body."""
-        return Requesting(self._web, self._process, method, url, b"", headers or {}, options.get("timeout"))
+        return SimRequestContext(self._web, self._process, method, url, b"", headers or {}, options.get("timeout"))
 
-    async def post_attempt(self, url: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
+    async def post_attempt(self, url: str, path: str, body: bytes, headers: Mapping[str, str]) -> SimHttpResponse:
         """As `router.posting` does it."""
         try:
             return await self.post(url + path, data=body, headers=headers)
         except aiohttp.ClientConnectorError as fault:
-            raise NotReached(str(fault)) from None
+            raise UpstreamConnectError(str(fault)) from None
         except aiohttp.ClientError as fault:
             raise ConnectionResetError(str(fault)) from None
 
     async def close(self) -> None:
         pass
 
-    async def __aenter__(self) -> "Session":
+    async def __aenter__(self) -> "SimHttpSession":
         return self
 
     async def __aexit__(self, *_: object) -> None:
         pass
 
 
-class Requesting:
+class SimRequestContext:
     """Both what can be awaited and what can be entered, as aiohttp's is."""
 
     def __init__(
         self,
-        web: Web,
-        process: Process,
+        web: SimHttpNetwork,
+        process: SimProcess,
         method: str,
         url: str,
         body: bytes,
@@ -320,12 +320,12 @@ class Requesting:
         self._web, self._process = web, process
         self._method, self._url, self._body, self._headers = method, url, body, headers
         self._timeout_s = timeout.total if timeout is not None else None
-        self._response: Response | None = None
+        self._response: SimHttpResponse | None = None
 
-    def __await__(self) -> Generator[Any, None, Response]:
+    def __await__(self) -> Generator[Any, None, SimHttpResponse]:
         return self._request().__await__()
 
-    async def __aenter__(self) -> Response:
+    async def __aenter__(self) -> SimHttpResponse:
         self._response = await asyncio.wait_for(self._request(), self._timeout_s)
         return self._response
 
@@ -333,7 +333,7 @@ class Requesting:
         if self._response is not None and not self._response.at_eof():
             self._response.close()
 
-    async def _request(self) -> Response:
+    async def _request(self) -> SimHttpResponse:
         exchange = self._connect()
         try:
             return await exchange.response.begun()
@@ -341,7 +341,7 @@ class Requesting:
             exchange.leave()
             raise
 
-    def _connect(self) -> Exchange:
+    def _connect(self) -> SimHttpExchange:
         root = self._url.split("/", 3)
         base, path = "/".join(root[:3]), "/" + (root[3] if len(root) > 3 else "")
         listener, (route, _, query) = self._web.listeners[base], path.partition("?")
@@ -359,12 +359,14 @@ class Requesting:
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),
         }
-        exchange = Exchange(self._web, self._process, scope, self._body, f"http {self._process.name}>{listener.name}")
+        exchange = SimHttpExchange(
+            self._web, self._process, scope, self._body, f"http {self._process.name}>{listener.name}"
+        )
         ground = self._web.ground
         ground.trace.message(exchange.name, f"{self._method} {path}")
         for watcher in ground.watchers:
             watcher(exchange.name, f"{self._method} {path}")
-        refused = not ground.weather.is_calm and ground.weather.strikes("refuse", exchange.name)
+        refused = not ground.active_faults.is_empty and ground.active_faults.hits("refuse", exchange.name)
         if refused or not listener.connect(exchange, self._web.chance.below):
             key = ConnectionKey(listener.name, 80, False, True, None, None, None)
             raise aiohttp.ClientConnectorError(key, ConnectionRefusedError(111, "refused"))

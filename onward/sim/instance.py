@@ -8,55 +8,55 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from onward.api.prompts import Prompts
+from onward.api.prompts import TextProcessor
 from onward.config import ApiConfig, EngineConfig
-from onward.grammar.lazy import LazyGrammars
+from onward.grammar.lazy import LazyGrammarCompiler
 from onward.proto.control import (
     ApiGone,
-    AskDrain,
-    AskInstance,
-    AskSnapshot,
+    ChildReady,
     Drain,
     EngineGone,
     EngineUp,
     FromChild,
     InstanceView,
+    IsolatedRequestRunning,
+    MetricsSnapshot,
     ProcessView,
-    Ready,
-    RenewWorker,
-    RunsAlone,
-    ShelfGone,
-    ShelfUp,
-    Snapshot,
+    QueryInstance,
+    QueryMetrics,
+    ReplaceWorker,
+    RequestDrain,
     StartApi,
     StartEngine,
-    Stop,
+    StopChild,
+    StreamStoreGone,
+    StreamStoreUp,
     WorkerGone,
     WorkerStarting,
 )
-from onward.proto.keys import KeyEntry
+from onward.proto.keys import ApiKeyEntry
 from onward.proto.model import PreparedModel
 from onward.proto.stats import EngineStats
 from onward.proto.step import StepPlan, WorkerHello
-from onward.proto.wire import ZmqWire
+from onward.proto.wire import ZmqWireAddress
 from onward.sim.api_node import ApiNode
-from onward.sim.data_plane import DataPlane, PlaneNetwork
-from onward.sim.drafts import HashDrafts
+from onward.sim.data_plane import SimKvNetwork, SimKvTransfer
+from onward.sim.drafts import HashDraftProposer
 from onward.sim.engine_node import EngineNode
-from onward.sim.engine_wires import Addresses
-from onward.sim.http import Listener, Web, url_of
-from onward.sim.late_masks import LateMasks
-from onward.sim.process import Process
-from onward.sim.scenario import Machine
-from onward.sim.shelf_node import ShelfNode
-from onward.sim.vocabulary import DOOM_ID, ENGINE_POISON_ID, NUM_SPOKEN, POISON_ID, grammars, pieces
+from onward.sim.engine_wires import SimAddresses
+from onward.sim.http import SimHttpNetwork, SimListener, url_of
+from onward.sim.late_masks import DelayedMaskMaker
+from onward.sim.process import SimProcess
+from onward.sim.scenario import SimInstanceSpec
+from onward.sim.shelf_node import StreamStoreNode
+from onward.sim.vocabulary import DOOM_ID, ENGINE_POISON_ID, NUM_SAMPLED_IDS, POISON_ID, grammars, token_bytes
 from onward.sim.worker import HashWorker
 from onward.sim.worker_node import WorkerNode
 from onward.supervisor.restarts import RestartPolicy
 
-NOTICE_S = 0.02
+REAP_DELAY_S = 0.02
 """From a child's death until its supervisor has reaped it."""
-WATCH_S = 1.0
+WATCHDOG_INTERVAL_S = 1.0
 RESPONSE_TTL_S = 20.0
 """So short that a run can wait for it."""
 STALL_TIMEOUT_S = 4.0
@@ -64,39 +64,39 @@ DRAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SimEnvironment:
     """What all instances of a run share."""
 
-    web: Web
-    addresses: Addresses
-    planes: PlaneNetwork
+    http: SimHttpNetwork
+    addresses: SimAddresses
+    kv_network: SimKvNetwork
     model: PreparedModel
-    prompts: Prompts
+    prompts: TextProcessor
     routers: tuple[str, ...]
     prefill_peers: tuple[str, ...]
-    keys: tuple[KeyEntry, ...]
+    keys: tuple[ApiKeyEntry, ...]
     cluster_key: str
-    after_turn: Callable[["Instance"], None]
+    after_turn: Callable[["SimInstance"], None]
     """Looks at the instance's engine after each of its turns."""
-    watch_write: Callable[["Instance", int, str, int], None]
+    watch_write: Callable[["SimInstance", int, str, int], None]
     """Told of each block that a worker writes, for whom and under which epoch."""
-    watch_plan: Callable[["Instance", StepPlan], None]
+    watch_plan: Callable[["SimInstance", StepPlan], None]
 
 
 @dataclass(slots=True)
-class Life:
+class InstanceLifetime:
     """One life of the instance: all of it can be killed, and another one started in its place."""
 
     incarnation: str
-    supervisor: Process
+    supervisor: SimProcess
     policy: RestartPolicy = field(default_factory=RestartPolicy)
-    shelf_policy: RestartPolicy = field(default_factory=RestartPolicy)
+    stream_store_restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
     engine: EngineNode | None = None
     worker: WorkerNode | None = None
     worker_incarnation: str = ""
     worker_started_s: float = 0.0
-    shelf: ShelfNode | None = None
-    shelf_heard_s: float = 0.0
+    stream_store: StreamStoreNode | None = None
+    stream_store_heard_at_s: float = 0.0
     apis: dict[int, ApiNode] = field(default_factory=dict)
     announced: EngineUp | None = None
     stats: EngineStats | None = None
@@ -108,55 +108,55 @@ class Life:
     is_leaving: bool = False
 
 
-class Instance:
-    def __init__(self, place: Place, machine: Machine) -> None:
-        self.place, self.machine = place, machine
+class SimInstance:
+    def __init__(self, place: SimEnvironment, machine: SimInstanceSpec) -> None:
+        self.environment, self.spec = place, machine
         self.url = url_of(machine.name)
         self.handoff_address = f"tcp://{machine.name}:7000" if machine.role != "decode" else ""
-        self._ground = place.web.ground
+        self._ground = place.http.ground
         self._wall_offset_s = 0.0
         self._numbers = itertools.count(1)
         self._shelf_numbers = itertools.count(1)
         """Apart, so that the names of all others, and so what befalls them, do not depend on it."""
-        self._listener: Listener = place.web.listen(self.url, machine.name, waits=True)
-        self.life = self._begin()
+        self._listener: SimListener = place.http.listen(self.url, machine.name, waits=True)
+        self.lifetime = self._begin()
 
     # Births.
 
-    def _begin(self) -> Life:
+    def _begin(self) -> InstanceLifetime:
         number = next(self._numbers)
         supervisor = self._process("supervisor", number)
-        self.life = Life(f"instance-{self.machine.name}-{number}", supervisor)
-        self._listener = self.place.web.listen(self.url, self.machine.name, waits=True)
-        self._start_shelf(self.life)
-        self._start_engine(self.life)
-        for index in range(self.machine.num_apis):
-            supervisor.later(self.machine.restart_s, self._start_api, self.life, index)
-        supervisor.later(WATCH_S, self._watch, self.life)
-        return self.life
+        self.lifetime = InstanceLifetime(f"instance-{self.spec.name}-{number}", supervisor)
+        self._listener = self.environment.http.listen(self.url, self.spec.name, waits=True)
+        self._start_shelf(self.lifetime)
+        self._start_engine(self.lifetime)
+        for index in range(self.spec.num_api_processes):
+            supervisor.call_later(self.spec.restart_s, self._start_api, self.lifetime, index)
+        supervisor.call_later(WATCHDOG_INTERVAL_S, self._run_watchdog, self.lifetime)
+        return self.lifetime
 
-    def _process(self, role: str, number: int) -> Process:
-        process = Process(self._ground.loop, f"{self.machine.name}/{role}.{number}", self.machine.clock_rate)
+    def _process(self, role: str, number: int) -> SimProcess:
+        process = SimProcess(self._ground.loop, f"{self.spec.name}/{role}.{number}", self.spec.clock_rate)
         process.wall_offset_s = self._wall_offset_s
         return process
 
-    def _start_shelf(self, life: Life) -> None:
+    def _start_shelf(self, life: InstanceLifetime) -> None:
         if life.supervisor.is_dead or life.is_leaving:
             return
         process = self._process("shelf", next(self._shelf_numbers))
-        shelf = life.shelf = ShelfNode(
+        shelf = life.stream_store = StreamStoreNode(
             self._ground, process, life.supervisor, lambda message: self._heard_shelf(life, message)
         )
-        life.shelf_heard_s = life.supervisor.now_s()
-        self.place.addresses.shelves[shelf.incarnation] = shelf.port
+        life.stream_store_heard_at_s = life.supervisor.now_s()
+        self.environment.addresses.shelves[shelf.incarnation] = shelf.port
         process.on_death.append(lambda: self._died(life, shelf))
         for api in life.apis.values():
-            api.channel.tell(ShelfUp(shelf.incarnation, shelf.incarnation))
+            api.channel.tell(StreamStoreUp(shelf.incarnation, shelf.incarnation))
 
-    def _start_engine(self, life: Life) -> None:
+    def _start_engine(self, life: InstanceLifetime) -> None:
         if life.supervisor.is_dead or life.is_leaving:
             return
-        machine, number = self.machine, next(self._numbers)
+        machine, number = self.spec, next(self._numbers)
         process = self._process("engine", number)
         config = EngineConfig(
             max_num_seqs=machine.max_num_seqs,
@@ -165,105 +165,107 @@ class Instance:
             prefix_caching=machine.prefix_caching,
             output_caching=machine.output_caching,
             role=machine.role,  # pyright: ignore[reportArgumentType]
-            prefill_peers=self.place.prefill_peers if machine.role == "decode" else (),
+            prefill_peers=self.environment.prefill_peers if machine.role == "decode" else (),
             local_prefill_tokens=machine.local_prefill_tokens,
             lease_s=2.0,
-            handover_timeout_s=10.0,
+            handoff_timeout_s=10.0,
             log_interval_s=0.0,
-            num_drafts=machine.num_drafts,
+            num_draft_tokens=machine.num_drafts,
         )
         handoff_fd = 0 if self.handoff_address and machine.role != "mixed" else -1
         start = StartEngine(f"engine-{process.name}", config, f"apis of {process.name}", handoff_fd)
         engine = life.engine = EngineNode(
             self._ground,
-            self.place.addresses,
+            self.environment.addresses,
             process,
             life.supervisor,
             start,
             lambda message: self._heard_engine(life, engine, message),
             self.handoff_address,
-            lambda _: self.place.after_turn(self),
+            lambda _: self.environment.after_turn(self),
             lambda plan: self._watch_plan(engine, plan),
         )
         process.on_death.append(lambda: self._died(life, engine))
         self._start_worker(life, engine)
 
     def _watch_plan(self, engine: EngineNode, plan: StepPlan) -> None:
-        self.place.watch_plan(self, plan)
+        self.environment.watch_plan(self, plan)
         if any(ENGINE_POISON_ID in assign.token_ids for assign in plan.assign):
-            self._ground.weather.fired["poison-engine"] += 1
+            self._ground.active_faults.trigger_counts["poison-engine"] += 1
             self._ground.trace.note(f"{engine.process} does not survive step {plan.step}")
             self._ground.loop.call_soon(engine.process.kill)
 
-    def _start_worker(self, life: Life, engine: EngineNode) -> None:
+    def _start_worker(self, life: InstanceLifetime, engine: EngineNode) -> None:
         if life.supervisor.is_dead or engine.process.is_dead or life.is_leaving or life.worker is not None:
             return
         process = self._process("worker", next(self._numbers))
         incarnation = f"worker-{process.name}"
-        has_plane = self.machine.role != "mixed"
+        has_plane = self.spec.role != "mixed"
         kv_address = f"kv of {process.name}" if has_plane else ""
-        plane = DataPlane(incarnation) if has_plane else None
+        plane = SimKvTransfer(incarnation) if has_plane else None
         hash_worker = HashWorker(
-            self.machine.num_blocks,
-            self.machine.block_size,
-            vocab_size=NUM_SPOKEN,
-            num_token_ids=len(pieces()),
+            self.spec.num_blocks,
+            self.spec.block_size,
+            vocab_size=NUM_SAMPLED_IDS,
+            num_token_ids=len(token_bytes()),
             plane=plane,
             poison=POISON_ID,
             doom=DOOM_ID,
-            watch_write=lambda block, request, epoch: self.place.watch_write(self, block, request, epoch),
-            grammars=LazyGrammars(grammars),
-            masks=LateMasks(self._ground.chance.of(f"{process} masks")),
-            drafts=HashDrafts(self._ground.chance.of(f"{process} drafts").bits(30))
-            if self.machine.num_drafts
+            watch_write=lambda block, request, epoch: self.environment.watch_write(self, block, request, epoch),
+            grammars=LazyGrammarCompiler(grammars),
+            masks=DelayedMaskMaker(self._ground.random.substream(f"{process} masks")),
+            drafts=HashDraftProposer(self._ground.random.substream(f"{process} drafts").bits(30))
+            if self.spec.num_drafts
             else None,
         )
         if plane is not None:
             plane.memory = hash_worker.memory
-        planes = self.place.planes if has_plane else None
-        worker = WorkerNode(self._ground, process, self.machine, hash_worker, (incarnation, engine.incarnation), planes)
+        planes = self.environment.kv_network if has_plane else None
+        worker = WorkerNode(self._ground, process, self.spec, hash_worker, (incarnation, engine.incarnation), planes)
         life.worker, life.worker_incarnation = worker, incarnation
         life.worker_started_s = life.supervisor.now_s()
         process.on_death.append(lambda: self._died(life, worker))
-        engine.channel.tell(WorkerStarting(incarnation, ZmqWire(incarnation), kv_address))
-        process.later(self.machine.restart_s, self._join, worker, incarnation, kv_address)
+        engine.channel.tell(WorkerStarting(incarnation, ZmqWireAddress(incarnation), kv_address))
+        process.call_later(self.spec.restart_s, self._join, worker, incarnation, kv_address)
 
     def _join(self, worker: WorkerNode, address: str, kv_address: str) -> None:
         """Ready: it says hello, once its engine listens."""
-        addresses = self.place.addresses
+        addresses = self.environment.addresses
         port, kv = addresses.workers.get(address), addresses.kv.get(kv_address)
         if port is None or (kv_address and kv is None):
-            worker.process.later(0.1, self._join, worker, address, kv_address)
+            worker.process.call_later(0.1, self._join, worker, address, kv_address)
         else:
             worker.join(port, kv)
 
-    def _start_api(self, life: Life, index: int) -> None:
+    def _start_api(self, life: InstanceLifetime, index: int) -> None:
         if life.supervisor.is_dead or life.is_leaving:
             return
         process = self._process(f"api{index}", next(self._numbers))
         config = ApiConfig(
-            role=self.machine.role,  # pyright: ignore[reportArgumentType]
-            routers=self.place.routers,
+            role=self.spec.role,  # pyright: ignore[reportArgumentType]
+            routers=self.environment.routers,
             url=self.url,
-            handoff_address=self.handoff_address if self.machine.role != "mixed" else "",
-            cluster_key=self.place.cluster_key,
+            handoff_address=self.handoff_address if self.spec.role != "mixed" else "",
+            cluster_key=self.environment.cluster_key,
             response_ttl_s=RESPONSE_TTL_S,
         )
-        start = StartApi(f"api-{process.name}", index, config, self.place.model, -1, keys=list(self.place.keys))
+        start = StartApi(
+            f"api-{process.name}", index, config, self.environment.model, -1, keys=list(self.environment.keys)
+        )
         api = life.apis[index] = ApiNode(
-            self.place.web,
-            self.place.addresses,
+            self.environment.http,
+            self.environment.addresses,
             process,
             life.supervisor,
             start,
-            self.place.prompts,
+            self.environment.prompts,
             self._listener,
             lambda message: self._heard_api(life, api, message),
         )
         process.on_death.append(lambda: self._died(life, api))
         life.api_heard_s[index] = life.supervisor.now_s()
-        if life.shelf is not None:
-            api.channel.tell(ShelfUp(life.shelf.incarnation, life.shelf.incarnation))
+        if life.stream_store is not None:
+            api.channel.tell(StreamStoreUp(life.stream_store.incarnation, life.stream_store.incarnation))
         if life.announced is not None:
             api.channel.tell(life.announced)
         if life.is_draining:
@@ -271,42 +273,42 @@ class Instance:
 
     # Messages.
 
-    def _heard_shelf(self, life: Life, _: FromChild) -> None:
-        life.shelf_heard_s = life.supervisor.now_s()
+    def _heard_shelf(self, life: InstanceLifetime, _: FromChild) -> None:
+        life.stream_store_heard_at_s = life.supervisor.now_s()
 
-    def _heard_engine(self, life: Life, engine: EngineNode, message: FromChild) -> None:
+    def _heard_engine(self, life: InstanceLifetime, engine: EngineNode, message: FromChild) -> None:
         match message:
-            case Ready(worker) if worker is not None and life.engine is engine:
+            case ChildReady(worker) if worker is not None and life.engine is engine:
                 self._engine_ready(life, engine, worker)
-            case Snapshot():
+            case MetricsSnapshot():
                 before = life.stats.step if life.stats is not None else 0
                 has_moved = message.engine is not None and message.engine.step > before
                 life.progress += has_moved
                 life.stats, life.engine_heard_s = message.engine, life.supervisor.now_s()
                 if has_moved and life.engine is engine:
                     self._start_worker(life, engine)  # if one has died since: there were steps before that
-            case RunsAlone():
+            case IsolatedRequestRunning():
                 engine.runs_alone = message.request_id
-            case RenewWorker() if life.worker is not None and message.incarnation == life.worker_incarnation:
+            case ReplaceWorker() if life.worker is not None and message.incarnation == life.worker_incarnation:
                 self._ground.trace.note(f"{life.worker.process} is renewed: {message.cause}")
                 life.worker.process.kill()
 
-    def _engine_ready(self, life: Life, engine: EngineNode, worker: WorkerHello) -> None:
+    def _engine_ready(self, life: InstanceLifetime, engine: EngineNode, worker: WorkerHello) -> None:
         life.engine_heard_s = life.supervisor.now_s()
         if life.announced is None or life.announced.incarnation != engine.incarnation:
             life.announced = EngineUp(engine.incarnation, f"apis of {engine.process}", worker)
             for api in life.apis.values():
                 api.channel.tell(life.announced)
 
-    def _heard_api(self, life: Life, api: ApiNode, message: FromChild) -> None:
+    def _heard_api(self, life: InstanceLifetime, api: ApiNode, message: FromChild) -> None:
         life.api_heard_s[api.index] = life.supervisor.now_s()
         match message:
-            case AskInstance():
-                api.channel.tell(self._view(life, message.ask_id))
-            case AskDrain():
+            case QueryInstance():
+                api.channel.tell(self._view(life, message.query_id))
+            case RequestDrain():
                 self.drain()
 
-    def _view(self, life: Life, ask_id: int) -> InstanceView:
+    def _view(self, life: InstanceLifetime, ask_id: int) -> InstanceView:
         ours = ProcessView("supervisor", 1, life.incarnation, "ready")
         stats = None
         if life.engine is not None and life.engine.core is not None and not life.engine.process.is_stopped:
@@ -315,12 +317,12 @@ class Instance:
 
     # Deaths.
 
-    def _died(self, life: Life, child: Any) -> None:
+    def _died(self, life: InstanceLifetime, child: Any) -> None:
         self._ground.trace.note(f"{child.process} dies")
         if not life.supervisor.is_dead:
-            life.supervisor.later(NOTICE_S, self._reap, life, child)
+            life.supervisor.call_later(REAP_DELAY_S, self._reap, life, child)
 
-    def _reap(self, life: Life, child: Any) -> None:
+    def _reap(self, life: InstanceLifetime, child: Any) -> None:
         if life.is_leaving:
             return
         match child:
@@ -329,72 +331,72 @@ class Instance:
                 engine = life.engine
                 if engine is not None and not engine.process.is_dead:
                     engine.channel.tell(WorkerGone(child.incarnation, "killed"))
-                    life.supervisor.later(self._pause_s(life), self._start_worker, life, engine)
-            case ShelfNode() if child is life.shelf:
-                life.shelf = None
+                    life.supervisor.call_later(self._pause_s(life), self._start_worker, life, engine)
+            case StreamStoreNode() if child is life.stream_store:
+                life.stream_store = None
                 for api in life.apis.values():
-                    api.channel.tell(ShelfGone(child.incarnation))
-                pause_s = life.shelf_policy.delay_s(life.supervisor.now_s(), life.progress)
-                life.supervisor.later(pause_s, self._start_shelf, life)
+                    api.channel.tell(StreamStoreGone(child.incarnation))
+                pause_s = life.stream_store_restart_policy.record_death(life.supervisor.now_s(), life.progress)
+                life.supervisor.call_later(pause_s, self._start_shelf, life)
             case EngineNode() if child is life.engine:
                 self._engine_died(life, child)
             case ApiNode() if life.apis.get(child.index) is child:
                 del life.apis[child.index]
-                for other in (life.engine, life.shelf):
+                for other in (life.engine, life.stream_store):
                     if other is not None:
                         other.channel.tell(ApiGone(child.incarnation))
-                pause_s = self._pause_s(life) + self.machine.restart_s
-                life.supervisor.later(pause_s, self._start_api, life, child.index)
+                pause_s = self._pause_s(life) + self.spec.restart_s
+                life.supervisor.call_later(pause_s, self._start_api, life, child.index)
 
-    def _engine_died(self, life: Life, engine: EngineNode) -> None:
+    def _engine_died(self, life: InstanceLifetime, engine: EngineNode) -> None:
         life.announced = life.stats = life.engine = None
         if life.worker is not None:
             worker, life.worker = life.worker, None
             worker.process.kill()
         for api in life.apis.values():
             api.channel.tell(EngineGone(engine.incarnation, "killed", engine.runs_alone))
-        life.supervisor.later(self._pause_s(life), self._start_engine, life)
+        life.supervisor.call_later(self._pause_s(life), self._start_engine, life)
 
-    def _pause_s(self, life: Life) -> float:
-        return life.policy.delay_s(life.supervisor.now_s(), life.progress)
+    def _pause_s(self, life: InstanceLifetime) -> float:
+        return life.policy.record_death(life.supervisor.now_s(), life.progress)
 
-    def _watch(self, life: Life) -> None:
+    def _run_watchdog(self, life: InstanceLifetime) -> None:
         """Each second: everybody is asked, and who has not answered for too long is killed."""
         if life.supervisor.is_dead:
             return
         now_s, stats = life.supervisor.now_s(), life.stats
         engine, worker = life.engine, life.worker
         if engine is not None and life.announced is not None:
-            engine.channel.tell(AskSnapshot(1))
+            engine.channel.tell(QueryMetrics(1))
             if now_s - life.engine_heard_s > STALL_TIMEOUT_S:
                 self._kill_for_silence(engine.process)
         is_stuck = stats is not None and stats.worker_ready and stats.stalled_s > STALL_TIMEOUT_S
         if is_stuck and worker is not None and now_s - life.worker_started_s > STALL_TIMEOUT_S:
             self._kill_for_silence(worker.process)
-        if life.shelf is not None:
-            life.shelf.channel.tell(AskSnapshot(1))
-            if now_s - life.shelf_heard_s > STALL_TIMEOUT_S:
-                self._kill_for_silence(life.shelf.process)
+        if life.stream_store is not None:
+            life.stream_store.channel.tell(QueryMetrics(1))
+            if now_s - life.stream_store_heard_at_s > STALL_TIMEOUT_S:
+                self._kill_for_silence(life.stream_store.process)
         for index, api in list(life.apis.items()):
-            api.channel.tell(AskSnapshot(1))
+            api.channel.tell(QueryMetrics(1))
             if now_s - life.api_heard_s[index] > STALL_TIMEOUT_S:
                 self._kill_for_silence(api.process)
-        life.supervisor.later(WATCH_S, self._watch, life)
+        life.supervisor.call_later(WATCHDOG_INTERVAL_S, self._run_watchdog, life)
 
-    def _kill_for_silence(self, process: Process) -> None:
+    def _kill_for_silence(self, process: SimProcess) -> None:
         self._ground.trace.note(f"{process} is killed for silence")
-        self._ground.weather.num_killed_for_silence += 1
+        self._ground.active_faults.num_killed_for_silence += 1
         process.kill()
 
     # From outside.
 
-    def processes(self, role: str) -> list[Process]:
+    def processes(self, role: str) -> list[SimProcess]:
         """Those of its present life: `worker`, `engine`, `shelf`, `api`, or all for `instance`."""
-        life = self.life
+        life = self.lifetime
         found = {
             "worker": [life.worker.process] if life.worker else [],
             "engine": [life.engine.process] if life.engine else [],
-            "shelf": [life.shelf.process] if life.shelf else [],
+            "shelf": [life.stream_store.process] if life.stream_store else [],
             "api": [api.process for api in life.apis.values()],
         }
         found["instance"] = [life.supervisor, *found["worker"], *found["engine"], *found["shelf"], *found["api"]]
@@ -408,33 +410,33 @@ class Instance:
 
     def kill(self) -> None:
         """All of it, without a word."""
-        life = self.life
+        life = self.lifetime
         life.is_leaving = True
-        self._listener.give_up()
+        self._listener.close_socket()
         for process in self.processes("instance"):
             process.kill()
 
-    def revive(self) -> None:
-        if self.life.supervisor.is_dead:
+    def start_again(self) -> None:
+        if self.lifetime.supervisor.is_dead:
             self._begin()
 
     def drain(self) -> None:
-        life = self.life
+        life = self.lifetime
         life.is_draining = True
         for api in life.apis.values():
             api.channel.tell(Drain())
 
-    def leave(self) -> None:
+    def shut_down(self) -> None:
         """As by SIGTERM: the apis first, then the rest, which has time to hand over what it has promised."""
-        life = self.life
+        life = self.lifetime
         if life.is_leaving:
             return
         life.is_leaving = life.is_draining = True
         for api in life.apis.values():
-            api.channel.tell(Stop(DRAIN_S))
-        life.supervisor.later(DRAIN_S + 1.5, self._stop_engine, life)
+            api.channel.tell(StopChild(DRAIN_S))
+        life.supervisor.call_later(DRAIN_S + 1.5, self._stop_engine, life)
 
-    def _stop_engine(self, life: Life) -> None:
+    def _stop_engine(self, life: InstanceLifetime) -> None:
         if life.engine is not None:
-            life.engine.channel.tell(Stop(0.0))
-        life.supervisor.later(0.5, self.kill)
+            life.engine.channel.tell(StopChild(0.0))
+        life.supervisor.call_later(0.5, self.kill)

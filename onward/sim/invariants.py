@@ -7,31 +7,31 @@ theirs), 6 (progress), 7 (the first in line never loses its blocks), 9 (no starv
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from onward.api.ledger import LONE_DEATHS_TO_FAIL
+from onward.api.ledger import ISOLATED_CRASHES_TO_FAIL
 from onward.engine.core import EngineCore
-from onward.engine.policy import CHARGES_TO_FAIL, queue_key
+from onward.engine.policy import MAX_CRASH_CHARGES, queue_key
 from onward.engine.request import Request
 from onward.proto.step import StepPlan
 from onward.router.core import RouterCore
-from onward.shelf.core import ShelfCore
+from onward.shelf.core import StreamStoreCore
 from onward.sim import engine_state
-from onward.sim.instance import Instance
+from onward.sim.instance import SimInstance
 from onward.sim.loop import START_S
-from onward.sim.needless import HARMLESS, needless_repair
-from onward.sim.preemptions import preempted_in_vain
+from onward.sim.needless import CLIENT_ONLY_FAULTS, find_unneeded_repair
+from onward.sim.preemptions import find_useless_preemption
 from onward.supervisor.restarts import MAX_DEATHS
 
 if TYPE_CHECKING:
-    from onward.sim.world import World
+    from onward.sim.world import Simulation
 
 
 LONGEST_TTL_S = 61.0
 """Of a record."""
-KEEPS_RECORDS = frozenset(
+RECORD_SAFE_FAULTS = frozenset(
     {"kill-worker", "kill-engine", "stop-worker", "stop-engine", "poison", "poison-engine", "slow-kv", "break-kv"}
 )
 """Kinds of faults by which no record of a response is lost."""
-LOOKED_INTO = 16
+AUDIT_ONE_RUN_IN = 16
 """One run in so many has its engines' books checked at every turn."""
 
 
@@ -41,10 +41,10 @@ MAX_OVERTAKEN = 4
 """By how many of the same priority a request may be overtaken while it waits in one engine."""
 
 
-class Watch:
-    def __init__(self, world: "World") -> None:
-        self._world = world
-        self._sent_s = {ask.name: START_S + ask.at_s for ask in world.scenario.asks}
+class InvariantMonitor:
+    def __init__(self, world: "Simulation") -> None:
+        self._simulation = world
+        self._sent_s = {ask.name: START_S + ask.at_s for ask in world.scenario.requests}
         """By label: before this no client has sent it."""
         self._came_s: dict[tuple[str, int], float] = {}
         """By engine and serial: when each request was first seen there, by the simulation's own time. One that is aborted
@@ -53,47 +53,47 @@ class Watch:
 
     def may_crash(self) -> bool:
         """Whether so many workers have died that a request may have been with each of them."""
-        fired = self._world.weather.fired
+        fired = self._simulation.active_faults.trigger_counts
         deaths = sum(fired[kind] for kind in ("kill-worker", "kill-engine", "stop-worker", "stop-instance", "poison"))
-        return deaths >= CHARGES_TO_FAIL
+        return deaths >= MAX_CRASH_CHARGES
 
     def may_crash_engine(self) -> bool:
         """Whether engines may have died, for other reasons, each time that a request which is not the cause ran alone."""
-        fired = self._world.weather.fired
-        return sum(fired[kind] for kind in ("kill-engine", "stop-engine", "stop-instance")) >= LONE_DEATHS_TO_FAIL
+        fired = self._simulation.active_faults.trigger_counts
+        return sum(fired[kind] for kind in ("kill-engine", "stop-engine", "stop-instance")) >= ISOLATED_CRASHES_TO_FAIL
 
     def may_pause(self) -> bool:
         """Whether a supervisor may have seen so many deaths in a row that it waits for a minute before the next start."""
-        fired = self._world.weather.fired
+        fired = self._simulation.active_faults.trigger_counts
         deaths = sum(count for kind, count in fired.items() if kind.startswith(("kill-", "stop-", "poison")))
-        return self.may_crash() or deaths + self._world.weather.num_killed_for_silence >= MAX_DEATHS
+        return self.may_crash() or deaths + self._simulation.active_faults.num_killed_for_silence >= MAX_DEATHS
 
     def is_out_of_reach(self) -> bool:
         """Whether an instance cannot be asked for its records at the moment, or not for all of them."""
-        return any(not _answers(one) for one in self._world.instances.values() if one.machine.role != "prefill")
+        return any(not _answers(one) for one in self._simulation.instances.values() if one.spec.role != "prefill")
 
-    def may_forget(self, *, is_background: bool) -> bool:
+    def may_lose_records(self, *, is_background: bool) -> bool:
         """Whether the record of a response may be lost. A router does not reach an instance whose api process is away."""
-        fired = self._world.weather.fired
-        outlived = {"kill-api"} if is_background and not self._world.routers else set[str]()
-        return self.may_pause() or not fired.keys() <= HARMLESS | KEEPS_RECORDS | outlived
+        fired = self._simulation.active_faults.trigger_counts
+        outlived = {"kill-api"} if is_background and not self._simulation.routers else set[str]()
+        return self.may_pause() or not fired.keys() <= CLIENT_ONLY_FAULTS | RECORD_SAFE_FAULTS | outlived
 
     def may_lose_tokens(self) -> bool:
         """Whether a response may have fewer tokens than its client was told, until they are made again."""
-        return not self._world.weather.fired.keys() <= HARMLESS | KEEPS_RECORDS
+        return not self._simulation.active_faults.trigger_counts.keys() <= CLIENT_ONLY_FAULTS | RECORD_SAFE_FAULTS
 
     def is_undisturbed(self) -> bool:
-        return self._world.weather.fired.keys() <= HARMLESS
+        return self._simulation.active_faults.trigger_counts.keys() <= CLIENT_ONLY_FAULTS
 
     def is_computed(self, request_id: str) -> bool:
-        engines = [instance.life.engine for instance in self._world.instances.values()]
+        engines = [instance.lifetime.engine for instance in self._simulation.instances.values()]
         cores = [engine.core for engine in engines if engine is not None and engine.core is not None]
         return any(name.startswith(request_id) for core in cores for name in core._live)
 
     def num_resumes(self) -> int:
         return sum(
             int(series.value)
-            for router in self._world.routers.values()
+            for router in self._simulation.routers.values()
             for family in router.router.registry.snapshot()
             if family.name == "onward_router_resumes_total"
             for series in family.series
@@ -101,73 +101,73 @@ class Watch:
 
     # 5.
 
-    def on_write(self, instance: Instance, block: int, request_id: str, epoch: int) -> None:
-        engine = instance.life.engine
+    def on_write(self, instance: SimInstance, block: int, request_id: str, epoch: int) -> None:
+        engine = instance.lifetime.engine
         if engine is None or engine.core is None or engine.core.worker is None:
             return
-        problem = misplaced(engine.core, block, epoch)
+        problem = find_write_violation(engine.core, block, epoch)
         if problem is not None:
-            self._world.fail(
-                5, f"{instance.machine.name}: {request_id} (epoch {epoch}) writes block {block}: {problem}"
+            self._simulation.fail(
+                5, f"{instance.spec.name}: {request_id} (epoch {epoch}) writes block {block}: {problem}"
             )
 
     # 7 and 10.
 
-    def on_plan(self, instance: Instance, plan: StepPlan) -> None:
-        engine = instance.life.engine
+    def on_plan(self, instance: SimInstance, plan: StepPlan) -> None:
+        engine = instance.lifetime.engine
         if engine is None or engine.core is None or not engine.core._live:
             return
         self._check_order(instance, engine.core, plan)
         if not plan.preempt:
             return
         alone = "" if plan.run else ", and runs nothing"
-        self._world.trace.note(f"{instance.machine.name} preempts {len(plan.preempt)} in step {plan.step}{alone}")
+        self._simulation.trace.note(f"{instance.spec.name} preempts {len(plan.preempt)} in step {plan.step}{alone}")
         first = min(engine.core._live.values(), key=queue_key)
-        if first.slot_epoch in {preempt.epoch for preempt in plan.preempt}:
-            self._world.fail(7, f"{instance.machine.name}: {first.request_id} is first in line, and is preempted")
-        if (victim := preempted_in_vain(engine.core, plan)) is not None:
+        if first.slot_epoch in {preempt.slot_epoch for preempt in plan.preempt}:
+            self._simulation.fail(7, f"{instance.spec.name}: {first.request_id} is first in line, and is preempted")
+        if (victim := find_useless_preemption(engine.core, plan)) is not None:
             what = f"{victim.request_id} is preempted, and no request before it has enough blocks by that"
-            self._world.fail(10, f"{instance.machine.name}: {what}")
+            self._simulation.fail(10, f"{instance.spec.name}: {what}")
 
     # 9.
 
-    def _check_order(self, instance: Instance, core: EngineCore, plan: StepPlan) -> None:
+    def _check_order(self, instance: SimInstance, core: EngineCore, plan: StepPlan) -> None:
         """A request that is admitted has overtaken those of its priority that came before it and still wait."""
         for assign in plan.assign:
-            admitted = core.scheduler.find(assign.epoch)
-            if admitted is None or admitted.handover is not None:
+            admitted = core.scheduler.request_of_slot_epoch(assign.slot_epoch)
+            if admitted is None or admitted.handoff is not None:
                 continue
             for waiting in core.scheduler.waiting:
-                if waiting.handover is not None or not self._overtakes(core, admitted, waiting):
+                if waiting.handoff is not None or not self._overtakes(core, admitted, waiting):
                     continue
-                key = (core.incarnation, waiting.serial)
+                key = (core.incarnation, waiting.arrival_number)
                 self._overtaken[key] += 1
                 if self._overtaken[key] > MAX_OVERTAKEN:
                     what = f"{waiting.request_id} waits, and {self._overtaken[key]} that came later"
-                    self._world.fail(9, f"{instance.machine.name}: {what} were admitted before it")
+                    self._simulation.fail(9, f"{instance.spec.name}: {what} were admitted before it")
 
     def _overtakes(self, core: EngineCore, admitted: Request, waiting: Request) -> bool:
         """Time that a request has waited elsewhere may put it before another, but not before its client has sent it."""
-        sent_s = self._sent_s.get(admitted.label.partition(".")[0])
-        came_s = self._came_s.get((core.incarnation, waiting.serial))
+        sent_s = self._sent_s.get(admitted.client_request_id.partition(".")[0])
+        came_s = self._came_s.get((core.incarnation, waiting.arrival_number))
         if sent_s is None or came_s is None or admitted.priority != waiting.priority:
             return False
         return sent_s > came_s + OVERTAKING_S
 
     # The engine's own books.
 
-    def after_turn(self, instance: Instance) -> None:
+    def after_turn(self, instance: SimInstance) -> None:
         """Between two events of an engine. Looking at everything takes longer than the turn, so not every run does."""
-        core = instance.life.engine.core if instance.life.engine is not None else None
+        core = instance.lifetime.engine.core if instance.lifetime.engine is not None else None
         if core is not None:
             for request in core._live.values():
-                self._came_s.setdefault((core.incarnation, request.serial), self._world.loop.now_s)
-        if core is None or self._world.scenario.seed % LOOKED_INTO:
+                self._came_s.setdefault((core.incarnation, request.arrival_number), self._simulation.loop.now_s)
+        if core is None or self._simulation.scenario.seed % AUDIT_ONE_RUN_IN:
             return
         try:
-            engine_state.check(core)
+            engine_state.audit_engine(core)
         except AssertionError as fault:
-            self._world.fail(0, f"{instance.machine.name}: {fault}")
+            self._simulation.fail(0, f"{instance.spec.name}: {fault}")
 
     # 4.
 
@@ -177,61 +177,63 @@ class Watch:
     def audit(self) -> None:
         what = self._unsettled()
         if what is not None:
-            self._world.fail(4, what)
+            self._simulation.fail(4, what)
             return
-        for instance in self._world.instances.values():
+        for instance in self._simulation.instances.values():
             self._audit(instance)
-        for name, router in self._world.routers.items():
-            if kept := kept_by_router(router.router.serving.core, router.process.now_s()):
-                self._world.fail(4, f"router {name} still has {kept} records")
-        if (needless := needless_repair(self._world)) is not None:
-            self._world.fail(6, needless)
+        for name, router in self._simulation.routers.items():
+            if kept := unexpired_router_records(router.router.serving.core, router.process.now_s()):
+                self._simulation.fail(4, f"router {name} still has {kept} records")
+        if (needless := find_unneeded_repair(self._simulation)) is not None:
+            self._simulation.fail(6, needless)
 
     def _unsettled(self) -> str | None:
         """Somebody who still holds something, if there is one."""
-        for name, router in self._world.routers.items():
+        for name, router in self._simulation.routers.items():
             if router.router.serving.core.routes():
                 return f"router {name} still has streams"
             if booked := sum(one.booked for one in router.router.serving.core.replicas.all(router.process.now_s())):
                 return f"router {name} still has {booked} places booked"
-        for instance in self._world.instances.values():
-            problem = _busy(instance)
+        for instance in self._simulation.instances.values():
+            problem = _find_unsettled(instance)
             if problem is not None:
-                return f"{instance.machine.name}: {problem}"
-        return "a connection is still open" if self._world.web.num_serving else None
+                return f"{instance.spec.name}: {problem}"
+        return "a connection is still open" if self._simulation.http.num_serving else None
 
-    def _audit(self, instance: Instance) -> None:
-        engine = instance.life.engine
+    def _audit(self, instance: SimInstance) -> None:
+        engine = instance.lifetime.engine
         assert engine is not None and engine.core is not None
         try:
             engine.core.audit_idle()
         except AssertionError as leak:
-            self._world.fail(4, f"{instance.machine.name}: {leak}")
-        assert instance.life.shelf is not None
-        if kept := kept_for_ever(instance.life.shelf.core, instance.life.shelf.process.now_s()):
-            self._world.fail(4, f"{instance.machine.name}: the shelf still has {kept}")
+            self._simulation.fail(4, f"{instance.spec.name}: {leak}")
+        assert instance.lifetime.stream_store is not None
+        if kept := unexpired_records(
+            instance.lifetime.stream_store.core, instance.lifetime.stream_store.process.now_s()
+        ):
+            self._simulation.fail(4, f"{instance.spec.name}: the shelf still has {kept}")
 
 
-def _answers(instance: Instance) -> bool:
+def _answers(instance: SimInstance) -> bool:
     """All of its processes that have records, or the way to them, run."""
     running = [one for role in ("api", "shelf") for one in instance.processes(role) if not one.is_stopped]
-    return len(running) == instance.machine.num_apis + 1
+    return len(running) == instance.spec.num_api_processes + 1
 
 
-def kept_for_ever(shelf: ShelfCore, now_s: float) -> dict[str, int]:
+def unexpired_records(shelf: StreamStoreCore, now_s: float) -> dict[str, int]:
     """What a shelf would still have when the time of all that it has is over, by kind."""
     shelf.tick(now_s + LONGEST_TTL_S)
-    return {kind: count for kind, count in shelf.records.count().items() if count}
+    return {kind: count for kind, count in shelf.entries.count().items() if count}
 
 
-def kept_by_router(core: RouterCore, now_s: float) -> int:
+def unexpired_router_records(core: RouterCore, now_s: float) -> int:
     core.tick(now_s + LONGEST_TTL_S)
-    return len(core.records)
+    return len(core.detached)
 
 
-def misplaced(core: EngineCore, block: int, epoch: int) -> str | None:
+def find_write_violation(core: EngineCore, block: int, epoch: int) -> str | None:
     """What is wrong with a write to this block by the request under this epoch, if something is."""
-    pool, request = core.scheduler.pool, core.scheduler.seating.by_epoch.get(epoch)
+    pool, request = core.scheduler.pool, core.scheduler.allocator.by_slot_epoch.get(epoch)
     if block in pool._fenced:
         return None  # given up, and kept from others until this step is answered
     if request is None or block not in request.block_ids:
@@ -241,20 +243,20 @@ def misplaced(core: EngineCore, block: int, epoch: int) -> str | None:
         return f"it belongs to {holder}"
     if block in pool._leased:
         return "a peer has the lease"
-    return "others share it" if pool._holders[block] > 1 + pool._sending[block] else None
+    return "others share it" if pool._ref_counts[block] > 1 + pool._sending[block] else None
 
 
-def _busy(instance: Instance) -> str | None:
-    life = instance.life
+def _find_unsettled(instance: SimInstance) -> str | None:
+    life = instance.lifetime
     if life.supervisor.is_dead or life.engine is None or life.engine.core is None or life.engine.core.worker is None:
         return "it is not back"
     if not life.engine.core.idle:
         return f"the engine is not idle: {life.engine.core.stats(0.0).requests}"
-    if life.shelf is None or life.shelf.core.num_questions:
+    if life.stream_store is None or life.stream_store.core.num_pending_queries:
         return "the shelf is not back, or owes answers"
     plane = life.worker.plane if life.worker is not None else None
-    if plane is not None and (plane.expected or plane.pushes):
-        return f"leases {sorted(plane.expected)} and pushes {sorted(plane.pushes)} are left"
+    if plane is not None and (plane.expected_leases or plane.pushes):
+        return f"leases {sorted(plane.expected_leases)} and pushes {sorted(plane.pushes)} are left"
     for api in life.apis.values():
         if (held := api.api.num_held) > 0:
             return f"an api process still holds {held} requests"

@@ -24,19 +24,19 @@ class Livelock(Exception):
     """Much happens, and nothing comes of it."""
 
 
-class Owner(Protocol):
+class LoopProcess(Protocol):
     """What the loop must know of a process."""
 
     clock_rate: float
     is_stopped: bool
     held: list[asyncio.Handle]
 
-    def has_faded(self, now_s: float) -> bool:
+    def has_unwound(self, now_s: float) -> bool:
         """It was killed, and what was left of it has unwound."""
         ...
 
 
-OWNER: ContextVar[Owner | None] = ContextVar("OWNER", default=None)
+CURRENT_PROCESS: ContextVar[LoopProcess | None] = ContextVar("OWNER", default=None)
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -44,13 +44,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.now_s = START_S
         self.num_events = 0
-        self._due: deque[tuple[Owner | None, asyncio.Handle]] = deque()
-        self._later: list[tuple[float, int, Owner | None, asyncio.Handle]] = []
+        self._due: deque[tuple[LoopProcess | None, asyncio.Handle]] = deque()
+        self._later: list[tuple[float, int, LoopProcess | None, asyncio.Handle]] = []
         self._order = itertools.count()
 
     def time(self) -> float:
         """As the clock of the process that asks shows it."""
-        return local_time(OWNER.get(), self.now_s)
+        return local_time(CURRENT_PROCESS.get(), self.now_s)
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
@@ -73,12 +73,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         return self.call_at(local_time(_owner(context), self.now_s) + delay, callback, *args, context=context)
 
-    def call_at_real(self, at_s: float, context: Context, callback: Callable[..., Any], *args: Any) -> None:
+    def call_at_global(self, at_s: float, context: Context, callback: Callable[..., Any], *args: Any) -> None:
         """At this time of the world, whatever the clock of the process shows."""
         handle = asyncio.Handle(callback, args, self, context)
-        heapq.heappush(self._later, (max(at_s, self.now_s), next(self._order), context.get(OWNER), handle))
+        heapq.heappush(self._later, (max(at_s, self.now_s), next(self._order), context.get(CURRENT_PROCESS), handle))
 
-    def release(self, owner: Owner) -> None:
+    def resume_process(self, owner: LoopProcess) -> None:
         """It goes on: what it has missed runs now."""
         self._due.extend((owner, handle) for handle in owner.held)
         owner.held.clear()
@@ -93,7 +93,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     owner, handle = due.popleft()
                 elif later and later[0][0] <= end_s:
                     at_s, _, owner, handle = heapq.heappop(later)
-                    if owner is not None and owner.has_faded(at_s):
+                    if owner is not None and owner.has_unwound(at_s):
                         continue
                     self.now_s = at_s
                 else:
@@ -102,7 +102,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         finally:
             asyncio._set_running_loop(None)
 
-    def _run_one(self, owner: Owner | None, handle: asyncio.Handle) -> None:
+    def _run_one(self, owner: LoopProcess | None, handle: asyncio.Handle) -> None:
         if handle.cancelled():
             return
         if owner is not None and owner.is_stopped:
@@ -117,9 +117,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Nothing is counted: what was cancelled is dropped when its time comes."""
 
 
-def local_time(owner: Owner | None, now_s: float) -> float:
+def local_time(owner: LoopProcess | None, now_s: float) -> float:
     return now_s if owner is None else START_S + (now_s - START_S) * owner.clock_rate
 
 
-def _owner(context: Context | None) -> Owner | None:
-    return OWNER.get() if context is None else context.get(OWNER)
+def _owner(context: Context | None) -> LoopProcess | None:
+    return CURRENT_PROCESS.get() if context is None else context.get(CURRENT_PROCESS)

@@ -7,15 +7,15 @@ string or the end token.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onward.proto.sampling import Sampling
-from onward.sim.scenario import Ask
+from onward.proto.sampling import SamplingParams
+from onward.sim.scenario import SimRequest
 from onward.sim.structures import STRUCTURES
-from onward.sim.vocabulary import END_ID, NUM_SPOKEN, grammars, pieces
+from onward.sim.vocabulary import END_ID, NUM_SAMPLED_IDS, grammars, token_bytes
 from onward.sim.worker import expected_output
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedChoice:
     """One choice of an undisturbed answer."""
 
     token_ids: list[int]
@@ -23,10 +23,10 @@ class Expected:
     finish_reason: str
 
 
-def expected_choice(ask: Ask, prompt: Sequence[int], seed: int, index: int) -> Expected:
-    sampling = Sampling(
+def expected_choice(ask: SimRequest, prompt: Sequence[int], seed: int, index: int) -> ExpectedChoice:
+    sampling = SamplingParams(
         seed=seed,
-        choice=index,
+        choice_index=index,
         temperature=ask.temperature,
         min_tokens=ask.min_tokens,
         end_token_ids=() if ask.ignore_eos else (END_ID,),
@@ -34,31 +34,31 @@ def expected_choice(ask: Ask, prompt: Sequence[int], seed: int, index: int) -> E
         grammar=STRUCTURES[ask.structure].grammar if ask.structure else None,
     )
     matcher = None if sampling.grammar is None else grammars().matcher(sampling.grammar)
-    token_ids = expected_output(prompt, sampling, ask.max_tokens, NUM_SPOKEN, matcher)
+    token_ids = expected_output(prompt, sampling, ask.max_tokens, NUM_SAMPLED_IDS, matcher)
     stopped_at = _stop(token_ids, ask)
     if stopped_at is not None:
         num_tokens, text = stopped_at
-        return Expected(token_ids[:num_tokens], text, "stop")
+        return ExpectedChoice(token_ids[:num_tokens], text, "stop")
     has_ended = (token_ids[-1] == END_ID and not ask.ignore_eos) or (matcher is not None and matcher.done)
-    text = text_of(token_ids)
+    text = decode_text(token_ids)
     if has_ended and ask.structure:
         assert STRUCTURES[ask.structure].is_satisfied_by(text), f"{text!r} is no {ask.structure}"
-    return Expected(token_ids, text, "stop" if has_ended else "length")
+    return ExpectedChoice(token_ids, text, "stop" if has_ended else "length")
 
 
-def text_of(token_ids: Sequence[int]) -> str:
-    return b"".join(pieces()[token_id] for token_id in token_ids).decode("utf-8", "replace")
+def decode_text(token_ids: Sequence[int]) -> str:
+    return b"".join(token_bytes()[token_id] for token_id in token_ids).decode("utf-8", "replace")
 
 
-def shown_text(token_ids: Sequence[int], ask: Ask) -> list[str]:
+def shown_text(token_ids: Sequence[int], ask: SimRequest) -> list[str]:
     """What may be shown when an answer is cut behind these tokens: never half a character. Where a stop string may begin,
     less than all."""
-    text = _complete(b"".join(pieces()[token_id] for token_id in token_ids))
+    text = _complete(b"".join(token_bytes()[token_id] for token_id in token_ids))
     num_held = max((len(stop) for stop in ask.stop or ()), default=0)
     return [text[: len(text) - held] for held in range(min(num_held, len(text)) + 1)]
 
 
-def _stop(token_ids: Sequence[int], ask: Ask) -> tuple[int, str] | None:
+def _stop(token_ids: Sequence[int], ask: SimRequest) -> tuple[int, str] | None:
     """How many tokens there are when a stop string is complete, and the text before it."""
     if not ask.stop:
         return None
@@ -66,7 +66,7 @@ def _stop(token_ids: Sequence[int], ask: Ask) -> tuple[int, str] | None:
     for num_tokens, token_id in enumerate(token_ids, 1):
         if token_id == END_ID and not ask.ignore_eos:
             return None
-        data += pieces()[token_id]
+        data += token_bytes()[token_id]
         text = _complete(data)
         for end in range(len(before) + 1, len(text) + 1):
             found = [stop for stop in ask.stop if text[:end].endswith(stop)]

@@ -9,13 +9,13 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from typing import Any
 
-from onward.sim.loop import OWNER, VirtualLoop, local_time
+from onward.sim.loop import CURRENT_PROCESS, VirtualLoop, local_time
 
-FADING_S = 30.0
+UNWIND_S = 30.0
 EPOCH_S = 1_700_000_000.0
 
 
-class Process:
+class SimProcess:
     def __init__(self, loop: VirtualLoop, name: str, clock_rate: float = 1.0) -> None:
         self.name = name
         self.clock_rate = clock_rate
@@ -32,7 +32,7 @@ class Process:
         self._died_s = 0.0
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._context = copy_context()
-        self._context.run(OWNER.set, self)
+        self._context.run(CURRENT_PROCESS.set, self)
 
     # The clock that its code reads.
 
@@ -51,10 +51,10 @@ class Process:
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self.run(self._loop.create_task, work)
 
-    def later(self, seconds: float, call: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
+    def call_later(self, seconds: float, call: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
         return self._loop.call_later(seconds, self._call, call, args, context=self.context())
 
-    def soon(self, call: Callable[[], Any]) -> None:
+    def call_soon(self, call: Callable[[], Any]) -> None:
         self._loop.call_soon(self._call, call, (), context=self.context())
 
     def _call(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -72,10 +72,10 @@ class Process:
         for notice in self.on_stop:
             notice(True)
 
-    def cont(self) -> None:
+    def resume(self) -> None:
         if self.is_stopped:
             self.is_stopped = False
-            self._loop.release(self)
+            self._loop.resume_process(self)
             for notice in self.on_stop:
                 notice(False)
 
@@ -84,15 +84,15 @@ class Process:
             return
         self.is_dead = True
         self._died_s = self._loop.now_s
-        self.cont()
+        self.resume()
         for notice in self.on_death:
             notice()
         for task in sorted(self._tasks, key=lambda task: int(task.get_name().rpartition("-")[2])):
             task.cancel()
             task.add_done_callback(_forget)
 
-    def has_faded(self, now_s: float) -> bool:
-        return self.is_dead and now_s > self._died_s + FADING_S
+    def has_unwound(self, now_s: float) -> bool:
+        return self.is_dead and now_s > self._died_s + UNWIND_S
 
     def __repr__(self) -> str:
         return self.name
@@ -104,14 +104,14 @@ def _forget(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-def adopt_tasks(loop: VirtualLoop) -> None:
+def install_task_factory(loop: VirtualLoop) -> None:
     """From now on each task belongs to the process that made it."""
     numbers = iter(range(1, 1 << 62))
 
     def make(loop: asyncio.AbstractEventLoop, work: Any, context: Context | None = None) -> asyncio.Task[Any]:
         task = asyncio.Task(work, loop=loop, name=f"sim-{next(numbers)}", context=context)
-        owner = OWNER.get() if context is None else context.get(OWNER)
-        if isinstance(owner, Process):
+        owner = CURRENT_PROCESS.get() if context is None else context.get(CURRENT_PROCESS)
+        if isinstance(owner, SimProcess):
             owner.adopt(task)
             if owner.is_dead:
                 task.cancel()

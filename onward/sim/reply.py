@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 
-class Wrong(AssertionError):
+class InvariantError(AssertionError):
     """The client got what it should not have got."""
 
     def __init__(self, invariant: int, what: str) -> None:
@@ -12,7 +12,7 @@ class Wrong(AssertionError):
         self.invariant, self.what = invariant, what
 
 
-class Reply(ABC):
+class ReplyChecker(ABC):
     """Of one request, over all attempts to have it answered. As it stands here, one that comes whole or not at all."""
 
     def __init__(self) -> None:
@@ -43,12 +43,12 @@ class Reply(ABC):
         """What a talk goes on from."""
         return ""
 
-    def begin_again(self) -> None:
+    def restart(self) -> None:
         """The request is sent anew, from its beginning."""
         self.num_tokens = 0
 
     def take_event(self, event_id: str | None, data: dict[str, Any]) -> None:
-        raise Wrong(2, f"an event {data} of what is no stream")
+        raise InvariantError(2, f"an event {data} of what is no stream")
 
     @abstractmethod
     def take_whole(self, body: bytes) -> None: ...
@@ -59,12 +59,12 @@ class Reply(ABC):
 
     def check_partial(self, partial: dict[str, Any]) -> None:
         """What came of it next to an error."""
-        raise Wrong(2, f"a part {partial} of what comes whole or not at all")
+        raise InvariantError(2, f"a part {partial} of what comes whole or not at all")
 
-    def own_resume(self) -> dict[str, Any]:
+    def resume_fields(self) -> dict[str, Any]:
         """To be put into a request that goes on with this one, from the cursors alone."""
         return {}
 
-    def continue_by_hand(self) -> None:
+    def continue_as_new_request(self) -> None:
         """What was given up goes on as a new request."""
-        raise Wrong(1, "it was given up, though it comes whole or not at all")
+        raise InvariantError(1, "it was given up, though it comes whole or not at all")

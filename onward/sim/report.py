@@ -11,9 +11,9 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from onward.sim.batch import Group, Tally, added, drawn, fired
-from onward.sim.faults import KINDS
-from onward.sim.scenario import Outcome, Scenario, Shape, Violation
+from onward.sim.batch import FindingGroup, RunTotals, planned_faults, sum_totals, triggered_faults
+from onward.sim.faults import FAULT_KINDS
+from onward.sim.scenario import RunResult, Scenario, Shape, Violation
 
 INVARIANTS = {
     0: "The code under test raises nothing, and logs no error of its own.",
@@ -28,7 +28,7 @@ INVARIANTS = {
     9: "No waiting request is overtaken by more than a few later ones of its priority.",
     10: "No request is preempted unless that makes enough room for a request before it.",
 }
-ENOUGH_DRAWN = 30
+MIN_PLANNED = 30
 """A kind that was drawn so often and never struck cannot strike. Some need luck: a refusal needs a client that connects."""
 DISTRIBUTIONS = {
     "requests": "requests",
@@ -45,7 +45,7 @@ Rows = tuple[list[str], list[list[str]]]
 
 _STYLES = (
     (re.compile(r"VIOLATION"), "bold red"),
-    (re.compile(rf"(?:{'|'.join(KINDS)})\b.* for [\d.]+ s$"), "bold yellow"),
+    (re.compile(rf"(?:{'|'.join(FAULT_KINDS)})\b.* for [\d.]+ s$"), "bold yellow"),
     (re.compile(r"\S+ (?:dies|is killed for silence|is renewed: .*)$"), "magenta"),
     (re.compile(r"\S+ ends: complete"), "green"),
     (re.compile(r"\S+ ends: "), "cyan"),
@@ -61,11 +61,11 @@ def styled(line: str) -> Text:
     return Text.assemble((at, "dim"), "  ", (what, style))
 
 
-def summary_of(outcome: Outcome) -> list[str]:
-    struck = fired(outcome)
+def summary_of(outcome: RunResult) -> list[str]:
+    struck = triggered_faults(outcome)
     return [
         f"seed {outcome.scenario.seed}, {described(outcome.scenario)}",
-        f"requests  {outcome.num_requests}: {_counts(outcome.ends)}",
+        f"requests  {outcome.num_requests}: {_counts(outcome.end_reasons)}",
         f"tokens    {outcome.num_tokens} delivered and compared",
         f"faults    {_counts(struck) or 'none fired'}",
         f"errors    {outcome.num_errors} that clients saw and recovered from; {outcome.num_resumes} streams resumed",
@@ -75,15 +75,17 @@ def summary_of(outcome: Outcome) -> list[str]:
 
 
 def described(scenario: Scenario) -> str:
-    machines = ", ".join(f"{one.name} ({one.role})" for one in scenario.machines)
+    machines = ", ".join(f"{one.name} ({one.role})" for one in scenario.instances)
     routers = f", {_number(scenario.num_routers, 'router')}" if scenario.num_routers else ""
-    what = f"{_number(len(scenario.asks), 'request')} and {_number(drawn(scenario).total(), 'fault')}"
+    what = f"{_number(len(scenario.requests), 'request')} and {_number(planned_faults(scenario).total(), 'fault')}"
     return f"shape {scenario.shape}: {machines}{routers}; {what}"
 
 
-def verdict(violation: Violation) -> str:
+def describe_violation(violation: Violation) -> str:
     sentence = INVARIANTS.get(violation.invariant, "")
-    return f"invariant {violation.invariant} is violated at {violation.at_s:.4f} s: {sentence}\n  {violation.what}"
+    return (
+        f"invariant {violation.invariant} is violated at {violation.at_s:.4f} s: {sentence}\n  {violation.description}"
+    )
 
 
 def _number(count: int, noun: str, nouns: str = "") -> str:
@@ -97,7 +99,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 # A batch.
 
 
-class Rates(msgspec.Struct, frozen=True):
+class BatchRates(msgspec.Struct, frozen=True):
     """By a real clock."""
 
     wall_s: float
@@ -120,20 +122,20 @@ def total_of(histogram: Mapping[int, int]) -> int:
     return sum(value * count for value, count in histogram.items())
 
 
-def never_fired(tally: Tally) -> list[str]:
+def never_triggered(tally: RunTotals) -> list[str]:
     """Kinds that can be trusted no more: often drawn, and without effect each time."""
-    return [kind for kind, count in tally.drawn.items() if count >= ENOUGH_DRAWN and not tally.fired.get(kind)]
+    return [kind for kind, count in tally.planned.items() if count >= MIN_PLANNED and not tally.triggered.get(kind)]
 
 
-def shape_rows(tallies: Mapping[Shape, Tally]) -> Rows:
+def shape_rows(tallies: Mapping[Shape, RunTotals]) -> Rows:
     titles = ["shape", "runs", "virtual hours", "requests", "tokens checked", "faults", "resumes", "runs/s", "tokens/s"]
-    named: list[tuple[str, Tally]] = [*tallies.items()]
+    named: list[tuple[str, RunTotals]] = [*tallies.items()]
     if len(named) > 1:
-        named.append(("all", added(list(tallies.values()))))
+        named.append(("all", sum_totals(list(tallies.values()))))
     return titles, [[name, *_shape_row(tally)] for name, tally in named]
 
 
-def _shape_row(tally: Tally) -> list[str]:
+def _shape_row(tally: RunTotals) -> list[str]:
     tokens, cpu_s = total_of(tally.tokens), tally.cpu_s or 1.0
     return [
         f"{tally.num_runs:,}",
@@ -147,7 +149,7 @@ def _shape_row(tally: Tally) -> list[str]:
     ]
 
 
-def distribution_rows(tallies: Mapping[Shape, Tally]) -> Rows:
+def distribution_rows(tallies: Mapping[Shape, RunTotals]) -> Rows:
     """Per run: p10, median, p90."""
     titles = ["per run", *tallies]
     rows = [
@@ -157,17 +159,18 @@ def distribution_rows(tallies: Mapping[Shape, Tally]) -> Rows:
     return titles, rows
 
 
-def fault_rows(tallies: Mapping[Shape, Tally]) -> Rows:
-    total = added(list(tallies.values()))
-    shown = [kind for kind in KINDS if kind in total.drawn or kind in total.fired]
+def fault_rows(tallies: Mapping[Shape, RunTotals]) -> Rows:
+    total = sum_totals(list(tallies.values()))
+    shown = [kind for kind in FAULT_KINDS if kind in total.planned or kind in total.triggered]
     rows = [
-        [kind, KINDS[kind].help, f"{total.drawn.get(kind, 0):,}", f"{total.fired.get(kind, 0):,}"] for kind in shown
+        [kind, FAULT_KINDS[kind].help, f"{total.planned.get(kind, 0):,}", f"{total.triggered.get(kind, 0):,}"]
+        for kind in shown
     ]
     return ["fault", "what happens", "drawn", "struck"], rows
 
 
-def end_rows(tallies: Mapping[Shape, Tally]) -> Rows:
-    ends = added(list(tallies.values())).ends
+def end_rows(tallies: Mapping[Shape, RunTotals]) -> Rows:
+    ends = sum_totals(list(tallies.values())).end_reasons
     return ["how requests ended", "requests"], [[name, f"{count:,}"] for name, count in sorted(ends.items())]
 
 
@@ -181,7 +184,7 @@ def table_of(rows: Rows) -> Table:
     return table
 
 
-def group_lines(shape: Shape, groups: Mapping[str, Group]) -> Iterator[str]:
+def group_lines(shape: Shape, groups: Mapping[str, FindingGroup]) -> Iterator[str]:
     """Violations or failures in runs of a shape, the commonest first."""
     for name, group in sorted(groups.items(), key=lambda item: -item[1].count):
         seeds = ", ".join(map(str, group.seeds)) + (", …" if group.count > len(group.seeds) else "")
@@ -191,7 +194,7 @@ def group_lines(shape: Shape, groups: Mapping[str, Group]) -> Iterator[str]:
             yield f"  {INVARIANTS.get(group.invariant, '')} For one: {group.example}"
 
 
-def rates_line(rates: Rates) -> str:
+def rates_line(rates: BatchRates) -> str:
     wall_s = rates.wall_s or 1.0
     return (
         f"{rates.num_runs:,} runs in {_duration(rates.wall_s)} on {_number(rates.num_processes, 'process', 'processes')}: "
@@ -203,7 +206,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
-def markdown_of(tallies: Mapping[Shape, Tally], rates: Rates) -> str:
+def markdown_of(tallies: Mapping[Shape, RunTotals], rates: BatchRates) -> str:
     """The figures, to be put into a page."""
     blocks = [
         f"{rates_line(rates)}.\n",
@@ -225,18 +228,18 @@ def _markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str
     return "\n".join([line(titles), f"|{'|'.join(rule)}|", *map(line, rows)]) + "\n"
 
 
-def document_of(tallies: Mapping[Shape, Tally], rates: Rates, codes: Mapping[str, int]) -> dict[str, Any]:
+def document_of(tallies: Mapping[Shape, RunTotals], rates: BatchRates, codes: Mapping[str, int]) -> dict[str, Any]:
     """For programs. `codes`: how many runs which code has made."""
-    total = added(list(tallies.values()))
+    total = sum_totals(list(tallies.values()))
     return {
         "rates": rates,
         "codes": codes,
         "shapes": {name: _figures(tally) for name, tally in [*tallies.items(), ("all", total)]},
-        "never_fired": never_fired(total),
+        "never_fired": never_triggered(total),
     }
 
 
-def _figures(tally: Tally) -> dict[str, Any]:
+def _figures(tally: RunTotals) -> dict[str, Any]:
     figures = msgspec.to_builtins(tally)
     for name in DISTRIBUTIONS:
         histogram = getattr(tally, name)

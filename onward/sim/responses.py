@@ -7,8 +7,8 @@ import msgspec
 
 from onward.sim.common_fields import common_fields
 from onward.sim.oracle import expected_choice, shown_text
-from onward.sim.reply import Reply, Wrong
-from onward.sim.scenario import Ask
+from onward.sim.reply import InvariantError, ReplyChecker
+from onward.sim.scenario import SimRequest
 from onward.sim.structures import STRUCTURES
 
 PATH = "/v1/responses"
@@ -18,11 +18,11 @@ _OVER = ("completed", "incomplete", "failed", "cancelled")
 _DELTA = "response.output_text.delta"
 
 
-class OtherEnd(Wrong):
+class ConflictingEndError(InvariantError):
     """It had ended, and has not, or otherwise: which nobody is told unless what had ended it was lost."""
 
 
-def body_of(ask: Ask) -> dict[str, Any]:
+def body_of(ask: SimRequest) -> dict[str, Any]:
     optional = {
         **common_fields(ask),
         "background": ask.background or None,
@@ -35,7 +35,7 @@ def body_of(ask: Ask) -> dict[str, Any]:
         "input": ask.prompt,
         "max_output_tokens": ask.max_tokens,
         "temperature": ask.temperature,
-        "stream": ask.streams,
+        "stream": ask.is_streaming,
     }
     return body | {name: value for name, value in optional.items() if value is not None}
 
@@ -44,10 +44,10 @@ def _format(structure: str) -> dict[str, Any]:
     return {"format": {"type": "json_schema", **STRUCTURES[structure].fields["response_format"]["json_schema"]}}
 
 
-class Response(Reply):
+class ResponseChecker(ReplyChecker):
     """Grows over all connections by which its client hears of it."""
 
-    def __init__(self, ask: Ask, prompt: list[int]) -> None:
+    def __init__(self, ask: SimRequest, prompt: list[int]) -> None:
         super().__init__()
         self.events: list[dict[str, Any]] = []
         """All that were told, each once."""
@@ -82,12 +82,12 @@ class Response(Reply):
     @property
     def _final(self) -> dict[str, Any]:
         if self.final is None:
-            raise Wrong(1, "a response without an end")
+            raise InvariantError(1, "a response without an end")
         return self.final
 
-    def begin_again(self) -> None:
+    def restart(self) -> None:
         """As another response, under another id."""
-        super().begin_again()
+        super().restart()
         self.response_id, self.cursor, self.final = "", "", None
         self.was_cancelled = self.lost_events = False
         self.events, self._text, self._logprobs = [], "", []
@@ -104,20 +104,24 @@ class Response(Reply):
     # Events.
 
     def take_event(self, event_id: str | None, data: dict[str, Any]) -> None:
-        number, event = data["sequence_number"], _lasting(data)
+        number, event = data["sequence_number"], _without_cache_figures(data)
         if number != self._next:
-            raise Wrong(3, f"event {number} is told in the place of {self._next}")
+            raise InvariantError(3, f"event {number} is told in the place of {self._next}")
         self._next += 1
-        if number < len(self.events) and self.final is None and _is_cut(event):
+        if number < len(self.events) and self.final is None and _is_cancelled_or_failed(event):
             # Its tokens were lost with their process, and it was ended before all of them were made again.
             self.lost_events = True
             del self.events[number:]
         if number < len(self.events):
             if event != self.events[number]:
-                kind = OtherEnd if _is_cut(self.events[number]) or _is_cut(event) else Wrong
+                kind = (
+                    ConflictingEndError
+                    if _is_cancelled_or_failed(self.events[number]) or _is_cancelled_or_failed(event)
+                    else InvariantError
+                )
                 raise kind(2, f"event {number} was {self.events[number]}, and is told again as {event}")
         elif self.events and _ends(self.events[-1]):
-            kind = OtherEnd if _is_cut(self.events[-1]) else Wrong
+            kind = ConflictingEndError if _is_cancelled_or_failed(self.events[-1]) else InvariantError
             raise kind(1, f"{event} follows the end")
         else:
             self._take_new(event)
@@ -147,25 +151,29 @@ class Response(Reply):
 
     def take_shown(self, response: dict[str, Any]) -> None:
         """As it stands, asked for by its id."""
-        response = _lasting(response)
+        response = _without_cache_figures(response)
         self._name(response)
         self._check_text(_text_of(response))
         left = response["status"] == "incomplete" and response["usage"] is None
         if response["status"] in _OVER and not left:
             self._end(response)
         elif self.final is not None:
-            raise OtherEnd(1, f"it was {self.final['status']}, and is {response['status']} now")
+            raise ConflictingEndError(1, f"it was {self.final['status']}, and is {response['status']} now")
 
     def _name(self, response: dict[str, Any]) -> None:
         if self.response_id and self.response_id != response["id"]:
-            raise Wrong(2, f"{self.response_id} is told as {response['id']}")
+            raise InvariantError(2, f"{self.response_id} is told as {response['id']}")
         self.response_id = response["id"]
 
     def _end(self, response: dict[str, Any]) -> None:
         if self.final is None:
             self.final = response
         elif self.final != response:
-            kind = OtherEnd if {"cancelled", "failed"} & {self.final["status"], response["status"]} else Wrong
+            kind = (
+                ConflictingEndError
+                if {"cancelled", "failed"} & {self.final["status"], response["status"]}
+                else InvariantError
+            )
             raise kind(2, f"it had ended as {self.final}, and has as {response} now")
 
     # What it should be.
@@ -175,7 +183,7 @@ class Response(Reply):
         self.num_tokens = final["usage"]["output_tokens"]
         if final["status"] == "cancelled":
             if self._ask.cancel_at_s is None and self._ask.abort_at_s is None:
-                raise Wrong(1, "it was cancelled, and nobody wanted that")
+                raise InvariantError(1, "it was cancelled, and nobody wanted that")
             self._check_cut()
             return
         is_cut = expected.finish_reason == "length"
@@ -189,26 +197,28 @@ class Response(Reply):
         told = {name: final[name] for name in ("status", "incomplete_details")}
         told |= {"usage": (usage["input_tokens"], usage["output_tokens"]), "text": _text_of(final)}
         if told != wanted:
-            raise Wrong(2, f"the response ends as {told} instead of {wanted}")
+            raise InvariantError(2, f"the response ends as {told} instead of {wanted}")
         self._check_events(wanted["status"])
 
     def _check_cut(self) -> None:
         """No token without its text, no half of a character, and one end."""
         text, num_tokens = _text_of(self._final), self.num_tokens
         if num_tokens > len(self._expected.token_ids):
-            raise Wrong(2, f"it was cancelled behind {num_tokens} tokens of {len(self._expected.token_ids)}")
+            raise InvariantError(2, f"it was cancelled behind {num_tokens} tokens of {len(self._expected.token_ids)}")
         shown = shown_text(self._expected.token_ids[:num_tokens], self._ask)
         if text not in shown and text.strip() + shown[0].strip():
-            raise Wrong(2, f"it was cancelled behind {num_tokens} tokens and reads {text!r} instead of {shown[0]!r}")
+            raise InvariantError(
+                2, f"it was cancelled behind {num_tokens} tokens and reads {text!r} instead of {shown[0]!r}"
+            )
         if not self.events or not _ends(self.events[-1]) or self.lost_events:
             return
         types = [event["type"].removeprefix("response.") for event in self.events]
         deltas = ["output_text.delta"] * types.count("output_text.delta")
         item = ["output_item.added", "content_part.added", *deltas] if deltas else []
         if types != ["created", "in_progress", *item, "incomplete"]:
-            raise Wrong(2, f"the events of a cancelled response are {types}")
+            raise InvariantError(2, f"the events of a cancelled response are {types}")
         if self._text != text:
-            raise Wrong(2, f"the events read {self._text!r}, and the cancelled response {text!r}")
+            raise InvariantError(2, f"the events read {self._text!r}, and the cancelled response {text!r}")
 
     def _check_events(self, status: str) -> None:
         """Where all of them were told."""
@@ -219,26 +229,26 @@ class Response(Reply):
         opening = ["created", "in_progress", "output_item.added", "content_part.added"]
         closing = ["output_text.done", "content_part.done", "output_item.done", status]
         if types != opening + deltas + closing:
-            raise Wrong(2, f"the events are {types}")
+            raise InvariantError(2, f"the events are {types}")
         if self._text != self._expected.text:
-            raise Wrong(2, f"the events read {self._text!r} instead of {self._expected.text!r}")
+            raise InvariantError(2, f"the events read {self._text!r} instead of {self._expected.text!r}")
 
     def _check_text(self, text: str) -> None:
         if not self._expected.text.startswith(text):
-            raise Wrong(2, f"it reads {text!r} instead of {self._expected.text!r}")
+            raise InvariantError(2, f"it reads {text!r} instead of {self._expected.text!r}")
 
     def _check_logprobs(self, told: list[float]) -> None:
         """Tokens without words have none."""
         wanted = [-token / 8 for token in self._expected.token_ids] if self._ask.logprobs is not None else []
         if told != wanted[: len(told)]:
-            raise Wrong(2, f"the logprobs are {told} instead of {wanted}")
+            raise InvariantError(2, f"the logprobs are {told} instead of {wanted}")
 
 
 def _ends(event: dict[str, Any]) -> bool:
     return event["type"].removeprefix("response.") in _OVER
 
 
-def _is_cut(event: dict[str, Any]) -> bool:
+def _is_cancelled_or_failed(event: dict[str, Any]) -> bool:
     return "response" in event and event["response"]["status"] in ("cancelled", "failed")
 
 
@@ -246,10 +256,10 @@ def _text_of(response: dict[str, Any]) -> str:
     return "".join(part["text"] for item in response["output"] for part in item["content"])
 
 
-def _lasting(told: dict[str, Any]) -> dict[str, Any]:
+def _without_cache_figures(told: dict[str, Any]) -> dict[str, Any]:
     """What was found in a cache is another matter each time."""
     if "response" in told:
-        return told | {"response": _lasting(told["response"])}
+        return told | {"response": _without_cache_figures(told["response"])}
     if told.get("usage") is None:
         return told
     usage = {name: value for name, value in told["usage"].items() if name != "input_tokens_details"}

@@ -5,15 +5,17 @@ from typing import Any, cast
 
 from onward.config import RouterConfig
 from onward.router.process import Router
-from onward.sim.http import Session, Web, url_of
-from onward.sim.process import Process
-from onward.web.keys import Keys
+from onward.sim.http import SimHttpNetwork, SimHttpSession, url_of
+from onward.sim.process import SimProcess
+from onward.web.keys import ApiKeyTable
 
 
 class RouterNode:
     """Keeps an address; the process behind it may die and come again."""
 
-    def __init__(self, web: Web, name: str, config: RouterConfig, keys: Keys, cluster_key: str) -> None:
+    def __init__(
+        self, web: SimHttpNetwork, name: str, config: RouterConfig, keys: ApiKeyTable, cluster_key: str
+    ) -> None:
         self.url = url_of(name)
         self._web, self._name, self._config = web, name, config
         self._keys, self._cluster_key = keys, cluster_key
@@ -24,10 +26,10 @@ class RouterNode:
 
     def start(self) -> None:
         self._num_lives += 1
-        process = self.process = Process(self._web.ground.loop, f"{self._name}.{self._num_lives}")
+        process = self.process = SimProcess(self._web.ground.loop, f"{self._name}.{self._num_lives}")
         process.wall_offset_s = self._wall_offset_s
-        chance = self._web.ground.chance.of(process.name)
-        session = Session(self._web, process)
+        chance = self._web.ground.random.substream(process.name)
+        session = SimHttpSession(self._web, process)
         router = partial(Router, self._config, self._cluster_key, keys=self._keys)
         self.router = process.run(router, process, chance, cast(Any, session), session.post_attempt)
         process.start(self.router.serving.run_clockwork())

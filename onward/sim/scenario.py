@@ -12,7 +12,7 @@ Path = Literal["/v1/chat/completions", "/v1/completions", "/v1/generate", "/v1/e
 SHAPES: tuple[Shape, ...] = ("engine", "pd", "cluster")
 
 
-class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
+class SimInstanceSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """One instance: a supervisor, an engine, its worker and api processes."""
 
     name: str
@@ -22,7 +22,7 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 32
     max_queue: int = 64
-    num_apis: int = 1
+    num_api_processes: int = 1
     clock_rate: float = 1.0
     """Seconds that its clocks show for each second."""
     step_s: float = 0.02
@@ -36,7 +36,7 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens that its requests may draft in a step."""
 
 
-class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
+class SimRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request, and what its client does with it."""
 
     name: str
@@ -44,7 +44,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     path: Path = "/v1/completions"
     prompt: str = ""
     prompt_token_ids: list[int] | None = None
-    streams: bool = True
+    is_streaming: bool = True
     max_tokens: int = 8
     min_tokens: int = 0
     n: int = 1
@@ -72,7 +72,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     """By its label or its id; seconds after it was sent."""
     leave_at_s: float | None = None
     """The client goes away for good."""
-    drop_at_s: list[float] = []
+    disconnect_at_s: list[float] = []
     """Its connection is dropped, and it comes back for the rest."""
     reads_slowly: bool = False
     background: bool = False
@@ -83,7 +83,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     """By its id."""
 
 
-class Moment(msgspec.Struct, frozen=True, omit_defaults=True):
+class MessageTrigger(msgspec.Struct, frozen=True, omit_defaults=True):
     """When the n-th message of a kind is sent; over wires with this text in their name, if one is given."""
 
     message: str
@@ -91,7 +91,7 @@ class Moment(msgspec.Struct, frozen=True, omit_defaults=True):
     wire: str = ""
 
 
-class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
+class FaultSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """Something that goes wrong, once or for a while."""
 
     kind: str
@@ -100,7 +100,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     """A process, a machine or a wire, by a part of its name; empty: all that the kind can concern."""
     at_s: float = 0.0
     """After the start; with a moment, after that."""
-    moment: Moment | None = None
+    trigger: MessageTrigger | None = None
     duration_s: float = 0.0
     rate: float = 1.0
     """For kinds that concern messages: which share of them."""
@@ -109,11 +109,11 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
 class Scenario(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int
     shape: Shape
-    machines: list[Machine]
-    asks: list[Ask]
-    faults: list[Fault]
+    instances: list[SimInstanceSpec]
+    requests: list[SimRequest]
+    faults: list[FaultSpec]
     num_routers: int = 0
-    lists_instances: bool = False
+    uses_static_instances: bool = False
     """The routers are given a list and ask, instead of being told by the instances."""
     policy: str = "least_loaded"
     preempt_retry_count: int = 3
@@ -125,7 +125,7 @@ class Scenario(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who has a key. Empty: nobody needs one. With two, each pries into what the other asks for."""
     max_in_flight: int | None = None
     """Of each caller."""
-    expects_calm: bool = False
+    expects_no_errors: bool = False
     """Its faults come one after another, so no client may see an error of any kind."""
     name: str = ""
     """Of a scenario that was written by hand."""
@@ -134,11 +134,11 @@ class Scenario(msgspec.Struct, frozen=True, omit_defaults=True):
 class Violation(msgspec.Struct, frozen=True):
     invariant: int
     """1 to 10 of the list in docs/simulation.md; 0: the code under test failed by an exception."""
-    what: str
+    description: str
     at_s: float
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class RunResult(msgspec.Struct, frozen=True):
     scenario: Scenario
     violation: Violation | None
     trace: list[str]
@@ -149,9 +149,9 @@ class Outcome(msgspec.Struct, frozen=True):
     num_requests: int
     num_tokens: int
     """Delivered to clients, and compared."""
-    fired: dict[str, int]
+    triggered: dict[str, int]
     """Faults that took effect, by kind."""
-    ends: dict[str, int]
+    end_reasons: dict[str, int]
     """How requests ended, by reason."""
     num_errors: int
     """Errors that clients saw and recovered from."""

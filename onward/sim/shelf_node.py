@@ -4,40 +4,40 @@ from collections import deque
 from collections.abc import Callable
 
 from onward.proto.control import FromChild
-from onward.proto.shelf import FromShelf, ToShelf
-from onward.shelf.core import ShelfCore
-from onward.shelf.main import TICK_MS, ShelfProcess
-from onward.sim.channel import ChildChannel
-from onward.sim.process import Process
-from onward.sim.wire import Ground, Wire
+from onward.proto.shelf import FromStreamStore, ToStreamStore
+from onward.shelf.core import StreamStoreCore
+from onward.shelf.main import TICK_MS, StreamStoreProcess
+from onward.sim.channel import SimControlChannel
+from onward.sim.process import SimProcess
+from onward.sim.wire import SimContext, SimWire
 
 IDLE_TICK_S = 1.0
 """Nobody waits for an idle one; its own time need not be so fine."""
 
 
-class ShelfPort:
+class SimStreamStorePort:
     """What `transport.shelf.ShelfPort` is."""
 
-    def __init__(self, ground: Ground, process: Process, wake: Callable[[], None]) -> None:
+    def __init__(self, ground: SimContext, process: SimProcess, wake: Callable[[], None]) -> None:
         self._ground, self._process, self._wake = ground, process, wake
-        self._inbox: deque[tuple[str, ToShelf]] = deque()
-        self._outgoing: dict[str, Wire] = {}
+        self._inbox: deque[tuple[str, ToStreamStore]] = deque()
+        self._outgoing: dict[str, SimWire] = {}
 
-    def connect(self, incarnation: str, api: Process, deliver: Callable[[FromShelf], None]) -> Wire:
+    def connect(self, incarnation: str, api: SimProcess, deliver: Callable[[FromStreamStore], None]) -> SimWire:
         """The api's way to us; what we say goes to `deliver`."""
         shelf = self._process
-        self._outgoing[incarnation] = Wire(self._ground, f"{shelf}>{api}", shelf, api, deliver, FromShelf)
+        self._outgoing[incarnation] = SimWire(self._ground, f"{shelf}>{api}", shelf, api, deliver, FromStreamStore)
 
-        def arrived(message: ToShelf) -> None:
+        def arrived(message: ToStreamStore) -> None:
             self._inbox.append((incarnation, message))
             self._wake()
 
-        return Wire(self._ground, f"{api}>{shelf}", api, shelf, arrived, ToShelf)
+        return SimWire(self._ground, f"{api}>{shelf}", api, shelf, arrived, ToStreamStore)
 
-    def receive(self) -> tuple[str, ToShelf] | None:
+    def receive(self) -> tuple[str, ToStreamStore] | None:
         return self._inbox.popleft() if self._inbox else None
 
-    def send(self, receiver: str, message: FromShelf) -> bool:
+    def send(self, receiver: str, message: FromStreamStore) -> bool:
         wire = self._outgoing.get(receiver)
         if wire is None:
             return False
@@ -45,31 +45,31 @@ class ShelfPort:
         return True
 
 
-class ShelfNode:
+class StreamStoreNode:
     def __init__(
-        self, ground: Ground, process: Process, supervisor: Process, heard: Callable[[FromChild], None]
+        self, ground: SimContext, process: SimProcess, supervisor: SimProcess, heard: Callable[[FromChild], None]
     ) -> None:
         self.process = process
         self.incarnation = f"shelf-{process.name}"
         self._turn_is_due = False
-        self.channel = ChildChannel(ground, supervisor, process, heard, self._wake)
-        self.port = ShelfPort(ground, process, self._wake)
-        self._shelf = ShelfProcess(self.channel, self.port, process)
+        self.channel = SimControlChannel(ground, supervisor, process, heard, self._wake)
+        self.port = SimStreamStorePort(ground, process, self._wake)
+        self._shelf = StreamStoreProcess(self.channel, self.port, process)
         self._tick()
 
     @property
-    def core(self) -> ShelfCore:
+    def core(self) -> StreamStoreCore:
         return self._shelf.core
 
     def _tick(self) -> None:
         self._wake()
-        self.process.later(TICK_MS / 1000 if self.core.num_questions else IDLE_TICK_S, self._tick)
+        self.process.call_later(TICK_MS / 1000 if self.core.num_pending_queries else IDLE_TICK_S, self._tick)
 
     def _wake(self) -> None:
         if not self._turn_is_due:
             self._turn_is_due = True
-            self.process.soon(self._turn)
+            self.process.call_soon(self._turn)
 
     def _turn(self) -> None:
         self._turn_is_due = False
-        self._shelf.turn()
+        self._shelf.run_once()

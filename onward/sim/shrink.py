@@ -10,53 +10,53 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from onward.sim.batch import signature
-from onward.sim.scenario import Ask, Fault, Machine, Outcome, Scenario
-from onward.sim.world import run
+from onward.sim.batch import violation_signature
+from onward.sim.scenario import FaultSpec, RunResult, Scenario, SimInstanceSpec, SimRequest
+from onward.sim.world import run_scenario
 
 MAX_RUNS = 600
 MAX_S = 90.0
 EARLIER_S = 0.25
-MANY_LUCKS = 6
+MAX_RESEEDS = 6
 SHORT_PROMPTS = ("a", "the sea")
 T = TypeVar("T")
 
 
-class Shrunk(msgspec.Struct, frozen=True):
+class ShrinkResult(msgspec.Struct, frozen=True):
     scenario: Scenario
-    outcome: Outcome
+    outcome: RunResult
     num_runs: int
     seconds: float
     was_cut_short: bool
     """By the bounds, so that more may be possible."""
 
 
-class _Exhausted(Exception):
+class _SearchLimitReached(Exception):
     pass
 
 
 def shrink(
-    outcome: Outcome,
+    outcome: RunResult,
     *,
     max_runs: int = MAX_RUNS,
     max_s: float = MAX_S,
     on_run: Callable[[int, Scenario], None] = lambda num_runs, smallest: None,
     clock: Callable[[], float] = time.monotonic,
-) -> Shrunk:
+) -> ShrinkResult:
     """`outcome` is of the scenario as it was found."""
-    search = _Search(outcome, max_runs, clock() + max_s, on_run, clock)
+    search = _ShrinkSearch(outcome, max_runs, clock() + max_s, on_run, clock)
     began_s, was_cut_short = clock(), False
     try:
-        search.until_nothing_helps()
-    except _Exhausted:
+        search.shrink_fully()
+    except _SearchLimitReached:
         was_cut_short = True
-    return Shrunk(search.best.scenario, search.best, search.num_runs, clock() - began_s, was_cut_short)
+    return ShrinkResult(search.best.scenario, search.best, search.num_runs, clock() - began_s, was_cut_short)
 
 
-class _Search:
+class _ShrinkSearch:
     def __init__(
         self,
-        outcome: Outcome,
+        outcome: RunResult,
         max_runs: int,
         end_s: float,
         on_run: Callable[[int, Scenario], None],
@@ -66,7 +66,7 @@ class _Search:
         self.best = outcome
         self.num_runs = 0
         self._num_lucks = 1
-        self._wanted = signature(outcome.violation)
+        self._wanted = violation_signature(outcome.violation)
         self._max_runs, self._end_s = max_runs, end_s
         self._on_run, self._clock = on_run, clock
 
@@ -74,42 +74,42 @@ class _Search:
     def _scenario(self) -> Scenario:
         return self.best.scenario
 
-    def until_nothing_helps(self) -> None:
+    def shrink_fully(self) -> None:
         """At last with more patience, where it has become small and a run is cheap."""
-        for self._num_lucks in (1, MANY_LUCKS):
+        for self._num_lucks in (1, MAX_RESEEDS):
             before = None
             while before != self._scenario:
                 before = self._scenario
                 self._drop_parts()
-                self._make_plain()
+                self._simplify()
 
     def _drop_parts(self) -> None:
-        self._fewer(self._scenario.faults, lambda faults: {"faults": faults})
-        self._fewer(self._scenario.asks, lambda asks: {"asks": asks})
-        self._fewer(self._scenario.machines, self._with_machines)
+        self._remove_items(self._scenario.faults, lambda faults: {"faults": faults})
+        self._remove_items(self._scenario.requests, lambda asks: {"asks": asks})
+        self._remove_items(self._scenario.instances, self._with_machines)
 
-    def _with_machines(self, machines: list[Machine]) -> dict[str, Any]:
+    def _with_machines(self, machines: list[SimInstanceSpec]) -> dict[str, Any]:
         """What concerns a machine goes with it."""
-        gone = {one.name for one in self._scenario.machines} - {one.name for one in machines}
+        gone = {one.name for one in self._scenario.instances} - {one.name for one in machines}
         kept = [fault for fault in self._scenario.faults if fault.target not in gone]
         return {"machines": machines, "faults": kept}
 
-    def _fewer(self, items: Sequence[T], changes: Callable[[list[T]], dict[str, Any]]) -> None:
+    def _remove_items(self, items: Sequence[T], changes: Callable[[list[T]], dict[str, Any]]) -> None:
         """First all of them, then halves, quarters, down to one by one."""
         kept, size = list(items), len(items)
         while size >= 1:
             at = 0
             while at < len(kept):
                 fewer = kept[:at] + kept[at + size :]
-                if self._holds(**changes(fewer)):
+                if self._still_violates(**changes(fewer)):
                     kept = fewer
                 else:
                     at += size
             size //= 2
 
-    def _make_plain(self) -> None:
+    def _simplify(self) -> None:
         for change in _plainer_wholes(self._scenario):
-            self._holds(**change)
+            self._still_violates(**change)
         for name, plainer in (("asks", _plainer_asks), ("faults", _plainer_faults), ("machines", _plainer_machines)):
             for index in range(len(getattr(self._scenario, name))):
                 self._make_one_plain(name, index, plainer)
@@ -120,21 +120,22 @@ class _Search:
         while helps:
             items = list(getattr(self._scenario, name))
             helps = any(
-                self._holds(**{name: [*items[:index], one, *items[index + 1 :]]}) for one in plainer(items[index])
+                self._still_violates(**{name: [*items[:index], one, *items[index + 1 :]]})
+                for one in plainer(items[index])
             )
 
-    def _holds(self, **changes: Any) -> bool:
+    def _still_violates(self, **changes: Any) -> bool:
         """Whether the violation is still there; then this is the best so far."""
         candidate = msgspec.structs.replace(self._scenario, **changes)
         if candidate == self._scenario or not _is_possible(candidate):
             return False
         for variant in _variants(candidate, self._num_lucks):
             if self.num_runs >= self._max_runs or self._clock() > self._end_s:
-                raise _Exhausted
+                raise _SearchLimitReached
             self.num_runs += 1
             self._on_run(self.num_runs, self._scenario)
-            outcome = run(variant)
-            if outcome.violation is not None and signature(outcome.violation) == self._wanted:
+            outcome = run_scenario(variant)
+            if outcome.violation is not None and violation_signature(outcome.violation) == self._wanted:
                 self.best = outcome
                 return True
         return False
@@ -149,7 +150,7 @@ def _variants(scenario: Scenario, num_lucks: int) -> Iterator[Scenario]:
     if scenario.faults:
         faults = [
             msgspec.structs.replace(fault, at_s=round(max(0.0, fault.at_s - EARLIER_S), 4))
-            if fault.moment is None
+            if fault.trigger is None
             else fault
             for fault in scenario.faults
         ]
@@ -157,12 +158,12 @@ def _variants(scenario: Scenario, num_lucks: int) -> Iterator[Scenario]:
 
 
 def _is_possible(scenario: Scenario) -> bool:
-    return bool(scenario.asks) and any(machine.role != "prefill" for machine in scenario.machines)
+    return bool(scenario.requests) and any(machine.role != "prefill" for machine in scenario.instances)
 
 
 def _plainer_wholes(scenario: Scenario) -> Iterator[dict[str, Any]]:
-    yield {"asks": [_plain(ask, _ASK_FIXED) for ask in scenario.asks]}
-    yield {"machines": [_plain(machine, _MACHINE_FIXED) for machine in scenario.machines]}
+    yield {"asks": [_with_defaults(ask, _ASK_FIXED) for ask in scenario.requests]}
+    yield {"machines": [_with_defaults(machine, _MACHINE_FIXED) for machine in scenario.instances]}
     if scenario.num_routers > 1:
         others = [fault for fault in scenario.faults if not fault.target.startswith("r") or fault.target == "r0"]
         yield {"num_routers": 1, "faults": others}
@@ -174,11 +175,11 @@ _ASK_FIXED = frozenset({"name", "at_s", "prompt", "prompt_token_ids", "max_token
 _MACHINE_FIXED = frozenset({"name", "role"})
 
 
-def _plainer_asks(ask: Ask) -> Iterator[Ask]:
-    yield _plain(ask, _ASK_FIXED)
+def _plainer_asks(ask: SimRequest) -> Iterator[SimRequest]:
+    yield _with_defaults(ask, _ASK_FIXED)
     yield from _plainer_fields(ask, _ASK_FIXED)
-    if len(ask.drop_at_s) > 1:
-        yield from (msgspec.structs.replace(ask, drop_at_s=[at_s]) for at_s in ask.drop_at_s)
+    if len(ask.disconnect_at_s) > 1:
+        yield from (msgspec.structs.replace(ask, disconnect_at_s=[at_s]) for at_s in ask.disconnect_at_s)
     if ask.turns > 2:
         yield msgspec.structs.replace(ask, turns=ask.turns - 1)
     for prompt in (*SHORT_PROMPTS, ask.prompt[: len(ask.prompt) // 2].strip()):
@@ -193,7 +194,7 @@ def _plainer_asks(ask: Ask) -> Iterator[Ask]:
         yield msgspec.structs.replace(ask, at_s=round(ask.at_s, 1))
 
 
-def _plainer_faults(fault: Fault) -> Iterator[Fault]:
+def _plainer_faults(fault: FaultSpec) -> Iterator[FaultSpec]:
     if fault.rate != 1.0:
         yield msgspec.structs.replace(fault, rate=1.0)
     for name in ("at_s", "duration_s"):
@@ -204,12 +205,12 @@ def _plainer_faults(fault: Fault) -> Iterator[Fault]:
         yield msgspec.structs.replace(fault, duration_s=round(fault.duration_s / 2, 1))
 
 
-def _plainer_machines(machine: Machine) -> Iterator[Machine]:
-    yield _plain(machine, _MACHINE_FIXED)
+def _plainer_machines(machine: SimInstanceSpec) -> Iterator[SimInstanceSpec]:
+    yield _with_defaults(machine, _MACHINE_FIXED)
     yield from _plainer_fields(machine, _MACHINE_FIXED)
 
 
-def _plain(item: Any, fixed: frozenset[str]) -> Any:
+def _with_defaults(item: Any, fixed: frozenset[str]) -> Any:
     changes = {name: _default(type(item), name) for name in item.__struct_fields__ if name not in fixed}
     return msgspec.structs.replace(item, **changes)
 

@@ -12,7 +12,7 @@ from onward.proto.sampling import Grammar
 
 
 @dataclass(frozen=True, slots=True)
-class Structure:
+class OutputStructure:
     fields: dict[str, Any]
     grammar: Grammar
     pattern: str
@@ -43,29 +43,29 @@ _OBJECT = {
 _CONSTANTS = {"enum": ["face", "a 日", "dead beef"]}
 _LARK = 'start: line+ "\\n"\nline: " sea" | " the" /[a-f]{1,3}/'
 
-STRUCTURES: dict[str, Structure] = {
-    "regex": Structure(
+STRUCTURES: dict[str, OutputStructure] = {
+    "regex": OutputStructure(
         {"guided_regex": "[a-f]{3,9}( sea|日|é)*🌊"},
         Grammar("regex", "[a-f]{3,9}( sea|日|é)*🌊"),
         "[a-f]{3,9}( sea|日|é)*🌊",
     ),
-    "open-regex": Structure({"guided_regex": "(ab|日|é)+"}, Grammar("regex", "(ab|日|é)+"), "(ab|日|é)+"),
-    "choice": Structure(
+    "open-regex": OutputStructure({"guided_regex": "(ab|日|é)+"}, Grammar("regex", "(ab|日|é)+"), "(ab|日|é)+"),
+    "choice": OutputStructure(
         {"guided_choice": _WORDS}, Grammar("choice", _source(_WORDS)), "|".join(re.escape(word) for word in _WORDS)
     ),
     # Complete with the first token, whoever draws it.
-    "one": Structure({"guided_choice": ["a", "b", "c"]}, Grammar("choice", _source(["a", "b", "c"])), "[abc]"),
+    "one": OutputStructure({"guided_choice": ["a", "b", "c"]}, Grammar("choice", _source(["a", "b", "c"])), "[abc]"),
     # A JSON string: of plain characters, or of those that are written with a backslash.
-    "json": Structure(
+    "json": OutputStructure(
         _json(_STRING),
         Grammar("json_schema", _source(_STRING)),
         r'"([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4})){2,}"',
     ),
-    "object": Structure(
+    "object": OutputStructure(
         _json(_OBJECT),
         Grammar("json_schema", _source(_OBJECT)),
         r'\{"a": [0-9]{1,2}, "日": \[((true|false)(, (true|false))?)?\]\}',
     ),
-    "enum": Structure(_json(_CONSTANTS), Grammar("json_schema", _source(_CONSTANTS)), '"(face|a 日|dead beef)"'),
-    "lark": Structure({"guided_grammar": _LARK}, Grammar("grammar", _LARK), "( sea| the[a-f]{1,3})+\n"),
+    "enum": OutputStructure(_json(_CONSTANTS), Grammar("json_schema", _source(_CONSTANTS)), '"(face|a 日|dead beef)"'),
+    "lark": OutputStructure({"guided_grammar": _LARK}, Grammar("grammar", _LARK), "( sea| the[a-f]{1,3})+\n"),
 }

@@ -11,29 +11,29 @@ import aiohttp
 import msgspec
 
 from onward.proto.cursor import parse_cursor
-from onward.proto.keys import KeyEntry
-from onward.sim.http import Session, Web
-from onward.sim.process import Process
-from onward.sim.reply import Wrong
-from onward.web.keys import HASH_PREFIX, hash_of
+from onward.proto.keys import ApiKeyEntry
+from onward.sim.http import SimHttpNetwork, SimHttpSession
+from onward.sim.process import SimProcess
+from onward.sim.reply import InvariantError
+from onward.web.keys import HASH_PREFIX, hash_key
 
 CLUSTER_KEY = "5a" * 32
 PRY_EVERY_S = 0.2
 PATIENCE_S = 8.0
 NOT_NOW = frozenset({429, 502, 503})
-NOBODY_ELSES = 8
+ISOLATION_INVARIANT = 8
 """The invariant."""
 
 
-def header(name: str) -> dict[str, str]:
+def auth_header(name: str) -> dict[str, str]:
     return {"authorization": f"Bearer key of {name}"} if name else {}
 
 
-def entries(names: list[str], max_in_flight: int | None) -> list[KeyEntry]:
+def key_entries(names: list[str], max_in_flight: int | None) -> list[ApiKeyEntry]:
     return [
-        KeyEntry(
+        ApiKeyEntry(
             name=name,
-            digest=hash_of(f"key of {name}").removeprefix(HASH_PREFIX),
+            digest=hash_key(f"key of {name}").removeprefix(HASH_PREFIX),
             role="user",
             max_in_flight=max_in_flight,
         )
@@ -41,16 +41,16 @@ def entries(names: list[str], max_in_flight: int | None) -> list[KeyEntry]:
     ]
 
 
-class Stranger:
-    def __init__(self, web: Web, process: Process, name: str, path: str, doors: list[str]) -> None:
+class IntruderClient:
+    def __init__(self, web: SimHttpNetwork, process: SimProcess, name: str, path: str, doors: list[str]) -> None:
         self._path, self._doors = path, doors
-        self._headers = header(name) | {"content-type": "application/json"}
-        self._session = Session(web, process)
-        self._chance = web.ground.chance.of(process.name)
+        self._headers = auth_header(name) | {"content-type": "application/json"}
+        self._session = SimHttpSession(web, process)
+        self._chance = web.ground.random.substream(process.name)
 
-    async def pry(self, cursor: str, label: str, body: dict[str, Any]) -> None:
+    async def try_access_stream(self, cursor: str, label: str, body: dict[str, Any]) -> None:
         """In one way or the other. Raises `Wrong` if anything is learnt or done by it."""
-        door, request_id = self._chance.one_of(self._doors), parse_cursor(cursor).request_id
+        door, request_id = self._chance.choice(self._doors), parse_cursor(cursor).request_id
         url, back = door + self._path, self._headers | {"Last-Event-ID": cursor}
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -65,9 +65,9 @@ class Stranger:
         except (aiohttp.ClientError, OSError):
             return  # as others, it may meet a server that dies, or hangs
 
-    async def pry_into_response(self, response_id: str) -> None:
-        method, more = self._chance.one_of((("GET", ""), ("GET", "?stream=true"), ("DELETE", ""), ("POST", "/cancel")))
-        url = f"{self._chance.one_of(self._doors)}{self._path}/{response_id}{more}"
+    async def try_access_response(self, response_id: str) -> None:
+        method, more = self._chance.choice((("GET", ""), ("GET", "?stream=true"), ("DELETE", ""), ("POST", "/cancel")))
+        url = f"{self._chance.choice(self._doors)}{self._path}/{response_id}{more}"
         try:
             async with asyncio.timeout(PATIENCE_S):
                 status, told = await self._answered(self._session.request(method, url, headers=self._headers))
@@ -75,13 +75,15 @@ class Stranger:
             return
         code = told.get("error", {}).get("code")
         if status not in NOT_NOW and (status, code) != (404, "response_not_found"):
-            raise Wrong(NOBODY_ELSES, f"a stranger's {method} of a response is answered with {status} {code}")
+            raise InvariantError(
+                ISOLATION_INVARIANT, f"a stranger's {method} of a response is answered with {status} {code}"
+            )
 
     async def _abort(self, door: str, names: list[str]) -> None:
         asked = self._session.post(door + "/v1/abort", data=msgspec.json.encode({"ids": names}), headers=self._headers)
         status, told = await self._answered(asked)
         if status not in NOT_NOW and (status != 200 or told["aborted"]):
-            raise Wrong(NOBODY_ELSES, f"a stranger's abort is answered with {status} {told}")
+            raise InvariantError(ISOLATION_INVARIANT, f"a stranger's abort is answered with {status} {told}")
 
     async def _answered(self, asked: Any) -> tuple[int, Any]:
         async with asked as response:
@@ -93,4 +95,4 @@ class Stranger:
     def _check(self, status: int, told: Any) -> None:
         code = told.get("error", {}).get("code")
         if status not in NOT_NOW and (status, code) != (404, "stream_unknown"):
-            raise Wrong(NOBODY_ELSES, f"a stranger who comes back is answered with {status} {code}")
+            raise InvariantError(ISOLATION_INVARIANT, f"a stranger who comes back is answered with {status} {code}")

@@ -9,20 +9,20 @@ from typing import Any
 
 import msgspec
 
-from onward.proto.sampling import Sampling
-from onward.sim.reply import Reply, Wrong
-from onward.sim.scenario import Ask
-from onward.sim.worker import expected_vector
+from onward.proto.sampling import SamplingParams
+from onward.sim.reply import InvariantError, ReplyChecker
+from onward.sim.scenario import SimRequest
+from onward.sim.worker import expected_embedding
 
 PATH = "/v1/embeddings"
 
 
-def texts_of(ask: Ask) -> list[str]:
+def texts_of(ask: SimRequest) -> list[str]:
     """As many as another request would have choices."""
     return [ask.prompt, *(f"{ask.prompt} {index}" for index in range(1, ask.n))]
 
 
-def body_of(ask: Ask) -> dict[str, Any]:
+def body_of(ask: SimRequest) -> dict[str, Any]:
     optional = {
         "pooling": ask.pooling or None,
         "priority": ask.priority or None,
@@ -33,8 +33,8 @@ def body_of(ask: Ask) -> dict[str, Any]:
     return {"model": "hash", "input": texts_of(ask), "normalize": False} | given
 
 
-class Vectors(Reply):
-    def __init__(self, ask: Ask, prompts: Sequence[Sequence[int]]) -> None:
+class EmbeddingChecker(ReplyChecker):
+    def __init__(self, ask: SimRequest, prompts: Sequence[Sequence[int]]) -> None:
         super().__init__()
         self._ask, self._prompts = ask, prompts
         self._told: dict[str, Any] = {}
@@ -43,13 +43,13 @@ class Vectors(Reply):
         self._told = msgspec.json.decode(body)
 
     def check_end(self) -> None:
-        sampling = Sampling(seed=0, pooling="last" if self._ask.pooling == "last" else "mean")
-        wanted = [array("f", expected_vector(prompt, sampling)).tolist() for prompt in self._prompts]
+        sampling = SamplingParams(seed=0, pooling="last" if self._ask.pooling == "last" else "mean")
+        wanted = [array("f", expected_embedding(prompt, sampling)).tolist() for prompt in self._prompts]
         if [one["index"] for one in self._told["data"]] != list(range(len(wanted))):
-            raise Wrong(2, "not one vector for each text, in order")
+            raise InvariantError(2, "not one vector for each text, in order")
         for index, (one, expected) in enumerate(zip(self._told["data"], wanted, strict=True)):
             if one["embedding"] != expected:
-                raise Wrong(2, f"text {index} gets {one['embedding']} instead of {expected}")
+                raise InvariantError(2, f"text {index} gets {one['embedding']} instead of {expected}")
         self.num_tokens = sum(map(len, self._prompts))
         if self._told["usage"]["prompt_tokens"] != self.num_tokens:
-            raise Wrong(2, f"the usage is {self._told['usage']} instead of {self.num_tokens}")
+            raise InvariantError(2, f"the usage is {self._told['usage']} instead of {self.num_tokens}")

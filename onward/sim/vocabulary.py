@@ -6,8 +6,8 @@ The first ids are those that the hash model speaks. Behind them are all single b
 import functools
 import json
 
-from onward.grammar.grammars import Grammars
-from onward.proto.model import ModelConfig, ModelText, PreparedModel
+from onward.grammar.grammars import GrammarCompiler
+from onward.proto.model import ModelConfig, PreparedModel, TokenizerFiles
 from onward.text.tokenizer import Tokenizer
 
 END = "<|end|>"
@@ -59,22 +59,22 @@ def _spoken() -> list[bytes]:
 
 
 _SPOKEN = _spoken()
-NUM_SPOKEN = len(SPECIAL) + len(_SPOKEN)
-POISON_ID, DOOM_ID, ENGINE_POISON_ID = NUM_SPOKEN, NUM_SPOKEN + 1, NUM_SPOKEN + 2
+NUM_SAMPLED_IDS = len(SPECIAL) + len(_SPOKEN)
+POISON_ID, DOOM_ID, ENGINE_POISON_ID = NUM_SAMPLED_IDS, NUM_SAMPLED_IDS + 1, NUM_SAMPLED_IDS + 2
 
 
 @functools.cache
-def pieces() -> list[bytes]:
+def token_bytes() -> list[bytes]:
     """The bytes that each id stands for; none for special ones."""
     spoken = [b""] * len(SPECIAL) + _SPOKEN + [b"", b""]
     return spoken + [bytes([byte]) for byte in range(256) if bytes([byte]) not in spoken]
 
 
 @functools.cache
-def text() -> ModelText:
+def model_text() -> TokenizerFiles:
     letters = _byte_letters()
     written = [*SPECIAL, *("".join(letters[byte] for byte in piece) for piece in _SPOKEN), POISON, DOOM, ENGINE_POISON]
-    written += [letters[piece[0]] for piece in pieces()[len(written) :]]
+    written += [letters[piece[0]] for piece in token_bytes()[len(written) :]]
     vocabulary = {token: token_id for token_id, token in enumerate(written)}
     special = [
         {
@@ -96,18 +96,18 @@ def text() -> ModelText:
         "decoder": byte_level,
         "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
     }
-    return ModelText(json.dumps(spec), CHAT_TEMPLATE, None, END)
+    return TokenizerFiles(json.dumps(spec), CHAT_TEMPLATE, None, END)
 
 
 @functools.cache
-def grammars() -> Grammars:
-    return Grammars(Tokenizer(text().tokenizer or ""))
+def grammars() -> GrammarCompiler:
+    return GrammarCompiler(Tokenizer(model_text().tokenizer or ""))
 
 
-def model() -> PreparedModel:
+def prepared_model() -> PreparedModel:
     config = ModelConfig(
         architecture="llama",
-        vocab_size=len(pieces()),
+        vocab_size=len(token_bytes()),
         hidden_size=1,
         intermediate_size=1,
         num_layers=1,

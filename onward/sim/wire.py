@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from onward.sim.chance import Chance
+from onward.sim.chance import SeededRandom
 from onward.sim.loop import VirtualLoop
-from onward.sim.process import Process
+from onward.sim.process import SimProcess
 from onward.sim.trace import Trace
-from onward.sim.weather import Weather
+from onward.sim.weather import ActiveFaults
 
 SLOW_S = 1.5
 """What a message on a slow wire takes, about."""
@@ -21,25 +21,25 @@ Watcher = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class SimContext:
     """What all wires of a run share."""
 
     loop: VirtualLoop
-    chance: Chance
-    weather: Weather
+    random: SeededRandom
+    active_faults: ActiveFaults
     trace: Trace
     delay_s: float
     watchers: list[Watcher]
     """Told of each message that is sent: the wire's name, and the message's kind."""
 
 
-class Wire:
+class SimWire:
     def __init__(
         self,
-        ground: Ground,
+        ground: SimContext,
         name: str,
-        sender: Process,
-        receiver: Process,
+        sender: SimProcess,
+        receiver: SimProcess,
         deliver: Callable[[Any], None],
         message_type: Any,
         *,
@@ -52,39 +52,37 @@ class Wire:
         self._may_lose, self._may_reorder = may_lose, may_reorder
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(message_type)
-        self._chance = ground.chance.of(name)
+        self._chance = ground.random.substream(name)
         self._last_s = 0.0
         self._context = receiver.context()
 
     def send(self, message: Any) -> None:
         if self._sender.is_dead:
             return
-        ground, weather = self._ground, self._ground.weather
+        ground, weather = self._ground, self._ground.active_faults
         kind = type(message).__name__
-        if weather.is_calm:
+        if weather.is_empty:
             ground.trace.message(self.name, kind)
-            self._post(message, self._chance.about(ground.delay_s))
-        elif self._may_lose and (
-            weather.strikes("partition", self.name) or weather.strikes("lose", f"{self.name} {kind}")
-        ):
+            self._post(message, self._chance.jittered(ground.delay_s))
+        elif self._may_lose and (weather.hits("partition", self.name) or weather.hits("lose", f"{self.name} {kind}")):
             ground.trace.message(self.name, kind, "lost")
         else:
             ground.trace.message(self.name, kind)
-            slow = not self._may_lose and weather.strikes("partition", self.name)
-            delay_s = SLOW_S if slow or weather.strikes("delay", self.name) else ground.delay_s
-            self._post(message, self._chance.about(delay_s))
-            if self._may_lose and weather.strikes("repeat", self.name):
-                self._post(message, self._chance.about(10 * ground.delay_s))
+            slow = not self._may_lose and weather.hits("partition", self.name)
+            delay_s = SLOW_S if slow or weather.hits("delay", self.name) else ground.delay_s
+            self._post(message, self._chance.jittered(delay_s))
+            if self._may_lose and weather.hits("repeat", self.name):
+                self._post(message, self._chance.jittered(10 * ground.delay_s))
         for watcher in ground.watchers:
             watcher(self.name, kind)
 
     def _post(self, message: Any, delay_s: float) -> None:
         loop = self._ground.loop
         at_s = loop.now_s + delay_s
-        if not (self._may_reorder and self._ground.weather.strikes("reorder", self.name)):
+        if not (self._may_reorder and self._ground.active_faults.hits("reorder", self.name)):
             at_s = self._last_s = max(at_s, self._last_s)
         encoded = self._encoder.encode(message)
-        loop.call_at_real(at_s, self._context, self._arrive, encoded)
+        loop.call_at_global(at_s, self._context, self._arrive, encoded)
 
     def _arrive(self, encoded: bytes) -> None:
         if not self._receiver.is_dead:

@@ -13,32 +13,32 @@ from functools import lru_cache
 
 import msgspec
 
-from onward.grammar.lazy import LazyGrammars
-from onward.grammar.matcher import Mask, Matcher
+from onward.grammar.lazy import LazyGrammarCompiler
+from onward.grammar.matcher import GrammarMatcher, TokenBitmask
 from onward.proto import SCHEMA_VERSION
-from onward.proto.kv_transfer import Endpoint, Layout, Push
-from onward.proto.sampling import Sampling
+from onward.proto.kv_transfer import KvEndpoint, KvLayout, KvPush
+from onward.proto.sampling import SamplingParams
 from onward.proto.step import (
-    Advanced,
-    Assign,
-    Embedding,
-    Event,
-    Failed,
-    Preempt,
-    Preempted,
-    Run,
+    AssignSlot,
+    PreemptSlot,
+    RunSlot,
+    SlotAdvanced,
+    SlotEmbedding,
+    SlotEvent,
+    SlotFailed,
+    SlotPreempted,
+    SlotTokens,
     StepPlan,
     StepResult,
     TokenLogprobs,
-    Tokens,
     WorkerHello,
 )
-from onward.sim.data_plane import DataPlane
-from onward.sim.drafts import HashDrafts
-from onward.sim.late_masks import LateMasks
-from onward.worker.slot_grammar import GrammarFault, SlotGrammar
+from onward.sim.data_plane import SimKvTransfer
+from onward.sim.drafts import HashDraftProposer
+from onward.sim.late_masks import DelayedMaskMaker
+from onward.worker.slot_grammar import SlotGrammar, SlotGrammarError
 
-VECTOR_SIZE = 8
+EMBEDDING_SIZE = 8
 _LATER_FIELDS = ("pooling", "grammar", "thinking")
 """Of `Sampling`."""
 _UNWRITTEN = -1
@@ -50,14 +50,20 @@ def _cell(position: int, token: int) -> int:
     return position << 32 | token
 
 
-def next_token(history: bytes, sampling: Sampling, position: int, vocab_size: int, mask: Mask | None = None) -> int:
+def next_token(
+    history: bytes, sampling: SamplingParams, position: int, vocab_size: int, mask: TokenBitmask | None = None
+) -> int:
     """A function of (request, tokens so far), like the real thing. `history` is the cells of all tokens so far."""
     state = hashlib.blake2b(_noise_key(sampling) + history, digest_size=8)
-    return _draw(state, sampling, position, vocab_size, mask)
+    return _sample(state, sampling, position, vocab_size, mask)
 
 
 def expected_output(
-    prompt: Sequence[int], sampling: Sampling, max_output: int, vocab_size: int, matcher: Matcher | None = None
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    max_output: int,
+    vocab_size: int,
+    matcher: GrammarMatcher | None = None,
 ) -> list[int]:
     """The output of an undisturbed run, up to and with the token that ends it. A matcher stands behind it afterwards."""
     state = hashlib.blake2b(_noise_key(sampling), digest_size=8)
@@ -65,7 +71,7 @@ def expected_output(
     output: list[int] = []
     while len(output) < max_output:
         position = len(output)
-        output.append(_draw(state, sampling, position, vocab_size, matcher.mask() if matcher else None))
+        output.append(_sample(state, sampling, position, vocab_size, matcher.mask() if matcher else None))
         state.update(_cell(len(prompt) + position, output[-1]).to_bytes(8, "little"))
         if output[-1] in sampling.end_token_ids and position >= sampling.min_tokens:
             break
@@ -81,21 +87,23 @@ def expected_logprobs(token: int, top: int) -> TokenLogprobs:
     return TokenLogprobs(-token / 8, token + 1, [(token + 1 + rank, -float(rank)) for rank in range(top)])
 
 
-def expected_vector(prompt: Sequence[int], sampling: Sampling) -> bytes:
-    return vector_of(array("q", [_cell(at, token) for at, token in enumerate(prompt)]).tobytes(), sampling)
+def expected_embedding(prompt: Sequence[int], sampling: SamplingParams) -> bytes:
+    return embedding_of(array("q", [_cell(at, token) for at, token in enumerate(prompt)]).tobytes(), sampling)
 
 
-def vector_of(history: bytes, sampling: Sampling) -> bytes:
+def embedding_of(history: bytes, sampling: SamplingParams) -> bytes:
     """Eight numbers from -1 to 1 that tell histories and kinds of pooling apart."""
-    digest = hashlib.blake2b(f"{sampling.pooling}".encode() + history, digest_size=VECTOR_SIZE).digest()
+    digest = hashlib.blake2b(f"{sampling.pooling}".encode() + history, digest_size=EMBEDDING_SIZE).digest()
     return array("f", [byte / 128 - 1 for byte in digest]).tobytes()
 
 
-def _draw(state: "hashlib.blake2b", sampling: Sampling, position: int, vocab_size: int, mask: Mask | None) -> int:
+def _sample(
+    state: "hashlib.blake2b", sampling: SamplingParams, position: int, vocab_size: int, mask: TokenBitmask | None
+) -> int:
     if mask is not None:
         allowed = _allowed(mask, sampling, position)
         if not allowed:
-            raise GrammarFault("nothing can follow")
+            raise SlotGrammarError("nothing can follow")
         return allowed[int.from_bytes(state.digest(), "little") % len(allowed)]
     for attempt in range(1000 * vocab_size):
         attempted = state.copy()
@@ -106,7 +114,7 @@ def _draw(state: "hashlib.blake2b", sampling: Sampling, position: int, vocab_siz
     raise AssertionError("some token is always allowed")
 
 
-def _allowed(mask: Mask, sampling: Sampling, position: int) -> list[int]:
+def _allowed(mask: TokenBitmask, sampling: SamplingParams, position: int) -> list[int]:
     """A grammar may need tokens that the model does not use by itself."""
     text = [token for token in mask.token_ids() if token not in sampling.end_token_ids]
     ends = sampling.end_token_ids if mask.may_end and position >= sampling.min_tokens else ()
@@ -114,7 +122,7 @@ def _allowed(mask: Mask, sampling: Sampling, position: int) -> list[int]:
 
 
 @lru_cache(maxsize=1024)
-def _noise_key(sampling: Sampling) -> bytes:
+def _noise_key(sampling: SamplingParams) -> bytes:
     """Everything that decides a token beside the history. Greedy choice needs no noise."""
     greedy = {} if sampling.temperature else {"seed": 0, "choice": 0}
     what_decides = msgspec.structs.replace(
@@ -122,28 +130,28 @@ def _noise_key(sampling: Sampling) -> bytes:
     )
     # What is not asked for leaves the key alone: scenarios found before there were grammars are still worth running.
     later = [sampling.grammar] if sampling.grammar is not None else []
-    fields = [getattr(what_decides, name) for name in Sampling.__struct_fields__ if name not in _LATER_FIELDS]
+    fields = [getattr(what_decides, name) for name in SamplingParams.__struct_fields__ if name not in _LATER_FIELDS]
     return msgspec.msgpack.encode([*fields, *later])
 
 
 @dataclass(slots=True)
-class Slot:
+class HashWorkerSlot:
     epoch: int
     request_id: str
     token_ids: list[int]
     num_prompt: int
     num_computed: int
     block_ids: list[int]
-    sampling: Sampling
-    push: Push | None = None
+    sampling: SamplingParams
+    push: KvPush | None = None
     score_from: int | None = None
     started_at: int = 0
     """So many tokens were cached."""
     grammar: SlotGrammar | None = None
-    given_drafts: list[int] = field(default_factory=list)
+    initial_drafts: list[int] = field(default_factory=list)
 
 
-class Poisoned(Exception):
+class WorkerPoisoned(Exception):
     """A request is in the step that no worker survives."""
 
 
@@ -156,25 +164,25 @@ class HashWorker:
         vocab_size: int = 64,
         num_token_ids: int | None = None,
         max_model_len: int = 1 << 20,
-        plane: DataPlane | None = None,
+        plane: SimKvTransfer | None = None,
         poison: int | None = None,
         doom: int | None = None,
         watch_write: Callable[[int, str, int], None] | None = None,
-        grammars: LazyGrammars | None = None,
-        masks: LateMasks | None = None,
-        drafts: HashDrafts | None = None,
+        grammars: LazyGrammarCompiler | None = None,
+        masks: DelayedMaskMaker | None = None,
+        drafts: HashDraftProposer | None = None,
     ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.plane = plane
+        self.kv_transfer = plane
         """Where it exchanges KV memory with others."""
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
         self._num_token_ids = num_token_ids or vocab_size
         """What there is, of which the model uses the first `vocab_size` by itself."""
         self.memory = [array("q", [_UNWRITTEN] * block_size) for _ in range(num_blocks)]
-        self.slots: dict[int, Slot] = {}
-        self.doomed: set[str] = set()
+        self.slots: dict[int, HashWorkerSlot] = {}
+        self.failing_requests: set[str] = set()
         """Requests that fail when they run next, as one whose logits are not numbers."""
-        self._grammars, self._masks = grammars, masks or LateMasks()
+        self._grammars, self._masks = grammars, masks or DelayedMaskMaker()
         self._drafts = drafts
         """Who guesses, where plans permit it."""
         self._poison, self._doom = poison, doom
@@ -193,82 +201,82 @@ class HashWorker:
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             vocab_size=self._num_token_ids,
-            layout=Layout("hash", "int64", self.block_size, 1, 1, 1) if self.plane else None,
-            kv_endpoint=Endpoint("hash", self.plane.address, incarnation) if self.plane else None,
+            kv_layout=KvLayout("hash", "int64", self.block_size, 1, 1, 1) if self.kv_transfer else None,
+            kv_endpoint=KvEndpoint("hash", self.kv_transfer.address, incarnation) if self.kv_transfer else None,
         )
 
     def step(self, plan: StepPlan) -> StepResult:
-        events: list[Event] = [self._preempt(command) for command in plan.preempt]
+        events: list[SlotEvent] = [self._preempt(command) for command in plan.preempt]
         for assign in plan.assign:
             self._assign(assign)
         events += [event for run in plan.run if (event := self._run(run)) is not None]
         self._masks.catch_up()
         return StepResult(plan.step, events)
 
-    def _preempt(self, command: Preempt) -> Event:
+    def _preempt(self, command: PreemptSlot) -> SlotEvent:
         """Answered always: also where the slot failed before, nothing more will come from that epoch."""
         slot = self.slots.pop(command.slot, None)
-        assert slot is None or slot.epoch == command.epoch, "the engine preempts what it has assigned"
-        return Preempted(command.slot, command.epoch, len(slot.token_ids) if slot else 0)
+        assert slot is None or slot.epoch == command.slot_epoch, "the engine preempts what it has assigned"
+        return SlotPreempted(command.slot, command.slot_epoch, len(slot.token_ids) if slot else 0)
 
-    def _assign(self, assign: Assign) -> None:
-        self.slots[assign.slot] = Slot(
-            assign.epoch,
+    def _assign(self, assign: AssignSlot) -> None:
+        self.slots[assign.slot] = HashWorkerSlot(
+            assign.slot_epoch,
             assign.request_id,
             list(assign.token_ids),
             assign.num_prompt,
             assign.num_computed,
             list(assign.block_ids),
-            assign.sampling,
+            assign.sampling_params,
             assign.push,
-            assign.score_from,
+            assign.rescore_from,
             assign.num_computed,
             self._grammar(assign),
             list(assign.draft_token_ids),
         )
         if assign.push is not None:
-            assert self.plane is not None, "only a worker with a data plane pushes"
-            self.plane.open_push(assign.push, list(assign.block_ids), self.memory)
+            assert self.kv_transfer is not None, "only a worker with a data plane pushes"
+            self.kv_transfer.open_push(assign.push, list(assign.block_ids), self.memory)
 
-    def _grammar(self, assign: Assign) -> SlotGrammar | None:
-        if assign.sampling.grammar is None:
+    def _grammar(self, assign: AssignSlot) -> SlotGrammar | None:
+        if assign.sampling_params.grammar is None:
             return None
         assert self._grammars is not None, "only a worker that knows the vocabulary has grammars"
         output = assign.token_ids[assign.num_prompt :]
-        return SlotGrammar(assign.sampling.grammar, output, self._grammars, self._masks)
+        return SlotGrammar(assign.sampling_params.grammar, output, self._grammars, self._masks)
 
-    def _run(self, run: Run) -> Event | None:
+    def _run(self, run: RunSlot) -> SlotEvent | None:
         slot = self.slots.get(run.slot)
         if slot is None:
             return None  # it failed in the step before, when this one was under way already
-        assert slot.epoch == run.epoch, "the engine runs what it has assigned"
+        assert slot.epoch == run.slot_epoch, "the engine runs what it has assigned"
         slot.block_ids += run.new_block_ids
         if self._poison in slot.token_ids:
-            raise Poisoned
-        if slot.request_id in self.doomed or self._doom in slot.token_ids:
-            self.doomed.discard(slot.request_id)
+            raise WorkerPoisoned
+        if slot.request_id in self.failing_requests or self._doom in slot.token_ids:
+            self.failing_requests.discard(slot.request_id)
             return self._fail(run, "invalid_logits", "told to fail")
         begin, end = slot.num_computed, min(slot.num_computed + run.num_tokens, len(slot.token_ids))
         self._write(slot, begin, slot.token_ids[begin:end])
         slot.num_computed = end
-        if slot.push is not None and self.plane is not None:
+        if slot.push is not None and self.kv_transfer is not None:
             complete = end == len(slot.token_ids)
-            self.plane.advance_push(
+            self.kv_transfer.advance_push(
                 slot.push.lease_id, -(-end // self.block_size) if complete else end // self.block_size
             )
         prompt_logprobs = _prompt_logprobs(slot, begin, end)
         if slot.sampling.pooling is not None and end == len(slot.token_ids):
             return self._embed(run, slot)
         if end < len(slot.token_ids):
-            return Advanced(run.slot, run.epoch, end, prompt_logprobs)
+            return SlotAdvanced(run.slot, run.slot_epoch, end, prompt_logprobs)
         if slot.grammar is not None and not slot.grammar.is_ready:
             if slot.push is None:
                 slot.num_computed -= 1  # for its logits, once more
-                return Advanced(run.slot, run.epoch, slot.num_computed, prompt_logprobs)
+                return SlotAdvanced(run.slot, run.slot_epoch, slot.num_computed, prompt_logprobs)
             self._masks.catch_up()
         return self._sample(run, slot, prompt_logprobs)
 
-    def _write(self, slot: Slot, begin: int, token_ids: list[int]) -> None:
+    def _write(self, slot: HashWorkerSlot, begin: int, token_ids: list[int]) -> None:
         end = begin + len(token_ids)
         if self._watch_write is not None:
             for index in range(begin // self.block_size, -(-end // self.block_size)):
@@ -277,9 +285,9 @@ class HashWorker:
             block = self.memory[slot.block_ids[position // self.block_size]]
             block[position % self.block_size] = _cell(position, token)
 
-    def _sample(self, run: Run, slot: Slot, prompt_logprobs: list[TokenLogprobs] | None) -> Event:
+    def _sample(self, run: RunSlot, slot: HashWorkerSlot, prompt_logprobs: list[TokenLogprobs] | None) -> SlotEvent:
         """One token, and one more for each draft that was right. It looks for no end of the output: the engine cuts."""
-        drafts = [] if slot.push is not None or prompt_logprobs is not None else self._guess(slot, run.num_drafts)
+        drafts = [] if slot.push is not None or prompt_logprobs is not None else self._draft(slot, run.max_draft_tokens)
         self._write(slot, slot.num_computed, drafts)
         position, grammar_done = len(slot.token_ids) - slot.num_prompt, False
         while True:
@@ -287,8 +295,8 @@ class HashWorker:
             if _UNWRITTEN_BYTES in history:
                 return self._fail(run, "kv_lost", "a cell of the KV memory was never written")
             try:
-                token, grammar_done = self._draw(slot, history)
-            except GrammarFault as fault:
+                token, grammar_done = self._sample_one(slot, history)
+            except SlotGrammarError as fault:
                 if len(slot.token_ids) == slot.num_prompt + position:
                     return self._fail(run, "grammar_failed", str(fault))
                 slot.num_computed -= 1  # the next step finds it again
@@ -299,9 +307,9 @@ class HashWorker:
             if slot.grammar is not None and not slot.grammar.is_ready:
                 break
             slot.num_computed += 1
-        return self._told(run, slot, position, prompt_logprobs, grammar_done, len(drafts))
+        return self._tokens_event(run, slot, position, prompt_logprobs, grammar_done, len(drafts))
 
-    def _draw(self, slot: Slot, history: bytes) -> tuple[int, bool]:
+    def _sample_one(self, slot: HashWorkerSlot, history: bytes) -> tuple[int, bool]:
         """The next token, and whether it completes the grammar."""
         mask = None if slot.grammar is None else slot.grammar.mask()
         position = len(slot.token_ids) - slot.num_prompt
@@ -310,20 +318,26 @@ class HashWorker:
         slot.token_ids.append(token)
         return token, grammar_done
 
-    def _told(
-        self, run: Run, slot: Slot, position: int, prompt_logprobs: list[TokenLogprobs] | None, done: bool, drafted: int
-    ) -> Tokens:
+    def _tokens_event(
+        self,
+        run: RunSlot,
+        slot: HashWorkerSlot,
+        position: int,
+        prompt_logprobs: list[TokenLogprobs] | None,
+        done: bool,
+        drafted: int,
+    ) -> SlotTokens:
         token_ids, top = slot.token_ids[slot.num_prompt + position :], slot.sampling.logprobs
         logprobs = None if top is None else [expected_logprobs(token, top) for token in token_ids]
-        guesses = [] if slot.push is None else self._guess(slot, run.num_drafts)
+        guesses = [] if slot.push is None else self._draft(slot, run.max_draft_tokens)
         more = (token_ids, logprobs, prompt_logprobs, done, drafted, guesses)
-        return Tokens(run.slot, run.epoch, position, slot.num_computed, *more)
+        return SlotTokens(run.slot, run.slot_epoch, position, slot.num_computed, *more)
 
-    def _guess(self, slot: Slot, count: int) -> list[int]:
+    def _draft(self, slot: HashWorkerSlot, count: int) -> list[int]:
         if self._drafts is None or not count:
             return []
-        if slot.given_drafts:
-            given, slot.given_drafts = slot.given_drafts, []
+        if slot.initial_drafts:
+            given, slot.initial_drafts = slot.initial_drafts, []
             return given[:count]
         history = array("q", [_cell(at, token) for at, token in enumerate(slot.token_ids)]).tobytes()
         mask = slot.grammar.mask() if slot.grammar is not None and slot.grammar.is_ready else None
@@ -335,31 +349,31 @@ class HashWorker:
             known = mask if not guessed else None
             return next_token(history + behind, slot.sampling, position, self.vocab_size, known)
 
-        return self._drafts.guess(history, count, follow, self.vocab_size)
+        return self._drafts.propose(history, count, follow, self.vocab_size)
 
-    def _embed(self, run: Run, slot: Slot) -> Event:
+    def _embed(self, run: RunSlot, slot: HashWorkerSlot) -> SlotEvent:
         history = self._read_back(slot)
         if _UNWRITTEN_BYTES in history:
             return self._fail(run, "kv_lost", "a cell of the KV memory was never written")
         assert slot.sampling.pooling == "last" or slot.started_at == 0, "a mean needs every row"
-        return Embedding(run.slot, run.epoch, slot.num_computed, vector_of(history, slot.sampling))
+        return SlotEmbedding(run.slot, run.slot_epoch, slot.num_computed, embedding_of(history, slot.sampling))
 
-    def _fail(self, run: Run, code: str, message: str) -> Failed:
+    def _fail(self, run: RunSlot, code: str, message: str) -> SlotFailed:
         del self.slots[run.slot]
-        return Failed(run.slot, run.epoch, code, message)
+        return SlotFailed(run.slot, run.slot_epoch, code, message)
 
-    def _read_back(self, slot: Slot) -> bytes:
+    def _read_back(self, slot: HashWorkerSlot) -> bytes:
         num_blocks = -(-slot.num_computed // self.block_size)
         cells = b"".join([self.memory[block].tobytes() for block in slot.block_ids[:num_blocks]])
         return cells[: slot.num_computed * 8]
 
 
-def _advance_grammar(slot: Slot, token: int) -> bool:
+def _advance_grammar(slot: HashWorkerSlot, token: int) -> bool:
     is_text = token not in slot.sampling.end_token_ids
     return slot.grammar is not None and is_text and slot.grammar.advance(token)
 
 
-def _prompt_logprobs(slot: Slot, begin: int, end: int) -> list[TokenLogprobs] | None:
+def _prompt_logprobs(slot: HashWorkerSlot, begin: int, end: int) -> list[TokenLogprobs] | None:
     """Of the tokens that follow those computed in this step, where they are asked for: the prompt's, not again once
     there is output; or given ones of the output."""
     if slot.score_from is not None:

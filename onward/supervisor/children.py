@@ -13,8 +13,8 @@ from onward.proto.control import ProcessView, ToChild
 from onward.transport.control import ChannelClosed, ControlChannel, control_pair
 
 
-class Role(Enum):
-    SHELF = "shelf"
+class ProcessRole(Enum):
+    STREAM_STORE = "shelf"
     ENGINE = "engine"
     WORKER = "worker"
     API = "api"
@@ -27,18 +27,18 @@ class ChildState(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Child:
-    role: Role
+class ChildProcess:
+    role: ProcessRole
     index: int
     incarnation: str
     process: "subprocess.Popen[bytes]"
     channel: ControlChannel
     pidfd: int
-    started_s: float
+    started_at_s: float
     state: ChildState = ChildState.STARTING
-    was_killed_here: bool = False
+    killed_by_supervisor: bool = False
     """By the supervisor, so that its SIGKILL needs no other explanation."""
-    runs_alone: str | None = None
+    isolated_request_id: str | None = None
     """Of an engine: the request that its death is charged to."""
 
     def send(self, message: ToChild, fds: tuple[int, ...] = ()) -> bool:
@@ -50,23 +50,23 @@ class Child:
 
     def kill(self) -> None:
         """Ends the child and waits until it is gone. SIGKILL needs no cooperation, so the wait is short."""
-        self.begin_kill()
+        self.send_sigkill()
         self.process.wait()
 
-    def begin_kill(self) -> None:
-        self.was_killed_here = True
+    def send_sigkill(self) -> None:
+        self.killed_by_supervisor = True
         self.process.kill()
 
     @property
-    def was_killed_elsewhere(self) -> bool:
+    def killed_externally(self) -> bool:
         """Of a dead child: by the kernel, or by hand."""
-        return self.process.returncode == -signal.SIGKILL and not self.was_killed_here
+        return self.process.returncode == -signal.SIGKILL and not self.killed_by_supervisor
 
     def close(self) -> None:
         self.channel.close()
         os.close(self.pidfd)
 
-    def cause_of_death(self) -> str:
+    def exit_cause(self) -> str:
         code = self.process.wait()
         if code >= 0:
             return f"exit code {code}"
@@ -82,20 +82,22 @@ def new_incarnation(role: str) -> str:
     return f"{role}-{secrets.token_hex(6)}"
 
 
-def spawn(role: Role, index: int, incarnation: str, now_s: float, inherit_fds: tuple[int, ...] = ()) -> Child:
+def spawn(
+    role: ProcessRole, index: int, incarnation: str, now_s: float, inherit_fds: tuple[int, ...] = ()
+) -> ChildProcess:
     """Starts a process of that role in a group of its own: Ctrl-C in the terminal is the supervisor's to hear. Raises
     `OSError` where the system does not allow it, and has left nothing then."""
     channel, theirs = control_pair()
     try:
         with theirs:
             process = _start_process(role, theirs.fileno(), inherit_fds)
-        return Child(role, index, incarnation, process, channel, _pidfd_of(process), now_s)
+        return ChildProcess(role, index, incarnation, process, channel, _pidfd_of(process), now_s)
     except OSError:
         channel.close()
         raise
 
 
-def _start_process(role: Role, control_fd: int, inherit_fds: tuple[int, ...]) -> "subprocess.Popen[bytes]":
+def _start_process(role: ProcessRole, control_fd: int, inherit_fds: tuple[int, ...]) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [sys.executable, "-m", f"onward.{role.value}.main", "--control-fd", str(control_fd)],
         pass_fds=(control_fd, *inherit_fds),

@@ -20,7 +20,7 @@ from onward.config import environment_with
 from onward.errors import StartupError
 from onward.supervisor.oom import OomWatch
 from onward.supervisor.restarts import RestartPolicy
-from onward.transport.control import die_with_parent
+from onward.transport.control import exit_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ MAX_LAST_READS = 64
 
 
 @dataclass(slots=True, frozen=True)
-class InstancePlan:
+class MemberSpec:
     name: str
     """As its lines of output are marked."""
     role: str
@@ -48,57 +48,57 @@ class InstancePlan:
     """None for a router, which computes nothing."""
     environment: dict[str, str] = field(default_factory=dict)
     """Beside our own: for secrets, which a command line would show to everybody on the machine."""
-    takes_hangups: bool = False
+    reloads_on_sighup: bool = False
     """A SIGHUP that we get is for it: it reads its keys again. Whoever has no file of them would die of it."""
 
 
 @dataclass(slots=True, eq=False)
-class Output:
+class MemberOutput:
     """One of an instance's two streams, cut into lines."""
 
-    instance: "Instance"
+    member: "ClusterMember"
     is_stdout: bool
-    rest: bytes = b""
+    partial_line: bytes = b""
 
     def lines(self, data: bytes) -> list[str]:
-        *whole, self.rest = (self.rest + data).split(b"\n")
-        if len(self.rest) > MAX_LINE_BYTES:
-            whole, self.rest = [*whole, self.rest], b""
+        *whole, self.partial_line = (self.partial_line + data).split(b"\n")
+        if len(self.partial_line) > MAX_LINE_BYTES:
+            whole, self.partial_line = [*whole, self.partial_line], b""
         return [line.decode(errors="replace").rstrip() for line in whole]
 
     def last_line(self) -> list[str]:
-        return self.lines(b"\n") if self.rest else []
+        return self.lines(b"\n") if self.partial_line else []
 
 
 @dataclass(slots=True, eq=False)
-class Instance:
-    plan: InstancePlan
+class ClusterMember:
+    spec: MemberSpec
     process: "subprocess.Popen[bytes] | None" = None
     is_ready: bool = False
-    num_ready: int = 0
+    num_times_ready: int = 0
     restart_at_s: float | None = None
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=NUM_LAST_LINES))
-    is_owed_hangup: bool = False
+    reload_pending: bool = False
     """Until it is ready it cannot take it."""
 
 
-class Cluster:
+class LocalCluster:
     def __init__(
         self,
-        plans: Sequence[InstancePlan],
+        plans: Sequence[MemberSpec],
         clock: Clock,
         *,
         inherit_fds: tuple[int, ...],
-        greeting: str,
+        ready_prefix: str,
         drain_s: float,
         on_line: Callable[[str, str], None],
-        on_ready: Callable[["Cluster"], None],
+        on_ready: Callable[["LocalCluster"], None],
     ) -> None:
         """An instance is ready when a line of its standard output begins with `greeting`. What else it prints there is
         for someone who has started it alone; its standard error goes to `on_line(name, line)`."""
-        self.instances = [Instance(plan) for plan in plans]
-        self._clock, self._inherit_fds, self._greeting, self._drain_s = clock, inherit_fds, greeting, drain_s
+        self.members = [ClusterMember(plan) for plan in plans]
+        self._clock, self._inherit_fds, self._greeting, self._drain_s = clock, inherit_fds, ready_prefix, drain_s
         self._on_line, self._on_ready = on_line, on_ready
         self._selector = selectors.DefaultSelector()
         self._oom_watch, self._next_oom_note_s = OomWatch(), 0.0
@@ -111,10 +111,10 @@ class Cluster:
         with wakeup_read, wakeup_write:
             self._catch_signals(wakeup_read, wakeup_write)
             try:
-                for instance in self.instances:
+                for instance in self.members:
                     self._start(instance)
                 while not self._stop_requests:
-                    self._turn()
+                    self._run_once()
                 self._shut_down()
             finally:
                 self._clean_up()
@@ -125,7 +125,7 @@ class Cluster:
         signal.set_wakeup_fd(wakeup_write.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
-        if any(instance.plan.takes_hangups for instance in self.instances):
+        if any(instance.spec.reloads_on_sighup for instance in self.members):
             signal.signal(signal.SIGHUP, self._on_hangup)
         self._selector.register(wakeup_read, selectors.EVENT_READ, None)
 
@@ -133,72 +133,72 @@ class Cluster:
         self._stop_requests += 1
 
     def _on_hangup(self, _number: int, _frame: object) -> None:
-        for instance in self.instances:
-            instance.is_owed_hangup = instance.plan.takes_hangups
+        for instance in self.members:
+            instance.reload_pending = instance.spec.reloads_on_sighup
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         self._read()
         now_s = self._clock.now_s()
         if now_s >= self._next_oom_note_s:
             self._next_oom_note_s = now_s + 1.0
-            self._oom_watch.note(now_s)
-        for instance in self.instances:
+            self._oom_watch.sample(now_s)
+        for instance in self.members:
             if instance.process is not None and instance.process.poll() is not None:
-                self._after_death(instance, instance.process.returncode, now_s)
+                self._on_exit(instance, instance.process.returncode, now_s)
             if instance.restart_at_s is not None and instance.restart_at_s <= now_s:
                 self._start(instance)
-            if instance.is_owed_hangup and instance.is_ready and instance.process is not None:
-                instance.is_owed_hangup = False
+            if instance.reload_pending and instance.is_ready and instance.process is not None:
+                instance.reload_pending = False
                 instance.process.send_signal(signal.SIGHUP)
 
-    def _start(self, instance: Instance) -> None:
+    def _start(self, instance: ClusterMember) -> None:
         """In a group of its own: Ctrl-C in the terminal is for us to hear."""
         ours = os.getpid()
         instance.restart_at_s = None
         instance.last_lines.clear()
         instance.process = subprocess.Popen(
-            instance.plan.command,
-            env=environment_with(instance.plan.environment),
+            instance.spec.command,
+            env=environment_with(instance.spec.environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=self._inherit_fds,
             process_group=0,
-            preexec_fn=lambda: die_with_parent(ours),  # no thread runs here, so it is safe
+            preexec_fn=lambda: exit_with_parent(ours),  # no thread runs here, so it is safe
         )
         for stream in (instance.process.stdout, instance.process.stderr):
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
-            output = Output(instance, stream is instance.process.stdout)
+            output = MemberOutput(instance, stream is instance.process.stdout)
             self._selector.register(stream, selectors.EVENT_READ, output)
 
-    def _after_death(self, instance: Instance, code: int, now_s: float) -> None:
+    def _on_exit(self, instance: ClusterMember, code: int, now_s: float) -> None:
         assert instance.process is not None
-        self._drain(instance)
+        self._read_remaining_output(instance)
         instance.process, instance.is_ready = None, False
         cause = f"exit code {code}" if code >= 0 else f"signal {-code}"
-        if code == -signal.SIGKILL and (oom := self._oom_watch.explain()) is not None:
+        if code == -signal.SIGKILL and (oom := self._oom_watch.explain_kill()) is not None:
             cause += f", {oom.value}"
-        if not instance.num_ready:
+        if not instance.num_times_ready:
             why = instance.last_lines[-1] if instance.last_lines else cause
             why = why.removeprefix("onward serve: ").removeprefix("onward router: ")
-            raise StartupError(f"{instance.plan.name} cannot start: {why}")
+            raise StartupError(f"{instance.spec.name} cannot start: {why}")
         # Getting ready is the progress of an instance: a start takes long enough to keep a loop of deaths calm.
-        delay_s = instance.policy.delay_s(now_s, instance.num_ready)
-        logger.warning(log.event("instance died", instance=instance.plan.name, cause=cause, restart_in_s=delay_s))
+        delay_s = instance.policy.record_death(now_s, instance.num_times_ready)
+        logger.warning(log.event("instance died", instance=instance.spec.name, cause=cause, restart_in_s=delay_s))
         instance.restart_at_s = now_s + delay_s
 
     # What instances say.
 
     def _read(self, timeout_s: float = POLL_S) -> None:
         for key, _ in self._selector.select(timeout_s):
-            if isinstance(key.data, Output):
+            if isinstance(key.data, MemberOutput):
                 self._read_stream(key.fd, key.data)
             else:
                 assert isinstance(key.fileobj, socket.socket)
                 key.fileobj.recv(64)
 
-    def _read_stream(self, fd: int, output: Output) -> bool:
+    def _read_stream(self, fd: int, output: MemberOutput) -> bool:
         """Whether there was something."""
         try:
             data = os.read(fd, READ_BYTES)
@@ -210,24 +210,24 @@ class Cluster:
             self._take_line(output, line)
         return bool(data)
 
-    def _take_line(self, output: Output, line: str) -> None:
-        instance = output.instance
+    def _take_line(self, output: MemberOutput, line: str) -> None:
+        instance = output.member
         if not output.is_stdout:
             if line:
                 instance.last_lines.append(line)
-                self._on_line(instance.plan.name, line)
+                self._on_line(instance.spec.name, line)
         elif line.startswith(self._greeting) and not instance.is_ready:
             instance.is_ready = True
-            instance.num_ready += 1
-            logger.info(log.event("instance ready", instance=instance.plan.name))
+            instance.num_times_ready += 1
+            logger.info(log.event("instance ready", instance=instance.spec.name))
             self._announce()
 
     def _announce(self) -> None:
-        if not self._was_ready and all(instance.is_ready for instance in self.instances):
+        if not self._was_ready and all(instance.is_ready for instance in self.members):
             self._was_ready = True
             self._on_ready(self)
 
-    def _drain(self, instance: Instance) -> None:
+    def _read_remaining_output(self, instance: ClusterMember) -> None:
         """A dead instance's last words. Its own children may hold the pipes a little longer; we do not wait for them."""
         assert instance.process is not None
         for stream in (instance.process.stdout, instance.process.stderr):
@@ -246,13 +246,13 @@ class Cluster:
         """A further signal ends the streams at once: whoever serves clients is asked again, and tells them."""
         for roles in STOP_ORDER:
             requests = self._stop_requests  # one that comes while they are told counts as well
-            instances = [i for i in self.instances if i.plan.role in roles]
+            instances = [i for i in self.members if i.spec.role in roles]
             self._stop(instances, self._drain_s)
             if self._stop_requests > requests:
                 self._stop(instances, 0.0)
                 return
 
-    def _stop(self, instances: list[Instance], grace_s: float) -> None:
+    def _stop(self, instances: list[ClusterMember], grace_s: float) -> None:
         """Asks them to leave and waits; those that do not are ended before others are asked."""
         requests, deadline_s = self._stop_requests, self._clock.now_s() + grace_s + KILL_AFTER_S
         running = [i.process for i in instances if i.process is not None]
@@ -267,9 +267,9 @@ class Cluster:
             self._read()
 
     def _clean_up(self) -> None:
-        for instance in self.instances:
+        for instance in self.members:
             if instance.process is not None:
                 instance.process.kill()  # its own children die with it
                 instance.process.wait()
-                self._drain(instance)
+                self._read_remaining_output(instance)
         self._selector.close()

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from onward.obs.memory_groups import PROC_SELF, memory_groups
+from onward.obs.memory_groups import PROC_SELF, memory_cgroups
 
 WINDOW_S = 10.0
 """The counter rises when the signal is sent; a process with much memory takes a while to be gone."""
@@ -23,18 +23,18 @@ class OomEvidence(Enum):
 
 
 class OomCounts(NamedTuple):
-    own: int | None
+    cgroup: int | None
     """Kills in our control group."""
     machine: int | None
 
 
 def read_counts(proc: Path = PROC_SELF, vmstat: Path = Path("/proc/vmstat")) -> OomCounts:
     """Children are in our own group; groups above it count the kills of others too."""
-    kills = [group.oom_kills() for group, *_ in memory_groups(proc)]
-    return OomCounts(next((count for count in kills if count is not None), None), _of_machine(vmstat))
+    kills = [group.oom_kills() for group, *_ in memory_cgroups(proc)]
+    return OomCounts(next((count for count in kills if count is not None), None), _read_vmstat(vmstat))
 
 
-def _of_machine(vmstat: Path) -> int | None:
+def _read_vmstat(vmstat: Path) -> int | None:
     try:
         lines = vmstat.read_text().splitlines()
     except OSError:
@@ -47,24 +47,24 @@ class OomWatch:
         self._read = read
         self._samples: deque[tuple[float, OomCounts]] = deque()
 
-    def note(self, now_s: float) -> None:
+    def sample(self, now_s: float) -> None:
         """To be called every second or so: only what rose lately explains a death of now."""
         self._samples.append((now_s, self._read()))
         while len(self._samples) > 1 and self._samples[1][0] <= now_s - WINDOW_S:
             self._samples.popleft()
 
-    def explain(self) -> OomEvidence | None:
+    def explain_kill(self) -> OomEvidence | None:
         """For a child that died of a SIGKILL not sent by us. Each kill that was counted explains one death."""
         now = self._read()
         before = self._samples[0][1] if self._samples else now
-        self._samples = deque((at_s, _one_more(counts, now)) for at_s, counts in self._samples)
-        if before.own is not None and now.own is not None:
-            return OomEvidence.CERTAIN if now.own > before.own else None
+        self._samples = deque((at_s, _minus_explained_kill(counts, now)) for at_s, counts in self._samples)
+        if before.cgroup is not None and now.cgroup is not None:
+            return OomEvidence.CERTAIN if now.cgroup > before.cgroup else None
         if before.machine is not None and now.machine is not None:
             return OomEvidence.LIKELY if now.machine > before.machine else None
         return OomEvidence.LIKELY
 
 
-def _one_more(counts: OomCounts, most: OomCounts) -> OomCounts:
+def _minus_explained_kill(counts: OomCounts, most: OomCounts) -> OomCounts:
     """One more kill has been explained, if there was one."""
     return OomCounts(*(None if a is None or b is None else min(a + 1, b) for a, b in zip(counts, most, strict=True)))

@@ -7,7 +7,7 @@ from onward.transport.addresses import is_loopback
 LOOPBACK = "127.0.0.1"
 WILDCARDS = ("", "0.0.0.0", "::")
 _OWN_LOOPBACK = {"": LOOPBACK, "0.0.0.0": LOOPBACK, "::": "::1"}
-ANYWHERE = "192.0.2.1"
+UNROUTED_ADDRESS = "192.0.2.1"
 """An address that belongs to nobody: the way to it is the way out of this machine."""
 
 
@@ -17,15 +17,15 @@ def advertised_host(host: str, towards: tuple[str, ...] = ()) -> str:
     if host not in WILDCARDS:
         return host
     elsewhere = [other for other in towards if not is_loopback(other)]
-    return own_address_towards(elsewhere[0] if elsewhere else ANYWHERE)
+    return source_address_to(elsewhere[0] if elsewhere else UNROUTED_ADDRESS)
 
 
-def reached_from_here(host: str) -> str:
+def loopback_for(host: str) -> str:
     """What this machine itself may call a host that one listens on."""
     return _OWN_LOOPBACK.get(host, host)
 
 
-def own_address_towards(host: str) -> str:
+def source_address_to(host: str) -> str:
     """This machine's address on the way to that one."""
     try:
         family, kind, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]

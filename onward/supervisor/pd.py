@@ -9,16 +9,23 @@ from typing import Literal
 
 from onward.config import ServeConfig
 from onward.errors import StartupError
-from onward.supervisor.own_address import LOOPBACK, WILDCARDS, advertised_host, own_address_towards
+from onward.supervisor.own_address import LOOPBACK, WILDCARDS, advertised_host, source_address_to
 from onward.supervisor.routers import router_hosts
-from onward.transport.addresses import check_address, host_and_port, is_local, is_loopback, require_key, tcp_address
+from onward.transport.addresses import (
+    check_handoff_address,
+    host_and_port,
+    is_local,
+    is_loopback,
+    require_cluster_key,
+    tcp_address,
+)
 
 
 @dataclass(slots=True, frozen=True)
-class PdPlan:
+class PdConfig:
     """Resolved: no `auto`, no wildcard, nothing left to decide."""
 
-    peers: tuple[str, ...] = ()
+    prefill_peers: tuple[str, ...] = ()
     kv_backend: Literal["shm", "tcp", "nixl"] | None = None
     kv_host: str = LOOPBACK
     kv_checksums: bool = False
@@ -27,16 +34,16 @@ class PdPlan:
     """As decode instances connect to it."""
 
     @property
-    def is_on(self) -> bool:
+    def is_enabled(self) -> bool:
         return self.kv_backend is not None or self.handoff_address is not None
 
 
-def resolve(config: ServeConfig, cluster_key: str, handoff_port: int | None) -> PdPlan:
+def resolve_pd(config: ServeConfig, cluster_key: str, handoff_port: int | None) -> PdConfig:
     """`handoff_port` is the one that was opened, where one was."""
-    peers, routers = peers_of(config), router_hosts(config)
+    peers, routers = prefill_peers_of(config), router_hosts(config)
     backend = kv_backend(config, peers, cluster_key)
     handoff_host = advertised_host(config.host, routers)
-    return PdPlan(
+    return PdConfig(
         peers,
         backend,
         kv_host(config.host, peers, cluster_key, routers),
@@ -46,7 +53,7 @@ def resolve(config: ServeConfig, cluster_key: str, handoff_port: int | None) -> 
     )
 
 
-def peers_of(config: ServeConfig) -> tuple[str, ...]:
+def prefill_peers_of(config: ServeConfig) -> tuple[str, ...]:
     """In the order given, each once."""
     named = (word.strip() for word in config.prefill_peers.split(","))
     return tuple(dict.fromkeys(word for word in named if word))
@@ -60,7 +67,7 @@ def handoff_port_to_open(config: ServeConfig) -> int | None:
 
 
 def receives_kv(config: ServeConfig) -> bool:
-    return config.role == "decode" or (config.role == "mixed" and bool(peers_of(config)))
+    return config.role == "decode" or (config.role == "mixed" and bool(prefill_peers_of(config)))
 
 
 def kv_backend(config: ServeConfig, peers: tuple[str, ...], cluster_key: str) -> Literal["shm", "tcp", "nixl"] | None:
@@ -69,11 +76,11 @@ def kv_backend(config: ServeConfig, peers: tuple[str, ...], cluster_key: str) ->
         return None
     if config.kv_backend != "auto":
         return config.kv_backend
-    here = all(is_local(peer) for peer in peers) and _named_later_are_here(config, peers, cluster_key)
+    here = all(is_local(peer) for peer in peers) and _later_peers_are_local(config, peers, cluster_key)
     return "shm" if here else "tcp"
 
 
-def _named_later_are_here(config: ServeConfig, peers: tuple[str, ...], cluster_key: str) -> bool:
+def _later_peers_are_local(config: ServeConfig, peers: tuple[str, ...], cluster_key: str) -> bool:
     """Peers that nobody has named yet can only be elsewhere if there is a key. A router on this machine may know
     instances on others; one that lets others reach it must reckon with them."""
     routers = router_hosts(config)
@@ -98,13 +105,13 @@ def kv_host(host: str, peers: tuple[str, ...], cluster_key: str, routers: tuple[
     elsewhere = [host_and_port(peer)[0] for peer in peers if not is_local(peer)]
     elsewhere += [router for router in routers if not is_loopback(router)]
     if elsewhere:
-        return own_address_towards(elsewhere[0])
+        return source_address_to(elsewhere[0])
     return advertised_host(host)
 
 
 def check_pd(config: ServeConfig) -> None:
     """Combinations that cannot work, before anything is loaded."""
-    peers, key_file = peers_of(config), config.cluster_key_file or ""
+    peers, key_file = prefill_peers_of(config), config.cluster_key_file or ""
     if peers and config.role == "prefill":
         raise StartupError("--prefill-peers is for decode instances; one with --role prefill computes prompts itself")
     if config.role == "decode" and not peers and not config.router and not config.local_prefill:
@@ -113,8 +120,8 @@ def check_pd(config: ServeConfig) -> None:
             "nobody would compute prompts"
         )
     for peer in peers:
-        check_address(peer, "--prefill-peers")
-        require_key(peer, key_file)
+        check_handoff_address(peer, "--prefill-peers")
+        require_cluster_key(peer, key_file)
     if (port := handoff_port_to_open(config)) is not None:
         _check_handoff(config, port)
     for name in ("lease_s", "offer_hold_s", "handover_timeout_s"):
@@ -134,8 +141,8 @@ def _check_handoff(config: ServeConfig, port: int) -> None:
         )
 
 
-def warnings_about(config: ServeConfig) -> list[str]:
+def pd_warnings(config: ServeConfig) -> list[str]:
     """What works, but perhaps not as it was meant."""
-    if config.role == "decode" and not peers_of(config) and not config.router:
+    if config.role == "decode" and not prefill_peers_of(config) and not config.router:
         return ["no --prefill-peers and no --router are named: this decode instance computes all prompts itself"]
     return []

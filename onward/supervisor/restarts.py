@@ -16,7 +16,7 @@ class RestartPolicy:
     _deaths_s: list[float] = field(default_factory=list)
     _progress: int = 0
 
-    def delay_s(self, now_s: float, progress: int) -> float:
+    def record_death(self, now_s: float, progress: int) -> float:
         """Called at each death, with a number that grows when steps are completed. How long to wait before the restart."""
         if progress > self._progress:
             self._deaths_s.clear()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onward.config import ServeConfig
 from onward.errors import StartupError
-from onward.supervisor.own_address import WILDCARDS, advertised_host, reached_from_here
+from onward.supervisor.own_address import WILDCARDS, advertised_host, loopback_for
 from onward.transport.addresses import is_loopback
 from onward.transport.http_urls import parse_server_url
 
@@ -16,20 +16,20 @@ MAX_ROUTERS = 16
 
 
 @dataclass(slots=True, frozen=True)
-class RouterPlan:
-    routers: tuple[str, ...] = ()
+class RegistrationConfig:
+    router_urls: tuple[str, ...] = ()
     own_url: str = ""
     """As routers reach this instance."""
 
 
-def resolve_routers(config: ServeConfig, port: int) -> RouterPlan:
+def resolve_registration(config: ServeConfig, port: int) -> RegistrationConfig:
     """`port` is the one that was opened for HTTP."""
     hosts = router_hosts(config)
     # Routers of this machine may lack a cluster key, and then they and we take each other's loopback addresses only.
     stays_here = bool(hosts) and all(map(is_loopback, hosts))
-    host = reached_from_here(config.host) if stays_here else advertised_host(config.host, hosts)
+    host = loopback_for(config.host) if stays_here else advertised_host(config.host, hosts)
     named = config.advertise_url.rstrip("/") if config.advertise_url else None
-    return RouterPlan(routers_of(config), named or http_url(host, port, tls=config.tls_cert is not None))
+    return RegistrationConfig(router_urls(config), named or http_url(host, port, tls=config.tls_cert is not None))
 
 
 def http_url(host: str, port: int, *, tls: bool = False) -> str:
@@ -37,21 +37,21 @@ def http_url(host: str, port: int, *, tls: bool = False) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def routers_of(config: ServeConfig) -> tuple[str, ...]:
-    return urls_in(config.router)
+def router_urls(config: ServeConfig) -> tuple[str, ...]:
+    return parse_url_list(config.router)
 
 
 def router_hosts(config: ServeConfig) -> tuple[str, ...]:
-    return tuple(host_of(url, "--router") for url in routers_of(config))
+    return tuple(parse_host(url, "--router") for url in router_urls(config))
 
 
-def urls_in(text: str) -> tuple[str, ...]:
+def parse_url_list(text: str) -> tuple[str, ...]:
     """Separated by commas, in the order given, each once."""
     named = (word.strip().rstrip("/") for word in text.split(","))
     return tuple(dict.fromkeys(word for word in named if word))
 
 
-def host_of(url: str, flag: str) -> str:
+def parse_host(url: str, flag: str) -> str:
     """Raises `StartupError` that names what is no address of a server."""
     try:
         server = parse_server_url(url)
@@ -66,12 +66,12 @@ def host_of(url: str, flag: str) -> str:
 
 def check_routers(config: ServeConfig) -> None:
     """Combinations that cannot work, before anything is loaded."""
-    if len(routers_of(config)) > MAX_ROUTERS:
+    if len(router_urls(config)) > MAX_ROUTERS:
         raise StartupError(f"--router names more than {MAX_ROUTERS} routers")
-    for router in routers_of(config):
+    for router in router_urls(config):
         _check_router(config, router)
     if config.advertise_url is not None:
-        host = host_of(config.advertise_url, "--advertise-url")
+        host = parse_host(config.advertise_url, "--advertise-url")
         if host in WILDCARDS:
             raise StartupError(
                 f"--advertise-url {config.advertise_url} reaches nobody; name an address of this machine"
@@ -82,7 +82,7 @@ def check_routers(config: ServeConfig) -> None:
 
 
 def _check_router(config: ServeConfig, router: str) -> None:
-    if is_loopback(host_of(router, "--router")):
+    if is_loopback(parse_host(router, "--router")):
         return
     if not config.cluster_key_file:
         raise StartupError(

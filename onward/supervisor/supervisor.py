@@ -17,64 +17,64 @@ import msgspec
 
 from onward import log
 from onward.clock import Clock
-from onward.config import ApiConfig, EngineConfig, ServeConfig, WorkerConfig, select
+from onward.config import ApiConfig, EngineConfig, ServeConfig, WorkerConfig, derive_config
 from onward.errors import StartupError
 from onward.obs.metrics import Registry, merge, usable
 from onward.proto.control import (
     ApiGone,
-    AskDrain,
-    AskInstance,
-    AskSnapshot,
-    AskUndrain,
+    ChildReady,
     Drain,
     EngineGone,
     EngineUp,
     FromChild,
     InstanceView,
-    NewKeys,
+    IsolatedRequestRunning,
+    MetricsSnapshot,
     ProcessView,
-    Progress,
-    Ready,
-    RenewWorker,
-    RunsAlone,
-    ShelfGone,
-    ShelfUp,
-    Snapshot,
+    QueryInstance,
+    QueryMetrics,
+    ReplaceWorker,
+    RequestDrain,
+    RequestUndrain,
     StartApi,
     StartEngine,
     StartFailed,
-    StartShelf,
+    StartStreamStore,
+    StartupProgress,
     StartWorker,
-    Stop,
+    StopChild,
+    StreamStoreGone,
+    StreamStoreUp,
     ToChild,
     Undrain,
+    UpdateApiKeys,
     WorkerGone,
     WorkerStarting,
 )
 from onward.proto.model import PreparedModel
-from onward.proto.speculation import num_drafts_of
+from onward.proto.speculation import num_draft_tokens_of
 from onward.proto.step import WorkerHello
 from onward.supervisor import wires
-from onward.supervisor.children import Child, ChildState, Role, new_incarnation, spawn
-from onward.supervisor.hub import Hub
+from onward.supervisor.children import ChildProcess, ChildState, ProcessRole, new_incarnation, spawn
+from onward.supervisor.hub import SnapshotAggregator
 from onward.supervisor.oom import OomEvidence, OomWatch
-from onward.supervisor.pd import PdPlan
+from onward.supervisor.pd import PdConfig
 from onward.supervisor.restarts import RestartPolicy
-from onward.supervisor.routers import RouterPlan
+from onward.supervisor.routers import RegistrationConfig
 from onward.transport.control import ChannelClosed
-from onward.transport.curve import private_addresses
+from onward.transport.curve import make_private_address
 from onward.web import audit
-from onward.web.key_file import KeySource
+from onward.web.key_file import ApiKeySource
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 SNAPSHOT_INTERVAL_S = 1.0
-OWN_PAUSE_S = 5.0
+SUSPENDED_AFTER_S = 5.0
 """A turn of ours takes far less. After a longer one it was we, or the whole machine, that stood still."""
 START_FACTOR = 10.0
 """A worker may take so many times as long to start as one has taken before: files may have been in memory then."""
-NO_START_S = 1.0
+START_RETRY_S = 1.0
 """After so long a start is tried again that the system did not allow."""
 KILL_AFTER_S = 3.0
 """Beyond the grace: how long a child that was told to stop may take."""
@@ -88,29 +88,29 @@ class Supervisor:
         listening: socket.socket,
         clock: Clock,
         *,
-        pd: PdPlan,
-        routers: RouterPlan,
+        pd: PdConfig,
+        routers: RegistrationConfig,
         handoff: socket.socket | None,
         on_progress: Callable[[str, float | None], None],
         on_ready: Callable[[WorkerHello], None],
-        key_source: KeySource | None = None,
+        key_source: ApiKeySource | None = None,
         oom_watch: OomWatch | None = None,
     ) -> None:
         self._config, self._model, self._listening, self._clock = config, model, listening, clock
         self._pd, self._routers, self._handoff = pd, routers, handoff
         self._on_progress, self._on_ready = on_progress, on_ready
-        self._key_source = key_source or KeySource()
+        self._key_source = key_source or ApiKeySource()
         self._keys = self._key_source.read()
-        self._shall_reload_keys = False
+        self._reload_pending = False
         self._incarnation = new_incarnation(config.instance_name)
         self._selector = selectors.DefaultSelector()
-        self._children: set[Child] = set()
-        self._hub = Hub()
+        self._children: set[ChildProcess] = set()
+        self._snapshots = SnapshotAggregator()
         self._restart_policy = RestartPolicy()
-        self._shelf_policy = RestartPolicy()
+        self._stream_store_restart_policy = RestartPolicy()
         """Its deaths say nothing about those who compute."""
-        self._restart_at_s: dict[tuple[Role, int], float] = {}
-        self._restarts = {role.value: 0 for role in Role}
+        self._restart_at_s: dict[tuple[ProcessRole, int], float] = {}
+        self._restarts = {role.value: 0 for role in ProcessRole}
         self._oom_watch = oom_watch or OomWatch()
         self._metrics = Registry()
         self._oom_kills = self._metrics.counter(
@@ -119,22 +119,22 @@ class Supervisor:
         self._metrics_unusable = self._metrics.counter(
             "onward_metrics_unusable_total", "series left out, since a number of theirs is not finite", ["role"]
         )
-        self._unusable_names: set[tuple[Role, str]] = set()
+        self._unusable_names: set[tuple[ProcessRole, str]] = set()
         self._messages_dropped = self._metrics.counter(
             "onward_control_messages_dropped_total", "messages of children that could not be decoded", ["role"]
         )
-        self._announced: EngineUp | None = None
-        self._shelf: ShelfUp | None = None
+        self._engine_up: EngineUp | None = None
+        self._stream_store_up: StreamStoreUp | None = None
         self._engine_address = ""
         """As api processes connect to it."""
         self._num_kv_blocks = config.num_kv_blocks
-        self._start_took_s = 0.0
+        self._longest_worker_start_s = 0.0
         """A worker's start, at most."""
         self._was_ready = False
         self._is_draining = False
         self._stop_requests = 0
         self._next_snapshot_s = 0.0
-        self._turned_s = self._awake_since_s = clock.now_s()
+        self._last_turn_at_s = self._running_since_s = clock.now_s()
 
     def run(self) -> None:
         """Serves until told to stop. Raises `StartupError` if it never came to that."""
@@ -144,12 +144,12 @@ class Supervisor:
             wakeup_read.setblocking(False)
             self._selector.register(wakeup_read, selectors.EVENT_READ, None)
             try:
-                self._start_shelf()
+                self._start_stream_store()
                 self._start_engine()
                 for index in range(self._config.api_processes):
                     self._start_api(index)
                 while not self._stop_requests:
-                    self._turn(wakeup_read)
+                    self._run_once(wakeup_read)
                 self._shut_down(wakeup_read)
             finally:
                 self._clean_up()
@@ -165,34 +165,34 @@ class Supervisor:
             signal.signal(signal.SIGHUP, self._on_reload_signal)
 
     def _on_reload_signal(self, _number: int, _frame: object) -> None:
-        self._shall_reload_keys = True
+        self._reload_pending = True
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._stop_requests += 1
 
-    def _turn(self, wakeup: socket.socket) -> None:
+    def _run_once(self, wakeup: socket.socket) -> None:
         for key, _ in self._selector.select(POLL_S):
             if key.fileobj is wakeup:
                 wakeup.recv(64)
             elif key.data in self._children:
-                self._read(key.data)
-        if self._shall_reload_keys:
-            self._shall_reload_keys = False
+                self._read_messages(key.data)
+        if self._reload_pending:
+            self._reload_pending = False
             self._reload_keys()
         now_s = self._clock.now_s()
-        if now_s - self._turned_s > OWN_PAUSE_S:
-            self._awake_since_s = now_s
-        self._turned_s = now_s
+        if now_s - self._last_turn_at_s > SUSPENDED_AFTER_S:
+            self._running_since_s = now_s
+        self._last_turn_at_s = now_s
         self._reap(now_s)
-        self._restart_what_is_due(now_s)
-        self._take_snapshots(now_s)
-        self._answer_questions(now_s)
+        self._restart_due(now_s)
+        self._request_snapshots(now_s)
+        self._answer_queries(now_s)
 
     # Births.
 
     def _start(
-        self, role: Role, index: int = 0, inherit_fds: tuple[int, ...] = (), incarnation: str | None = None
-    ) -> Child:
+        self, role: ProcessRole, index: int = 0, inherit_fds: tuple[int, ...] = (), incarnation: str | None = None
+    ) -> ChildProcess:
         incarnation = incarnation or new_incarnation(role.value)
         child = spawn(role, index, incarnation, self._clock.now_s(), inherit_fds)
         self._children.add(child)
@@ -201,32 +201,32 @@ class Supervisor:
         logger.info(log.event("started", role=role.value, pid=child.process.pid, incarnation=child.incarnation))
         return child
 
-    def _start_shelf(self) -> None:
-        shelf = self._start(Role.SHELF)
-        to_bind, to_connect = private_addresses(shelf.incarnation)
-        shelf.send(StartShelf(shelf.incarnation, to_bind, self._config.log_level))
+    def _start_stream_store(self) -> None:
+        shelf = self._start(ProcessRole.STREAM_STORE)
+        to_bind, to_connect = make_private_address(shelf.incarnation)
+        shelf.send(StartStreamStore(shelf.incarnation, to_bind, self._config.log_level))
         # What is sent before it listens waits for it.
-        self._shelf = ShelfUp(shelf.incarnation, to_connect)
-        self._tell(Role.API, self._shelf)
+        self._stream_store_up = StreamStoreUp(shelf.incarnation, to_connect)
+        self._broadcast(ProcessRole.API, self._stream_store_up)
 
     def _start_engine(self) -> None:
         # The listening socket for decode instances is ours for life, so that a new engine keeps the old one's address.
         fd = self._handoff.fileno() if self._handoff is not None else -1
-        engine = self._start(Role.ENGINE, inherit_fds=(fd,) if self._handoff is not None else ())
-        address, self._engine_address = private_addresses(engine.incarnation)
-        config = select(
+        engine = self._start(ProcessRole.ENGINE, inherit_fds=(fd,) if self._handoff is not None else ())
+        address, self._engine_address = make_private_address(engine.incarnation)
+        config = derive_config(
             self._config,
             EngineConfig,
-            prefill_peers=self._pd.peers,
+            prefill_peers=self._pd.prefill_peers,
             kv_checksums=self._pd.kv_checksums,
-            num_drafts=num_drafts_of(self._config.speculative),
+            num_drafts=num_draft_tokens_of(self._config.speculative),
         )
         engine.send(StartEngine(engine.incarnation, config, address, fd, self._pd.cluster_key))
         self._start_worker(engine)
 
-    def _start_worker(self, engine: Child) -> None:
-        incarnation = new_incarnation(Role.WORKER.value)
-        config = select(
+    def _start_worker(self, engine: ChildProcess) -> None:
+        incarnation = new_incarnation(ProcessRole.WORKER.value)
+        config = derive_config(
             self._config,
             WorkerConfig,
             num_kv_blocks=self._num_kv_blocks,
@@ -234,8 +234,8 @@ class Supervisor:
             kv_host=self._pd.kv_host,
         )
         to_bind, to_connect = self._kv_addresses(engine.incarnation, incarnation)
-        with wires.make(self._config, self._model, engine.incarnation, incarnation) as made:
-            worker = self._start(Role.WORKER, inherit_fds=made.worker_fds, incarnation=incarnation)
+        with wires.open_worker_wire(self._config, self._model, engine.incarnation, incarnation) as made:
+            worker = self._start(ProcessRole.WORKER, inherit_fds=made.worker_fds, incarnation=incarnation)
             engine.send(WorkerStarting(incarnation, made.for_engine, to_bind), made.engine_fds)
             worker.send(
                 StartWorker(
@@ -251,21 +251,21 @@ class Supervisor:
 
     def _kv_addresses(self, engine_incarnation: str, worker_incarnation: str) -> tuple[str, str]:
         """Where the two speak of KV transfers; empty where there are none."""
-        if not self._pd.is_on:
+        if not self._pd.is_enabled:
             return "", ""
-        return private_addresses(f"kv-{engine_incarnation}-{worker_incarnation}")
+        return make_private_address(f"kv-{engine_incarnation}-{worker_incarnation}")
 
     def _start_api(self, index: int) -> None:
-        self._brief_api(self._start(Role.API, index, (self._listening.fileno(),)))
+        self._send_start_api(self._start(ProcessRole.API, index, (self._listening.fileno(),)))
 
-    def _brief_api(self, api: Child) -> None:
+    def _send_start_api(self, api: ChildProcess) -> None:
         """What it is, and what has been said before it was there."""
         instance = {name: getattr(self._config, name) for name in ServeConfig.__slots__ if name != "api_key"}
         instance["handoff_address"] = self._pd.handoff_address
-        config = select(
+        config = derive_config(
             self._config,
             ApiConfig,
-            routers=self._routers.routers,
+            routers=self._routers.router_urls,
             url=self._routers.own_url,
             handoff_address=self._pd.handoff_address or "",
             cluster_key=self._pd.cluster_key,
@@ -273,23 +273,23 @@ class Supervisor:
         )
         fd, keys = self._listening.fileno(), list(self._keys.entries)
         api.send(StartApi(api.incarnation, api.index, config, self._model, fd, keys))
-        if self._shelf is not None:
-            api.send(self._shelf)
-        if self._announced is not None:
-            api.send(self._announced)
+        if self._stream_store_up is not None:
+            api.send(self._stream_store_up)
+        if self._engine_up is not None:
+            api.send(self._engine_up)
         if self._is_draining:
             api.send(Drain())
 
     # Messages.
 
-    def _read(self, child: Child) -> None:
+    def _read_messages(self, child: ChildProcess) -> None:
         try:
             while self._read_one(child):
                 pass
         except ChannelClosed:
             self._stop_watching(child.channel.fileno())  # its death follows, or is being reaped
 
-    def _read_one(self, child: Child) -> bool:
+    def _read_one(self, child: ChildProcess) -> bool:
         """False: there is none yet. A message that cannot be decoded is dropped. A child that sends no others counts as
         silent, and is killed for that."""
         try:
@@ -302,31 +302,31 @@ class Supervisor:
             self._on_message(child, message)
         return message is not None
 
-    def _on_message(self, child: Child, message: FromChild) -> None:
+    def _on_message(self, child: ChildProcess, message: FromChild) -> None:
         match message:
-            case Ready():
+            case ChildReady():
                 child.state = ChildState.READY
-                if child.role is Role.ENGINE and message.worker is not None:
-                    self._engine_ready(child, message.worker)
+                if child.role is ProcessRole.ENGINE and message.worker is not None:
+                    self._on_engine_ready(child, message.worker)
                 self._announce_readiness()
-            case Progress():
+            case StartupProgress():
                 if not self._was_ready:
                     self._on_progress(message.message, message.fraction)
             case StartFailed():
                 if not self._was_ready:
                     raise StartupError(message.message)
                 logger.error(log.event("cannot start", role=child.role.value, why=message.message))
-            case RenewWorker():
-                self._renew_worker(message)
-            case RunsAlone():
-                child.runs_alone = message.request_id
-            case Snapshot():
-                self._take_snapshot(child, message, self._clock.now_s())
-            case AskInstance():
-                self._open_question(child, message)
-            case AskDrain():
+            case ReplaceWorker():
+                self._replace_worker(message)
+            case IsolatedRequestRunning():
+                child.isolated_request_id = message.request_id
+            case MetricsSnapshot():
+                self._on_snapshot(child, message, self._clock.now_s())
+            case QueryInstance():
+                self._open_query(child, message)
+            case RequestDrain():
                 self._drain()
-            case AskUndrain():
+            case RequestUndrain():
                 self._undrain()
 
     def _drain(self) -> None:
@@ -334,46 +334,46 @@ class Supervisor:
         if not self._is_draining:
             logger.info(log.event("draining"))
         self._is_draining = True
-        self._tell(Role.API, Drain())
+        self._broadcast(ProcessRole.API, Drain())
 
     def _undrain(self) -> None:
         if self._is_draining:
             logger.info(log.event("undrained"))
         self._is_draining = False
-        self._tell(Role.API, Undrain())
+        self._broadcast(ProcessRole.API, Undrain())
 
     def _reload_keys(self) -> None:
         """A file that is broken changes nothing."""
         try:
             self._keys = self._key_source.read()
         except StartupError as fault:
-            audit.note_refused_reload(fault.message)
+            audit.log_failed_key_reload(fault.message)
             return
-        self._tell(Role.API, NewKeys(list(self._keys.entries)))
-        audit.note_reload(len(self._keys))
+        self._broadcast(ProcessRole.API, UpdateApiKeys(list(self._keys.entries)))
+        audit.log_key_reload(len(self._keys))
 
-    def _renew_worker(self, message: RenewWorker) -> None:
+    def _replace_worker(self, message: ReplaceWorker) -> None:
         """From here on it is a death like any other. One that has happened already needs no second."""
-        for worker in self._of(Role.WORKER):
+        for worker in self._children_of(ProcessRole.WORKER):
             if worker.incarnation == message.incarnation:
                 logger.warning(log.event("worker renewed", pid=worker.process.pid, cause=message.cause))
-                worker.begin_kill()
+                worker.send_sigkill()
 
-    def _engine_ready(self, engine: Child, worker: WorkerHello) -> None:
+    def _on_engine_ready(self, engine: ChildProcess, worker: WorkerHello) -> None:
         self._num_kv_blocks = worker.num_blocks  # a restarted worker shall have the same pool
-        for child in self._of(Role.WORKER):
+        for child in self._children_of(ProcessRole.WORKER):
             child.state = ChildState.READY
-            self._start_took_s = max(self._start_took_s, self._clock.now_s() - child.started_s)
-        if self._announced is None or self._announced.incarnation != engine.incarnation:
-            self._announced = EngineUp(engine.incarnation, self._engine_address, worker)
-            self._tell(Role.API, self._announced)
+            self._longest_worker_start_s = max(self._longest_worker_start_s, self._clock.now_s() - child.started_at_s)
+        if self._engine_up is None or self._engine_up.incarnation != engine.incarnation:
+            self._engine_up = EngineUp(engine.incarnation, self._engine_address, worker)
+            self._broadcast(ProcessRole.API, self._engine_up)
 
     def _announce_readiness(self) -> None:
-        if self._was_ready or self._announced is None:
+        if self._was_ready or self._engine_up is None:
             return
         if all(child.state is ChildState.READY for child in self._children):
             self._was_ready = True
-            self._on_ready(self._announced.worker)
+            self._on_ready(self._engine_up.worker)
 
     # Deaths.
 
@@ -381,46 +381,46 @@ class Supervisor:
         for child in [c for c in self._children if c.process.poll() is not None]:
             if child not in self._children:
                 continue  # the death of its engine has taken it along
-            self._read(child)  # its last words, if any
-            cause, oom = child.cause_of_death(), self._oom_evidence(child)
+            self._read_messages(child)  # its last words, if any
+            cause, oom = child.exit_cause(), self._oom_evidence(child)
             cause += f", {oom.value}" if oom is not None else ""
             if not self._was_ready:
                 advice = "the lines above say why" if oom is None else "try a smaller --num-kv-blocks or --max-num-seqs"
                 raise StartupError(f"the {child.role.value} process ended while starting ({cause}); {advice}")
             logger.warning(log.event("died", role=child.role.value, pid=child.process.pid, cause=cause))
-            self._bury(child)
-            self._after_death(child, cause, now_s)
+            self._remove_child(child)
+            self._on_exit(child, cause, now_s)
 
-    def _oom_evidence(self, child: Child) -> OomEvidence | None:
-        evidence = self._oom_watch.explain() if child.was_killed_elsewhere else None
+    def _oom_evidence(self, child: ChildProcess) -> OomEvidence | None:
+        evidence = self._oom_watch.explain_kill() if child.killed_externally else None
         if evidence is not None:
             self._oom_kills.inc(child.role.value, evidence.name.lower())
         return evidence
 
-    def _after_death(self, child: Child, cause: str, now_s: float) -> None:
+    def _on_exit(self, child: ChildProcess, cause: str, now_s: float) -> None:
         match child.role:
-            case Role.WORKER:
-                self._tell(Role.ENGINE, WorkerGone(child.incarnation, cause))
-            case Role.ENGINE:
-                self._announced = None
-                for worker in self._of(Role.WORKER):
+            case ProcessRole.WORKER:
+                self._broadcast(ProcessRole.ENGINE, WorkerGone(child.incarnation, cause))
+            case ProcessRole.ENGINE:
+                self._engine_up = None
+                for worker in self._children_of(ProcessRole.WORKER):
                     worker.kill()
-                    self._bury(worker)
-                self._restart_at_s.pop((Role.WORKER, 0), None)  # the engine's restart brings one
-                self._tell(Role.API, EngineGone(child.incarnation, cause, child.runs_alone))
-            case Role.API:
-                self._tell(Role.ENGINE, ApiGone(child.incarnation))
-                self._tell(Role.SHELF, ApiGone(child.incarnation))
-            case Role.SHELF:
-                self._shelf = None
-                self._tell(Role.API, ShelfGone(child.incarnation))
-        policy = self._shelf_policy if child.role is Role.SHELF else self._restart_policy
-        delay_s = policy.delay_s(now_s, self._hub.progress)
+                    self._remove_child(worker)
+                self._restart_at_s.pop((ProcessRole.WORKER, 0), None)  # the engine's restart brings one
+                self._broadcast(ProcessRole.API, EngineGone(child.incarnation, cause, child.isolated_request_id))
+            case ProcessRole.API:
+                self._broadcast(ProcessRole.ENGINE, ApiGone(child.incarnation))
+                self._broadcast(ProcessRole.STREAM_STORE, ApiGone(child.incarnation))
+            case ProcessRole.STREAM_STORE:
+                self._stream_store_up = None
+                self._broadcast(ProcessRole.API, StreamStoreGone(child.incarnation))
+        policy = self._stream_store_restart_policy if child.role is ProcessRole.STREAM_STORE else self._restart_policy
+        delay_s = policy.record_death(now_s, self._snapshots.num_progress_reports)
         if delay_s:
             logger.warning(log.event("waiting before the restart", role=child.role.value, seconds=delay_s))
         self._restart_at_s[child.role, child.index] = now_s + delay_s
 
-    def _restart_what_is_due(self, now_s: float) -> None:
+    def _restart_due(self, now_s: float) -> None:
         for (role, index), due_s in list(self._restart_at_s.items()):
             if due_s > now_s:
                 continue
@@ -430,26 +430,28 @@ class Supervisor:
                 self._restart(role, index)
             except OSError as fault:
                 # No process, file or memory to be had, for now. An engine that could be started only lacks its worker.
-                role = Role.WORKER if role is Role.ENGINE and self._of(Role.ENGINE) else role
-                self._restart_at_s[role, index] = now_s + NO_START_S
-                logger.error(log.event("cannot start", role=role.value, why=fault, again_in_s=NO_START_S))
+                role = (
+                    ProcessRole.WORKER if role is ProcessRole.ENGINE and self._children_of(ProcessRole.ENGINE) else role
+                )
+                self._restart_at_s[role, index] = now_s + START_RETRY_S
+                logger.error(log.event("cannot start", role=role.value, why=fault, again_in_s=START_RETRY_S))
 
-    def _restart(self, role: Role, index: int) -> None:
+    def _restart(self, role: ProcessRole, index: int) -> None:
         match role:
-            case Role.SHELF:
-                self._start_shelf()
-            case Role.ENGINE:
+            case ProcessRole.STREAM_STORE:
+                self._start_stream_store()
+            case ProcessRole.ENGINE:
                 self._start_engine()
-            case Role.WORKER:
-                for engine in self._of(Role.ENGINE):
+            case ProcessRole.WORKER:
+                for engine in self._children_of(ProcessRole.ENGINE):
                     self._start_worker(engine)
-            case Role.API:
+            case ProcessRole.API:
                 self._start_api(index)
 
-    def _bury(self, child: Child) -> None:
+    def _remove_child(self, child: ChildProcess) -> None:
         self._stop_watching(child.channel.fileno())
         self._stop_watching(child.pidfd)
-        self._hub.forget(child)
+        self._snapshots.forget(child)
         self._children.discard(child)
         child.close()
 
@@ -459,53 +461,55 @@ class Supervisor:
 
     # The picture of the whole.
 
-    def _take_snapshots(self, now_s: float) -> None:
+    def _request_snapshots(self, now_s: float) -> None:
         if now_s < self._next_snapshot_s:
             return
         self._next_snapshot_s = now_s + SNAPSHOT_INTERVAL_S
-        self._oom_watch.note(now_s)
-        for child in self._speaking():
-            child.send(AskSnapshot(self._hub.next_number()))
-        self._kill_the_stuck(now_s)
+        self._oom_watch.sample(now_s)
+        for child in self._snapshot_sources():
+            child.send(QueryMetrics(self._snapshots.next_ask_id()))
+        self._kill_unresponsive(now_s)
 
-    def _kill_the_stuck(self, now_s: float) -> None:
+    def _kill_unresponsive(self, now_s: float) -> None:
         """A process that does not answer is killed before it is replaced, so there are never two. Only what it owes since
         we are awake counts: whoever was stopped and continued finds everybody silent."""
         timeout_s = self._config.stall_timeout_s
-        if now_s - self._awake_since_s <= timeout_s:
+        if now_s - self._running_since_s <= timeout_s:
             return
-        stats = self._hub.engine_stats()
-        stuck = [child for child, heard_s in self._hub.heard_s.items() if now_s - heard_s > timeout_s]
+        stats = self._snapshots.engine_stats()
+        stuck = [child for child, heard_s in self._snapshots.last_heard_at_s.items() if now_s - heard_s > timeout_s]
         if stats is not None and stats.worker_ready and stats.stalled_s > timeout_s:
             # What the engine has said may be a second old, and about a worker that was replaced since.
-            stuck += [worker for worker in self._of(Role.WORKER) if now_s - worker.started_s > timeout_s]
+            stuck += [
+                worker for worker in self._children_of(ProcessRole.WORKER) if now_s - worker.started_at_s > timeout_s
+            ]
         for child in stuck + self._late_workers(now_s):
             logger.warning(log.event("killed for silence", role=child.role.value, pid=child.process.pid))
-            child.begin_kill()
+            child.send_sigkill()
 
-    def _late_workers(self, now_s: float) -> list[Child]:
+    def _late_workers(self, now_s: float) -> list[ChildProcess]:
         """Those that do not come to the end of their start. Nobody knows how long a first one takes; but what one has done
         another can do, and if it was killed wrongly, the next one has twice the time."""
-        allowed_s = max(self._config.stall_timeout_s, START_FACTOR * self._start_took_s)
-        starting = [worker for worker in self._of(Role.WORKER) if worker.state is ChildState.STARTING]
-        late = [worker for worker in starting if self._was_ready and now_s - worker.started_s > allowed_s]
+        allowed_s = max(self._config.stall_timeout_s, START_FACTOR * self._longest_worker_start_s)
+        starting = [worker for worker in self._children_of(ProcessRole.WORKER) if worker.state is ChildState.STARTING]
+        late = [worker for worker in starting if self._was_ready and now_s - worker.started_at_s > allowed_s]
         if late:
-            self._start_took_s = 2 * allowed_s / START_FACTOR
+            self._longest_worker_start_s = 2 * allowed_s / START_FACTOR
         return late
 
-    def _take_snapshot(self, child: Child, snapshot: Snapshot, now_s: float) -> None:
+    def _on_snapshot(self, child: ChildProcess, snapshot: MetricsSnapshot, now_s: float) -> None:
         """An engine tells of its steps once a second. If there were some before a death, that death was bad luck, and
         nobody has to wait for it."""
-        before = self._hub.progress
+        before = self._snapshots.num_progress_reports
         families, unusable = usable(snapshot.families)
         self._note_unusable(child.role, unusable)
-        self._hub.take(child, msgspec.structs.replace(snapshot, families=families), now_s)
-        if self._hub.progress > before:
+        self._snapshots.record(child, msgspec.structs.replace(snapshot, families=families), now_s)
+        if self._snapshots.num_progress_reports > before:
             for role, index in self._restart_at_s:
-                if role is not Role.SHELF:
+                if role is not ProcessRole.STREAM_STORE:
                     self._restart_at_s[role, index] = min(now_s, self._restart_at_s[role, index])
 
-    def _note_unusable(self, role: Role, names: list[str]) -> None:
+    def _note_unusable(self, role: ProcessRole, names: list[str]) -> None:
         """Logged once for each metric: snapshots come every second."""
         for name in names:
             self._metrics_unusable.inc(role.value)
@@ -513,17 +517,17 @@ class Supervisor:
                 self._unusable_names.add((role, name))
                 logger.error(log.event("metric left out, it is no finite number", role=role.value, metric=name))
 
-    def _open_question(self, asker: Child, message: AskInstance) -> None:
-        asked = set(self._speaking())
-        number = self._hub.open_question(asker, message.ask_id, asked, self._clock.now_s())
+    def _open_query(self, asker: ChildProcess, message: QueryInstance) -> None:
+        asked = set(self._snapshot_sources())
+        number = self._snapshots.open_query(asker, message.query_id, asked, self._clock.now_s())
         for child in asked:
-            child.send(AskSnapshot(number))
+            child.send(QueryMetrics(number))
 
-    def _answer_questions(self, now_s: float) -> None:
-        for question in self._hub.answerable(now_s):
-            question.asker.send(self._view(question.ask_id))
+    def _answer_queries(self, now_s: float) -> None:
+        for question in self._snapshots.pop_answerable(now_s):
+            question.asker.send(self._instance_view(question.ask_id))
 
-    def _view(self, ask_id: int) -> InstanceView:
+    def _instance_view(self, ask_id: int) -> InstanceView:
         ours = ProcessView("supervisor", os.getpid(), self._incarnation, "ready")
         children = sorted(self._children, key=lambda child: (child.role.value, child.index))
         return InstanceView(
@@ -531,24 +535,24 @@ class Supervisor:
             self._incarnation,
             [ours, *(child.view() for child in children)],
             dict(self._restarts),
-            merge([self._hub.families(), self._metrics.snapshot()]),
-            self._hub.engine_stats(),
+            merge([self._snapshots.families(), self._metrics.snapshot()]),
+            self._snapshots.engine_stats(),
             self._oom_kills_by_role(),
         )
 
     def _oom_kills_by_role(self) -> dict[str, int]:
         kinds = [evidence.name.lower() for evidence in OomEvidence]
-        return {role.value: int(sum(self._oom_kills.value(role.value, kind) for kind in kinds)) for role in Role}
+        return {role.value: int(sum(self._oom_kills.value(role.value, kind) for kind in kinds)) for role in ProcessRole}
 
-    def _speaking(self) -> list[Child]:
+    def _snapshot_sources(self) -> list[ChildProcess]:
         """Those that can describe themselves. The worker's numbers are the engine's to know."""
-        return [c for c in self._children if c.role is not Role.WORKER and c.state is ChildState.READY]
+        return [c for c in self._children if c.role is not ProcessRole.WORKER and c.state is ChildState.READY]
 
-    def _of(self, role: Role) -> list[Child]:
+    def _children_of(self, role: ProcessRole) -> list[ChildProcess]:
         return [child for child in self._children if child.role is role]
 
-    def _tell(self, role: Role, message: ToChild) -> None:
-        for child in self._of(role):
+    def _broadcast(self, role: ProcessRole, message: ToChild) -> None:
+        for child in self._children_of(role):
             child.send(message)
 
     # The end.
@@ -556,48 +560,48 @@ class Supervisor:
     def _shut_down(self, wakeup: socket.socket) -> None:
         """The apis first, while there is still an engine for their streams; a second signal ends the waiting."""
         self._stop_apis(wakeup)
-        self._stop_role(Role.SHELF, 0.0, wakeup)
-        self._let_peers_take_their_kv(wakeup)
-        self._stop_role(Role.ENGINE, 0.0, wakeup)
-        self._stop_role(Role.WORKER, 0.0, wakeup)
+        self._stop_role(ProcessRole.STREAM_STORE, 0.0, wakeup)
+        self._wait_for_handoffs(wakeup)
+        self._stop_role(ProcessRole.ENGINE, 0.0, wakeup)
+        self._stop_role(ProcessRole.WORKER, 0.0, wakeup)
 
     def _stop_apis(self, wakeup: socket.socket) -> None:
         """At a second signal they end their streams at once, and tell each client."""
         signals_before = self._stop_requests
-        self._stop_role(Role.API, self._config.drain_s, wakeup)
-        if self._of(Role.API) and self._stop_requests > signals_before:
+        self._stop_role(ProcessRole.API, self._config.drain_s, wakeup)
+        if self._children_of(ProcessRole.API) and self._stop_requests > signals_before:
             logger.warning("stopping at once")
-            self._stop_role(Role.API, 0.0, wakeup)
+            self._stop_role(ProcessRole.API, 0.0, wakeup)
 
-    def _stop_role(self, role: Role, grace_s: float, wakeup: socket.socket) -> None:
+    def _stop_role(self, role: ProcessRole, grace_s: float, wakeup: socket.socket) -> None:
         """Who is still starting has nothing to finish, and would not hear: a worker that loads listens to nobody."""
         signals_before = self._stop_requests  # one that comes while they are told counts as well
-        for child in self._of(role):
+        for child in self._children_of(role):
             if child.state is ChildState.STARTING:
-                child.begin_kill()
+                child.send_sigkill()
             else:
-                child.send(Stop(grace_s))
-        self._wait_until(lambda: not self._of(role), grace_s + KILL_AFTER_S, wakeup, signals_before)
+                child.send(StopChild(grace_s))
+        self._wait_until(lambda: not self._children_of(role), grace_s + KILL_AFTER_S, wakeup, signals_before)
 
-    def _let_peers_take_their_kv(self, wakeup: socket.socket) -> None:
+    def _wait_for_handoffs(self, wakeup: socket.socket) -> None:
         """Decode instances that we have promised a prompt get it. Only what the engine says from now on counts; one that
         is still starting has promised nothing."""
         if self._handoff is None:
             return
-        first_ask, self._next_snapshot_s = self._hub.next_number(), 0.0
+        first_ask, self._next_snapshot_s = self._snapshots.next_ask_id(), 0.0
 
         def is_over() -> bool:
             engines = self._ready_engines()
             if (now_s := self._clock.now_s()) >= self._next_snapshot_s:
                 self._next_snapshot_s = now_s + POLL_S
                 for engine in engines:
-                    engine.send(AskSnapshot(self._hub.next_number()))
-            return not engines or self._hub.nothing_is_handed_over(since_ask=first_ask)
+                    engine.send(QueryMetrics(self._snapshots.next_ask_id()))
+            return not engines or self._snapshots.has_no_handoffs(since_ask=first_ask)
 
         self._wait_until(is_over, self._config.drain_s, wakeup, self._stop_requests)
 
-    def _ready_engines(self) -> list[Child]:
-        return [engine for engine in self._of(Role.ENGINE) if engine.state is ChildState.READY]
+    def _ready_engines(self) -> list[ChildProcess]:
+        return [engine for engine in self._children_of(ProcessRole.ENGINE) if engine.state is ChildState.READY]
 
     def _wait_until(
         self, is_over: Callable[[], bool], timeout_s: float, wakeup: socket.socket, signals_before: int
@@ -609,16 +613,16 @@ class Supervisor:
                 if key.fileobj is wakeup:
                     wakeup.recv(64)
                 elif key.data in self._children:
-                    self._read(key.data)
+                    self._read_messages(key.data)
             for child in [c for c in self._children if c.process.poll() is not None]:
-                self._bury(child)
-                if child.role is Role.API:
+                self._remove_child(child)
+                if child.role is ProcessRole.API:
                     for engine in self._ready_engines():
                         engine.send(ApiGone(child.incarnation))
-            self._answer_questions(self._clock.now_s())
+            self._answer_queries(self._clock.now_s())
 
     def _clean_up(self) -> None:
         for child in list(self._children):
             child.kill()
-            self._bury(child)
+            self._remove_child(child)
         self._selector.close()

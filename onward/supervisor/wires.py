@@ -10,11 +10,11 @@ import msgspec
 from onward.config import ServeConfig
 from onward.proto.model import PreparedModel
 from onward.proto.sampling import MAX_BAD_WORD_TOKENS, MAX_GRAMMAR_BYTES
-from onward.proto.speculation import num_drafts_of
+from onward.proto.speculation import num_draft_tokens_of
 from onward.proto.step import MAX_PROMPT_LOGPROB_ROWS
-from onward.proto.wire import ShmWire, Wire, ZmqWire
+from onward.proto.wire import ShmWireAddress, WorkerWireAddress, ZmqWireAddress
 from onward.transport import shm
-from onward.transport.curve import private_addresses
+from onward.transport.curve import make_private_address
 
 BYTES_PER_INTEGER = 5
 """At most, for a token or block id in msgpack."""
@@ -27,51 +27,51 @@ BYTES_PER_NUMBER = 4
 
 
 @dataclass(slots=True, frozen=True)
-class MadeWire:
+class WorkerWireEnds:
     """A wire as each side is told of it, and the file descriptors that it is given."""
 
-    for_engine: Wire
-    for_worker: Wire
+    for_engine: WorkerWireAddress
+    for_worker: WorkerWireAddress
     engine_fds: tuple[int, ...] = ()
     worker_fds: tuple[int, ...] = ()
 
 
 @contextmanager
-def make(
+def open_worker_wire(
     config: ServeConfig, model: PreparedModel, engine_incarnation: str, worker_incarnation: str
-) -> Iterator[MadeWire]:
+) -> Iterator[WorkerWireEnds]:
     """While the context lasts, the file descriptors are ours; whoever was given them then has copies."""
     if config.transport == "zmq":
         # The name carries both incarnations: nothing meant for another pair can ever arrive there.
-        ours, theirs = private_addresses(f"{engine_incarnation}-{worker_incarnation}")
-        yield MadeWire(ZmqWire(ours), ZmqWire(theirs))
+        ours, theirs = make_private_address(f"{engine_incarnation}-{worker_incarnation}")
+        yield WorkerWireEnds(ZmqWireAddress(ours), ZmqWireAddress(theirs))
         return
-    wire = shm_wire(config, model, worker_incarnation)
-    memory_fd, engine_bell, worker_bell = shm.create(wire)
+    wire = shm_wire_for(config, model, worker_incarnation)
+    memory_fd, engine_bell, worker_bell = shm.create_ring(wire)
     try:
         inherited = msgspec.structs.replace(wire, memory_fd=memory_fd, doorbell_fd=worker_bell.fileno())
-        yield MadeWire(wire, inherited, (memory_fd, engine_bell.fileno()), (memory_fd, worker_bell.fileno()))
+        yield WorkerWireEnds(wire, inherited, (memory_fd, engine_bell.fileno()), (memory_fd, worker_bell.fileno()))
     finally:
         os.close(memory_fd)
         engine_bell.close()
         worker_bell.close()
 
 
-def shm_wire(config: ServeConfig, model: PreparedModel, worker_incarnation: str) -> ShmWire:
+def shm_wire_for(config: ServeConfig, model: PreparedModel, worker_incarnation: str) -> ShmWireAddress:
     max_model_len = config.max_model_len or model.config.max_position_embeddings
     blocks_per_request = max_model_len // config.block_size + 1
     # Its tokens, its blocks, those of a peer that its KV is pushed to, and its bad words.
     ids_per_request = max_model_len + 2 * blocks_per_request + MAX_BAD_WORD_TOKENS
     # A failure, or a vector.
     bytes_per_side = BYTES_PER_FAILURE + model.config.hidden_size * BYTES_PER_NUMBER
-    num_drafts = num_drafts_of(config.speculative)
+    num_drafts = num_draft_tokens_of(config.speculative)
     # Of each slot one token, or several where there are drafts, but no more than a step has rows.
     max_tokens = min(config.max_num_seqs * (1 + num_drafts), max(config.max_num_seqs, config.max_num_batched_tokens))
     max_logprobs = MAX_PROMPT_LOGPROB_ROWS + max_tokens
-    return ShmWire(
+    return ShmWireAddress(
         incarnation=worker_incarnation,
         num_slots=config.max_num_seqs,
         max_tokens_per_row=1 + num_drafts,
         plan_bytes=config.max_num_seqs * (ids_per_request * BYTES_PER_INTEGER + BYTES_PER_REQUEST + MAX_GRAMMAR_BYTES),
-        side_bytes=max_logprobs * (MAX_LOGPROBS + 2) * BYTES_PER_LOGPROB + config.max_num_seqs * bytes_per_side,
+        extras_bytes=max_logprobs * (MAX_LOGPROBS + 2) * BYTES_PER_LOGPROB + config.max_num_seqs * bytes_per_side,
     )

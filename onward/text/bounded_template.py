@@ -18,7 +18,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_STEPS = 1_000_000
-STEPS_OF_A_CALL = 8
+STEPS_PER_CALL = 8
 MAX_REPEATED = 1 << 20
 """Characters, items or bits that `*` and `**` may make."""
 
@@ -26,15 +26,15 @@ _COUNTER = "_steps"
 _COUNTED = "_counted"
 
 
-class TooMuch(jinja2.TemplateError):
+class TemplateLimitExceeded(jinja2.TemplateError):
     """The template would do or say more than it may."""
 
 
-class TooLong(TooMuch):
+class RenderedPromptTooLong(TemplateLimitExceeded):
     """Its output would be longer than it may be."""
 
 
-class _Steps:
+class _StepBudget:
     __slots__ = ("left",)
 
     def __init__(self, left: int) -> None:
@@ -43,7 +43,7 @@ class _Steps:
     def take(self, num_steps: int = 1) -> None:
         self.left -= num_steps
         if self.left < 0:
-            raise TooMuch("it takes too many steps")
+            raise TemplateLimitExceeded("it takes too many steps")
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -63,13 +63,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        __context[_COUNTER].take(STEPS_OF_A_CALL)
+        __context[_COUNTER].take(STEPS_PER_CALL)
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         size = _product_size(left, right) if operator == "*" else _power_bits(left, right)
         if size > MAX_REPEATED:
-            raise TooMuch(f"`{operator}` would make something too large")
+            raise TemplateLimitExceeded(f"`{operator}` would make something too large")
         return super().call_binop(context, operator, left, right)
 
 
@@ -77,10 +77,10 @@ def render(template: jinja2.Template, names: Mapping[str, Any], max_chars: int, 
     """The output. It is measured while it grows, so one that is too long never lies in memory."""
     parts: list[str] = []
     num_chars = 0
-    for part in template.generate({**names, _COUNTER: _Steps(max_steps)}):
+    for part in template.generate({**names, _COUNTER: _StepBudget(max_steps)}):
         num_chars += len(part)
         if num_chars > max_chars:
-            raise TooLong(f"the prompt is longer than {max_chars} characters")
+            raise RenderedPromptTooLong(f"the prompt is longer than {max_chars} characters")
         parts.append(part)
     return "".join(parts)
 

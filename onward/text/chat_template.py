@@ -13,8 +13,8 @@ import jinja2
 
 from onward.errors import InvalidRequest, StartupError
 from onward.text import bounded_template
-from onward.text.bounded_template import MAX_STEPS, BoundedEnvironment, TooLong, TooMuch
-from onward.text.length_check import CODE
+from onward.text.bounded_template import MAX_STEPS, BoundedEnvironment, RenderedPromptTooLong, TemplateLimitExceeded
+from onward.text.length_check import CONTEXT_LENGTH_EXCEEDED
 
 MAX_PROMPT_CHARS = 32 << 20
 
@@ -62,9 +62,9 @@ class ChatTemplate:
         try:
             most = self._max_chars if max_chars is None else min(max_chars, self._max_chars)
             return bounded_template.render(self._template, names, most, self._max_steps)
-        except TooLong as error:
-            raise InvalidRequest(f"messages: {error}", code=CODE, param="messages") from None
-        except TooMuch as error:
+        except RenderedPromptTooLong as error:
+            raise InvalidRequest(f"messages: {error}", code=CONTEXT_LENGTH_EXCEEDED, param="messages") from None
+        except TemplateLimitExceeded as error:
             raise InvalidRequest(f"the model's chat template with these messages: {error}", param="messages") from None
         except Exception as error:  # a template can fail in any way that Python can
             raise InvalidRequest(

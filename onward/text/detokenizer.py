@@ -14,11 +14,11 @@ class Detokenizer:
     __slots__ = ("_pending", "_pieces", "_texts")
 
     def __init__(self, table: TokenTable, skip_special_tokens: bool = True) -> None:
-        self._pieces = table.plain_pieces if skip_special_tokens else table.pieces
-        self._texts = table.plain_texts if skip_special_tokens else table.texts
+        self._pieces = table.visible_bytes_list if skip_special_tokens else table.token_bytes_list
+        self._texts = table.visible_texts if skip_special_tokens else table.texts
         self._pending = b""
 
-    def renewed(self) -> "Detokenizer":
+    def fresh_copy(self) -> "Detokenizer":
         """One for the same vocabulary that has read nothing."""
         new = Detokenizer.__new__(Detokenizer)
         new._pieces, new._texts, new._pending = self._pieces, self._texts, b""

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from onward.errors import InvalidRequest
 
 PIECE_CHARS = 64 << 10
-CODE = "context_length_exceeded"
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 
-def check_length(text: str, max_tokens: int, max_bytes_per_token: int, count: Callable[[str], int]) -> None:
+def check_text_length(text: str, max_tokens: int, max_bytes_per_token: int, count: Callable[[str], int]) -> None:
     """Raises `InvalidRequest`. `count` gives the number of tokens of a piece."""
     max_chars = max_tokens * max_bytes_per_token
     if len(text) > max_chars:
@@ -34,4 +34,6 @@ def check_length(text: str, max_tokens: int, max_bytes_per_token: int, count: Ca
 
 
 def _too_long(problem: str, max_tokens: int) -> InvalidRequest:
-    return InvalidRequest(f"the text is too long: {problem} fits into the context of {max_tokens} tokens", code=CODE)
+    return InvalidRequest(
+        f"the text is too long: {problem} fits into the context of {max_tokens} tokens", code=CONTEXT_LENGTH_EXCEEDED
+    )

@@ -9,28 +9,28 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ContentText:
     """Words for the reader."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningText:
     """Words of the model to itself."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Markup:
+class MarkupText:
     """Marks of the format. Nobody is shown them."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class CallStarted:
+class ToolCallStarted:
     index: int
     """Counts the calls of one message."""
     name: str
@@ -38,7 +38,7 @@ class CallStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class ToolCallArguments:
     """A call's `delta`s, joined, are the JSON text of its arguments."""
 
     index: int
@@ -47,7 +47,7 @@ class Arguments:
 
 
 @dataclass(frozen=True, slots=True)
-class CallEnded:
+class ToolCallEnded:
     index: int
     is_complete: bool
     """Its arguments are a whole JSON object. If not, the text has ended or was no JSON from some character on."""
@@ -55,10 +55,10 @@ class CallEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenTold:
+class TokenEvents:
     """What one token has let be told, for those whose story must not depend on how the tokens came."""
 
-    events: tuple["Event", ...]
+    events: tuple["MessageEvent", ...]
 
     @property
     def text(self) -> str:
@@ -66,39 +66,48 @@ class TokenTold:
 
 
 @dataclass(frozen=True, slots=True)
-class EndTold:
+class EndEvents:
     """What the end has let go of, for them."""
 
-    events: tuple["Event", ...]
+    events: tuple["MessageEvent", ...]
 
     @property
     def text(self) -> str:
         return "".join(event.text for event in self.events)
 
 
-Event = Content | Reasoning | Markup | CallStarted | Arguments | CallEnded | TokenTold | EndTold
+MessageEvent = (
+    ContentText
+    | ReasoningText
+    | MarkupText
+    | ToolCallStarted
+    | ToolCallArguments
+    | ToolCallEnded
+    | TokenEvents
+    | EndEvents
+)
 
 
-def joined(first: Event, second: Event) -> Event | None:
+def join_events(first: MessageEvent, second: MessageEvent) -> MessageEvent | None:
     """Both as one event. None if they are about different things."""
     match first, second:
-        case Content(), Content():
-            return Content(first.text + second.text)
-        case Reasoning(), Reasoning():
-            return Reasoning(first.text + second.text)
-        case Markup(), Markup():
-            return Markup(first.text + second.text)
-        case Arguments(), Arguments() if first.index == second.index:
-            return Arguments(first.index, first.delta + second.delta, first.text + second.text)
+        case ContentText(), ContentText():
+            return ContentText(first.text + second.text)
+        case ReasoningText(), ReasoningText():
+            return ReasoningText(first.text + second.text)
+        case MarkupText(), MarkupText():
+            return MarkupText(first.text + second.text)
+        case ToolCallArguments(), ToolCallArguments() if first.index == second.index:
+            return ToolCallArguments(first.index, first.delta + second.delta, first.text + second.text)
         case _:
             return None
 
 
-def merged(events: Iterable[Event]) -> list[Event]:
+def merge_events(events: Iterable[MessageEvent]) -> list[MessageEvent]:
     """The same story in as few events as can be. However a text was cut, this is the same."""
-    told: list[Event] = []
+    told: list[MessageEvent] = []
     for event in events:
-        both = joined(told[-1], event) if told else None
+        both = join_events(told[-1], event) if told else None
         if both is None:
             told.append(event)
         else:

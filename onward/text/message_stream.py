@@ -4,18 +4,20 @@ A function of the text so far, however it is cut. That is what makes an answer w
 what was told, go on. Knows nothing of tokens, requests or JSON answers.
 """
 
-from onward.text.message_events import CallEnded, Content, Event
-from onward.text.piecewise import Piecewise
+from onward.text.message_events import ContentText, MessageEvent, ToolCallEnded
+from onward.text.piecewise import IncrementalParser
 
 
-class MessageStream:
+class MessageParser:
     """Either parser may be missing; without both there is no need for this. `max_calls`: the answer is over when so many
     calls have ended."""
 
-    __slots__ = ("_calls", "_max_calls", "_reasoning", "num_calls", "stopped")
+    __slots__ = ("_calls", "_max_calls", "_reasoning", "num_tool_calls", "stopped")
 
-    def __init__(self, reasoning: Piecewise | None, calls: Piecewise | None, max_calls: int | None = None) -> None:
-        self.num_calls = 0
+    def __init__(
+        self, reasoning: IncrementalParser | None, calls: IncrementalParser | None, max_calls: int | None = None
+    ) -> None:
+        self.num_tool_calls = 0
         """Those that have ended."""
         self.stopped = False
         """The last call that may be made has ended with the newest text. What followed it there is gone, and nothing may
@@ -25,7 +27,7 @@ class MessageStream:
         self._max_calls = max_calls
 
     @property
-    def follows_reasoning(self) -> bool:
+    def parses_reasoning(self) -> bool:
         return self._reasoning is not None
 
     @property
@@ -33,13 +35,13 @@ class MessageStream:
         """Characters that were pushed and are not part of any event yet."""
         return sum(parser.num_held for parser in (self._reasoning, self._calls) if parser is not None)
 
-    def push(self, text: str) -> list[Event]:
+    def push(self, text: str) -> list[MessageEvent]:
         assert not self.stopped
         if self._reasoning is None:
-            return self._call_events([Content(text)] if text else [])
+            return self._call_events([ContentText(text)] if text else [])
         return self._call_events(self._reasoning.push(text))
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[MessageEvent]:
         """The text has ended. Not for one that was cut and may go on elsewhere."""
         if self.stopped:
             return []
@@ -48,12 +50,12 @@ class MessageStream:
             return told
         return told + self._counted(self._calls.finish())
 
-    def _call_events(self, events: list[Event]) -> list[Event]:
+    def _call_events(self, events: list[MessageEvent]) -> list[MessageEvent]:
         if self._calls is None:
             return events
-        told: list[Event] = []
+        told: list[MessageEvent] = []
         for event in events:
-            if isinstance(event, Content):
+            if isinstance(event, ContentText):
                 told += self._counted(self._calls.push(event.text))
             else:
                 told.append(event)
@@ -61,11 +63,11 @@ class MessageStream:
                 break
         return told
 
-    def _counted(self, events: list[Event]) -> list[Event]:
+    def _counted(self, events: list[MessageEvent]) -> list[MessageEvent]:
         for place, event in enumerate(events, start=1):
-            if isinstance(event, CallEnded):
-                self.num_calls += 1
-                if self.num_calls == self._max_calls:
+            if isinstance(event, ToolCallEnded):
+                self.num_tool_calls += 1
+                if self.num_tool_calls == self._max_calls:
                     self.stopped = True
                     return events[:place]
         return events

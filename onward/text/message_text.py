@@ -6,20 +6,20 @@ to there: replay the tokens, drop what was told, go on.
 
 from collections.abc import Sequence
 
-from onward.text.message_events import Event, joined
-from onward.text.message_stream import MessageStream
-from onward.text.text_stream import CUT_REASONS, TextStream
-from onward.text.thought_tokens import ThoughtTokens
+from onward.text.message_events import MessageEvent, join_events
+from onward.text.message_stream import MessageParser
+from onward.text.text_stream import INTERRUPTED_REASONS, TextStream
+from onward.text.thought_tokens import ReasoningTokenCounter
 
 
-class MessageText:
+class ParsedTextStream:
     __slots__ = ("_events", "_message", "_text", "_thought")
 
-    def __init__(self, text: TextStream, message: MessageStream) -> None:
+    def __init__(self, text: TextStream, message: MessageParser) -> None:
         self._text = text
         self._message = message
-        self._events: list[Event] = []
-        self._thought = ThoughtTokens()
+        self._events: list[MessageEvent] = []
+        self._thought = ReasoningTokenCounter()
 
     @property
     def stopped(self) -> bool:
@@ -28,49 +28,49 @@ class MessageText:
         return self._text.stopped or self._message.stopped
 
     @property
-    def num_calls(self) -> int:
+    def num_tool_calls(self) -> int:
         """Calls that have ended."""
-        return self._message.num_calls
+        return self._message.num_tool_calls
 
     @property
     def num_reasoning_tokens(self) -> int | None:
         """Tokens that are told as thinking; its tags are none of it. None where none is looked for."""
-        return self._thought.count if self._message.follows_reasoning else None
+        return self._thought.count if self._message.parses_reasoning else None
 
     def push(self, token_id: int) -> str:
         """The text that may be shown now that this token is known; `take_events` has what it says."""
         assert not self.stopped
         text = self._text.push(token_id)
         self._thought.push(text)
-        self._tell(self._message.push(text) if text else [])
+        self._append_events(self._message.push(text) if text else [])
         return text
 
     def finish(self, reason: str) -> str:
         """The rest of the text, when the output has ended for this reason. One that was cut may go on elsewhere, so nothing
         held back is told."""
-        if self._message.stopped or reason in CUT_REASONS:
+        if self._message.stopped or reason in INTERRUPTED_REASONS:
             return ""
         rest = self._text.finish(reason)
         self._thought.flush(rest)
-        self._tell(self._message.push(rest) if rest else [])
-        self._tell(self._message.finish())
+        self._append_events(self._message.push(rest) if rest else [])
+        self._append_events(self._message.finish())
         return rest
 
-    def num_covered(self, token_ids: Sequence[int]) -> int:
+    def num_emitted_tokens(self, token_ids: Sequence[int]) -> int:
         """How many of the tokens that were pushed, from the first on, have all of their text among the events."""
         if self.stopped:
             return len(token_ids)
-        return self._text.num_covered(token_ids, self._message.num_held)
+        return self._text.num_emitted_tokens(token_ids, self._message.num_held)
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[MessageEvent]:
         """What was told since the last time, in as few events as can be."""
         events, self._events = self._events, []
         return events
 
-    def _tell(self, events: list[Event]) -> None:
-        self._thought.tell(events)
+    def _append_events(self, events: list[MessageEvent]) -> None:
+        self._thought.count_events(events)
         for event in events:
-            both = joined(self._events[-1], event) if self._events else None
+            both = join_events(self._events[-1], event) if self._events else None
             if both is None:
                 self._events.append(event)
             else:

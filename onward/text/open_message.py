@@ -13,7 +13,7 @@ MARK = "\ue000open\ue001"
 """Of characters that stand for nothing in Unicode."""
 
 
-def with_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def add_marker(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Messages may be unchecked: a router renders before anybody has looked at them."""
     *before, last = messages or [{}]
     match last.get("content"):
@@ -24,7 +24,7 @@ def with_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     raise _refused("there is no last message with a text")
 
 
-def up_to_mark(rendered: str) -> str:
+def cut_at_marker(rendered: str) -> str:
     prompt, mark, _ = rendered.rpartition(MARK)
     if not mark:
         raise _refused("the chat template does not show the last message as it is, so it cannot be left open")

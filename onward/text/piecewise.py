@@ -10,37 +10,37 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
-from onward.text.message_events import Content, Event, joined
+from onward.text.message_events import ContentText, MessageEvent, join_events
 
 T = TypeVar("T")
-Steps = Generator[None, None, T]
+ParseSteps = Generator[None, None, T]
 """Rests at each `yield` until there is more text."""
 
 MAX_HELD_CHARS = 1 << 16
 """Of what is not told because nobody knows yet what it is. Beyond, it is taken for something else."""
-BLANKS = " \t\r\n"
+WHITESPACE = " \t\r\n"
 
-_BLANKS = re.compile(f"[{BLANKS}]+")
+_BLANKS = re.compile(f"[{WHITESPACE}]+")
 END = ""
 """What `peek` sees behind the text. It equals no character, so whatever was expected there has not come."""
 
 
-class Piecewise:
+class IncrementalParser:
     __slots__ = ("_at", "_ended", "_events", "_held", "_piece", "_steps", "_telling", "num_held")
 
-    def __init__(self, read: "Callable[[Piecewise], Steps[None]]") -> None:
+    def __init__(self, read: "Callable[[IncrementalParser], ParseSteps[None]]") -> None:
         self.num_held = 0
         """Characters that were read and not told."""
         self._piece = ""
         self._at = 0
         self._ended = False
         self._held: list[str] = []
-        self._events: list[Event] = []
-        self._telling: Callable[[str], Event] | None = None
+        self._events: list[MessageEvent] = []
+        self._telling: Callable[[str], MessageEvent] | None = None
         self._steps = read(self)
         next(self._steps)
 
-    def push(self, text: str) -> list[Event]:
+    def push(self, text: str) -> list[MessageEvent]:
         """What is known now that this text has come."""
         assert not self._ended
         if text:
@@ -49,16 +49,16 @@ class Piecewise:
             assert self._at == len(text), "a format reads all there is"
         return self._taken_events()
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[MessageEvent]:
         """The text has ended: what was held back can only be words."""
         assert not self._ended
         self._ended = True
         for _ in self._steps:
             raise AssertionError("a format ends where the text ends")
-        self.tell(Content)
+        self.emit_held(ContentText)
         return self._taken_events()
 
-    def _taken_events(self) -> list[Event]:
+    def _taken_events(self) -> list[MessageEvent]:
         events, self._events = self._events, []
         return events
 
@@ -70,74 +70,74 @@ class Piecewise:
             self._held = ["".join(self._held)]
         return self._held[0] if self._held else ""
 
-    def tell(self, event_of: Callable[[str], Event]) -> None:
+    def emit_held(self, event_of: Callable[[str], MessageEvent]) -> None:
         """All that is held is this. Nothing is told of nothing."""
         if self.num_held:
-            self.put(event_of(self._release()))
+            self.emit(event_of(self._release()))
 
-    def put(self, event: Event) -> None:
-        both = joined(self._events[-1], event) if self._events else None
+    def emit(self, event: MessageEvent) -> None:
+        both = join_events(self._events[-1], event) if self._events else None
         if both is None:
             self._events.append(event)
         else:
             self._events[-1] = both
 
-    def mark(self, event_of: Callable[[str], Event]) -> None:
+    def emit_held_or_empty(self, event_of: Callable[[str], MessageEvent]) -> None:
         """As `tell`, for an event that is there also without text."""
-        self.put(event_of(self._release()))
+        self.emit(event_of(self._release()))
 
-    def mark_first(self, num_chars: int, event_of: Callable[[str], Event]) -> None:
+    def emit_first(self, num_chars: int, event_of: Callable[[str], MessageEvent]) -> None:
         """As `mark`, for the first of what is held."""
         text, rest = self.held[:num_chars], self.held[num_chars:]
         self._held, self.num_held = [rest], len(rest)
-        self.put(event_of(text))
+        self.emit(event_of(text))
 
-    def tell_while_reading(self, event_of: Callable[[str], Event]) -> None:
+    def start_streaming(self, event_of: Callable[[str], MessageEvent]) -> None:
         """From here on what is read is told when a piece ends."""
         assert not self.num_held
         self._telling = event_of
 
-    def stop_telling(self) -> None:
+    def stop_streaming(self) -> None:
         assert self._telling is not None
-        self.tell(self._telling)
+        self.emit_held(self._telling)
         self._telling = None
 
-    def peek(self) -> Steps[str]:
+    def peek(self) -> ParseSteps[str]:
         """The next character, which stays unread. `END` if there is none, or if too much is held."""
         if self._at == len(self._piece):
-            yield from self._more()
+            yield from self._wait_for_text()
         if self._at == len(self._piece) or self._room() <= 0:
             return END
         return self._piece[self._at]
 
-    def take(self) -> None:
+    def consume(self) -> None:
         """Reads the character that `peek` saw."""
         self._take_to(self._at + 1)
 
-    def take_run(self, pattern: "re.Pattern[str]") -> None:
+    def consume_run(self, pattern: "re.Pattern[str]") -> None:
         """Reads as much of this piece as matches from here on. The pattern looks at single characters only."""
         found = pattern.match(self._piece, self._at, self._at + min(self._room(), len(self._piece)))
         if found is not None:
             self._take_to(found.end())
 
-    def take_if(self, character: str) -> Steps[bool]:
+    def consume_if(self, character: str) -> ParseSteps[bool]:
         if (yield from self.peek()) != character:
             return False
-        self.take()
+        self.consume()
         return True
 
-    def run(self, pattern: "re.Pattern[str]") -> Steps[str]:
+    def read_run(self, pattern: "re.Pattern[str]") -> ParseSteps[str]:
         """Reads all characters that match, in however many pieces they come."""
         begin = self.num_held
         while (seen := (yield from self.peek())) and pattern.match(seen):
-            self.take_run(pattern)
+            self.consume_run(pattern)
         return self.held[begin:]
 
-    def blanks(self) -> Steps[None]:
-        while (seen := (yield from self.peek())) and seen in BLANKS:
-            self.take_run(_BLANKS)
+    def read_whitespace(self) -> ParseSteps[None]:
+        while (seen := (yield from self.peek())) and seen in WHITESPACE:
+            self.consume_run(_BLANKS)
 
-    def one_of(self, words: Sequence[str]) -> Steps[str | None]:
+    def read_one_of(self, words: Sequence[str]) -> ParseSteps[str | None]:
         """Reads one of the words, of which none begins another. None: what was read of it stays read, and the first
         character that did not fit is unread."""
         num_read = 0
@@ -146,38 +146,38 @@ class Piecewise:
             words = [word for word in words if seen and word[num_read] == seen]
             if not words:
                 return None
-            self.take()
+            self.consume()
             num_read += 1
             if len(words[0]) == num_read:
                 return words[0]
 
-    def until(self, word: str, event_of: Callable[[str], Event]) -> Steps[bool]:
+    def emit_until(self, word: str, event_of: Callable[[str], MessageEvent]) -> ParseSteps[bool]:
         """Tells everything in front of the word, and reads the word. False if the text ends without it."""
         assert word[0] not in word[1:], "so that a word that breaks off cannot hide the beginning of the next one"
         while True:
             if self._at == len(self._piece):
-                yield from self._more()
+                yield from self._wait_for_text()
                 if self._ended:
                     return False
             start = self._piece.find(word[0], self._at)
             self._take_to(len(self._piece) if start < 0 else start)
-            self.tell(event_of)
-            if start >= 0 and (yield from self.one_of((word,))):
+            self.emit_held(event_of)
+            if start >= 0 and (yield from self.read_one_of((word,))):
                 return True
-            self.tell(event_of)
+            self.emit_held(event_of)
 
-    def rest(self, event_of: Callable[[str], Event]) -> Steps[None]:
+    def emit_rest(self, event_of: Callable[[str], MessageEvent]) -> ParseSteps[None]:
         """Everything up to the end of the text is this."""
         while True:
             self._take_to(len(self._piece))
-            self.tell(event_of)
-            yield from self._more()
+            self.emit_held(event_of)
+            yield from self._wait_for_text()
             if self._ended:
                 return
 
-    def _more(self) -> Steps[None]:
+    def _wait_for_text(self) -> ParseSteps[None]:
         if self._telling is not None:
-            self.tell(self._telling)
+            self.emit_held(self._telling)
         if not self._ended:
             yield
 

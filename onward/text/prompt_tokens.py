@@ -13,19 +13,19 @@ from typing import Any, Literal
 import msgspec
 
 from onward.errors import InvalidRequest, StartupError
-from onward.proto.model import ModelText, PreparedModel
+from onward.proto.model import PreparedModel, TokenizerFiles
 from onward.text import open_message
 from onward.text.chat_template import ChatTemplate
 from onward.text.tokenizer import Tokenizer
 from onward.text.tool_messages import (
     Message,
-    knows_tools,
-    wants_arguments_as_text,
-    with_calls_for_template,
-    with_tools_in_words,
+    template_joins_arguments,
+    template_reads_tools,
+    with_template_arguments,
+    with_tools_system_message,
 )
 
-RENDERING = 3
+TOKENIZATION_VERSION = 3
 """Raised whenever this module, the template's environment or the tokenizer's settings make other ids than before."""
 
 
@@ -44,7 +44,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
     """What the assistant thought before it said this, for templates that show it."""
 
 
-class Rendering(msgspec.Struct, frozen=True):
+class TemplateOptions(msgspec.Struct, frozen=True):
     """What a chat request says about how its messages become a prompt."""
 
     add_generation_prompt: bool | None = None
@@ -55,77 +55,77 @@ class Rendering(msgspec.Struct, frozen=True):
     """As templates expect them. None: there are none to call."""
 
     @property
-    def opens_answer(self) -> bool:
+    def adds_generation_prompt(self) -> bool:
         """Whether the prompt ends with the beginning of the assistant's message."""
         if self.add_generation_prompt is None:
             return not self.continue_final_message
         return self.add_generation_prompt
 
 
-PLAINLY = Rendering()
+DEFAULT_TEMPLATE_OPTIONS = TemplateOptions()
 
-Render = Callable[[list[Message], Rendering], str]
+Render = Callable[[list[Message], TemplateOptions], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Renderer:
+class TemplateRenderer:
     """Some template, and what it expects."""
 
     render: Render
-    knows_tools: bool
-    wants_arguments_as_text: bool
+    reads_tools: bool
+    joins_arguments: bool
 
     @classmethod
-    def of(cls, source: str, render: Render) -> "Renderer":
-        return cls(render, knows_tools(source), wants_arguments_as_text(source))
+    def from_source(cls, source: str, render: Render) -> "TemplateRenderer":
+        return cls(render, template_reads_tools(source), template_joins_arguments(source))
 
 
-class PromptTokens:
+class PromptTokenizer:
     """Immutable once built, so threads may share it. Raises `InvalidRequest` for what has no ids."""
 
-    def __init__(self, text: ModelText) -> None:
+    def __init__(self, text: TokenizerFiles) -> None:
         self.tokenizer = None if text.tokenizer is None else Tokenizer(text.tokenizer)
         self._template = (
             None if text.chat_template is None else ChatTemplate(text.chat_template, text.bos_token, text.eos_token)
         )
         source = text.chat_template or ""
-        self.knows_tools, self._wants_arguments_as_text = knows_tools(source), wants_arguments_as_text(source)
+        self.knows_tools, self._wants_arguments_as_text = template_reads_tools(source), template_joins_arguments(source)
 
-    def of_chat(
+    def tokenize_chat(
         self,
         messages: Sequence[ChatMessage],
         created_s: int,
-        rendering: Rendering = PLAINLY,
-        by: Renderer | None = None,
+        rendering: TemplateOptions = DEFAULT_TEMPLATE_OPTIONS,
+        renderer: TemplateRenderer | None = None,
         max_tokens: int | None = None,
     ) -> list[int]:
         """`by`: instead of the model's template. `max_tokens`: as in `of_text`."""
-        if (self._template is None and by is None) or self.tokenizer is None:
+        if (self._template is None and renderer is None) or self.tokenizer is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
         max_chars = None if max_tokens is None else max_tokens * self.tokenizer.max_bytes_per_token
-        rendered = _rendered(messages, rendering, by or self._by_own_template(created_s, max_chars))
+        rendered = _rendered(messages, rendering, renderer or self._model_renderer(created_s, max_chars))
         try:
             return self.tokenizer.encode_chat(rendered, max_tokens)
         except InvalidRequest as error:
             raise InvalidRequest(f"messages: {error.message}", code=error.code, param="messages") from error
 
-    def _by_own_template(self, created_s: int, max_chars: int | None) -> Renderer:
+    def _model_renderer(self, created_s: int, max_chars: int | None) -> TemplateRenderer:
         template = self._template
         assert template is not None
 
-        def render(messages: list[Message], rendering: Rendering) -> str:
+        def render(messages: list[Message], rendering: TemplateOptions) -> str:
             return template.render(
                 messages,
                 created_s=created_s,
-                add_generation_prompt=rendering.opens_answer,
+                add_generation_prompt=rendering.adds_generation_prompt,
                 tools=rendering.tools,
                 variables=rendering.variables,
                 max_chars=max_chars,
             )
 
-        return Renderer(render, self.knows_tools, self._wants_arguments_as_text)
+        return TemplateRenderer(render, self.knows_tools, self._wants_arguments_as_text)
 
-    def of_text(self, prompt: str, max_tokens: int | None = None) -> list[int]:
+    def tokenize_text(self, prompt: str, max_tokens: int | None = None) -> list[int]:
         """`max_tokens`: the context. A text that is far longer is refused before it is tokenized. One that is a little too
         long is not: the caller compares the number of tokens."""
         if self.tokenizer is None:
@@ -136,14 +136,14 @@ class PromptTokens:
         return token_ids
 
 
-def _rendered(messages: Sequence[ChatMessage], rendering: Rendering, by: Renderer) -> str:
-    plain = with_calls_for_template([_plain(message) for message in messages], as_text=by.wants_arguments_as_text)
-    if rendering.tools and not by.knows_tools:
-        plain = with_tools_in_words(plain, rendering.tools)
+def _rendered(messages: Sequence[ChatMessage], rendering: TemplateOptions, by: TemplateRenderer) -> str:
+    plain = with_template_arguments([_plain(message) for message in messages], as_text=by.joins_arguments)
+    if rendering.tools and not by.reads_tools:
+        plain = with_tools_system_message(plain, rendering.tools)
         rendering = msgspec.structs.replace(rendering, tools=None)
     if not rendering.continue_final_message:
         return by.render(plain, rendering)
-    return open_message.up_to_mark(by.render(open_message.with_mark(plain), rendering))
+    return open_message.cut_at_marker(by.render(open_message.add_marker(plain), rendering))
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:
@@ -151,8 +151,8 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
     return {name: value for name, value in msgspec.to_builtins(message).items() if value is not None}
 
 
-def read_text(model: PreparedModel) -> ModelText:
-    return ModelText(_tokenizer_of(model), model.chat_template or None, model.bos_token, model.eos_token)
+def read_tokenizer_files(model: PreparedModel) -> TokenizerFiles:
+    return TokenizerFiles(_tokenizer_of(model), model.chat_template or None, model.bos_token, model.eos_token)
 
 
 def _tokenizer_of(model: PreparedModel) -> str | None:
@@ -165,8 +165,8 @@ def _tokenizer_of(model: PreparedModel) -> str | None:
         raise StartupError(f"the tokenizer cannot be read: {path}: {error}") from error
 
 
-def text_hash(text: ModelText) -> str:
+def tokenizer_hash(text: TokenizerFiles) -> str:
     """Empty where there is no tokenizer, and so nothing to agree on."""
     if text.tokenizer is None:
         return ""
-    return hashlib.blake2b(msgspec.msgpack.encode((RENDERING, text)), digest_size=16).hexdigest()
+    return hashlib.blake2b(msgspec.msgpack.encode((TOKENIZATION_VERSION, text)), digest_size=16).hexdigest()

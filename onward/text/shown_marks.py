@@ -9,10 +9,10 @@ from collections.abc import Collection
 from onward.text.token_table import TokenTable
 
 
-def with_marks_shown(table: TokenTable, marks: Collection[str]) -> TokenTable:
+def with_visible_markers(table: TokenTable, marks: Collection[str]) -> TokenTable:
     """Made once for a model. The same table where no mark is a special token."""
     wanted = {mark.encode() for mark in marks}
-    shown = {token_id for token_id in table.special_ids if table.pieces[token_id] in wanted}
+    shown = {token_id for token_id in table.special_ids if table.token_bytes_list[token_id] in wanted}
     if not shown:
         return table
-    return TokenTable(table.pieces, table.special_ids - shown, table.strips_leading_space)
+    return TokenTable(table.token_bytes_list, table.special_ids - shown, table.strips_leading_space)

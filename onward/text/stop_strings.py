@@ -31,7 +31,7 @@ def check_stop_strings(stop: Sequence[str]) -> None:
             raise InvalidRequest(f"stop holds a string of over {MAX_STOP_CHARS} characters", param="stop")
 
 
-class StopMatcher:
+class StopStringMatcher:
     __slots__ = (
         "_children",
         "_depths",
@@ -71,7 +71,7 @@ class StopMatcher:
             return text
         return self._scan(text, ignore_matches=False)
 
-    def pass_over(self, text: str) -> str:
+    def push_ignoring_matches(self, text: str) -> str:
         """Adds text in which no stop string may end yet. One that begins here can end later."""
         return self._scan(text, ignore_matches=True)
 

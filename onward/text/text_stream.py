@@ -8,10 +8,10 @@ on. Knows nothing of requests, and does not decide that an output ends but by a 
 from collections.abc import Collection, Iterable, Sequence
 
 from onward.text.detokenizer import Detokenizer
-from onward.text.stop_strings import StopMatcher
+from onward.text.stop_strings import StopStringMatcher
 from onward.text.token_table import TokenTable
 
-CUT_REASONS = frozenset({"abort", "error", "pd_reschedule"})
+INTERRUPTED_REASONS = frozenset({"abort", "error", "pd_reschedule"})
 """Finish reasons of an output that was interrupted: it may be continued elsewhere, so nothing held back is shown."""
 
 
@@ -20,7 +20,7 @@ class TextStream:
     the output, string or token, is shown all the same, but for special tokens. `min_tokens`: a stop string that is
     complete before there are so many tokens does not count."""
 
-    num_calls = 0
+    num_tool_calls = 0
     """Plain text has no calls."""
     num_reasoning_tokens = None
     """Nor is thinking looked for in it."""
@@ -49,7 +49,7 @@ class TextStream:
         self.stopped = False
         """A stop string was completed by the newest token. Nothing may be pushed after that."""
         self._detokenizer = Detokenizer(table, skip_special_tokens)
-        self._matcher = StopMatcher(stop) if stop else None
+        self._matcher = StopStringMatcher(stop) if stop else None
         self._include_stop = include_stop
         self._end_token_ids = frozenset(end_token_ids)
         self._min_tokens = min_tokens
@@ -69,7 +69,7 @@ class TextStream:
         if self._matcher is None:
             return text
         if self.num_tokens < self._min_tokens:
-            return self._matcher.pass_over(text)
+            return self._matcher.push_ignoring_matches(text)
         text = self._matcher.push(text)
         if self._matcher.matched is not None:
             self.stopped = True
@@ -79,18 +79,18 @@ class TextStream:
 
     def finish(self, reason: str) -> str:
         """The rest of the text, when the output has ended for this reason."""
-        if self.stopped or reason in CUT_REASONS:
+        if self.stopped or reason in INTERRUPTED_REASONS:
             return ""
         held = self._matcher.flush() if self._matcher else ""
         return held + self._detokenizer.flush()
 
-    def num_covered(self, token_ids: Sequence[int], num_hidden: int = 0) -> int:
+    def num_emitted_tokens(self, token_ids: Sequence[int], num_hidden: int = 0) -> int:
         """How many of the tokens that were pushed, from the first on, have all of their text among the text that was
         returned. Of the next token a beginning may have been returned. `num_hidden`: characters at the end of the returned
         text that do not count. Replays the tokens: for the end of an output that was cut."""
         if self.stopped:
             return len(token_ids)
-        detokenizer = self._detokenizer.renewed()
+        detokenizer = self._detokenizer.fresh_copy()
         num_chars, boundaries = 0, [(0, 0)]
         for num_tokens, token_id in enumerate(token_ids, 1):
             if token_id not in self._end_token_ids or self._include_stop:

@@ -7,10 +7,10 @@ tokens, like all that is told of them.
 from collections import deque
 from collections.abc import Sequence
 
-from onward.text.message_events import Event, Reasoning
+from onward.text.message_events import MessageEvent, ReasoningText
 
 
-class ThoughtTokens:
+class ReasoningTokenCounter:
     __slots__ = ("_num_read", "_num_textless", "_num_told", "_untold", "count")
 
     def __init__(self) -> None:
@@ -34,10 +34,10 @@ class ThoughtTokens:
             self._untold.append((self._num_read, self._num_textless))
             self._num_textless = 0
 
-    def tell(self, events: Sequence[Event]) -> None:
+    def count_events(self, events: Sequence[MessageEvent]) -> None:
         for event in events:
             self._num_told += len(event.text)
             while self._untold and self._untold[0][0] <= self._num_told:
                 _, num_tokens = self._untold.popleft()
-                if isinstance(event, Reasoning):
+                if isinstance(event, ReasoningText):
                     self.count += num_tokens

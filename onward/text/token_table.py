@@ -22,29 +22,36 @@ class TokenTable:
     neighbours is None. The `plain_` pair is what a reader wants: special tokens are empty in it.
     """
 
-    __slots__ = ("pieces", "plain_pieces", "plain_texts", "special_ids", "strips_leading_space", "texts")
+    __slots__ = (
+        "special_ids",
+        "strips_leading_space",
+        "texts",
+        "token_bytes_list",
+        "visible_bytes_list",
+        "visible_texts",
+    )
 
     def __init__(
         self, pieces: Sequence[bytes], special_ids: Iterable[int] = (), strips_leading_space: bool = False
     ) -> None:
-        self.pieces = list(pieces)
-        self.texts = [_whole_text(piece) for piece in self.pieces]
+        self.token_bytes_list = list(pieces)
+        self.texts = [_whole_text(piece) for piece in self.token_bytes_list]
         self.special_ids = frozenset(special_ids)
         self.strips_leading_space = strips_leading_space
         """The encoder puts a space before a text, which is not part of it."""
-        self.plain_pieces = list(self.pieces)
-        self.plain_texts = list(self.texts)
+        self.visible_bytes_list = list(self.token_bytes_list)
+        self.visible_texts = list(self.texts)
         for token_id in self.special_ids:
-            self.plain_pieces[token_id] = b""
-            self.plain_texts[token_id] = ""
+            self.visible_bytes_list[token_id] = b""
+            self.visible_texts[token_id] = ""
 
     def __len__(self) -> int:
-        return len(self.pieces)
+        return len(self.token_bytes_list)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Ids behind the vocabulary (a model's padding) stand for nothing."""
         assert token_id >= 0
-        return self.pieces[token_id] if token_id < len(self.pieces) else b""
+        return self.token_bytes_list[token_id] if token_id < len(self.token_bytes_list) else b""
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence, as if it were the beginning of a text."""

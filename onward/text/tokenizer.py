@@ -10,7 +10,7 @@ from pathlib import Path
 import tokenizers
 
 from onward.errors import InvalidRequest, StartupError
-from onward.text.length_check import check_length
+from onward.text.length_check import check_text_length
 from onward.text.token_table import TokenTable, table_from_spec
 
 MAX_SHRINKAGE = 4
@@ -24,7 +24,7 @@ class Tokenizer:
         try:
             spec = json.loads(spec_json)
             self.table: TokenTable = table_from_spec(spec)
-            longest = max(map(len, self.table.pieces), default=0)
+            longest = max(map(len, self.table.token_bytes_list), default=0)
             self.max_bytes_per_token: int = max(1, longest) * (MAX_SHRINKAGE if spec.get("normalizer") else 1)
             """Of the text that a token is made of."""
             self._tokenizer = tokenizers.Tokenizer.from_str(spec_json)
@@ -60,7 +60,7 @@ class Tokenizer:
         a bos that the text already begins with is not doubled. `max_tokens`: a text that is far longer is refused, at a
         cost that does not depend on its length."""
         if max_tokens is not None:
-            check_length(text, max_tokens, self.max_bytes_per_token, self._count)
+            check_text_length(text, max_tokens, self.max_bytes_per_token, self._count)
         token_ids = self._encode(text, add_special_tokens)
         if add_special_tokens and self._bos_id is not None and token_ids[:2] == [self._bos_id] * 2:
             return token_ids[1:]

@@ -21,24 +21,24 @@ Message = Mapping[str, Any]
 _JOINED_AS_TEXT = re.compile(r"""[+~]\s*[\w.\[\]'"]*\barguments['"]?\]?\s*(?:[+~]|-?}})""")
 _READS_TOOLS = re.compile(r"\btools\b")
 
-IN_WORDS = """\
+TOOLS_SYSTEM_PROMPT = """\
 You can call tools. To call some, answer with nothing but a JSON list of calls:
 [{"name": "the tool's name", "arguments": {"its": "arguments"}}]
 If no tool is needed, answer in words. The tools, with JSON Schemas of their arguments:
 """
 
 
-def knows_tools(template: str) -> bool:
+def template_reads_tools(template: str) -> bool:
     return _READS_TOOLS.search(template) is not None
 
 
-def wants_arguments_as_text(template: str) -> bool:
+def template_joins_arguments(template: str) -> bool:
     return _JOINED_AS_TEXT.search(template) is not None
 
 
-def with_tools_in_words(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+def with_tools_system_message(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
     """The messages with a system message that tells of the tools: the first one where there is one, else a new one."""
-    told = IN_WORDS + "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    told = TOOLS_SYSTEM_PROMPT + "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     first = messages[0] if messages else {}
     if first.get("role") not in ("system", "developer"):
         return [{"role": "system", "content": told}, *messages]
@@ -47,7 +47,7 @@ def with_tools_in_words(messages: Sequence[Message], tools: Sequence[Tool]) -> l
     return [{**first, "content": "\n\n".join([*parts, told])}, *messages[1:]]
 
 
-def with_calls_for_template(messages: Sequence[Message], *, as_text: bool) -> list[Message]:
+def with_template_arguments(messages: Sequence[Message], *, as_text: bool) -> list[Message]:
     """The messages with the arguments of their calls as the template wants them. Raises what names the field."""
     return [_for_template(message, f"messages[{index}]", as_text) for index, message in enumerate(messages)]
 
@@ -62,12 +62,12 @@ def _for_template(message: Message, path: str, as_text: bool) -> Message:
 
 def _call(call: Mapping[str, Any], path: str, as_text: bool) -> Mapping[str, Any]:
     function = call["function"]
-    arguments = arguments_of(function.get("arguments"), f"{path}.function.arguments")
+    arguments = parse_arguments(function.get("arguments"), f"{path}.function.arguments")
     shown = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
     return {**call, "function": {**function, "arguments": shown}}
 
 
-def arguments_of(value: Any, path: str) -> dict[str, Any]:
+def parse_arguments(value: Any, path: str) -> dict[str, Any]:
     """A call's arguments as an object, from the JSON text that a client has sent back."""
     if value is None or value == "":
         return {}

@@ -36,7 +36,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host, port
 
 
-def check_address(address: str, flag: str) -> None:
+def check_handoff_address(address: str, flag: str) -> None:
     if address.startswith("ipc://") and address != "ipc://":
         return
     try:
@@ -45,7 +45,7 @@ def check_address(address: str, flag: str) -> None:
         raise StartupError(f"{flag}: {fault.message}") from None
 
 
-def require_key(address: str, cluster_key: str) -> None:
+def require_cluster_key(address: str, cluster_key: str) -> None:
     """Nothing goes in the clear over a network, and nobody there is believed without the cluster's key."""
     if not cluster_key and not is_local(address):
         raise StartupError(

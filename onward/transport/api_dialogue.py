@@ -22,16 +22,16 @@ ToOwnerT = TypeVar("ToOwnerT")
 FromOwnerT = TypeVar("FromOwnerT")
 
 
-class ApiEnd(Generic[ToOwnerT, FromOwnerT]):
+class ApiClientSocket(Generic[ToOwnerT, FromOwnerT]):
     """An api process's way to one incarnation of the owner. `answers`: the type of what it says."""
 
-    def __init__(self, address: str, api_incarnation: str, answers: Any, queue_length: int) -> None:
+    def __init__(self, address: str, api_incarnation: str, incoming: Any, queue_length: int) -> None:
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         _bound(self._socket, queue_length)
         self._socket.setsockopt(zmq.IDENTITY, api_incarnation.encode())
         connect(self._socket, address)
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[FromOwnerT] = msgspec.msgpack.Decoder(answers)
+        self._decoder: msgspec.msgpack.Decoder[FromOwnerT] = msgspec.msgpack.Decoder(incoming)
 
     def send(self, message: ToOwnerT) -> bool:
         """Never blocks. False if the queue is full."""
@@ -51,16 +51,16 @@ class ApiEnd(Generic[ToOwnerT, FromOwnerT]):
         self._socket.close()
 
 
-class OwnerEnd(Generic[ToOwnerT, FromOwnerT]):
+class ApiServerSocket(Generic[ToOwnerT, FromOwnerT]):
     """Where the owner hears the api processes. Each is known by its incarnation. `questions`: the type of what they say."""
 
-    def __init__(self, context: zmq.Context[Any], address: str, questions: Any, queue_length: int) -> None:
+    def __init__(self, context: zmq.Context[Any], address: str, incoming: Any, queue_length: int) -> None:
         self.pollable: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         _bound(self.pollable, queue_length)
         self.pollable.setsockopt(zmq.ROUTER_MANDATORY, 1)
         bind(self.pollable, address)
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[ToOwnerT] = msgspec.msgpack.Decoder(questions)
+        self._decoder: msgspec.msgpack.Decoder[ToOwnerT] = msgspec.msgpack.Decoder(incoming)
         self._queue_length = queue_length
 
     def receive(self) -> tuple[str, ToOwnerT] | None:

@@ -57,7 +57,7 @@ class ControlChannel:
         assert len(body) <= MAX_MESSAGE_BYTES, f"{type(message).__name__} has a bound"
         if len(body) <= MAX_INLINE_BYTES:
             return self._send(body, fds)
-        with _memory_of(body) as memory_fd:
+        with _memfd_with(body) as memory_fd:
             return self._send(_IN_MEMORY, (memory_fd, *fds))
 
     def receive(self) -> Any | None:
@@ -102,7 +102,7 @@ class ControlChannel:
 
 
 @contextmanager
-def _memory_of(body: bytes) -> Iterator[int]:
+def _memfd_with(body: bytes) -> Iterator[int]:
     fd = os.memfd_create("onward-message", os.MFD_CLOEXEC)
     try:
         os.pwrite(fd, body, 0)
@@ -133,11 +133,11 @@ def join_supervisor(fd: int) -> ControlChannel:
     ended by the kernel."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    die_with_parent()
+    exit_with_parent()
     return ControlChannel(fd)
 
 
-def die_with_parent(parent_pid: int | None = None) -> None:
+def exit_with_parent(parent_pid: int | None = None) -> None:
     """The kernel kills this process when its parent dies. `parent_pid` names a parent that may be dead already."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent_pid is not None and os.getppid() != parent_pid:

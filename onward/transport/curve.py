@@ -13,7 +13,7 @@ from zmq.utils import z85
 KEY_MARK = "#"
 
 
-def private_addresses(name: str) -> tuple[str, str]:
+def make_private_address(name: str) -> tuple[str, str]:
     """A new local address: as its owner binds it, and as its peers connect to it."""
     public, secret = zmq.curve_keypair()
     endpoint = f"ipc://@onward-{name}{KEY_MARK}"
@@ -23,7 +23,7 @@ def private_addresses(name: str) -> tuple[str, str]:
 def bind(socket: "zmq.Socket[Any]", address: str) -> None:
     endpoint, _, secret = address.partition(KEY_MARK)
     if secret:
-        be_server(socket, bytes.fromhex(secret))
+        set_curve_server(socket, bytes.fromhex(secret))
     socket.bind(endpoint)
 
 
@@ -31,16 +31,16 @@ def connect(socket: "zmq.Socket[Any]", address: str) -> None:
     """Whoever does not hold the address's key, on either side, gets no message across."""
     endpoint, _, server_key = address.partition(KEY_MARK)
     if server_key:
-        be_client(socket, bytes.fromhex(server_key))
+        set_curve_client(socket, bytes.fromhex(server_key))
     socket.connect(endpoint)
 
 
-def be_server(socket: "zmq.Socket[Any]", secret: bytes) -> None:
+def set_curve_server(socket: "zmq.Socket[Any]", secret: bytes) -> None:
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
 
 
-def be_client(socket: "zmq.Socket[Any]", server_key: bytes) -> None:
+def set_curve_client(socket: "zmq.Socket[Any]", server_key: bytes) -> None:
     public, secret = zmq.curve_keypair()
     socket.setsockopt(zmq.CURVE_SERVERKEY, server_key)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, z85.decode(public))

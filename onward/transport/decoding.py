@@ -11,11 +11,11 @@ import msgspec
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Decoder(Protocol[T_co]):
+class MessageDecoder(Protocol[T_co]):
     def decode(self, buf: Any, /) -> T_co: ...
 
 
-def decode_message(decoder: Decoder[T_co], data: "bytes | memoryview") -> T_co:
+def decode_message(decoder: MessageDecoder[T_co], data: "bytes | memoryview") -> T_co:
     """Raises `msgspec.DecodeError`, and nothing else."""
     try:
         return decoder.decode(data)

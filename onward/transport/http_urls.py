@@ -31,7 +31,7 @@ class ServerUrl:
         return self.scheme == "https"
 
     @property
-    def number(self) -> int:
+    def effective_port(self) -> int:
         return self.port or _DEFAULT_PORTS[self.scheme]
 
     @property
@@ -59,10 +59,10 @@ def parse_server_url(url: str) -> ServerUrl:
     port = parts.port
     if port == 0 or parts.netloc.endswith(":"):
         raise ValueError("its port is not one of 1 to 65535")
-    return ServerUrl(parts.scheme, checked_host(parts.hostname or ""), port)
+    return ServerUrl(parts.scheme, check_host(parts.hostname or ""), port)
 
 
-def checked_host(host: str) -> str:
+def check_host(host: str) -> str:
     """A name or an address, in lower-case ASCII. Raises `ValueError` for one that cannot be resolved or connected to."""
     if ":" in host:
         address = ipaddress.IPv6Address(host)

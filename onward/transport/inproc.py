@@ -12,7 +12,7 @@ class StepRunner(Protocol):
     def step(self, plan: StepPlan) -> StepResult: ...
 
 
-class OverlappedRunner(Protocol):
+class AsyncStepRunner(Protocol):
     """Computes elsewhere: begins a step at once, and has its result later."""
 
     def begin(self, plan: StepPlan) -> None: ...
@@ -20,7 +20,7 @@ class OverlappedRunner(Protocol):
     def finish(self) -> StepResult | None: ...
 
 
-class InprocWire:
+class InprocWorkerWire:
     """Keeps the order and the overlap of the other wires: a plan sent is executed when its result is asked for."""
 
     def __init__(self, runner: StepRunner) -> None:
@@ -34,10 +34,10 @@ class InprocWire:
         return self._runner.step(self._plans.popleft()) if self._plans else None
 
 
-class OverlappedWire:
+class AsyncWorkerWire:
     """To a runner whose steps go on while nobody looks. What it was at for somebody before is finished first."""
 
-    def __init__(self, runner: OverlappedRunner) -> None:
+    def __init__(self, runner: AsyncStepRunner) -> None:
         self._runner = runner
         while runner.finish() is not None:
             pass

@@ -21,7 +21,7 @@ class KvWireFull(Exception):
     """The other side does not read."""
 
 
-class _KvEnd:
+class _KvWireEnd:
     """A zmq socket that has nobody at its other end yet refuses to send; what is sent before then must wait here."""
 
     def __init__(self, context: zmq.Context[Any], incoming: Any) -> None:
@@ -33,7 +33,7 @@ class _KvEnd:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(incoming)
 
-    def send_or_keep(self, message: Any) -> None:
+    def send_or_queue(self, message: Any) -> None:
         if len(self._waiting) >= KV_QUEUE_LENGTH:
             raise KvWireFull(f"{KV_QUEUE_LENGTH} messages about KV transfers wait for the other side")
         self._waiting.append(self._encoder.encode(message))
@@ -47,7 +47,7 @@ class _KvEnd:
         except zmq.Again:
             return
 
-    def next(self) -> Any | None:
+    def receive(self) -> Any | None:
         """What waits goes out first: each end is read at least once in each turn of its process."""
         self.flush()
         try:
@@ -59,37 +59,37 @@ class _KvEnd:
         self.pollable.close()
 
 
-class KvPort:
+class EngineKvWireEnd:
     """The engine's end, for one worker incarnation. Listens before the worker is born."""
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
-        self._end = _KvEnd(context, KvReport)
+        self._end = _KvWireEnd(context, KvReport)
         self.pollable = self._end.pollable
         bind(self.pollable, address)
 
     def send(self, command: KvCommand) -> None:
-        self._end.send_or_keep(command)
+        self._end.send_or_queue(command)
 
     def receive(self) -> KvReport | None:
-        return self._end.next()
+        return self._end.receive()
 
     def close(self) -> None:
         self._end.close()
 
 
-class KvSocket:
+class WorkerKvWireEnd:
     """The worker's end. Not for use by several threads at once."""
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
-        self._end = _KvEnd(context, KvCommand)
+        self._end = _KvWireEnd(context, KvCommand)
         self.pollable = self._end.pollable
         connect(self.pollable, address)
 
     def send(self, report: KvReport) -> None:
-        self._end.send_or_keep(report)
+        self._end.send_or_queue(report)
 
     def receive(self) -> KvCommand | None:
-        return self._end.next()
+        return self._end.receive()
 
     def close(self) -> None:
         self._end.close()

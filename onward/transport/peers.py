@@ -13,8 +13,8 @@ import zmq
 
 from onward.errors import StartupError
 from onward.proto.handoff import ToDecode, ToPrefill
-from onward.transport.addresses import require_key, tcp_address
-from onward.transport.curve import be_client, be_server, cluster_public, cluster_secret
+from onward.transport.addresses import require_cluster_key, tcp_address
+from onward.transport.curve import cluster_public, cluster_secret, set_curve_client, set_curve_server
 from onward.transport.decoding import decode_message
 
 PEER_QUEUE_LENGTH = 2048
@@ -28,7 +28,7 @@ RECONNECT_MS = 50
 MAX_RECONNECT_MS = 1000
 
 
-class DecodePort:
+class HandoffServerSocket:
     """Where a prefill engine hears decode instances. Each is known by its incarnation.
 
     It listens on a socket that the supervisor opened and keeps: a restarted engine takes over the same address, and who
@@ -37,14 +37,14 @@ class DecodePort:
 
     def __init__(self, context: zmq.Context[Any], listening_fd: int, cluster_key: str) -> None:
         address = _address_of(listening_fd)
-        require_key(address, cluster_key)
+        require_cluster_key(address, cluster_key)
         self.pollable: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         _set_limits(self.pollable, address)
         self.pollable.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # A peer that reconnects before we have felt its old connection end is the same peer.
         self.pollable.setsockopt(zmq.ROUTER_HANDOVER, 1)
         if cluster_key:
-            be_server(self.pollable, cluster_secret(cluster_key))
+            set_curve_server(self.pollable, cluster_secret(cluster_key))
         self.pollable.setsockopt(zmq.USE_FD, listening_fd)
         self.pollable.bind(address)
         self._encoder = msgspec.msgpack.Encoder()
@@ -72,12 +72,12 @@ class DecodePort:
         self.pollable.close()
 
 
-class PrefillPeer:
+class HandoffClientSocket:
     """A decode engine's way to one prefill instance. Connects, and connects again, for as long as it is open. Raises
     `StartupError` for what is no address, or may not be used without a key."""
 
     def __init__(self, context: zmq.Context[Any], address: str, cluster_key: str, incarnation: str) -> None:
-        require_key(address, cluster_key)
+        require_cluster_key(address, cluster_key)
         self.address = address
         self.pollable: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         _set_limits(self.pollable, address)
@@ -86,7 +86,7 @@ class PrefillPeer:
         self.pollable.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self.pollable.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
         if cluster_key:
-            be_client(self.pollable, cluster_public(cluster_key))
+            set_curve_client(self.pollable, cluster_public(cluster_key))
         try:
             self.pollable.connect(address)
         except zmq.ZMQError as fault:

@@ -11,13 +11,13 @@ import hmac
 MAX_AGE_S = 60.0
 
 
-def prove(cluster_key: str, method: str, path: str, body: bytes, wall_s: float) -> str:
+def sign_request(cluster_key: str, method: str, path: str, body: bytes, wall_s: float) -> str:
     assert cluster_key, "without a key there is nothing to prove"
     stamp = str(int(wall_s))
     return f"{stamp}:{_mac(cluster_key, stamp, method, path, body)}"
 
 
-def is_proven(cluster_key: str, header: str | None, method: str, path: str, body: bytes, wall_s: float) -> bool:
+def verify_signature(cluster_key: str, header: str | None, method: str, path: str, body: bytes, wall_s: float) -> bool:
     stamp, _, mac = (header or "").partition(":")
     if not (stamp.isascii() and stamp.isdecimal()) or len(stamp) > 12 or abs(wall_s - int(stamp)) > MAX_AGE_S:
         return False

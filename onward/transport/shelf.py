@@ -6,17 +6,17 @@ from typing import Any
 
 import zmq
 
-from onward.proto.shelf import FromShelf, ToShelf
-from onward.transport.api_dialogue import ApiEnd, OwnerEnd
+from onward.proto.shelf import FromStreamStore, ToStreamStore
+from onward.transport.api_dialogue import ApiClientSocket, ApiServerSocket
 
 QUEUE_LENGTH = 4096
 
 
-class ShelfSocket(ApiEnd[ToShelf, FromShelf]):
+class StreamStoreClientSocket(ApiClientSocket[ToStreamStore, FromStreamStore]):
     def __init__(self, address: str, api_incarnation: str) -> None:
-        super().__init__(address, api_incarnation, FromShelf, QUEUE_LENGTH)
+        super().__init__(address, api_incarnation, FromStreamStore, QUEUE_LENGTH)
 
 
-class ShelfPort(OwnerEnd[ToShelf, FromShelf]):
+class StreamStoreServerSocket(ApiServerSocket[ToStreamStore, FromStreamStore]):
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
-        super().__init__(context, address, ToShelf, QUEUE_LENGTH)
+        super().__init__(context, address, ToStreamStore, QUEUE_LENGTH)

@@ -19,7 +19,15 @@ from collections.abc import Sequence
 import msgspec
 
 from onward.proto.numbers import Count, Serial
-from onward.proto.step import Advanced, Embedding, Event, Failed, Preempted, TokenLogprobs, Tokens
+from onward.proto.step import (
+    SlotAdvanced,
+    SlotEmbedding,
+    SlotEvent,
+    SlotFailed,
+    SlotPreempted,
+    SlotTokens,
+    TokenLogprobs,
+)
 
 NO_TOKEN = -1
 PREEMPTED_TOKEN_ID = -9
@@ -31,11 +39,11 @@ CELL_BYTES = 8
 _PLAIN_ROW = struct.Struct("=6q")
 
 
-class SideRecord(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+class RowExtras(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """What one slot has to say beside its row."""
 
     slot: Count
-    epoch: Serial
+    slot_epoch: Serial
     code: str | None = None
     message: str | None = None
     logprobs: list[TokenLogprobs] | None = None
@@ -45,40 +53,40 @@ class SideRecord(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     draft_token_ids: list[Count] = []
 
     @classmethod
-    def of(cls, event: Tokens) -> "SideRecord | None":
+    def from_tokens(cls, event: SlotTokens) -> "RowExtras | None":
         """None for the plain row that nearly every event is."""
         has_more = event.logprobs is not None or event.prompt_logprobs is not None
         if not has_more and not event.grammar_done and not event.draft_token_ids:
             return None
         more = (event.logprobs, event.prompt_logprobs, event.grammar_done, None, event.draft_token_ids)
-        return cls(event.slot, event.epoch, None, None, *more)
+        return cls(event.slot, event.slot_epoch, None, None, *more)
 
 
-_NOTHING = SideRecord(-1, -1)
+_NOTHING = RowExtras(-1, -1)
 _side_encoder = msgspec.msgpack.Encoder()
-_side_decoder = msgspec.msgpack.Decoder(list[SideRecord])
+_side_decoder = msgspec.msgpack.Decoder(list[RowExtras])
 
 
 def num_columns(max_tokens_per_row: int) -> int:
     return NUM_FIXED_COLUMNS + max_tokens_per_row
 
 
-def encode(events: Sequence[Event], num_slots: int, max_tokens_per_row: int) -> tuple[array, bytes]:
+def encode(events: Sequence[SlotEvent], num_slots: int, max_tokens_per_row: int) -> tuple[array, bytes]:
     """The rows of all slots, flat, and the side records."""
     width = num_columns(max_tokens_per_row)
     cells = array("q", [0, 0, 0, 0, NO_TOKEN, *([0] * max_tokens_per_row)]) * num_slots
-    side: list[SideRecord] = []
+    side: list[RowExtras] = []
     slots = {event.slot for event in events}
     assert len(slots) == len(events), "a slot has one event in a step"
     assert not slots or (min(slots) >= 0 and max(slots) < num_slots), "every slot has a row"
     row_bytes, pack_into = width * CELL_BYTES, _PLAIN_ROW.pack_into
     for event in events:
         # One token is what nearly every row holds, so it is packed without a list.
-        if type(event) is Tokens and len(event.token_ids) == 1:
+        if type(event) is SlotTokens and len(event.token_ids) == 1:
             [token] = event.token_ids
             at = event.slot * row_bytes
-            pack_into(cells, at, event.epoch, event.position, event.num_computed, event.num_drafted, 1, token)
-            if (record := SideRecord.of(event)) is not None:
+            pack_into(cells, at, event.slot_epoch, event.position, event.num_computed, event.num_draft_tokens, 1, token)
+            if (record := RowExtras.from_tokens(event)) is not None:
                 side.append(record)
         else:
             at, row = event.slot * width, array("q", _row(event, max_tokens_per_row, side))
@@ -86,11 +94,11 @@ def encode(events: Sequence[Event], num_slots: int, max_tokens_per_row: int) -> 
     return cells, _side_encoder.encode(side) if side else b""
 
 
-def decode(cells: list[int], side: bytes, max_tokens_per_row: int) -> list[Event]:
+def decode(cells: list[int], side: bytes, max_tokens_per_row: int) -> list[SlotEvent]:
     """The events of one step, in the order of their slots."""
     width = num_columns(max_tokens_per_row)
-    records = {(r.slot, r.epoch): r for r in _side_decoder.decode(side)} if side else {}
-    events: list[Event] = []
+    records = {(r.slot, r.slot_epoch): r for r in _side_decoder.decode(side)} if side else {}
+    events: list[SlotEvent] = []
     columns = (cells[column::width] for column in range(NUM_FIXED_COLUMNS + 1))
     for slot, (epoch, position, num_computed, drafted, count, first_id) in enumerate(zip(*columns, strict=True)):
         if count == NO_TOKEN:
@@ -113,45 +121,45 @@ def _tokens(
     position: Count,
     num_computed: Count,
     token_ids: list[Count],
-    record: SideRecord,
+    record: RowExtras,
     drafted: Count,
-) -> Tokens:
+) -> SlotTokens:
     if record is _NOTHING:
-        return Tokens(slot, epoch, position, num_computed, token_ids, None, None, False, drafted)
+        return SlotTokens(slot, epoch, position, num_computed, token_ids, None, None, False, drafted)
     more = (record.logprobs, record.prompt_logprobs, record.grammar_done, drafted, record.draft_token_ids)
-    return Tokens(slot, epoch, position, num_computed, token_ids, *more)
+    return SlotTokens(slot, epoch, position, num_computed, token_ids, *more)
 
 
-def _event_without_tokens(slot: int, epoch: int, num_computed: int, count: int, record: SideRecord) -> Event:
+def _event_without_tokens(slot: int, epoch: int, num_computed: int, count: int, record: RowExtras) -> SlotEvent:
     if count == 0:
-        return Advanced(slot, epoch, num_computed, record.prompt_logprobs)
+        return SlotAdvanced(slot, epoch, num_computed, record.prompt_logprobs)
     if count == PREEMPTED_TOKEN_ID:
-        return Preempted(slot, epoch, num_computed)
+        return SlotPreempted(slot, epoch, num_computed)
     if count == EMBEDDED:
         assert record.vector is not None, "an embedding is a vector"
-        return Embedding(slot, epoch, num_computed, record.vector)
+        return SlotEmbedding(slot, epoch, num_computed, record.vector)
     assert count == FAILED, f"{count} is no code"
     assert record.code is not None and record.message is not None, "a failure says why"
-    return Failed(slot, epoch, record.code, record.message)
+    return SlotFailed(slot, epoch, record.code, record.message)
 
 
-def _row(event: Event, max_tokens: int, side: list[SideRecord]) -> list[int]:
+def _row(event: SlotEvent, max_tokens: int, side: list[RowExtras]) -> list[int]:
     """The cells that say something; those behind them are zero."""
     match event:
-        case Tokens(_, epoch, position, num_computed, ids):
+        case SlotTokens(_, epoch, position, num_computed, ids):
             assert 0 < len(ids) <= max_tokens, "the rows are as wide as a step can be"
-            if (record := SideRecord.of(event)) is not None:
+            if (record := RowExtras.from_tokens(event)) is not None:
                 side.append(record)
-            return [epoch, position, num_computed, event.num_drafted, len(ids), *ids]
-        case Advanced(slot, epoch, num_computed, prompt_logprobs):
+            return [epoch, position, num_computed, event.num_draft_tokens, len(ids), *ids]
+        case SlotAdvanced(slot, epoch, num_computed, prompt_logprobs):
             if prompt_logprobs is not None:
-                side.append(SideRecord(slot, epoch, prompt_logprobs=prompt_logprobs))
+                side.append(RowExtras(slot, epoch, prompt_logprobs=prompt_logprobs))
             return [epoch, 0, num_computed, 0, 0]
-        case Preempted(_, epoch, num_tokens):
+        case SlotPreempted(_, epoch, num_tokens):
             return [epoch, 0, num_tokens, 0, PREEMPTED_TOKEN_ID]
-        case Embedding(slot, epoch, num_computed, vector):
-            side.append(SideRecord(slot, epoch, vector=vector))
+        case SlotEmbedding(slot, epoch, num_computed, vector):
+            side.append(RowExtras(slot, epoch, vector=vector))
             return [epoch, 0, num_computed, 0, EMBEDDED]
-        case Failed(slot, epoch, code, message):
-            side.append(SideRecord(slot, epoch, code, message))
+        case SlotFailed(slot, epoch, code, message):
+            side.append(RowExtras(slot, epoch, code, message))
             return [epoch, 0, 0, 0, FAILED]

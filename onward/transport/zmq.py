@@ -16,11 +16,11 @@ import zmq
 
 from onward.proto.request import FromEngine, ToEngine
 from onward.proto.step import StepPlan, StepResult, WorkerHello
-from onward.transport.api_dialogue import ApiEnd, OwnerEnd
+from onward.transport.api_dialogue import ApiClientSocket, ApiServerSocket
 from onward.transport.curve import bind, connect
-from onward.transport.kv import KvPort, KvSocket
-from onward.transport.peers import DecodePort, PrefillPeer
-from onward.transport.shelf import ShelfPort
+from onward.transport.kv import EngineKvWireEnd, WorkerKvWireEnd
+from onward.transport.peers import HandoffClientSocket, HandoffServerSocket
+from onward.transport.shelf import StreamStoreServerSocket
 
 API_QUEUE_LENGTH = 100_000
 WORKER_QUEUE_LENGTH = 64
@@ -42,36 +42,36 @@ class Pollable(Protocol):
 Port = TypeVar("Port", bound=Pollable)
 
 
-class Wires:
+class SocketPoller:
     """One process's wires: makes its zmq sockets, and waits for all it watches at once."""
 
     def __init__(self) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self._poller = zmq.Poller()
 
-    def api_port(self, address: str) -> "ApiPort":
-        return self.watch(ApiPort(self._context, address))
+    def engine_server(self, address: str) -> "EngineServerSocket":
+        return self.watch(EngineServerSocket(self._context, address))
 
-    def worker_port(self, address: str) -> "WorkerPort":
-        return self.watch(WorkerPort(self._context, address))
+    def engine_wire_end(self, address: str) -> "ZmqEngineWireEnd":
+        return self.watch(ZmqEngineWireEnd(self._context, address))
 
-    def plan_socket(self, address: str) -> "PlanSocket":
-        return self.watch(PlanSocket(self._context, address))
+    def worker_wire_end(self, address: str) -> "ZmqWorkerWireEnd":
+        return self.watch(ZmqWorkerWireEnd(self._context, address))
 
-    def decode_port(self, listening_fd: int, cluster_key: str) -> DecodePort:
-        return self.watch(DecodePort(self._context, listening_fd, cluster_key))
+    def handoff_server(self, listening_fd: int, cluster_key: str) -> HandoffServerSocket:
+        return self.watch(HandoffServerSocket(self._context, listening_fd, cluster_key))
 
-    def prefill_peer(self, address: str, cluster_key: str, incarnation: str) -> PrefillPeer:
-        return self.watch(PrefillPeer(self._context, address, cluster_key, incarnation))
+    def handoff_client(self, address: str, cluster_key: str, incarnation: str) -> HandoffClientSocket:
+        return self.watch(HandoffClientSocket(self._context, address, cluster_key, incarnation))
 
-    def shelf_port(self, address: str) -> ShelfPort:
-        return self.watch(ShelfPort(self._context, address))
+    def stream_store_server(self, address: str) -> StreamStoreServerSocket:
+        return self.watch(StreamStoreServerSocket(self._context, address))
 
-    def kv_port(self, address: str) -> KvPort:
-        return self.watch(KvPort(self._context, address))
+    def engine_kv_wire_end(self, address: str) -> EngineKvWireEnd:
+        return self.watch(EngineKvWireEnd(self._context, address))
 
-    def kv_socket(self, address: str) -> KvSocket:
-        return self.watch(KvSocket(self._context, address))
+    def worker_kv_wire_end(self, address: str) -> WorkerKvWireEnd:
+        return self.watch(WorkerKvWireEnd(self._context, address))
 
     def watch(self, port: Port) -> Port:
         self._poller.register(port.pollable, zmq.POLLIN)
@@ -91,33 +91,33 @@ class Wires:
         self._context.destroy(linger=0)
 
 
-class WorkerWireMessage(msgspec.Struct, frozen=True, array_like=True):
+class WorkerMessage(msgspec.Struct, frozen=True, array_like=True):
     """What a worker sends: hello once, then a result for each plan."""
 
     hello: WorkerHello | None = None
     result: StepResult | None = None
 
 
-class EngineSocket(ApiEnd[ToEngine, FromEngine]):
+class EngineClientSocket(ApiClientSocket[ToEngine, FromEngine]):
     """What is refused is repaired by the once-a-second comparison."""
 
     def __init__(self, address: str, api_incarnation: str) -> None:
         super().__init__(address, api_incarnation, FromEngine, API_QUEUE_LENGTH)
 
 
-class ApiPort(OwnerEnd[ToEngine, FromEngine]):
+class EngineServerSocket(ApiServerSocket[ToEngine, FromEngine]):
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
         super().__init__(context, address, ToEngine, API_QUEUE_LENGTH)
 
 
-class WorkerPort:
+class ZmqEngineWireEnd:
     """The engine's end of the wire to one worker incarnation."""
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
         self.pollable = _worker_socket(context)
         bind(self.pollable, address)
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(WorkerWireMessage)
+        self._decoder = msgspec.msgpack.Decoder(WorkerMessage)
 
     def send(self, plan: StepPlan) -> None:
         # Far fewer are in flight than the queue holds, so this is refused only where nobody is at the other end any more.
@@ -136,7 +136,7 @@ class WorkerPort:
         self.pollable.close()
 
 
-class PlanSocket:
+class ZmqWorkerWireEnd:
     """The worker's end."""
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
@@ -146,9 +146,7 @@ class PlanSocket:
         self._decoder = msgspec.msgpack.Decoder(StepPlan)
 
     def send(self, message: WorkerHello | StepResult) -> None:
-        wrapped = (
-            WorkerWireMessage(hello=message) if isinstance(message, WorkerHello) else WorkerWireMessage(result=message)
-        )
+        wrapped = WorkerMessage(hello=message) if isinstance(message, WorkerHello) else WorkerMessage(result=message)
         self.pollable.send(self._encoder.encode(wrapped), zmq.NOBLOCK)
 
     def receive(self) -> StepPlan | None:

@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from onward.errors import ClientError
 from onward.web import http
-from onward.web.body import decode, wrong
-from onward.web.envelope import MAX_LABEL_LENGTH
+from onward.web.body import decode, field_error
+from onward.web.envelope import MAX_CLIENT_REQUEST_ID_LENGTH
 
 MAX_IDS = 1024
 _RESPONSE_ID = re.compile(r"(?:(?:chatcmpl|cmpl|gen)-|resp_)([0-9a-f]{32})")
@@ -26,7 +26,7 @@ class AbortRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     all: bool | None = None
 
 
-class AbortForCaller(AbortRequest, frozen=True, forbid_unknown_fields=True):
+class RoutedAbortRequest(AbortRequest, frozen=True, forbid_unknown_fields=True):
     """As a router asks an instance."""
 
     caller: str | None = None
@@ -34,14 +34,14 @@ class AbortForCaller(AbortRequest, frozen=True, forbid_unknown_fields=True):
 
 
 _decoder = msgspec.json.Decoder(AbortRequest)
-_for_caller = msgspec.json.Decoder(AbortForCaller)
+_for_caller = msgspec.json.Decoder(RoutedAbortRequest)
 
 
-async def asked_names(request: Request, max_body_bytes: int) -> list[str] | None:
+async def read_abort_names(request: Request, max_body_bytes: int) -> list[str] | None:
     """None: everything."""
     try:
         body = await http.read_body(request.receive, max_body_bytes)
-    except http.Disconnected:
+    except http.ClientDisconnected:
         raise ClientError("the client has gone") from None
     return decode_abort(body)
 
@@ -51,7 +51,7 @@ def decode_abort(body: bytes) -> list[str] | None:
     return _names(decode(body, _decoder), MAX_IDS)
 
 
-def decode_abort_for(body: bytes) -> tuple[list[str] | None, str | None]:
+def decode_routed_abort(body: bytes) -> tuple[list[str] | None, str | None]:
     """And whose. A router names each twice: as its client did, and by the id that it has found."""
     request = decode(body, _for_caller)
     return _names(request, 2 * MAX_IDS), request.caller
@@ -60,23 +60,25 @@ def decode_abort_for(body: bytes) -> tuple[list[str] | None, str | None]:
 def _names(request: AbortRequest, max_ids: int) -> list[str] | None:
     if request.all:
         if request.ids is not None:
-            raise wrong("ids", "not allowed with all: true")
+            raise field_error("ids", "not allowed with all: true")
         return None
     if request.ids is None:
-        raise wrong("ids", "is required, unless all is true")
+        raise field_error("ids", "is required, unless all is true")
     if len(request.ids) > max_ids:
-        raise wrong("ids", f"at most {max_ids} ids, got {len(request.ids)}")
+        raise field_error("ids", f"at most {max_ids} ids, got {len(request.ids)}")
     for index, given in enumerate(request.ids):
-        if not 1 <= len(given) <= MAX_LABEL_LENGTH:
-            raise wrong(f"ids[{index}]", f"must have 1 to {MAX_LABEL_LENGTH} characters, got {len(given)}")
+        if not 1 <= len(given) <= MAX_CLIENT_REQUEST_ID_LENGTH:
+            raise field_error(
+                f"ids[{index}]", f"must have 1 to {MAX_CLIENT_REQUEST_ID_LENGTH} characters, got {len(given)}"
+            )
     return request.ids
 
 
-def bare_name(given: str) -> str:
+def without_id_prefix(given: str) -> str:
     """A response's id without what stands before it; any other name as it is."""
     ours = _RESPONSE_ID.fullmatch(given)
     return ours[1] if ours else given
 
 
-def abort_answer(aborted: list[str], unknown: list[str]) -> Response:
+def abort_response(aborted: list[str], unknown: list[str]) -> Response:
     return Response(msgspec.json.encode({"aborted": aborted, "unknown": unknown}), media_type="application/json")

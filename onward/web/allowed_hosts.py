@@ -25,13 +25,13 @@ class AllowedHosts:
     """Any address will do: the server listens beyond this machine, and may be reached by others than its own."""
 
     @staticmethod
-    def of(bound: str, named: Iterable[str]) -> "AllowedHosts":
+    def for_server(bound: str, named: Iterable[str]) -> "AllowedHosts":
         """`bound`: the address that the server listens on. `named`: what it is called beside that."""
         stays_here = is_loopback(bound)
         own = ("localhost", bound) if stays_here else ("localhost", bound, socket.gethostname())
         return AllowedHosts(frozenset(_usable((*own, *named))), not stays_here)
 
-    def has(self, authority: str) -> bool:
+    def allows(self, authority: str) -> bool:
         """Whether this is the value of a `Host` header that may be used."""
         if ANY in self.names:
             return True
@@ -48,7 +48,7 @@ class AllowedHosts:
         return self.has_addresses or (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-def named_host(name: str) -> str:
+def normalized_host(name: str) -> str:
     """A name or an address as `Host` headers are compared with it. Raises `ValueError` for what no `Host` can be."""
     is_bracketed = name.startswith("[") and name.endswith("]") and ":" in name
     return ANY if name == ANY else canonical_host(name[1:-1] if is_bracketed else name).removesuffix(".")
@@ -58,4 +58,4 @@ def _usable(names: Iterable[str]) -> Iterator[str]:
     """The machine may be called what no `Host` can be."""
     for name in names:
         with suppress(ValueError):
-            yield named_host(name)
+            yield normalized_host(name)

@@ -12,7 +12,7 @@ import msgspec
 _STEP = re.compile(r"\.(\w+)|\[")
 
 
-def allowed_at(kind: Any, path: str) -> list[str]:
+def allowed_values(kind: Any, path: str) -> list[str]:
     """`path` as the library writes it, from `$` on. Empty where it leads to nothing of the kind."""
     kinds = [*_members(kind)]
     for step in _STEP.finditer(path):

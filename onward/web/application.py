@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute
 from onward.web.error_answers import EXCEPTION_HANDLERS
 
 
-def application(routes: Sequence[BaseRoute], middleware: Sequence[Middleware] = ()) -> Starlette:
+def make_starlette_app(routes: Sequence[BaseRoute], middleware: Sequence[Middleware] = ()) -> Starlette:
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=EXCEPTION_HANDLERS)
     # Starlette redirects from `/health/` to `/health` at the host that the client itself has named in `Host`.
     app.router.redirect_slashes = False

@@ -10,22 +10,22 @@ _logger = logging.getLogger("onward.audit")
 _logger.setLevel(logging.INFO)
 
 
-def note(caller: Caller, action: str, num_targets: int) -> None:
+def log_action(caller: Caller, action: str, num_targets: int) -> None:
     _logger.info(log.event("audit", caller=caller.name or "anonymous", action=action, targets=num_targets))
 
 
-def note_abort(caller: Caller, names: list[str] | None, aborted: list[str]) -> None:
+def log_abort(caller: Caller, names: list[str] | None, aborted: list[str]) -> None:
     """Where somebody could reach the requests of others, and has ended some, or has asked for all."""
     if names is None:
-        note(caller, "abort_all", len(aborted))
+        log_action(caller, "abort_all", len(aborted))
     elif caller.is_admin and caller.name and aborted:
-        note(caller, "abort", len(aborted))
+        log_action(caller, "abort", len(aborted))
 
 
-def note_reload(num_keys: int) -> None:
+def log_key_reload(num_keys: int) -> None:
     """By a signal: whoever sent it has no name here."""
     _logger.info(log.event("audit", caller="signal", action="reload_keys", targets=num_keys))
 
 
-def note_refused_reload(why: str) -> None:
+def log_failed_key_reload(why: str) -> None:
     _logger.error(log.event("audit", caller="signal", action="reload_keys", targets=0, refused=why))

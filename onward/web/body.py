@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from onward.errors import InvalidRequest
-from onward.web.allowed_values import allowed_at
+from onward.web.allowed_values import allowed_values
 from onward.web.body_parts import check_parts
 
 T = TypeVar("T")
@@ -31,26 +31,26 @@ def undecoded_fields(body: bytes) -> dict[str, msgspec.Raw]:
     try:
         return _top_level.decode(body)
     except msgspec.ValidationError as fault:
-        raise wrong_type(fault) from fault
+        raise validation_error(fault) from fault
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
-        raise _no_json(body, fault) from fault
+        raise _json_error(body, fault) from fault
 
 
 def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as fault:
-        raise wrong_type(fault, decoder.type) from fault
+        raise validation_error(fault, decoder.type) from fault
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
-        raise _no_json(body, fault) from fault
+        raise _json_error(body, fault) from fault
 
 
-def wrong(param: str, problem: str) -> InvalidRequest:
+def field_error(param: str, problem: str) -> InvalidRequest:
     """The one shape of a complaint about a field: its path, then what is wrong with it."""
     return InvalidRequest(f"{param}: {problem}", param=param)
 
 
-def short(value: object) -> str:
+def short_repr(value: object) -> str:
     """A client's value, for an error message: never the whole of a long one."""
     return _cut(repr(value))
 
@@ -59,7 +59,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def wrong_type(fault: msgspec.ValidationError, kind: Any = None, inside: str = "") -> InvalidRequest:
+def validation_error(fault: msgspec.ValidationError, kind: Any = None, inside: str = "") -> InvalidRequest:
     """What the library says, by the path of the field that is meant; `kind` and `inside` are the type and the path of what
     was decoded."""
     match = _WITH_PATH.match(str(fault))
@@ -69,13 +69,13 @@ def wrong_type(fault: msgspec.ValidationError, kind: Any = None, inside: str = "
         path, what = f"{path}.{missing[1]}", "is required"
     elif unknown := _UNKNOWN.fullmatch(what):
         path, what = f"{path}.{unknown[1][:_MAX_NAME]}", "there is no such field"
-    elif (value := _NO_MEMBER.fullmatch(what)) and (allowed := allowed_at(kind, match["path"] or "$")):
+    elif (value := _NO_MEMBER.fullmatch(what)) and (allowed := allowed_values(kind, match["path"] or "$")):
         what = f"must be one of {', '.join(allowed)}, got {_cut(value[1])}"
     path, what = path.removeprefix("."), what.replace("`", "").replace(" | null", "")
-    return wrong(path, what) if path else InvalidRequest(f"the body: {what}")
+    return field_error(path, what) if path else InvalidRequest(f"the body: {what}")
 
 
-def _no_json(body: bytes, fault: Exception) -> InvalidRequest:
+def _json_error(body: bytes, fault: Exception) -> InvalidRequest:
     return InvalidRequest(f"the body is not valid JSON: {_place(body, fault)}", code="invalid_json")
 
 
@@ -99,7 +99,7 @@ def _first_bad_byte(body: bytes) -> int:
     return len(body)
 
 
-def compact(body: bytes) -> bytes:
+def compact_json(body: bytes) -> bytes:
     """The same JSON without whitespace between tokens: what is kept of a request. Bytes that are no JSON stay as they are,
     for the decoder to refuse them. Where there is no whitespace the result is `body` itself: a large one is held once."""
     try:
@@ -109,9 +109,9 @@ def compact(body: bytes) -> bytes:
         return body
 
 
-def plain(value: msgspec.Raw, body: bytes) -> Any:
+def decode_raw(value: msgspec.Raw, body: bytes) -> Any:
     """A field of `body` that was left undecoded, and so unchecked: its text need not even be UTF-8."""
     try:
         return msgspec.json.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
-        raise _no_json(body, fault) from fault
+        raise _json_error(body, fault) from fault

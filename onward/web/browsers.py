@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 from onward.proto.router import IGNORED_FIELDS_HEADER
 
 
-def for_browsers(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     """The application, which pages of these origins may call."""
     if not origins:
         return app

@@ -14,7 +14,7 @@ MAX_CONNECTIONS = 64
 """Are written to before the turn is over: nobody's text waits until that of very many others is made."""
 
 
-class Burst:
+class WriteBatcher:
     """Of one event loop."""
 
     def __init__(self) -> None:
@@ -34,11 +34,11 @@ class Burst:
             flush()
 
 
-class BurstTransport(asyncio.Transport):
+class BatchedTransport(asyncio.Transport):
     """A connection's transport, but for when it writes. What a protocol is told of full buffers it is told by that one,
     when the burst comes."""
 
-    def __init__(self, transport: asyncio.Transport, burst: Burst) -> None:
+    def __init__(self, transport: asyncio.Transport, burst: WriteBatcher) -> None:
         super().__init__()
         self._transport = transport
         self._burst = burst

@@ -15,24 +15,24 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onward.clock import Clock
 from onward.proto.request import ErrorInfo
-from onward.proto.router import PROOF_HEADER
-from onward.transport.proof import is_proven
+from onward.proto.router import SIGNATURE_HEADER
+from onward.transport.proof import verify_signature
 from onward.web import http
 from onward.web.cross_site import CrossSiteGuard
 from onward.web.failures import RequestFailed
-from onward.web.keys import ANONYMOUS, Caller, Keys
+from onward.web.keys import ANONYMOUS, ApiKeyTable, Caller
 
 _CALLER = "onward.caller"
 _NO_KEY = ErrorInfo("invalid_api_key", "Authorization: a valid API key is required, as a bearer token", 401)
 _NOT_ADMIN = ErrorInfo("forbidden", "Authorization: this needs the key of an admin", 403)
 
-NOBODY = Caller("", "user")
+UNAUTHENTICATED = Caller("", "user")
 """A caller of an open route that shows no valid key."""
 CLUSTER = Caller("cluster", "admin")
 """Whoever holds the cluster's key has shown that instead of a key of the table."""
 
 
-class Access(Enum):
+class RouteAccess(Enum):
     OPEN = "open"
     """To everybody."""
     USER = "user"
@@ -42,22 +42,22 @@ class Access(Enum):
 
 
 class GuardedRoute(Route):
-    def __init__(self, path: str, endpoint: Callable[..., Any], *, methods: Sequence[str], access: Access) -> None:
+    def __init__(self, path: str, endpoint: Callable[..., Any], *, methods: Sequence[str], access: RouteAccess) -> None:
         super().__init__(path, endpoint, methods=list(methods))
         self.access = access
 
 
 @dataclass(slots=True)
-class Keyring:
+class ActiveKeys:
     """The keys of a process; others take their place when the file is read again."""
 
-    keys: Keys
+    keys: ApiKeyTable
 
 
-class Callers:
+class Authenticator:
     def __init__(
         self,
-        keyring: Keyring,
+        keyring: ActiveKeys,
         routes: Sequence[BaseRoute],
         cluster_key: str,
         clock: Clock,
@@ -68,61 +68,61 @@ class Callers:
         """`answers_preflights`: browsers ask beforehand, without a key, what they may send. `guard`: for where there are no
         keys."""
         self._keyring = keyring
-        self._routes = guarded(routes)
+        self._routes = check_routes(routes)
         self._by_path = {route.path: route.access for route in self._routes}
         self._cluster_key = cluster_key
         self._clock = clock
         self._answers_preflights = answers_preflights
         self._guard = guard
 
-    def refusal(self, scope: Scope) -> ErrorInfo | None:
+    def check(self, scope: Scope) -> ErrorInfo | None:
         """Why it may not come in, if so. Else the exchange has a caller from here on."""
         if not len(self._keyring.keys):
             scope[_CALLER] = ANONYMOUS
             return self._refusal_without_keys(scope)
         access = self._access(scope)
-        scope[_CALLER] = NOBODY
-        if access is Access.CLUSTER and self._cluster_key:
+        scope[_CALLER] = UNAUTHENTICATED
+        if access is RouteAccess.CLUSTER and self._cluster_key:
             return None
         caller = self._caller(scope)
-        if access is Access.OPEN:
-            scope[_CALLER] = caller or NOBODY
+        if access is RouteAccess.OPEN:
+            scope[_CALLER] = caller or UNAUTHENTICATED
             return None
         if caller is None:
             return _NO_KEY
         scope[_CALLER] = caller
-        return None if access is Access.USER or caller.is_admin else _NOT_ADMIN
+        return None if access is RouteAccess.USER or caller.is_admin else _NOT_ADMIN
 
     def _refusal_without_keys(self, scope: Scope) -> ErrorInfo | None:
         """A router that proves itself may call this server by any name; on routes of their own the endpoint checks it."""
         if self._guard is None or (refusal := self._guard.refusal(scope)) is None:
             return None
         has_proof = bool(self._cluster_key) and (
-            self._access(scope) is Access.CLUSTER or self._caller(scope) is CLUSTER
+            self._access(scope) is RouteAccess.CLUSTER or self._caller(scope) is CLUSTER
         )
         return None if has_proof else refusal
 
-    def _access(self, scope: Scope) -> Access:
+    def _access(self, scope: Scope) -> RouteAccess:
         if self._answers_preflights and scope["method"] == "OPTIONS":
-            return Access.OPEN
+            return RouteAccess.OPEN
         access = self._by_path.get(scope["path"])
         if access is not None:
             return access
-        return next((one.access for one in self._routes if one.matches(scope)[0] is not Match.NONE), Access.USER)
+        return next((one.access for one in self._routes if one.matches(scope)[0] is not Match.NONE), RouteAccess.USER)
 
     def _caller(self, scope: Scope) -> Caller | None:
         scheme, _, token = (http.header(scope, b"authorization") or "").partition(" ")
         if scheme.lower() == "bearer":
             return self._keyring.keys.find(token.strip())
-        proof = http.header(scope, PROOF_HEADER.encode())
+        proof = http.header(scope, SIGNATURE_HEADER.encode())
         if proof is None or not self._cluster_key:
             return None
         # Only what says nothing beside its path is proven here; what has a body is for the endpoint to check.
-        proven = is_proven(self._cluster_key, proof, scope["method"], scope["path"], b"", self._clock.wall_s())
+        proven = verify_signature(self._cluster_key, proof, scope["method"], scope["path"], b"", self._clock.wall_s())
         return CLUSTER if proven else None
 
 
-def guarded(routes: Sequence[BaseRoute]) -> list[GuardedRoute]:
+def check_routes(routes: Sequence[BaseRoute]) -> list[GuardedRoute]:
     """Raises `TypeError` for a route that does not say whom it is for."""
     for route in routes:
         if not isinstance(route, GuardedRoute):
@@ -130,13 +130,13 @@ def guarded(routes: Sequence[BaseRoute]) -> list[GuardedRoute]:
     return [route for route in routes if isinstance(route, GuardedRoute)]
 
 
-def caller_of(scope: Scope) -> Caller:
+def get_caller(scope: Scope) -> Caller:
     return scope[_CALLER]
 
 
-def is_known(scope: Scope) -> bool:
+def is_authenticated(scope: Scope) -> bool:
     """Whether the caller of an open route has shown a valid key, or none is needed: then it may see details."""
-    return scope[_CALLER] is not NOBODY
+    return scope[_CALLER] is not UNAUTHENTICATED
 
 
 def check_admin(caller: Caller) -> None:
@@ -144,11 +144,11 @@ def check_admin(caller: Caller) -> None:
         raise RequestFailed(_NOT_ADMIN)
 
 
-def may_see(caller: Caller, owner: str) -> bool:
-    return caller.is_admin or caller.name == owner
+def may_access(caller: Caller, stream_caller: str) -> bool:
+    return caller.is_admin or caller.name == stream_caller
 
 
-class BoundedConnections:
+class ConnectionLimitMiddleware:
     """ASGI middleware inside the envelope: no caller has more exchanges open in this process than its key says."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -10,7 +10,7 @@ class CloseDelimitedCycle(RequestResponseCycle):
     each part of an open-ended one is announced to it just before it is sent."""
 
     @classmethod
-    def in_place_of(cls, cycle: RequestResponseCycle) -> "CloseDelimitedCycle":
+    def replacing(cls, cycle: RequestResponseCycle) -> "CloseDelimitedCycle":
         """Takes over a cycle that has not begun yet."""
         return cls(
             scope=cycle.scope,

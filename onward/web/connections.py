@@ -15,7 +15,7 @@ from onward import log
 from onward.obs.metrics import LabelValues, Registry
 from onward.proto.cursor import MAX_CURSOR_CHARS
 from onward.proto.router import ATTEMPT_PATH
-from onward.web.burst import Burst
+from onward.web.burst import WriteBatcher
 
 OTHER_FILES = 512
 """What a process has open beside its connections."""
@@ -27,32 +27,32 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ConnectionLimits:
     """Of one process's connections. Where no flag is named, nobody has needed another value yet."""
 
     max_connections: int = 4096
     """That are busy: `--max-connections`."""
-    num_spare: int = 64
+    num_spare_connections: int = 64
     """More, that are idle, or ask whether the process is alive."""
     max_url_bytes: int = 8 << 10
     max_headers: int = 128
     max_head_bytes: int = MAX_CURSOR_CHARS + (32 << 10)
     """Of URL and headers. Whoever comes back to a stream brings a cursor along."""
-    head_s: float = 20.0
+    head_timeout_s: float = 20.0
     """From a connection's beginning, or from the first byte of a later request, until the head is whole."""
-    handshake_s: float = 10.0
-    idle_s: float = 75.0
-    discard_s: float = 2.0
+    handshake_timeout_s: float = 10.0
+    idle_timeout_s: float = 75.0
+    close_timeout_s: float = 2.0
     """For a client to read its refusal, and to stop sending."""
-    last_words_s: float = 0.5
+    shutdown_close_timeout_s: float = 0.5
     """The same, when the server stops."""
     max_discarded_bytes: int = 64 << 20
-    unread_s: float = 30.0
+    write_timeout_s: float = 30.0
     """For a client that does not read: within each such time it takes all there is, or `min_read_bytes`."""
     min_read_bytes: int = 32 << 10
-    patient_paths: frozenset[str] = frozenset({ATTEMPT_PATH})
+    slow_reader_paths: frozenset[str] = frozenset({ATTEMPT_PATH})
     """Who asks here reads as its own clients do, and ends those that do not read."""
-    patience: float = 5.0
+    slow_reader_factor: float = 5.0
     """As many times longer, there."""
     send_buffer_bytes: int = 64 << 10
     """In the kernel, which doubles it. Without a bound it grows to megabytes for each that does not read."""
@@ -60,17 +60,17 @@ class Bounds:
     """Whether a silent client is still there is asked so often; `KEPT_PROBES` without an answer are a no."""
 
 
-class Connection(Protocol):
+class TrackedConnection(Protocol):
     def evict(self) -> None: ...
-    def leave(self) -> None: ...
+    def shut_down(self) -> None: ...
 
 
-class Connections:
-    def __init__(self, bounds: Bounds, registry: Registry) -> None:
+class ConnectionTracker:
+    def __init__(self, bounds: ConnectionLimits, registry: Registry) -> None:
         self.bounds = bounds
-        self.burst = Burst()
-        self._busy: set[Connection] = set()
-        self._idle: dict[Connection, None] = {}
+        self.burst = WriteBatcher()
+        self._busy: set[TrackedConnection] = set()
+        self._idle: dict[TrackedConnection, None] = {}
         """In the order in which they became so."""
         self._ended = registry.counter(
             "onward_http_connections_ended_total", "HTTP connections ended since they reached a bound", ["why"]
@@ -80,13 +80,13 @@ class Connections:
     def _counts(self) -> dict[LabelValues, float]:
         return {("busy",): len(self._busy), ("idle",): len(self._idle)}
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: TrackedConnection) -> None:
         """A new one. May end another, or this one."""
         self._idle[connection] = None
-        if len(self._busy) + len(self._idle) > self.bounds.max_connections + self.bounds.num_spare:
+        if len(self._busy) + len(self._idle) > self.bounds.max_connections + self.bounds.num_spare_connections:
             oldest = next(iter(self._idle))
             self.remove(oldest)
-            self.note_end("no_room")
+            self.count_end("no_room")
             oldest.evict()
 
     @property
@@ -94,28 +94,28 @@ class Connections:
         """For one more that is busy."""
         return len(self._busy) < self.bounds.max_connections
 
-    def set_busy(self, connection: Connection) -> None:
+    def set_busy(self, connection: TrackedConnection) -> None:
         self._idle.pop(connection, None)
         self._busy.add(connection)
 
-    def set_idle(self, connection: Connection) -> None:
+    def set_idle(self, connection: TrackedConnection) -> None:
         self._busy.discard(connection)
         self._idle[connection] = None
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: TrackedConnection) -> None:
         self._busy.discard(connection)
         self._idle.pop(connection, None)
 
-    def leave(self) -> None:
+    def shut_down(self) -> None:
         """The server stops, and its grace is over."""
         for connection in list(self._busy):
-            connection.leave()
+            connection.shut_down()
 
-    def note_end(self, why: str) -> None:
+    def count_end(self, why: str) -> None:
         self._ended.inc(why)
 
 
-def prepare_listener(listening: socket.socket, bounds: Bounds) -> None:
+def prepare_listener(listening: socket.socket, bounds: ConnectionLimits) -> None:
     """What every accepted connection takes over from the socket. Not all systems have all of it."""
     options = [
         (socket.SOL_SOCKET, "SO_SNDBUF", bounds.send_buffer_bytes),
@@ -131,7 +131,7 @@ def prepare_listener(listening: socket.socket, bounds: Bounds) -> None:
             listening.setsockopt(level, getattr(socket, name), value)
 
 
-def affordable_connections(wanted: int) -> int:
+def allowed_connections(wanted: int) -> int:
     """As many as the limit of open files allows, which is raised as far as we may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = FILES_PER_CONNECTION * wanted + OTHER_FILES

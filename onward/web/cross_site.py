@@ -13,7 +13,7 @@ from onward.proto.request import ErrorInfo
 from onward.web import docs_page, http
 from onward.web.allowed_hosts import ANY, AllowedHosts
 from onward.web.authorities import is_same_origin
-from onward.web.body import short
+from onward.web.body import short_repr
 
 OPEN_PATHS = frozenset({"/", "/live", "/health", docs_page.PATH})
 """For probes, which may use any name, and for links: they change nothing and tell nothing about requests."""
@@ -30,13 +30,13 @@ class CrossSiteGuard:
         if scope["path"] in OPEN_PATHS:
             return None
         host = http.header(scope, b"host")
-        if host is not None and not self._hosts.has(host):
-            return _refused("Host", f"{short(host)} is not a name of this server", "--allowed-host NAME")
+        if host is not None and not self._hosts.allows(host):
+            return _refused("Host", f"{short_repr(host)} is not a name of this server", "--allowed-host NAME")
         origin = http.header(scope, b"origin")
         if origin is not None:
             if self._is_allowed(origin) or is_same_origin(origin, host):
                 return None
-            return _refused("Origin", f"pages of {short(origin)} may not call this server", "--cors-origin ORIGIN")
+            return _refused("Origin", f"pages of {short_repr(origin)} may not call this server", "--cors-origin ORIGIN")
         if http.header(scope, b"sec-fetch-site") in _OTHER_SITES and ANY not in self._origins:
             return _refused("Sec-Fetch-Site", "pages of other sites may not call this server", "--cors-origin ORIGIN")
         return None

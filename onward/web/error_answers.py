@@ -12,21 +12,21 @@ from starlette.types import Send
 from onward.errors import InternalError, OnwardError
 from onward.proto.request import ErrorInfo
 from onward.web import http
-from onward.web.failures import RequestFailed, error_body, error_headers, info_of
+from onward.web.failures import RequestFailed, error_body, error_headers, to_error_info
 
-INTERNAL_ERROR = info_of(InternalError("internal error"))
+INTERNAL_ERROR = to_error_info(InternalError("internal error"))
 
 _logger = logging.getLogger(__name__)
 
 
-async def answer_errors(send: Send, work: Coroutine[Any, Any, None]) -> None:
+async def handle_errors(send: Send, work: Coroutine[Any, Any, None]) -> None:
     """Runs what answers a request. Whatever it raises becomes an answer too."""
     try:
         await work
-    except http.Disconnected:
+    except http.ClientDisconnected:
         return
     except OnwardError as error:
-        await http.respond_error(send, info_of(error))
+        await http.respond_error(send, to_error_info(error))
     except RequestFailed as failure:
         await http.respond_error(send, failure.info, error_body(failure.info, failure.partial))
     except Exception:
@@ -35,7 +35,7 @@ async def answer_errors(send: Send, work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _on_onward_error(_: Request, error: OnwardError) -> Response:
-    return _response(info_of(error))
+    return _response(to_error_info(error))
 
 
 async def _on_failed_request(_: Request, failure: RequestFailed) -> Response:

@@ -19,7 +19,7 @@ class RequestFailed(Exception):
         self.partial = partial
 
 
-def info_of(error: OnwardError) -> ErrorInfo:
+def to_error_info(error: OnwardError) -> ErrorInfo:
     return ErrorInfo(
         error.code, error.message, error.status, error.retryable, error.param, error.retry_after_s, error.stage
     )

@@ -21,7 +21,7 @@ MANY_ACCOUNTS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class QueueBounds:
+class FairSchedulerLimits:
     running: int
     """Of all callers, at a time."""
     running_per_caller: int
@@ -30,12 +30,12 @@ class QueueBounds:
     waiting_per_caller: int
     bytes_per_caller: int | None = None
     """Of the bodies that a caller's work holds, waiting or running. One body of any size is taken."""
-    refused_s: float | None = None
+    refused_work_s: float | None = None
     """Seconds of work that ends in a refusal, which a caller may cause at once; as much again each minute."""
 
 
 @dataclass(slots=True)
-class _Account(Generic[T]):
+class _CallerAccount(Generic[T]):
     charged_s: float
     waiting: "deque[T]" = field(default_factory=deque)
     num_running: int = 0
@@ -46,12 +46,12 @@ class _Account(Generic[T]):
         return not self.waiting and not self.num_running
 
 
-class FairOrder(Generic[T]):
-    def __init__(self, bounds: QueueBounds) -> None:
+class FairScheduler(Generic[T]):
+    def __init__(self, bounds: FairSchedulerLimits) -> None:
         self._bounds = bounds
-        self._accounts: dict[str, _Account[T]] = {}
+        self._accounts: dict[str, _CallerAccount[T]] = {}
         self._num_waiting = self._num_running = 0
-        self._level_s = 0.0
+        self._virtual_time_s = 0.0
         """What the caller had been charged whose work has started last."""
 
     def __len__(self) -> int:
@@ -71,9 +71,9 @@ class FairOrder(Generic[T]):
     def add(self, caller: str, work: T, num_bytes: int = 0) -> None:
         if len(self._accounts) >= MANY_ACCOUNTS:
             self._forget_idle()
-        account = self._accounts.setdefault(caller, _Account(self._level_s))
+        account = self._accounts.setdefault(caller, _CallerAccount(self._virtual_time_s))
         if account.is_idle:
-            account.charged_s = max(account.charged_s, self._level_s)
+            account.charged_s = max(account.charged_s, self._virtual_time_s)
         account.waiting.append(work)
         account.num_bytes += num_bytes
         self._num_waiting += 1
@@ -90,10 +90,10 @@ class FairOrder(Generic[T]):
         account.num_running += 1
         self._num_running += 1
         self._num_waiting -= 1
-        self._level_s = max(self._level_s, account.charged_s)
+        self._virtual_time_s = max(self._virtual_time_s, account.charged_s)
         return account.waiting.popleft()
 
-    def withdraw(self, caller: str, work: T, num_bytes: int = 0) -> bool:
+    def cancel(self, caller: str, work: T, num_bytes: int = 0) -> bool:
         """Nobody waits for it any more. False: it has started."""
         account = self._accounts.get(caller)
         if account is None or work not in account.waiting:
@@ -103,29 +103,29 @@ class FairOrder(Generic[T]):
         self._give_back(caller, account, num_bytes)
         return True
 
-    def ended(self, caller: str, took_s: float, num_bytes: int = 0) -> None:
+    def finish(self, caller: str, took_s: float, num_bytes: int = 0) -> None:
         account = self._accounts[caller]
         account.num_running -= 1
         self._num_running -= 1
         account.charged_s += max(took_s, LEAST_CHARGE_S)
         self._give_back(caller, account, num_bytes)
 
-    def _give_back(self, caller: str, account: _Account[T], num_bytes: int) -> None:
+    def _give_back(self, caller: str, account: _CallerAccount[T], num_bytes: int) -> None:
         account.num_bytes -= num_bytes
         if not self._num_running and not self._num_waiting:
             # Nobody is left who could be behind or ahead of anybody.
             self._accounts.clear()
-            self._level_s = 0.0
-        elif account.is_idle and account.charged_s <= self._level_s:
+            self._virtual_time_s = 0.0
+        elif account.is_idle and account.charged_s <= self._virtual_time_s:
             del self._accounts[caller]
 
     def _forget_idle(self) -> None:
         """As new, they would be charged as much."""
-        level_s, accounts = self._level_s, self._accounts
+        level_s, accounts = self._virtual_time_s, self._accounts
         self._accounts = {name: one for name, one in accounts.items() if not (one.is_idle and one.charged_s <= level_s)}
 
 
-class RefusedWork:
+class RefusedWorkBudget:
     """What each caller has used lately of `QueueBounds.refused_s`."""
 
     def __init__(self, allowed_s: float) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from onward.clock import Clock
 from onward.errors import ClientError, Overloaded, RateLimited
-from onward.web.fair_order import FairOrder, QueueBounds, RefusedWork
+from onward.web.fair_order import FairScheduler, FairSchedulerLimits, RefusedWorkBudget
 
 R = TypeVar("R")
 RETRY_S = 1.0
@@ -26,17 +26,17 @@ class _Work:
     outcome: "asyncio.Future[Any]"
 
 
-class FairQueue:
+class FairExecutor:
     """`what`: is waited for, in the plural, for messages. `code`: of the error if there is no room."""
 
     def __init__(
-        self, threads: Executor, bounds: QueueBounds, clock: Clock, what: str, code: str = Overloaded.code
+        self, threads: Executor, bounds: FairSchedulerLimits, clock: Clock, what: str, code: str = Overloaded.code
     ) -> None:
         self._threads = threads
         self._clock = clock
-        self._what, self._code = what, code
-        self._order: FairOrder[_Work] = FairOrder(bounds)
-        self._refused = None if bounds.refused_s is None else RefusedWork(bounds.refused_s)
+        self._work_name, self._code = what, code
+        self._order: FairScheduler[_Work] = FairScheduler(bounds)
+        self._refused = None if bounds.refused_work_s is None else RefusedWorkBudget(bounds.refused_work_s)
 
     async def run(self, caller: str, call: Callable[[], R], num_bytes: int = 0) -> R:
         """The call's result. Raises `Overloaded` or `RateLimited` before anything is done. `num_bytes`: what it holds
@@ -48,7 +48,7 @@ class FairQueue:
         try:
             return await work.outcome
         except asyncio.CancelledError:
-            self._order.withdraw(caller, work, num_bytes)
+            self._order.cancel(caller, work, num_bytes)
             raise
         finally:
             # An error refers to this frame, and `work` to the error: a cycle that would keep the request's body until the
@@ -57,11 +57,11 @@ class FairQueue:
 
     def _check(self, caller: str, num_bytes: int) -> None:
         if self._order.is_full(caller, num_bytes):
-            problem = f"too many {self._what} are waiting, of this caller or of all; try again later"
+            problem = f"too many {self._work_name} are waiting, of this caller or of all; try again later"
             raise Overloaded(problem, code=self._code, retry_after_s=RETRY_S)
         wait_s = 0.0 if self._refused is None else self._refused.wait_s(caller, self._clock.now_s())
         if wait_s:
-            problem = f"{self._what} of this caller that were refused have taken too long in the last minute"
+            problem = f"{self._work_name} of this caller that were refused have taken too long in the last minute"
             raise RateLimited(problem, retry_after_s=max(RETRY_S, wait_s))
 
     def _start(self) -> None:
@@ -79,7 +79,7 @@ class FairQueue:
         fault = None if ended.cancelled() else ended.exception()
         if self._refused is not None and isinstance(fault, ClientError):
             self._refused.charge(work.caller, took_s, now_s)
-        self._order.ended(work.caller, took_s, work.num_bytes)
+        self._order.finish(work.caller, took_s, work.num_bytes)
         if not work.outcome.done():
             if ended.cancelled():
                 work.outcome.cancel()

@@ -26,13 +26,13 @@ _TCP_CLOSE_WAIT = 8
 """Linux, `tcp_states.h`: the client has closed its side, and has not reset the connection."""
 
 
-def note_start(scope: Scope, start: Message) -> None:
+def note_response_start(scope: Scope, start: Message) -> None:
     """Of a response, for `probe_of`."""
     types = (value for name, value in start.get("headers", []) if name.lower() == b"content-type")
     scope[_EVENT_STREAM] = next(types, b"").startswith(b"text/event-stream")
 
 
-def probe_of(scope: Scope, cycle: RequestResponseCycle) -> bytes:
+def skippable_bytes(scope: Scope, cycle: RequestResponseCycle) -> bytes:
     """What can be sent at this moment that the client skips; empty: nothing."""
     if not cycle.response_started:
         return PROBE if scope["http_version"] == "1.1" else b""
@@ -41,7 +41,7 @@ def probe_of(scope: Scope, cycle: RequestResponseCycle) -> bytes:
     return b"%x\r\n%b\r\n" % (len(COMMENT), COMMENT) if cycle.chunked_encoding else COMMENT
 
 
-class HalfClosed:
+class HalfClosedWatcher:
     """Looks after one connection, from the end of what its client sends until it is stopped."""
 
     def __init__(self, transport: asyncio.Transport, on_gone: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ ERROR_CODE = "onward.error_code"
 JSON_HEADERS = {"content-type": "application/json"}
 
 
-class Disconnected(Exception):
+class ClientDisconnected(Exception):
     """The client has gone, or was given up; there is nobody to answer."""
 
 
@@ -45,7 +45,7 @@ async def _read_body(receive: Receive, max_bytes: int) -> bytes:
     while more and num_bytes <= max_bytes + MAX_DISCARDED_BYTES:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Disconnected
+            raise ClientDisconnected
         part = message.get("body", b"")
         more = message.get("more_body", False)
         if not num_bytes and not more and len(part) <= max_bytes:
@@ -60,11 +60,11 @@ async def _read_body(receive: Receive, max_bytes: int) -> bytes:
     return kept.getvalue()
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Runs `work` to its end, or until the client has gone. Whoever cancels the task of the work gives the client up,
     which is the same."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(receive))
+    leaving = asyncio.ensure_future(_wait_disconnect(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -73,7 +73,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
         await asyncio.wait((working, leaving))
     # Not passed on as it is: it would look as if the caller's own task had been cancelled, which goes on.
     if working.cancelled():
-        raise Disconnected
+        raise ClientDisconnected
     try:
         working.result()
     finally:
@@ -82,7 +82,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
         del working
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -92,13 +92,13 @@ def start_message(status: int, headers: Mapping[str, str]) -> dict[str, Any]:
     return {"type": "http.response.start", "status": status, "headers": encoded}
 
 
-def part(body: bytes, more: bool = True) -> dict[str, Any]:
+def body_message(body: bytes, more: bool = True) -> dict[str, Any]:
     return {"type": "http.response.body", "body": body, "more_body": more}
 
 
 async def respond(send: Send, status: int, body: bytes, headers: Mapping[str, str] = JSON_HEADERS) -> None:
     await send(start_message(status, {**headers, "content-length": str(len(body))}))
-    await send(part(body, more=False))
+    await send(body_message(body, more=False))
 
 
 async def respond_error(send: Send, info: ErrorInfo, body: bytes | None = None) -> None:
@@ -106,4 +106,4 @@ async def respond_error(send: Send, info: ErrorInfo, body: bytes | None = None) 
     body = body or error_body(info)
     headers = {**JSON_HEADERS, **error_headers(info), "content-length": str(len(body))}
     await send({**start_message(info.status, headers), ERROR_CODE: info.code})
-    await send(part(body, more=False))
+    await send(body_message(body, more=False))

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from onward.errors import StartupError
-from onward.proto.keys import KeyEntry
-from onward.web.keys import Keys, joined, parse_table, plain_entries, table_text
+from onward.proto.keys import ApiKeyEntry
+from onward.web.keys import ApiKeyTable, admin_entries, merge_tables, parse_table, table_text
 
 MAX_FILE_BYTES = 1 << 20
 _TABLE_LINE = re.compile(r"\s*\[\[\s*key\s*\]\]")
@@ -23,7 +23,7 @@ MAX_LOCK_ATTEMPTS = 500
 """An addition takes milliseconds, so this is enough for hundreds of them at once."""
 
 
-class KeySource:
+class ApiKeySource:
     """Where an instance's keys come from; can be read again."""
 
     def __init__(self, plain: tuple[str, ...] = (), file: str | None = None) -> None:
@@ -35,19 +35,19 @@ class KeySource:
         """A file always has one, or is not read."""
         return bool(self.plain) or self.file is not None
 
-    def read(self) -> Keys:
+    def read(self) -> ApiKeyTable:
         """Raises `StartupError`; for a file that names no key as well, since that would open every door."""
         if self.file is not None and not Path(self.file).exists():
             raise StartupError(
                 f"--api-keys {self.file} does not exist; make it with `onward keys add {self.file} NAME`"
             )
-        keys = joined(plain_entries(self.plain), read_table(Path(self.file)) if self.file is not None else ())
+        keys = merge_tables(admin_entries(self.plain), read_table(Path(self.file)) if self.file is not None else ())
         if self.file is not None and not len(keys):
             raise StartupError(f"{self.file} has no key; make one with `onward keys add {self.file} NAME`")
         return keys
 
 
-def read_table(path: Path) -> list[KeyEntry]:
+def read_table(path: Path) -> list[ApiKeyEntry]:
     return parse_table(_text(path), str(path))
 
 
@@ -55,7 +55,7 @@ def new_key() -> str:
     return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
-def add_entry(path: Path, entry: KeyEntry) -> None:
+def add_entry(path: Path, entry: ApiKeyEntry) -> None:
     """What stands in the file stays as it is, comments too."""
     with _only_writer(path):
         text = _text(path) if path.exists() else ""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onward.errors import StartupError
-from onward.proto.keys import KeyEntry, KeyRole
+from onward.proto.keys import ApiKeyEntry, KeyRole
 from onward.proto.request import CallerLimits
 
 HASH_PREFIX = "blake2b:"
@@ -58,7 +58,7 @@ class Caller:
         return CallerLimits(self.max_in_flight, self.tokens_per_minute)
 
     @property
-    def scope(self) -> str | None:
+    def access_filter(self) -> str | None:
         """Whose streams it may see; None: everybody's."""
         return None if self.is_admin else self.name
 
@@ -66,8 +66,8 @@ class Caller:
 ANONYMOUS = Caller()
 
 
-class Keys:
-    def __init__(self, entries: Sequence[KeyEntry] = ()) -> None:
+class ApiKeyTable:
+    def __init__(self, entries: Sequence[ApiKeyEntry] = ()) -> None:
         self.entries = tuple(entries)
         self._callers = [
             (
@@ -91,19 +91,19 @@ class Keys:
         return found
 
 
-def hash_of(key: str) -> str:
+def hash_key(key: str) -> str:
     """As the table has it."""
     return HASH_PREFIX + _digest(key).hex()
 
 
-def plain_entries(keys: Iterable[str]) -> list[KeyEntry]:
+def admin_entries(keys: Iterable[str]) -> list[ApiKeyEntry]:
     """Keys that were given without a table: `key-1`, and so on, all of them admins."""
     return [
-        KeyEntry(name=f"key-{number}", digest=_digest(key).hex(), role="admin") for number, key in enumerate(keys, 1)
+        ApiKeyEntry(name=f"key-{number}", digest=_digest(key).hex(), role="admin") for number, key in enumerate(keys, 1)
     ]
 
 
-def joined(*tables: Iterable[KeyEntry]) -> Keys:
+def merge_tables(*tables: Iterable[ApiKeyEntry]) -> ApiKeyTable:
     """Raises `StartupError` if two keys have the same name, or two names the same key."""
     entries = [entry for table in tables for entry in table]
     names, digests = set[str](), set[str]()
@@ -113,10 +113,10 @@ def joined(*tables: Iterable[KeyEntry]) -> Keys:
             raise StartupError(f"API keys: the {what} of {entry.name} is given twice")
         names.add(entry.name)
         digests.add(entry.digest)
-    return Keys(entries)
+    return ApiKeyTable(entries)
 
 
-def parse_table(text: str, file: str) -> list[KeyEntry]:
+def parse_table(text: str, file: str) -> list[ApiKeyEntry]:
     """Raises `StartupError` that names the file, the entry and the field."""
     try:
         table = tomllib.loads(text)
@@ -131,7 +131,7 @@ def parse_table(text: str, file: str) -> list[KeyEntry]:
         raise StartupError(f"{file}: key must be a list of tables, each beginning with a line [[key]]")
     if len(rows) > MAX_KEYS:
         raise StartupError(f"{file} has {len(rows)} keys, more than the {MAX_KEYS} that are allowed")
-    entries: list[KeyEntry] = []
+    entries: list[ApiKeyEntry] = []
     seen: dict[str, set[str]] = {"name": set(), "digest": set()}
     for number, row in enumerate(rows, 1):
         entry = _entry(row, f"{file}: key {number}")
@@ -144,7 +144,7 @@ def parse_table(text: str, file: str) -> list[KeyEntry]:
     return entries
 
 
-def table_text(entry: KeyEntry) -> str:
+def table_text(entry: ApiKeyEntry) -> str:
     """One entry, as it stands in the file."""
     lines = ["[[key]]", f'name = "{entry.name}"', f'hash = "{HASH_PREFIX}{entry.digest}"', f'role = "{entry.role}"']
     lines += [f"{name} = {value}" for name in LIMITS if (value := getattr(entry, name)) is not None]
@@ -159,13 +159,13 @@ def check_name(name: Any, place: str) -> str:
     return name
 
 
-def _entry(row: dict[str, Any], place: str) -> KeyEntry:
+def _entry(row: dict[str, Any], place: str) -> ApiKeyEntry:
     place = f"{place} ({check_name(row.get('name'), place)})"
     if unknown := sorted(row.keys() - _FIELDS.keys()):
         raise StartupError(f"{place}: {unknown[0][:80]}: is not known; there are {', '.join(_FIELDS)}")
     if "hash" not in row:
         raise StartupError(f"{place}: hash: is missing")
-    return KeyEntry(**{_STRUCT_NAMES.get(name, name): _FIELDS[name](value, place) for name, value in row.items()})
+    return ApiKeyEntry(**{_STRUCT_NAMES.get(name, name): _FIELDS[name](value, place) for name, value in row.items()})
 
 
 def _check_hash(value: Any, place: str) -> str:

@@ -4,10 +4,10 @@ from starlette.types import Scope
 
 from onward.proto.cursor import Cursor, parse_cursor
 from onward.web import http
-from onward.web.body import wrong
+from onward.web.body import field_error
 
 
-def last_event(scope: Scope) -> Cursor | None:
+def parse_last_event_id(scope: Scope) -> Cursor | None:
     """The place that `Last-Event-ID` names. An empty one is none: its client has read no event yet."""
     line = http.header(scope, b"last-event-id")
     if not line:
@@ -15,4 +15,4 @@ def last_event(scope: Scope) -> Cursor | None:
     try:
         return parse_cursor(line)
     except ValueError as fault:
-        raise wrong("Last-Event-ID", str(fault)) from None
+        raise field_error("Last-Event-ID", str(fault)) from None

@@ -8,22 +8,22 @@ page can send a body without a type.
 from starlette.types import Scope
 
 from onward.proto.request import ErrorInfo
-from onward.proto.router import INTERNAL_PREFIX, PROOF_HEADER
+from onward.proto.router import INTERNAL_PREFIX, SIGNATURE_HEADER
 from onward.web import http
-from onward.web.body import short
+from onward.web.body import short_repr
 
 _WITH_BODY = ("POST", "PUT", "PATCH")
 JSON, MSGPACK, BYTES = "application/json", "application/msgpack", "application/octet-stream"
 
 
-def media_type_refusal(scope: Scope) -> ErrorInfo | None:
+def check_content_type(scope: Scope) -> ErrorInfo | None:
     """Why the body is not looked at, if so."""
     if scope["method"] not in _WITH_BODY:
         return None
     given = http.header(scope, b"content-type")
     is_internal = scope["path"].startswith(INTERNAL_PREFIX)
     if given is None:
-        is_taken = not is_internal or http.header(scope, PROOF_HEADER.encode()) is not None
+        is_taken = not is_internal or http.header(scope, SIGNATURE_HEADER.encode()) is not None
     else:
         media_type = given.partition(";")[0].strip().lower()
         is_json = media_type in (JSON, BYTES) or media_type.endswith("+json")
@@ -33,6 +33,6 @@ def media_type_refusal(scope: Scope) -> ErrorInfo | None:
 
 def _unsupported(given: str | None, is_internal: bool) -> ErrorInfo:
     wanted = f"{MSGPACK} or {JSON}" if is_internal else JSON
-    got = "there is none" if given is None else f"got {short(given)}"
+    got = "there is none" if given is None else f"got {short_repr(given)}"
     problem = f"Content-Type: must be {wanted}, {got}; with curl say -H 'Content-Type: {JSON}'"
     return ErrorInfo("unsupported_media_type", problem, 415, param="Content-Type")

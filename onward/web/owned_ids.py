@@ -12,15 +12,15 @@ from onward.web.keys import Caller
 MARK_DIGITS = 8
 
 
-def owned_id(token: str, owner: str) -> str:
+def make_owned_id(token: str, caller: str) -> str:
     """From 32 random hexadecimal digits. What is nobody's in particular stays as it is."""
-    return token[:-MARK_DIGITS] + _mark(token[:-MARK_DIGITS], owner) if owner else token
+    return token[:-MARK_DIGITS] + _mark(token[:-MARK_DIGITS], caller) if caller else token
 
 
-def may_ask_for(caller: Caller, request_id: str) -> bool:
+def owns_request_id(caller: Caller, request_id: str) -> bool:
     """Whether it is one of its own, whoever has it; admins may ask for any."""
-    return caller.is_admin or request_id == owned_id(request_id, caller.name)
+    return caller.is_admin or request_id == make_owned_id(request_id, caller.name)
 
 
-def _mark(digits: str, owner: str) -> str:
-    return hashlib.blake2b(f"{digits};{owner}".encode(), digest_size=MARK_DIGITS // 2).hexdigest()
+def _mark(digits: str, caller: str) -> str:
+    return hashlib.blake2b(f"{digits};{caller}".encode(), digest_size=MARK_DIGITS // 2).hexdigest()

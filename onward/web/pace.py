@@ -10,29 +10,29 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ThrottleRate:
     per_s: float
-    at_once: float
+    burst: float
     """After a pause, without any wait."""
     max_wait_s: float
 
 
-REFUSALS = Pace(per_s=20.0, at_once=50.0, max_wait_s=5.0)
+REFUSAL_RATE = ThrottleRate(per_s=20.0, burst=50.0, max_wait_s=5.0)
 """Requests that were refused for a limit of their own caller."""
-BODY_BYTES = Pace(per_s=32 << 20, at_once=1 << 20, max_wait_s=60.0)
+BODY_BYTE_RATE = ThrottleRate(per_s=32 << 20, burst=1 << 20, max_wait_s=60.0)
 """Of bodies, behind the first `FREE_BODY_BYTES` of each."""
-FREE_BODY_BYTES = 64 << 10
-MAX_BODY_BYTES_HELD = 64 << 20
+UNTHROTTLED_BODY_BYTES = 64 << 10
+MAX_BUFFERED_BODY_BYTES = 64 << 20
 """Of one caller's bodies that are being received."""
-MAX_WAITING = 256
+MAX_THROTTLED_REQUESTS = 256
 """Requests of one caller that wait since others were refused."""
 
 
-class Rates:
+class CallerThrottle:
     """What each caller has used of a pace (the generic cell rate algorithm)."""
 
-    def __init__(self, pace: Pace) -> None:
-        self._pace = pace
+    def __init__(self, pace: ThrottleRate) -> None:
+        self._rate = pace
         self._paid_at_s: dict[str, float] = {}
         """When everything that the caller has used is paid for. At most one entry for each key."""
 
@@ -41,23 +41,23 @@ class Rates:
         paid_at_s = self._paid_at_s.get(caller, now_s)
         if paid_at_s <= now_s:
             self._paid_at_s.pop(caller, None)
-        return max(0.0, paid_at_s - now_s - self._pace.at_once / self._pace.per_s)
+        return max(0.0, paid_at_s - now_s - self._rate.burst / self._rate.per_s)
 
     def charge(self, caller: str, amount: float, now_s: float) -> None:
-        pace, paid_at_s = self._pace, max(now_s, self._paid_at_s.get(caller, now_s))
-        latest_s = now_s + pace.at_once / pace.per_s + pace.max_wait_s
+        pace, paid_at_s = self._rate, max(now_s, self._paid_at_s.get(caller, now_s))
+        latest_s = now_s + pace.burst / pace.per_s + pace.max_wait_s
         self._paid_at_s[caller] = min(paid_at_s + amount / pace.per_s, latest_s)
 
-    def give_back(self, caller: str, amount: float) -> None:
+    def refund(self, caller: str, amount: float) -> None:
         if caller in self._paid_at_s:
-            self._paid_at_s[caller] -= amount / self._pace.per_s
+            self._paid_at_s[caller] -= amount / self._rate.per_s
 
 
-class Refusals:
+class RefusalThrottle:
     """Which requests wait before they are looked at: those of callers that were refused too often."""
 
-    def __init__(self, pace: Pace = REFUSALS, max_waiting: int = MAX_WAITING) -> None:
-        self._rates = Rates(pace)
+    def __init__(self, pace: ThrottleRate = REFUSAL_RATE, max_waiting: int = MAX_THROTTLED_REQUESTS) -> None:
+        self._rates = CallerThrottle(pace)
         self._max_waiting = max_waiting
         self._waiting: Counter[str] = Counter()
 
@@ -65,7 +65,7 @@ class Refusals:
         """Whether as many requests of this caller wait as may."""
         return self._waiting[caller] >= self._max_waiting and self._rates.wait_s(caller, now_s) > 0
 
-    def begin(self, caller: str, now_s: float) -> float:
+    def start_wait(self, caller: str, now_s: float) -> float:
         """How long a new request waits. One that does is charged now, so that those which wait go on one by one."""
         wait_s = self._rates.wait_s(caller, now_s)
         if wait_s:
@@ -73,28 +73,28 @@ class Refusals:
             self._waiting[caller] += 1
         return wait_s
 
-    def go_on(self, caller: str) -> None:
+    def end_wait(self, caller: str) -> None:
         """It has waited."""
         self._waiting[caller] -= 1
         if not self._waiting[caller]:
             del self._waiting[caller]
 
-    def end(self, caller: str, now_s: float, *, has_waited: bool, is_refused: bool) -> None:
+    def finish_request(self, caller: str, now_s: float, *, has_waited: bool, is_refused: bool) -> None:
         if is_refused and not has_waited:
             self._rates.charge(caller, 1, now_s)
         elif has_waited and not is_refused:
-            self._rates.give_back(caller, 1)
+            self._rates.refund(caller, 1)
 
 
-class HeldBodies:
+class BodyMemoryLimit:
     """Bytes of bodies that are being received, by caller. Bodies are the caller's of `take`; any hashable names them."""
 
-    def __init__(self, max_bytes: int = MAX_BODY_BYTES_HELD) -> None:
+    def __init__(self, max_bytes: int = MAX_BUFFERED_BODY_BYTES) -> None:
         self._max_bytes = max_bytes
         self._held: dict[str, dict[object, int]] = {}
         """In the order in which they became large."""
 
-    def take(self, caller: str, body: object, num_bytes: int) -> bool:
+    def try_reserve(self, caller: str, body: object, num_bytes: int) -> bool:
         """Whether so much more of this body is taken now. The oldest one always goes on, whatever its size, so that bodies
         never wait for each other."""
         bodies = self._held.setdefault(caller, {})
@@ -104,7 +104,7 @@ class HeldBodies:
         bodies[body] += num_bytes
         return True
 
-    def leave(self, caller: str, body: object) -> None:
+    def release(self, caller: str, body: object) -> None:
         """It has come, or its client has gone."""
         bodies = self._held.get(caller, {})
         bodies.pop(body, None)

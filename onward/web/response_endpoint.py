@@ -13,92 +13,92 @@ from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
 from onward.errors import NotFound, OnwardError
-from onward.proto.router import Record
+from onward.proto.router import StreamRecord
 from onward.web import http, sse
-from onward.web.body import undecoded_fields, wrong
-from onward.web.callers import caller_of
-from onward.web.error_answers import answer_errors
-from onward.web.failures import RequestFailed, info_of
+from onward.web.body import field_error, undecoded_fields
+from onward.web.callers import get_caller
+from onward.web.error_answers import handle_errors
+from onward.web.failures import RequestFailed, to_error_info
 from onward.web.keys import Caller
-from onward.web.response_context import PREVIOUS, previous_of, with_context
+from onward.web.response_context import PREVIOUS_ID_FIELD, previous_response_id, with_previous_items
 from onward.web.response_ids import CANCEL, INPUT_ITEMS, is_stream, starting_after
-from onward.web.response_sketch import sketch_of
+from onward.web.response_sketch import response_options
 
 MAX_IGNORED_BYTES = 1 << 16
 """Of a body, where there is nothing to say in one."""
-MAX_ASK_EVERY_S = 2.0
-IDLE_ASK_EVERY_S = 0.5
+MAX_POLL_INTERVAL_S = 2.0
+IDLE_POLL_INTERVAL_S = 0.5
 """A response that nothing runs is taken up no more often than this."""
-REST_SHARE = 10
+PAUSE_FACTOR = 10
 """How much longer the pause is than the question took, so that followers of long responses leave time for other work."""
-MISSING_S = 5.0
+NOT_FOUND_TIMEOUT_S = 5.0
 """How long a follower waits for a response that is unknown: a process that has it may be restarting."""
-OUT_OF_REACH_S = 60.0
+UNREACHABLE_TIMEOUT_S = 60.0
 """How long a follower waits for a process that can be asked."""
 KEEP_ALIVE_S = 15.0
 _KEEP_ALIVE = b": waiting\n\n"
 _LAST_EVENTS = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
 
 
-class Number(msgspec.Struct, frozen=True):
+class SequenceNumber(msgspec.Struct, frozen=True):
     sequence_number: int = -1
 
 
-_numbers = msgspec.json.Decoder(Number)
+_numbers = msgspec.json.Decoder(SequenceNumber)
 
 
-class Reader(Protocol):
+class ResponseReader(Protocol):
     """Of one response, from record to record."""
 
-    async def events(self, record: Record, after: int) -> bytes:
+    async def events(self, record: StreamRecord, after: int) -> bytes:
         """Those with a higher number. Raises `NotFound` for a response that is not stored."""
         ...
 
 
-class Responses(Protocol):
+class ResponseStore(Protocol):
     @property
-    def ask_every_s(self) -> float: ...
+    def poll_interval_s(self) -> float: ...
     def now_s(self) -> float: ...
-    def reader(self) -> Reader: ...
-    async def find(self, caller: Caller, response_id: str, param: str = "response_id") -> Record:
+    def reader(self) -> ResponseReader: ...
+    async def find(self, caller: Caller, response_id: str, param: str = "response_id") -> StreamRecord:
         """The caller's own. Raises `NotFound`, or `Unavailable` while that is not sure."""
         ...
 
-    async def show(self, record: Record) -> bytes: ...
-    async def input_items(self, record: Record, query: Mapping[str, str]) -> bytes: ...
-    async def context(self, record: Record) -> bytes:
+    async def show(self, record: StreamRecord) -> bytes: ...
+    async def input_items(self, record: StreamRecord, query: Mapping[str, str]) -> bytes: ...
+    async def context(self, record: StreamRecord) -> bytes:
         """All of its items, for a response that goes on from it, which it must be over for."""
         ...
 
-    async def take_up(self, record: Record) -> None:
+    async def resume(self, record: StreamRecord) -> None:
         """Has a response carried on that nothing runs."""
         ...
 
-    async def cancel(self, record: Record) -> Record:
+    async def cancel(self, record: StreamRecord) -> StreamRecord:
         """What is kept of it then, which may have been complete before."""
         ...
 
-    async def delete(self, record: Record) -> None: ...
+    async def delete(self, record: StreamRecord) -> None: ...
 
 
-class ResponseEndpoint:
+class StoredResponseEndpoint:
     """An ASGI application."""
 
-    def __init__(self, responses: Responses) -> None:
+    def __init__(self, responses: ResponseStore) -> None:
         self._responses = responses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer_errors(send, self._serve(scope, receive, send))
+        await handle_errors(send, self._serve(scope, receive, send))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         await http.read_body(receive, MAX_IGNORED_BYTES)
-        await http.while_connected(receive, self._answer(scope, QueryParams(scope["query_string"]), send))
+        await http.run_until_disconnect(receive, self._answer(scope, QueryParams(scope["query_string"]), send))
 
     async def _answer(self, scope: Scope, query: Mapping[str, str], send: Send) -> None:
-        responses, caller, method, path = self._responses, caller_of(scope), scope["method"], scope["path"]
+        responses, caller, method, path = self._responses, get_caller(scope), scope["method"], scope["path"]
         response_id = scope["path_params"]["response_id"]
         if method == "GET" and not path.endswith(INPUT_ITEMS) and is_stream(query):
-            await follow(responses, caller, response_id, starting_after(query), send)
+            await stream_stored_response(responses, caller, response_id, starting_after(query), send)
             return
         record = await responses.find(caller, response_id)
         if path.endswith(CANCEL):
@@ -111,22 +111,24 @@ class ResponseEndpoint:
             answer = msgspec.json.encode({"id": response_id, "object": "response", "deleted": True})
         else:
             answer = await responses.show(record)
-            if _is_idle(record) and sketch_of(record.attempt.body).background:
-                await responses.take_up(record)
+            if _is_idle(record) and response_options(record.attempt.body).background:
+                await responses.resume(record)
         await http.respond(send, 200, answer)
 
-    async def _cancelled(self, caller: Caller, response_id: str, record: Record) -> bytes:
+    async def _cancelled(self, caller: Caller, response_id: str, record: StreamRecord) -> bytes:
         """Only a response in the background can be cancelled: of any other the client hangs up."""
         shown = await self._responses.show(record)
-        if not sketch_of(record.attempt.body).background:
-            raise wrong("response_id", "only a response with background: true can be cancelled")
-        if record.is_over:
+        if not response_options(record.attempt.body).background:
+            raise field_error("response_id", "only a response with background: true can be cancelled")
+        if record.is_finished:
             return shown
         await self._responses.cancel(record)
         return await self._responses.show(await self._responses.find(caller, response_id))
 
 
-async def follow(responses: Responses, caller: Caller, response_id: str, after: int, send: Send) -> None:
+async def stream_stored_response(
+    responses: ResponseStore, caller: Caller, response_id: str, after: int, send: Send
+) -> None:
     """The events behind the number `after`, and the rest as they come. Asks for the record again and again, so it does not
     matter which process runs the response, or whether that changes."""
     record, reader = await responses.find(caller, response_id), responses.reader()
@@ -135,19 +137,19 @@ async def follow(responses: Responses, caller: Caller, response_id: str, after: 
     silent_s = missed_s = took_s = 0.0
     while True:
         if events:
-            await send(http.part(events))
-            after, silent_s = max(after, last_number(events)), 0.0
+            await send(http.body_message(events))
+            after, silent_s = max(after, last_sequence_number(events)), 0.0
         elif silent_s >= KEEP_ALIVE_S:
-            await send(http.part(_KEEP_ALIVE))
+            await send(http.body_message(_KEEP_ALIVE))
             silent_s = 0.0
         if not missed_s and _is_end(events, record):
             break
         is_idle = bool(missed_s) or _is_idle(record)
-        pause_s = pause_after(took_s, IDLE_ASK_EVERY_S if is_idle else responses.ask_every_s)
+        pause_s = pause_after(took_s, IDLE_POLL_INTERVAL_S if is_idle else responses.poll_interval_s)
         began_s = responses.now_s()
         try:
             if _is_idle(record):
-                await responses.take_up(record)
+                await responses.resume(record)
             await asyncio.sleep(pause_s)
             asked_s = responses.now_s()
             record = await responses.find(caller, response_id)
@@ -159,19 +161,19 @@ async def follow(responses: Responses, caller: Caller, response_id: str, after: 
             if missed_s >= _patience_s(fault):
                 break  # deleted, forgotten, or nothing is left to ask
         silent_s += responses.now_s() - began_s
-    await send(http.part(b"", more=False))
+    await send(http.body_message(b"", more=False))
 
 
-async def completed(responses: Responses, caller: Caller, body: bytes, max_body_bytes: int) -> bytes:
+async def with_previous_response(responses: ResponseStore, caller: Caller, body: bytes, max_body_bytes: int) -> bytes:
     """A request with the items of the response that it goes on from, so that all attempts at it see the same ones."""
-    previous = previous_of(undecoded_fields(body), body)
+    previous = previous_response_id(undecoded_fields(body), body)
     if previous is None:
         return body
-    items = await responses.context(await responses.find(caller, previous, PREVIOUS))
-    return with_context(body, items, max_body_bytes)
+    items = await responses.context(await responses.find(caller, previous, PREVIOUS_ID_FIELD))
+    return with_previous_items(body, items, max_body_bytes)
 
 
-def last_number(events: bytes) -> int:
+def last_sequence_number(events: bytes) -> int:
     """Of the last of these events; -1: they have none."""
     _, _, data = events.rpartition(b"\ndata: ")
     try:
@@ -180,22 +182,22 @@ def last_number(events: bytes) -> int:
         return -1
 
 
-def _is_idle(record: Record) -> bool:
-    return not (record.is_live or record.is_over)
+def _is_idle(record: StreamRecord) -> bool:
+    return not (record.is_live or record.is_finished)
 
 
-def _is_end(events: bytes, record: Record) -> bool:
+def _is_end(events: bytes, record: StreamRecord) -> bool:
     """A client that has the last event already is told nothing more."""
     *_, last = events.rstrip().rsplit(b"\n\n", 1)
-    return last.startswith(_LAST_EVENTS) or (not events and record.is_over and not record.is_live)
+    return last.startswith(_LAST_EVENTS) or (not events and record.is_finished and not record.is_live)
 
 
 def pause_after(took_s: float, least_s: float) -> float:
-    return min(MAX_ASK_EVERY_S, max(least_s, REST_SHARE * took_s))
+    return min(MAX_POLL_INTERVAL_S, max(least_s, PAUSE_FACTOR * took_s))
 
 
 def _patience_s(fault: OnwardError | RequestFailed) -> float:
     if isinstance(fault, NotFound):
-        return MISSING_S
-    info = fault.info if isinstance(fault, RequestFailed) else info_of(fault)
-    return OUT_OF_REACH_S if info.retryable else 0.0
+        return NOT_FOUND_TIMEOUT_S
+    info = fault.info if isinstance(fault, RequestFailed) else to_error_info(fault)
+    return UNREACHABLE_TIMEOUT_S if info.retryable else 0.0

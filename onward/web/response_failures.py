@@ -5,7 +5,7 @@ from typing import Any
 from onward.proto.request import ErrorInfo
 
 
-def error_of(info: ErrorInfo) -> dict[str, Any]:
+def response_error_fields(info: ErrorInfo) -> dict[str, Any]:
     """OpenAI knows a few codes only; ours stands in `type`."""
     if info.status == 429:
         code = "rate_limit_exceeded"

@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 
 from onward.errors import NotFound
-from onward.web.body import short, wrong
+from onward.web.body import field_error, short_repr
 from onward.web.keys import Caller
-from onward.web.owned_ids import may_ask_for
+from onward.web.owned_ids import owns_request_id
 
 PATH = "/v1/responses"
 CANCEL, INPUT_ITEMS = "/cancel", "/input_items"
@@ -17,15 +17,15 @@ PREFIX = "resp_"
 _ID = re.compile(PREFIX + "([0-9a-f]{32})")
 
 
-def own_request_id(caller: Caller, response_id: str, param: str) -> str:
+def request_id_of_response(caller: Caller, response_id: str, param: str) -> str:
     """The id of the request behind it. Somebody else's is as unknown as one that never was."""
     name = _ID.fullmatch(response_id)
-    if name is None or not may_ask_for(caller, name[1]):
-        raise unknown(response_id, param)
+    if name is None or not owns_request_id(caller, name[1]):
+        raise response_not_found(response_id, param)
     return name[1]
 
 
-def unknown(response_id: str, param: str = "response_id") -> NotFound:
+def response_not_found(response_id: str, param: str = "response_id") -> NotFound:
     problem = f"{param}: no response {response_id[:80]!r} is held here: it was not stored, deleted, or too long ago"
     return NotFound(problem, code="response_not_found", param=param)
 
@@ -33,9 +33,9 @@ def unknown(response_id: str, param: str = "response_id") -> NotFound:
 def is_stream(query: Mapping[str, str]) -> bool:
     given = query.get("stream", "false")
     if given not in ("true", "false"):
-        raise wrong("stream", f"must be true or false, got {short(given)}")
+        raise field_error("stream", f"must be true or false, got {short_repr(given)}")
     if given == "false" and "starting_after" in query:
-        raise wrong("starting_after", "only allowed with stream: true")
+        raise field_error("starting_after", "only allowed with stream: true")
     return given == "true"
 
 
@@ -44,5 +44,5 @@ def starting_after(query: Mapping[str, str]) -> int:
     if given is None:
         return -1
     if not given.isascii() or not given.isdigit() or len(given) > 9:
-        raise wrong("starting_after", f"must be the number of an event, got {short(given)}")
+        raise field_error("starting_after", f"must be the number of an event, got {short_repr(given)}")
     return int(given)

@@ -5,22 +5,22 @@ import msgspec
 from onward.web.response_ids import PATH
 
 
-class Sketch(msgspec.Struct, frozen=True):
+class ResponseOptions(msgspec.Struct, frozen=True):
     model: str = ""
     background: bool | None = None
     store: bool | None = None
 
 
-_sketches = msgspec.json.Decoder(Sketch)
+_sketches = msgspec.json.Decoder(ResponseOptions)
 
 
-def sketch_of(body: bytes) -> Sketch:
+def response_options(body: bytes) -> ResponseOptions:
     try:
         return _sketches.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return Sketch()
+        return ResponseOptions()
 
 
 def is_stored(path: str, body: bytes) -> bool:
     """Whether a request is for a response that can be asked for by its id."""
-    return path == PATH and sketch_of(body).store is not False
+    return path == PATH and response_options(body).store is not False

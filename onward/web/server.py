@@ -16,17 +16,17 @@ from starlette.types import ASGIApp
 from onward import log
 from onward.errors import StartupError
 from onward.obs.metrics import Registry
-from onward.web.connection import BoundedConnection
-from onward.web.connections import Bounds, Connections, affordable_connections, prepare_listener
+from onward.web.connection import LimitedHttpProtocol
+from onward.web.connections import ConnectionLimits, ConnectionTracker, allowed_connections, prepare_listener
 
-LAST_WORDS_S = 1.0
+FINAL_EVENTS_S = 1.0
 """After the grace, for the last events of streams that had to be ended."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
+class TlsFiles:
     """Files, as PEM."""
 
     cert: str
@@ -40,17 +40,17 @@ class TlsFlags(Protocol):
     def tls_key(self) -> str | None: ...
 
 
-def tls_of(config: TlsFlags) -> Tls | None:
+def tls_files(config: TlsFlags) -> TlsFiles | None:
     """Raises `StartupError` for one without the other."""
     if config.tls_cert is None and config.tls_key is None:
         return None
     if config.tls_cert is None or config.tls_key is None:
         missing = "--tls-cert" if config.tls_cert is None else "--tls-key"
         raise StartupError(f"--tls-cert and --tls-key belong together; {missing} is missing")
-    return Tls(config.tls_cert, config.tls_key)
+    return TlsFiles(config.tls_cert, config.tls_key)
 
 
-def check_tls(tls: Tls) -> None:
+def check_tls(tls: TlsFiles) -> None:
     """Raises `StartupError` for files that cannot be used, before anything is opened."""
     for flag, path in (("--tls-cert", tls.cert), ("--tls-key", tls.key)):
         try:
@@ -80,8 +80,8 @@ class HttpServer(uvicorn.Server):
         app: ASGIApp,
         on_started: Callable[[], None],
         *,
-        tls: Tls | None = None,
-        bounds: Bounds | None = None,
+        tls: TlsFiles | None = None,
+        bounds: ConnectionLimits | None = None,
         registry: Registry | None = None,
     ) -> None:
         config = uvicorn.Config(
@@ -100,9 +100,9 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._on_started = on_started
-        bounds = bounds or Bounds()
-        bounds = replace(bounds, max_connections=affordable_connections(bounds.max_connections))
-        self._bounds, self._connections = bounds, Connections(bounds, registry or Registry())
+        bounds = bounds or ConnectionLimits()
+        bounds = replace(bounds, max_connections=allowed_connections(bounds.max_connections))
+        self._bounds, self._connections = bounds, ConnectionTracker(bounds, registry or Registry())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn does it, with connections of our own and a bound for handshakes."""
@@ -115,15 +115,15 @@ class HttpServer(uvicorn.Server):
                     self._new_connection,
                     sock=listening,
                     ssl=tls,
-                    ssl_handshake_timeout=None if tls is None else self._bounds.handshake_s,
+                    ssl_handshake_timeout=None if tls is None else self._bounds.handshake_timeout_s,
                     backlog=self.config.backlog,
                 )
             )
         self.started = True
         self._on_started()
 
-    def _new_connection(self) -> BoundedConnection:
-        return BoundedConnection(self.config, self.server_state, {}, self._connections)
+    def _new_connection(self) -> LimitedHttpProtocol:
+        return LimitedHttpProtocol(self.config, self.server_state, {}, self._connections)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -132,10 +132,10 @@ class HttpServer(uvicorn.Server):
     def stop(self, grace_s: float, at_its_end: Callable[[], object]) -> None:
         """No new connections; what is under way has the grace. `at_its_end` ends what is left, and tells its clients."""
         _logger.info(log.event("stopping", grace_s=grace_s))
-        self.config.timeout_graceful_shutdown = int(grace_s + LAST_WORDS_S + 1)
+        self.config.timeout_graceful_shutdown = int(grace_s + FINAL_EVENTS_S + 1)
         self.should_exit = True
         asyncio.get_running_loop().call_later(grace_s, self._end_grace, at_its_end)
 
     def _end_grace(self, at_its_end: Callable[[], object]) -> None:
         at_its_end()
-        self._connections.leave()
+        self._connections.shut_down()

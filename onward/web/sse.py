@@ -1,7 +1,7 @@
 """Server-sent events as bytes: those for clients, and those that an instance sends to a router only."""
 
 from onward.proto.request import ErrorInfo
-from onward.proto.router import Progress
+from onward.proto.router import StreamProgress
 from onward.web.failures import error_body
 
 HEADERS = {
@@ -10,7 +10,7 @@ HEADERS = {
     "x-accel-buffering": "no",
 }
 DONE = b"data: [DONE]\n\n"
-HELD = b": held\n"
+HELD_COMMENT = b": held\n"
 """In front of an event, between instance and router: it goes with the next one that has an id, or not at all."""
 
 
@@ -20,7 +20,7 @@ def event(data: bytes, cursor: str | None = None) -> bytes:
     return b"id: %b\ndata: %b\n\n" % (cursor.encode(), data)
 
 
-def bare_event(cursor: str) -> bytes:
+def cursor_event(cursor: str) -> bytes:
     """For whoever follows the tokens: a client has nothing to read in it."""
     return b"id: %b\ndata:\n\n" % cursor.encode()
 
@@ -34,6 +34,6 @@ def error_event(info: ErrorInfo, partial: bytes | None = None) -> bytes:
     return named_event("error", error_body(info, partial))
 
 
-def progress_comment(progress: Progress) -> bytes:
-    said = f": progress {progress.engine} {progress.step} {progress.computed} {progress.queue}\n\n"
+def progress_comment(progress: StreamProgress) -> bytes:
+    said = f": progress {progress.engine} {progress.step} {progress.num_computed} {progress.queue_position}\n\n"
     return said.encode()

@@ -5,12 +5,12 @@ from collections.abc import Coroutine
 from typing import Any
 
 from onward.errors import Overloaded
-from onward.shares import fits
+from onward.shares import within_fair_share
 
 MAX_TASKS = 512
 
 
-class Tasks:
+class TaskPool:
     def __init__(self, max_tasks: int = MAX_TASKS) -> None:
         self._max_tasks = max_tasks
         self._running: dict[asyncio.Task[None], str] = {}
@@ -18,7 +18,7 @@ class Tasks:
 
     def start(self, work: Coroutine[Any, Any, None], caller: str) -> asyncio.Task[None]:
         own = sum(one == caller for one in self._running.values())
-        if not fits(1, own, len(self._running) - own, self._max_tasks, is_named=bool(caller)):
+        if not within_fair_share(1, own, len(self._running) - own, self._max_tasks, is_named=bool(caller)):
             work.close()
             problem = f"{own} background responses of this caller are under way, of {len(self._running)} in all"
             raise Overloaded(f"{problem}; try again later", retry_after_s=1.0)

@@ -18,7 +18,7 @@ MAX_FRAME_BYTES = 256 << 20
 PREFIX_BYTES = 8
 
 
-_EVERY_KIND = (
+_WARM_UP_TEMPLATES = (
     "{% for m in messages %}{{ m.content | tojson }}{{ strftime_now('%d %b %Y') }}{% endfor %}",
     "{% if %}",
     "{{ 1 / 0 }}",
@@ -28,7 +28,7 @@ _EVERY_KIND = (
 """What imports something, or fails in its own way: a fork can open no file any more, not even a module's."""
 
 
-class Job(msgspec.Struct, frozen=True):
+class RenderJob(msgspec.Struct, frozen=True):
     source: str
     messages: list[dict[str, object]]
     created_s: float
@@ -42,7 +42,7 @@ class Job(msgspec.Struct, frozen=True):
     max_memory_bytes: int = 512 << 20
 
 
-class Answer(msgspec.Struct, frozen=True):
+class RenderResult(msgspec.Struct, frozen=True):
     text: str | None = None
     error: str = ""
 
@@ -53,9 +53,9 @@ def frame(message: msgspec.Struct) -> bytes:
 
 
 def main() -> None:
-    for source in _EVERY_KIND:
-        _rendered(Job(source, [{"content": "é"}], 0.0))
-    decoder = msgspec.msgpack.Decoder(Job)
+    for source in _WARM_UP_TEMPLATES:
+        _rendered(RenderJob(source, [{"content": "é"}], 0.0))
+    decoder = msgspec.msgpack.Decoder(RenderJob)
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     while len(prefix := stdin.read(PREFIX_BYTES)) == PREFIX_BYTES:
         job = decoder.decode(stdin.read(int.from_bytes(prefix, "little")))
@@ -63,7 +63,7 @@ def main() -> None:
         stdout.flush()
 
 
-def _forked(job: Job) -> bytes:
+def _forked(job: RenderJob) -> bytes:
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -73,14 +73,14 @@ def _forked(job: Job) -> bytes:
         answer = pipe.read(MAX_FRAME_BYTES)
     _, status = os.waitpid(child, 0)
     if os.waitstatus_to_exitcode(status) != 0:
-        return frame(Answer(error=f"it takes more than {job.max_cpu_s} s, or more memory than it may"))
+        return frame(RenderResult(error=f"it takes more than {job.max_cpu_s} s, or more memory than it may"))
     return answer
 
 
-def _render_and_exit(job: Job, write_end: int) -> None:
+def _render_and_exit(job: RenderJob, write_end: int) -> None:
     code = 1
     try:
-        _give_up_everything(job)
+        _drop_privileges(job)
         with os.fdopen(write_end, "wb") as pipe:
             pipe.write(frame(_rendered(job)))
         code = 0
@@ -88,7 +88,7 @@ def _render_and_exit(job: Job, write_end: int) -> None:
         os._exit(code)  # whatever happened: this process must not go on as if it were its parent
 
 
-def _give_up_everything(job: Job) -> None:
+def _drop_privileges(job: RenderJob) -> None:
     limits = {
         resource.RLIMIT_CPU: job.max_cpu_s,
         resource.RLIMIT_AS: job.max_memory_bytes,
@@ -101,7 +101,7 @@ def _give_up_everything(job: Job) -> None:
         resource.setrlimit(which, (limit, limit))
 
 
-def _rendered(job: Job) -> Answer:
+def _rendered(job: RenderJob) -> RenderResult:
     try:
         template = ChatTemplate(job.source, job.bos_token, job.eos_token, max_chars=job.max_chars)
         text = template.render(
@@ -111,11 +111,11 @@ def _rendered(job: Job) -> Answer:
             tools=job.tools,
             variables=job.variables,
         )
-        return Answer(text)
+        return RenderResult(text)
     except OnwardError as error:
-        return Answer(error=error.message[:1000])
+        return RenderResult(error=error.message[:1000])
     except (MemoryError, RecursionError):
-        return Answer(error="it needs more memory than it may")
+        return RenderResult(error="it needs more memory than it may")
 
 
 if __name__ == "__main__":

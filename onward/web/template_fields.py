@@ -4,9 +4,9 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from onward.text.prompt_tokens import Rendering
-from onward.web.body import wrong
-from onward.web.tooling import Tool, ToolChoice, plan_of
+from onward.text.prompt_tokens import TemplateOptions
+from onward.web.body import field_error
+from onward.web.tooling import Tool, ToolChoice, resolve_tools
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 NO_THINKING = "none"
@@ -32,7 +32,7 @@ class TemplateFields(Protocol):
     def parallel_tool_calls(self) -> bool | None: ...
 
 
-class ChatFields(msgspec.Struct, frozen=True, kw_only=True):
+class ChatTemplateFields(msgspec.Struct, frozen=True, kw_only=True):
     """For requests that are about little else."""
 
     add_generation_prompt: bool | None = None
@@ -44,9 +44,9 @@ class ChatFields(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
 
 
-def rendering_of(fields: TemplateFields) -> Rendering:
-    plan = plan_of(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
-    return Rendering(
+def template_options(fields: TemplateFields) -> TemplateOptions:
+    plan = resolve_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+    return TemplateOptions(
         add_generation_prompt=fields.add_generation_prompt,
         continue_final_message=fields.continue_final_message,
         variables=template_variables(fields.chat_template_kwargs, fields.reasoning_effort),
@@ -57,7 +57,7 @@ def rendering_of(fields: TemplateFields) -> Rendering:
 def template_variables(kwargs: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
     """What `reasoning_effort` and `chat_template_kwargs` come to. The latter has the last word."""
     if effort is not None and effort not in EFFORTS:
-        raise wrong("reasoning_effort", f"must be one of {', '.join(EFFORTS)}, got {effort!r:.80}")
+        raise field_error("reasoning_effort", f"must be one of {', '.join(EFFORTS)}, got {effort!r:.80}")
     told: dict[str, Any] = {} if effort in (None, NO_THINKING) else {"reasoning_effort": effort}
     if effort == NO_THINKING:
         # Two names are in use for the same switch.

@@ -19,7 +19,7 @@ import time
 import msgspec
 
 from onward.errors import InvalidRequest
-from onward.web.template_child import MAX_FRAME_BYTES, PREFIX_BYTES, Answer, Job, frame
+from onward.web.template_child import MAX_FRAME_BYTES, PREFIX_BYTES, RenderJob, RenderResult, frame
 
 MAX_TEMPLATE_CHARS = 64 << 10
 
@@ -29,17 +29,17 @@ _STARTED_WITHIN_S = 30.0
 _READ_BYTES = 1 << 20
 
 
-class TemplateJails:
+class TemplateSandboxPool:
     """Several, so that a template that takes a second does not delay another caller's. Further ones are started when they
     are needed."""
 
     def __init__(self, num: int) -> None:
-        self._all = [TemplateJail() for _ in range(num)]
-        self._idle: queue.LifoQueue[TemplateJail] = queue.LifoQueue()
+        self._all = [TemplateSandbox() for _ in range(num)]
+        self._idle: queue.LifoQueue[TemplateSandbox] = queue.LifoQueue()
         for one in self._all:
             self._idle.put(one)
 
-    def render(self, job: Job) -> str:
+    def render(self, job: RenderJob) -> str:
         """As `TemplateJail.render`."""
         jail = self._idle.get()
         try:
@@ -52,15 +52,15 @@ class TemplateJails:
             one.close()
 
 
-class TemplateJail:
+class TemplateSandbox:
     """One template at a time, each in its own process. The child that forks them is started by the first."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
-        self._decoder = msgspec.msgpack.Decoder(Answer)
+        self._decoder = msgspec.msgpack.Decoder(RenderResult)
 
-    def render(self, job: Job) -> str:
+    def render(self, job: RenderJob) -> str:
         """Blocks: to be called from a thread. A 400 that names `chat_template` says why there is no prompt."""
         if len(job.source) > MAX_TEMPLATE_CHARS:
             raise _refused(f"it is longer than {MAX_TEMPLATE_CHARS} characters")
@@ -74,7 +74,7 @@ class TemplateJail:
         with self._turn:
             self._end_child()
 
-    def _asked(self, question: bytes) -> Answer:
+    def _asked(self, question: bytes) -> RenderResult:
         try:
             child, limit_s = self._running()
             assert child.stdin is not None and child.stdout is not None
@@ -86,7 +86,7 @@ class TemplateJail:
             return self._decoder.decode(_read(child.stdout.fileno(), length, deadline_s))
         except (OSError, msgspec.DecodeError):  # of which a TimeoutError is one
             self._end_child()
-            return Answer(error="it took too long, or ended the process that rendered it")
+            return RenderResult(error="it took too long, or ended the process that rendered it")
 
     def _running(self) -> "tuple[subprocess.Popen[bytes], float]":
         if self._child is not None and self._child.poll() is None:

@@ -10,31 +10,31 @@ from typing import Protocol
 
 import numpy as np
 
-from onward.proto.sampling import Sampling
-from onward.text.reasoning.thinking_tokens import Thinking
+from onward.proto.sampling import SamplingParams
+from onward.text.reasoning.thinking_tokens import ReasoningTracker
 from onward.worker.slot_grammar import SlotGrammar
 
 _FORBIDDEN = np.float32(-np.inf)
 
 
-class RuledSlot(Protocol):
-    sampling: Sampling
+class ConstrainedSlot(Protocol):
+    sampling: SamplingParams
     grammar: SlotGrammar | None
-    thinking: Thinking | None
+    thinking: ReasoningTracker | None
 
 
-def grammar_in_force(slot: RuledSlot) -> SlotGrammar | None:
+def active_grammar(slot: ConstrainedSlot) -> SlotGrammar | None:
     """That of the answer, unless the next token is a thought."""
     return None if slot.thinking is not None and slot.thinking.is_inside else slot.grammar
 
 
-def forbid(slot: RuledSlot, logits: np.ndarray) -> None:
+def mask_logits(slot: ConstrainedSlot, logits: np.ndarray) -> None:
     """What may not come next, in one row of logits."""
-    thinking, grammar = slot.thinking, grammar_in_force(slot)
+    thinking, grammar = slot.thinking, active_grammar(slot)
     if grammar is not None:
         begins = [] if thinking is None else list(thinking.begin_token_ids)
         kept = logits[begins]
-        grammar.forbid(logits, slot.sampling.end_token_ids)
+        grammar.mask_logits(logits, slot.sampling.end_token_ids)
         if thinking is not None:
             logits[begins] = kept if thinking.is_at_start else _FORBIDDEN
     elif slot.grammar is not None:
@@ -45,10 +45,10 @@ def forbid(slot: RuledSlot, logits: np.ndarray) -> None:
         logits[forced] = 0.0
 
 
-def allow(slot: RuledSlot, bits: np.ndarray) -> int | None:
+def fill_token_bitmask(slot: ConstrainedSlot, bits: np.ndarray) -> int | None:
     """The same as `forbid`, in another form: `bits` (uint8, one bit for each token, lowest first) say what may come next.
     Returns the token that must come, if there is one, whatever the bits say."""
-    thinking, grammar = slot.thinking, grammar_in_force(slot)
+    thinking, grammar = slot.thinking, active_grammar(slot)
     if grammar is not None:
         mask = grammar.mask()
         known = memoryview(mask.bits)[: len(bits)]
@@ -72,9 +72,9 @@ def _set_bits(octets: memoryview, token_ids: Iterable[int], value: bool) -> None
             octets[token_id >> 3] = octets[token_id >> 3] & ~bit | bit * value
 
 
-def advance(slot: RuledSlot, token_id: int) -> bool:
+def advance(slot: ConstrainedSlot, token_id: int) -> bool:
     """Whether nothing can follow."""
-    grammar, thinking = grammar_in_force(slot), slot.thinking
+    grammar, thinking = active_grammar(slot), slot.thinking
     if thinking is not None:
         thinking.advance(token_id)
         if thinking.is_inside:

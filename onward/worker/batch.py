@@ -6,21 +6,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from onward.kernels.cpu.tiles import row_tile
-from onward.layers.rows import Rows
+from onward.layers.rows import ForwardBatch
 from onward.proto.model import ModelConfig
 from onward.worker.kv_store import BlockTables
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TokenSpan:
     """The tokens [start, start + count) of one slot; `samples` if the last one's logits decide the next token. Drafts
     are rows behind them, and may decide further ones."""
 
     slot: int
     start: int
     count: int
-    samples: bool
-    reported: range | None = None
+    is_sampled: bool
+    logprob_positions: range | None = None
     """Positions whose logits are wanted, to tell how likely the given tokens behind them were. None: of no interest."""
     drafts: tuple[int, ...] = ()
     """They lie in the token table too, behind the slot's list."""
@@ -38,7 +38,7 @@ class BatchBuilder:
         self._row_tile = row_tile(config.num_heads // config.num_kv_heads)
         self._token_ids, self._positions, self._pages = (np.zeros(max_rows, np.int32) for _ in range(3))
 
-    def build(self, spans: Sequence[Span]) -> Rows:
+    def build(self, spans: Sequence[TokenSpan]) -> ForwardBatch:
         row = 0
         tiles: list[tuple[int, int, int, int]] = []
         sampled: list[int] = []
@@ -48,22 +48,22 @@ class BatchBuilder:
             for offset in range(0, num_rows, self._row_tile):
                 height = min(self._row_tile, num_rows - offset)
                 tiles.append((row + offset, height, span.slot, span.start + offset))
-            if span.reported is not None:
-                sampled.extend(row + position - span.start for position in span.reported)
-            if span.samples:
+            if span.logprob_positions is not None:
+                sampled.extend(row + position - span.start for position in span.logprob_positions)
+            if span.is_sampled:
                 sampled.extend(range(row + span.count - 1, row + num_rows))
             row += num_rows
-        return Rows(
-            count=row,
+        return ForwardBatch(
+            num_rows=row,
             token_ids=self._token_ids[:row],
             positions=self._positions[:row],
-            pages=self._pages[:row],
+            kv_block_ids=self._pages[:row],
             tiles=np.array(tiles, np.int32),
-            sampled=np.array(sampled, np.int64),
+            logits_indices=np.array(sampled, np.int64),
             block_tables=self._tables.ids,
         )
 
-    def _fill(self, row: int, span: Span) -> None:
+    def _fill(self, row: int, span: TokenSpan) -> None:
         """One token is the usual case, and slices cost more than scalars."""
         slot, start = span.slot, span.start
         count = span.num_rows

@@ -13,37 +13,37 @@ from typing import Protocol
 
 import numpy as np
 
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from onward.proto.step import TokenLogprobs
-from onward.text.reasoning.thinking_tokens import Thinking
+from onward.text.reasoning.thinking_tokens import ReasoningTracker
 from onward.worker import answer_rules
 from onward.worker.logprobs import token_logprobs
-from onward.worker.penalties import LogitRules
-from onward.worker.slot_grammar import GrammarFault, SlotGrammar
+from onward.worker.penalties import LogitsProcessor
+from onward.worker.slot_grammar import SlotGrammar, SlotGrammarError
 
 
-class DrawingSlot(Protocol):
+class SampledSlot(Protocol):
     """What a slot knows that decides its next token."""
 
     num_prompt: int
     num_tokens: int
-    sampling: Sampling
-    rules: LogitRules | None
+    sampling: SamplingParams
+    logits_processor: LogitsProcessor | None
     grammar: SlotGrammar | None
-    thinking: Thinking | None
+    thinking: ReasoningTracker | None
 
 
 @dataclass(slots=True)
-class Chain:
-    slot: DrawingSlot
+class DraftVerifier:
+    slot: SampledSlot
     first_row: int
     drafts: Sequence[int] = ()
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     grammar_done: bool = False
-    fault: str | None = None
+    error: str | None = None
     """Of the request's grammar, at the token behind `token_ids`."""
-    is_over: bool = False
+    is_finished: bool = False
 
     @property
     def depth(self) -> int:
@@ -55,55 +55,55 @@ class Chain:
         return self.slot.num_tokens - self.slot.num_prompt + self.depth
 
     @property
-    def is_ruled(self) -> bool:
+    def is_sequential(self) -> bool:
         """Whether earlier tokens decide a row's token by more than the row itself: then it waits for its turn."""
-        return self.slot.rules is not None or self.slot.grammar is not None or self.slot.thinking is not None
+        return self.slot.logits_processor is not None or self.slot.grammar is not None or self.slot.thinking is not None
 
     @property
-    def awaited(self) -> SlotGrammar | None:
+    def pending_grammar(self) -> SlotGrammar | None:
         """The grammar whose mask the next row needs and has not."""
-        grammar = answer_rules.grammar_in_force(self.slot)
+        grammar = answer_rules.active_grammar(self.slot)
         return None if grammar is None or grammar.is_ready else grammar
 
-    def take(self, token: int | None, raw: np.ndarray | None) -> None:
+    def accept(self, token: int | None, raw: np.ndarray | None) -> None:
         """The token of the next row; None where its logits leave none. Moves what the slot knows behind it."""
-        assert not self.is_over, "behind the end of a chain nothing is drawn"
-        self.is_over = True
+        assert not self.is_finished, "behind the end of a chain nothing is drawn"
+        self.is_finished = True
         if token is None:
-            self._lack()
+            self._on_no_token()
             return
         if not self._advance(token):
             return
         if raw is not None:
             self.logprobs.append(token_logprobs(raw, token, self.slot.sampling.logprobs or 0))
-        is_last = self.grammar_done or self._ends(token)
+        is_last = self.grammar_done or self._ends_output(token)
         is_right = self.depth < len(self.drafts) and self.drafts[self.depth] == token
         self.token_ids.append(token)
-        self.is_over = is_last or not is_right
+        self.is_finished = is_last or not is_right
 
     def fail(self, fault: str) -> None:
         """Its grammar cannot say what may come next. Behind the first row that is the next step's to find."""
-        self.is_over = True
+        self.is_finished = True
         if not self.token_ids:
-            self.fault = fault
+            self.error = fault
 
-    def _lack(self) -> None:
+    def _on_no_token(self) -> None:
         if not self.token_ids and self.slot.grammar is not None:
-            self.fault = "grammar, bad words, biases and min_tokens together leave no token to draw"
+            self.error = "grammar, bad words, biases and min_tokens together leave no token to draw"
 
     def _advance(self, token: int) -> bool:
         slot = self.slot
-        if slot.rules is not None:
-            slot.rules.advance(token)
+        if slot.logits_processor is not None:
+            slot.logits_processor.advance(token)
         if slot.grammar is not None or slot.thinking is not None:
             try:
                 self.grammar_done = answer_rules.advance(slot, token)
-            except GrammarFault as error:
-                self.fault = str(error)
+            except SlotGrammarError as error:
+                self.error = str(error)
                 return False
         return True
 
-    def _ends(self, token: int) -> bool:
+    def _ends_output(self, token: int) -> bool:
         """What the engine would cut is not drawn."""
         sampling = self.slot.sampling
         if sampling.max_tokens is not None and self.position + 1 >= sampling.max_tokens:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onward.kernels.cpu.kv_layout import POSITIONS, record_size
+from onward.kernels.cpu.kv_layout import POSITIONS_PER_RECORD, record_size
 from onward.layers.paged_kv import PagedKV
 from onward.proto.model import ModelConfig
-from onward.worker.transfer.geometry import Geometry
+from onward.worker.transfer.geometry import PageGeometry
 
 
 def block_bytes(config: ModelConfig, dtype: np.dtype, block_size: int) -> int:
@@ -24,14 +24,14 @@ def block_bytes(config: ModelConfig, dtype: np.dtype, block_size: int) -> int:
 
 
 def _page_items(config: ModelConfig, dtype: np.dtype, block_size: int) -> int:
-    records = config.num_kv_heads * block_size // POSITIONS
+    records = config.num_kv_heads * block_size // POSITIONS_PER_RECORD
     return records * record_size(config.head_dim, dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
 class KvPool:
     kv: PagedKV
-    geometry: Geometry
+    geometry: PageGeometry
     fd: int | None
     """What it is mapped from, if it can be shared. Open for as long as the mapping is in use."""
 
@@ -41,11 +41,11 @@ class KvPool:
         return self.kv.data.view(np.uint8)
 
 
-def allocate(
+def allocate_kv_pool(
     config: ModelConfig, dtype: np.dtype, num_blocks: int, block_size: int, *, is_shared: bool = False
 ) -> KvPool:
     page_items = _page_items(config, dtype, block_size)
-    geometry = Geometry(config.num_layers, num_blocks, page_items * dtype.itemsize)
+    geometry = PageGeometry(config.num_layers, num_blocks, page_items * dtype.itemsize)
     memory, fd = _map_shared(geometry.num_bytes) if is_shared else (_map_private(geometry.num_bytes), None)
     return KvPool(PagedKV(np.frombuffer(memory, dtype), num_blocks * page_items, block_size), geometry, fd)
 

@@ -19,7 +19,7 @@ def token_logprobs(logits: np.ndarray, token: int, num_top: int) -> TokenLogprob
     """Of one row. Ties among the likeliest are ordered by token id."""
     log_total = _log_sum_exp(logits)
     rank = int((logits > logits[token]).sum()) + 1
-    top = [(int(t), float(logits[t]) - log_total) for t in _likeliest(logits, num_top)]
+    top = [(int(t), float(logits[t]) - log_total) for t in _top_tokens(logits, num_top)]
     return TokenLogprobs(float(logits[token]) - log_total, rank, top)
 
 
@@ -43,7 +43,7 @@ def _log(x: float) -> float:
     return exponent * _LN2_HIGH + (exponent * _LN2_LOW + s * (2.0 + series))
 
 
-def _likeliest(logits: np.ndarray, count: int) -> np.ndarray:
+def _top_tokens(logits: np.ndarray, count: int) -> np.ndarray:
     if count == 0:
         return np.empty(0, np.int64)
     # Whatever equals the last of them is a candidate too, so that ties are settled by id and not by the algorithm.

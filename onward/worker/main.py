@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 
 from onward import log
 from onward.errors import OnwardError, StartupError
-from onward.proto.control import Progress, StartFailed, StartWorker, Stop
+from onward.proto.control import StartFailed, StartupProgress, StartWorker, StopChild
 from onward.proto.step import WorkerHello
 from onward.transport.control import ChannelClosed, ControlChannel, join_supervisor
-from onward.transport.shm import WireBroken
-from onward.transport.worker_wire import open_worker_end
-from onward.transport.zmq import Wires
-from onward.worker.running import OneByOne, OverlappedRunner, open_cpu_runner, open_cuda_runner
+from onward.transport.shm import WorkerWireBroken
+from onward.transport.worker_wire import open_worker_wire_end
+from onward.transport.zmq import SocketPoller
+from onward.worker.running import AsyncModelRunner, SyncRunnerAdapter, open_cpu_runner, open_cuda_runner
 
 if TYPE_CHECKING:
-    from onward.worker.runner import Runner
-    from onward.worker.transfer.plane import Plane
+    from onward.worker.runner import CpuModelRunner
+    from onward.worker.transfer.plane import KvTransferThread
 
-_SWITCH_S = 0.0005
-_LOOK_AGAIN_S = 0.00002
+_THREAD_SWITCH_INTERVAL_S = 0.0005
+_POLL_INTERVAL_S = 0.00002
 """A device rings no bell when a step is done, so we look, and for plans too. The system makes about 0.1 ms of it."""
 
 logger = logging.getLogger(__name__)
@@ -34,28 +34,28 @@ logger = logging.getLogger(__name__)
 class WorkerProcess:
     def __init__(self, start: StartWorker, channel: ControlChannel) -> None:
         self._channel = channel
-        self._tell("loading the model")
-        self._plane: Plane | None = None
-        self._wires = Wires()
+        self._report_progress("loading the model")
+        self._plane: KvTransferThread | None = None
+        self._wires = SocketPoller()
         open_runner = self._open_cuda if start.config.device == "cuda" else self._open_cpu
         self._runner, hello = open_runner(start)
         self._wires.watch_fd(channel.fileno())
-        self._plans = open_worker_end(self._wires, start.wire)
+        self._plans = open_worker_wire_end(self._wires, start.wire)
         self._plans.send(hello)
 
-    def _open_cpu(self, start: StartWorker) -> tuple[OverlappedRunner, WorkerHello]:
-        runner = open_cpu_runner(start.model, start.config, self._tell)
-        self._plane = _open_plane(start, runner) if start.kv_address else None
+    def _open_cpu(self, start: StartWorker) -> tuple[AsyncModelRunner, WorkerHello]:
+        runner = open_cpu_runner(start.model, start.config, self._report_progress)
+        self._plane = _start_kv_transfer(start, runner) if start.kv_address else None
         endpoint = None if self._plane is None else self._plane.endpoint
-        return OneByOne(runner), runner.hello(start.incarnation, start.engine_incarnation, endpoint)
+        return SyncRunnerAdapter(runner), runner.hello(start.incarnation, start.engine_incarnation, endpoint)
 
-    def _open_cuda(self, start: StartWorker) -> tuple[OverlappedRunner, WorkerHello]:
+    def _open_cuda(self, start: StartWorker) -> tuple[AsyncModelRunner, WorkerHello]:
         if start.kv_address:
             raise StartupError("a worker with --device cuda cannot exchange KV with others")
         if start.config.speculative is not None:
             raise StartupError("--speculative is for --device cpu: a worker with --device cuda verifies no drafts")
         runner = open_cuda_runner(start.model, start.config)
-        runner.warm_up(self._tell)
+        runner.warm_up(self._report_progress)
         return runner, runner.hello(start.incarnation, start.engine_incarnation)
 
     def run(self) -> None:
@@ -69,30 +69,30 @@ class WorkerProcess:
         while True:
             if not self._runner.is_busy:
                 self._wires.wait()
-            if isinstance(self._channel.receive(), Stop):
+            if isinstance(self._channel.receive(), StopChild):
                 return
             while (plan := self._plans.receive()) is not None:
                 self._runner.begin(plan)
             if self._runner.has_result and (result := self._runner.finish()) is not None:
                 self._plans.send(result)
             elif self._runner.is_busy:
-                time.sleep(_LOOK_AGAIN_S)
+                time.sleep(_POLL_INTERVAL_S)
 
     def close(self) -> None:
         if self._plane is not None:
             self._plane.close()
         self._wires.close()
 
-    def _tell(self, message: str, fraction: float | None = None) -> None:
-        self._channel.send(Progress(message, fraction))
+    def _report_progress(self, message: str, fraction: float | None = None) -> None:
+        self._channel.send(StartupProgress(message, fraction))
 
 
-def _open_plane(start: StartWorker, runner: "Runner") -> "Plane":
-    from onward.worker.transfer.plane import KvMemory, Plane
+def _start_kv_transfer(start: StartWorker, runner: "CpuModelRunner") -> "KvTransferThread":
+    from onward.worker.transfer.plane import KvMemoryRegion, KvTransferThread
 
     pool = runner.kv_pool
-    plane = Plane(
-        KvMemory(pool.data, pool.fd, pool.geometry, runner.layout),
+    plane = KvTransferThread(
+        KvMemoryRegion(pool.data, pool.fd, pool.geometry, runner.layout),
         backend=start.config.kv_backend,
         host=start.config.kv_host,
         port=start.config.kv_port,
@@ -100,11 +100,11 @@ def _open_plane(start: StartWorker, runner: "Runner") -> "Plane":
         cluster_key=start.cluster_key,
         layers_done=runner.layers_done,
     )
-    runner.kv_feed = plane
+    runner.kv_pusher = plane
     # Else the plane's thread, while it hashes blocks, could hold up a step for several times Python's default, 5 ms.
-    sys.setswitchinterval(_SWITCH_S)
-    wires = Wires()  # its thread's own: sockets are not shared between threads
-    plane.start(wires, wires.kv_socket(start.kv_address))
+    sys.setswitchinterval(_THREAD_SWITCH_INTERVAL_S)
+    wires = SocketPoller()  # its thread's own: sockets are not shared between threads
+    plane.start(wires, wires.worker_kv_wire_end(start.kv_address))
     return plane
 
 
@@ -114,7 +114,7 @@ def main() -> None:
     channel = join_supervisor(parser.parse_args().control_fd)
     start = channel.wait_receive()
     assert isinstance(start, StartWorker), "the first message says what to be"
-    log.set_up("worker", start.config.log_level)
+    log.configure("worker", start.config.log_level)
     try:
         process = WorkerProcess(start, channel)
     except OnwardError as error:
@@ -127,7 +127,7 @@ def main() -> None:
         process.run()
     except ChannelClosed:
         logger.warning("the supervisor is gone")
-    except WireBroken as gone:
+    except WorkerWireBroken as gone:
         # The engine's end is the supervisor's to judge: in a stop it is what comes before ours.
         logger.info(log.event("leaving", because=str(gone)))
     finally:

@@ -10,76 +10,76 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
 
-from onward.grammar.matcher import Mask
+from onward.grammar.matcher import TokenBitmask
 
-QUICK_S = 0.0003
+INLINE_LIMIT_S = 0.0003
 """Who has lately needed more leaves it to the threads."""
-MOST_AT_ONCE_S = 0.01
+MAX_INLINE_BUDGET_S = 0.01
 """Of everybody together, if nothing was made at once for a while."""
-SHARE_AT_ONCE = 0.5
+INLINE_BUDGET_SHARE = 0.5
 """Of the time that is spent otherwise, in the long run: so much may be slow after all, and hold up the others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class CompletedMask:
     """A mask that is there, or why there is none."""
 
-    mask: Mask | None
+    mask: TokenBitmask | None
     fault: Exception | None = None
 
     def done(self) -> bool:
         return True
 
-    def result(self) -> Mask:
+    def result(self) -> TokenBitmask:
         if self.mask is None:
             assert self.fault is not None
             raise self.fault
         return self.mask
 
 
-NextMask = Made | Future[Mask]
+NextMask = CompletedMask | Future[TokenBitmask]
 
 
-class MaskMaking(Protocol):
-    def make(self, work: Callable[[], Mask], likely_s: float) -> NextMask:
+class MaskExecutor(Protocol):
+    def submit(self, work: Callable[[], TokenBitmask], likely_s: float) -> NextMask:
         """`work` has about this long to do."""
         ...
 
 
-class MaskMaker:
+class ThreadedMaskExecutor:
     """Asked by one thread. It starts no other before the first mask that needs one."""
 
     def __init__(self, num_threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="mask")
         self._clock = clock
-        self._left_s, self._seen_s = MOST_AT_ONCE_S, clock()
+        self._left_s, self._seen_s = MAX_INLINE_BUDGET_S, clock()
 
-    def make(self, work: Callable[[], Mask], likely_s: float) -> NextMask:
+    def submit(self, work: Callable[[], TokenBitmask], likely_s: float) -> NextMask:
         now_s = self._clock()
-        self._left_s = min(MOST_AT_ONCE_S, self._left_s + SHARE_AT_ONCE * (now_s - self._seen_s))
+        self._left_s = min(MAX_INLINE_BUDGET_S, self._left_s + INLINE_BUDGET_SHARE * (now_s - self._seen_s))
         self._seen_s = now_s
-        if likely_s > QUICK_S or self._left_s <= 0:
+        if likely_s > INLINE_LIMIT_S or self._left_s <= 0:
             return self._threads.submit(work)
-        made = made_at_once(work)
+        made = compute_inline(work)
         self._seen_s = self._clock()
         self._left_s -= self._seen_s - now_s
         return made
 
 
-def made_at_once(work: Callable[[], Mask]) -> Made:
+def compute_inline(work: Callable[[], TokenBitmask]) -> CompletedMask:
     try:
-        return Made(work())
+        return CompletedMask(work())
     except Exception as fault:  # it belongs to who asks for the mask
-        return Made(None, fault)
+        return CompletedMask(None, fault)
 
 
 def wait_for_one(masks: Sequence[NextMask], limit_s: float) -> None:
-    wait(_under_way(masks), limit_s, FIRST_COMPLETED)
+    wait(_pending(masks), limit_s, FIRST_COMPLETED)
 
 
 def wait_for_all(masks: Sequence[NextMask], limit_s: float | None = None) -> None:
-    wait(_under_way(masks), limit_s)
+    wait(_pending(masks), limit_s)
 
 
-def _under_way(masks: Sequence[NextMask]) -> list[Future[Mask]]:
-    return [mask for mask in masks if not isinstance(mask, Made)]
+def _pending(masks: Sequence[NextMask]) -> list[Future[TokenBitmask]]:
+    return [mask for mask in masks if not isinstance(mask, CompletedMask)]

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from onward.config import BLOCK_MULTIPLE, WorkerConfig
 from onward.errors import StartupError
-from onward.obs.memory_groups import PROC_SELF, memory_groups
+from onward.obs.memory_groups import PROC_SELF, memory_cgroups
 from onward.proto.model import ModelConfig
 
 POOL_SHARE = 0.25
 """Of the memory that is free at start. Pages are only taken when tokens are written to them."""
 
 
-def longest_sequence(config: WorkerConfig, model: ModelConfig) -> int:
+def resolve_max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
     """`max_model_len`, from the configuration or from the model."""
     limit = model.max_position_embeddings
     if config.max_model_len is None:
@@ -23,7 +23,7 @@ def longest_sequence(config: WorkerConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def pool_blocks(config: WorkerConfig, size: int, max_model_len: int, free_bytes: Callable[[], int]) -> int:
+def choose_num_blocks(config: WorkerConfig, size: int, max_model_len: int, free_bytes: Callable[[], int]) -> int:
     """The number of KV blocks, of `size` bytes each."""
     if config.block_size <= 0 or config.block_size % BLOCK_MULTIPLE:
         raise StartupError(f"--block-size {config.block_size} is not a multiple of {BLOCK_MULTIPLE}")
@@ -54,7 +54,7 @@ def _checked(num_blocks: int, size: int, free: int) -> int:
 def free_memory_bytes(proc: Path = PROC_SELF) -> int:
     """What this process may still allocate: the system's free memory, or what is left of the tightest limit of a control
     group that the process is in."""
-    groups = [group for chain in memory_groups(proc) for group in chain]
+    groups = [group for chain in memory_cgroups(proc) for group in chain]
     left = [group.headroom_bytes() for group in groups]
     return min([_system_available(), *(count for count in left if count is not None)])
 

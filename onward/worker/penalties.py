@@ -8,13 +8,13 @@ import copy
 
 import numpy as np
 
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 
 FORBIDDEN = np.float32(-np.inf)
 
 
-class LogitRules:
-    def __init__(self, sampling: Sampling, prompt: np.ndarray, output: np.ndarray, vocab_size: int) -> None:
+class LogitsProcessor:
+    def __init__(self, sampling: SamplingParams, prompt: np.ndarray, output: np.ndarray, vocab_size: int) -> None:
         self._sampling = sampling
         known_bias = [(token, bias) for token, bias in sampling.logit_bias if token < vocab_size]
         self._bias_ids = np.array([token for token, _ in known_bias], np.int64)
@@ -32,7 +32,7 @@ class LogitRules:
             self.advance(token)
 
     @staticmethod
-    def needed(sampling: Sampling) -> bool:
+    def is_needed(sampling: SamplingParams) -> bool:
         """Most requests have no such rules, and pay nothing."""
         penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty - 1.0)
         return any(penalties) or bool(sampling.logit_bias) or bool(sampling.bad_words)
@@ -65,7 +65,7 @@ class LogitRules:
         if self._longest_run > 1:
             self._tail = [*self._tail, token][1 - self._longest_run :]
 
-    def copy(self) -> "LogitRules":
+    def copy(self) -> "LogitsProcessor":
         """For tokens that may not stay."""
         twin = copy.copy(self)
         twin._counts = None if self._counts is None else self._counts.copy()

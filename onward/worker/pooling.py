@@ -5,7 +5,7 @@ import numpy as np
 from onward.proto.sampling import Pooling
 
 
-class Pool:
+class EmbeddingPooler:
     def __init__(self, kind: Pooling, size: int) -> None:
         self._kind = kind
         self._sum = np.zeros(size, np.float64)

@@ -7,29 +7,29 @@ blocks   |-- the peer has them --|-- fed --|-- computed by the step that begins 
 from dataclasses import dataclass
 from typing import Protocol
 
-from onward.proto.kv_transfer import Push
-from onward.worker.transfer.push_job import Fed
+from onward.proto.kv_transfer import KvPush
+from onward.worker.transfer.push_job import ComputedBlocks
 
 
-class KvFeed(Protocol):
+class KvPusher(Protocol):
     """What takes KV to peers while it is computed."""
 
-    def open_push(self, push: Push) -> None: ...
-    def feed(self, fed: Fed) -> None: ...
+    def open_push(self, push: KvPush) -> None: ...
+    def send_computed(self, fed: ComputedBlocks) -> None: ...
     def wake(self) -> None: ...
 
 
 @dataclass(slots=True)
 class SlotPush:
-    push: Push
+    push: KvPush
     num_tokens: int
     """Of the list as it was assigned: its KV goes over, and nothing of what is generated here."""
     block_size: int
-    num_fed: int
+    num_sent_blocks: int
     """Blocks of the slot that are fed, or that the peer has."""
 
     @classmethod
-    def begin(cls, push: Push, num_tokens: int, block_size: int) -> "SlotPush":
+    def begin(cls, push: KvPush, num_tokens: int, block_size: int) -> "SlotPush":
         return cls(push, num_tokens, block_size, push.first_block)
 
     @property
@@ -41,11 +41,11 @@ class SlotPush:
         """Whether the peer has, or has given, a block for each of the list's."""
         return self.push.first_block >= 0 and self.push.first_block + len(self.push.block_ids) == self.num_blocks
 
-    def advance(self, num_computed: int, table: list[int], layers_before: int | None) -> Fed | None:
+    def advance(self, num_computed: int, table: list[int], layers_before: int | None) -> ComputedBlocks | None:
         """The blocks that are whole once so many tokens are computed. The last one is whole when the list is."""
         is_all = num_computed >= self.num_tokens
         end = self.num_blocks if is_all else num_computed // self.block_size
-        if end <= self.num_fed:
+        if end <= self.num_sent_blocks:
             return None
-        first, self.num_fed = self.num_fed, end
-        return Fed(self.push.lease_id, first - self.push.first_block, table[first:end], layers_before)
+        first, self.num_sent_blocks = self.num_sent_blocks, end
+        return ComputedBlocks(self.push.lease_id, first - self.push.first_block, table[first:end], layers_before)

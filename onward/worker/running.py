@@ -4,18 +4,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from onward.config import WorkerConfig, silence_torch
+from onward.config import WorkerConfig, quiet_torch
 from onward.errors import StartupError
 from onward.proto.model import PreparedModel
 from onward.proto.step import StepPlan, StepResult
 
 if TYPE_CHECKING:
-    from onward.worker.cuda.compiler import Compilation
-    from onward.worker.cuda.runner import CudaRunner
-    from onward.worker.runner import Runner
+    from onward.worker.cuda.compiler import KernelPrecompilation
+    from onward.worker.cuda.runner import CudaModelRunner
+    from onward.worker.runner import CpuModelRunner
 
 
-class OverlappedRunner(Protocol):
+class AsyncModelRunner(Protocol):
     @property
     def is_busy(self) -> bool:
         """Whether a result is due."""
@@ -33,16 +33,16 @@ class OverlappedRunner(Protocol):
         ...
 
 
-class HostRunner(Protocol):
+class SyncModelRunner(Protocol):
     """Computes a step when it is called, in this thread."""
 
     def step(self, plan: StepPlan) -> StepResult: ...
 
 
-class OneByOne:
+class SyncRunnerAdapter:
     """A runner of the host as one that overlaps: a step is computed when its result is asked for."""
 
-    def __init__(self, runner: HostRunner) -> None:
+    def __init__(self, runner: SyncModelRunner) -> None:
         self._runner = runner
         self._plans: deque[StepPlan] = deque()
 
@@ -63,24 +63,24 @@ class OneByOne:
 
 def open_cpu_runner(
     model: PreparedModel, config: WorkerConfig, progress: Callable[[str, float | None], None]
-) -> "Runner":
+) -> "CpuModelRunner":
     """Ready to run: kernels are compiled, or loaded, and weights touched. Imports what only a CPU needs."""
-    from onward.kernels.cpu.compile_progress import telling_compilation
+    from onward.kernels.cpu.compile_progress import report_compile_progress
     from onward.models.loading import open_weights
-    from onward.worker.runner import Runner
-    from onward.worker.speculation.opening import new_opening
+    from onward.worker.runner import CpuModelRunner
+    from onward.worker.speculation.opening import create_proposer_factory
 
-    with telling_compilation(progress):
-        runner = Runner(model, config, open_weights(model), drafter=new_opening(config))
+    with report_compile_progress(progress):
+        runner = CpuModelRunner(model, config, open_weights(model), drafter=create_proposer_factory(config))
         runner.warm_up(lambda message: progress(message, None))
     return runner
 
 
-def open_cuda_runner(model: PreparedModel, config: WorkerConfig) -> "CudaRunner":
+def open_cuda_runner(model: PreparedModel, config: WorkerConfig) -> "CudaModelRunner":
     """Imports what only such a device needs."""
-    from onward.worker.cuda.compiler import Compilation
+    from onward.worker.cuda.compiler import KernelPrecompilation
 
-    compilation = Compilation(model, config)
+    compilation = KernelPrecompilation(model, config)
     try:
         return _load_cuda_runner(model, config, compilation)
     except BaseException:
@@ -88,8 +88,10 @@ def open_cuda_runner(model: PreparedModel, config: WorkerConfig) -> "CudaRunner"
         raise
 
 
-def _load_cuda_runner(model: PreparedModel, config: WorkerConfig, compilation: "Compilation") -> "CudaRunner":
-    silence_torch()
+def _load_cuda_runner(
+    model: PreparedModel, config: WorkerConfig, compilation: "KernelPrecompilation"
+) -> "CudaModelRunner":
+    quiet_torch()
     import torch
 
     if not torch.cuda.is_available():
@@ -97,13 +99,13 @@ def _load_cuda_runner(model: PreparedModel, config: WorkerConfig, compilation: "
     check_capability(torch.cuda.get_device_capability(), deterministic=config.deterministic)
     from onward.kernels.triton.ops import TritonOps
     from onward.models.loading import open_weights
-    from onward.worker.cuda.runner import CudaRunner
-    from onward.worker.memory import longest_sequence
+    from onward.worker.cuda.runner import CudaModelRunner
+    from onward.worker.memory import resolve_max_model_len
 
-    ops = TritonOps(max_model_len=longest_sequence(config, model.config), fixed_order=config.deterministic)
+    ops = TritonOps(max_model_len=resolve_max_model_len(config, model.config), fixed_order=config.deterministic)
     weights = open_weights(model) if model.weights else None
     try:
-        return CudaRunner(model, config, weights, ops=ops, before_pool=compilation.wait)
+        return CudaModelRunner(model, config, weights, ops=ops, before_pool=compilation.wait)
     except torch.OutOfMemoryError as error:
         raise StartupError(
             f"out of memory on the device while loading the model: {str(error).splitlines()[0]}; take a smaller model, "

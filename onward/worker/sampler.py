@@ -8,17 +8,17 @@ import numpy as np
 from onward.kernels.cpu.phases import WORDS_PER_PHASE
 from onward.kernels.cpu.sampling import sample, scratch_size
 from onward.kernels.cpu.threads import ThreadPool
-from onward.layers.context import fill, new_context
-from onward.proto.sampling import Sampling
+from onward.layers.context import fill_context, new_context
+from onward.proto.sampling import SamplingParams
 
 _U64 = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class SamplingRow:
     """One row of logits and who it is for."""
 
-    sampling: Sampling
+    sampling: SamplingParams
     position: int
     """Index in the output of the token to be drawn."""
 
@@ -34,33 +34,33 @@ class Sampler:
         self._scratch = np.zeros((threads.size, scratch_size(vocab_size)), np.float32)
         self._work = np.zeros(WORDS_PER_PHASE, np.int64)
         self._context = new_context(sample)
-        fill(
+        fill_context(
             self._context, vocab_size=vocab_size, temperatures=self._temperatures, min_ps=self._min_ps,
             top_ps=self._top_ps, top_ks=self._top_ks, token_ids=self._token_ids, seeds=self._seeds,
             choices=self._choices, positions=self._positions, is_valid=self._is_valid, scratch=self._scratch,
             scratch_stride=self._scratch.shape[1], work=self._work,
         )  # fmt: skip
 
-    def sample(self, logits: np.ndarray, draws: Sequence[Draw]) -> list[int | None]:
+    def sample(self, logits: np.ndarray, draws: Sequence[SamplingRow]) -> list[int | None]:
         """One token per row, or None where the logits are not numbers. End tokens that are out of reach are marked so."""
         assert logits.dtype == np.float32 and logits.flags.c_contiguous and logits.flags.writeable
         for row, draw in enumerate(draws):
-            self._take(row, draw)
-            _forbid_end(logits[row], draw)
-        fill(self._context, logits=logits, stride=logits.shape[1], count=len(draws))
+            self._set_row(row, draw)
+            _mask_end_tokens(logits[row], draw)
+        fill_context(self._context, logits=logits, stride=logits.shape[1], count=len(draws))
         self._work[:] = 0
         self._threads.run(sample, self._context)
         tokens, valid = self._token_ids[: len(draws)].tolist(), self._is_valid[: len(draws)].tolist()
         return [token if ok else None for token, ok in zip(tokens, valid, strict=True)]
 
-    def _take(self, row: int, draw: Draw) -> None:
+    def _set_row(self, row: int, draw: SamplingRow) -> None:
         s = draw.sampling
         self._temperatures[row], self._top_ks[row] = s.temperature, s.top_k
         self._top_ps[row], self._min_ps[row] = s.top_p, s.min_p
-        self._seeds[row], self._choices[row] = s.seed & _U64, s.choice & _U64
+        self._seeds[row], self._choices[row] = s.seed & _U64, s.choice_index & _U64
         self._positions[row] = draw.position
 
 
-def _forbid_end(logits: np.ndarray, draw: Draw) -> None:
+def _mask_end_tokens(logits: np.ndarray, draw: SamplingRow) -> None:
     if draw.position < draw.sampling.min_tokens and draw.sampling.end_token_ids:
         logits[[t for t in draw.sampling.end_token_ids if 0 <= t < len(logits)]] = -np.inf

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from onward.proto.sampling import Sampling
-from onward.proto.step import Assign
+from onward.proto.sampling import SamplingParams
+from onward.proto.step import AssignSlot
 
 
-class Fault(Exception):
+class SlotError(Exception):
     """One request cannot go on."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -15,36 +15,36 @@ class Fault(Exception):
         self.code = code
 
 
-class ScoredSlot(Protocol):
+class LogprobSlot(Protocol):
     num_prompt: int
     num_tokens: int
-    sampling: Sampling
+    sampling: SamplingParams
     score_from: int | None
 
 
-def check_assignment(assign: Assign, max_model_len: int, vocab_size: int) -> None:
+def check_assignment(assign: AssignSlot, max_model_len: int, vocab_size: int) -> None:
     count = len(assign.token_ids)
     if not 0 < count <= max_model_len:
-        raise Fault("invalid_request", f"{count} tokens do not fit into a context of {max_model_len}")
+        raise SlotError("invalid_request", f"{count} tokens do not fit into a context of {max_model_len}")
     low, high = min(assign.token_ids), max(assign.token_ids)
     if low < 0 or high >= vocab_size:
-        raise Fault("invalid_request", f"token {low if low < 0 else high} is not in the model's vocabulary")
+        raise SlotError("invalid_request", f"token {low if low < 0 else high} is not in the model's vocabulary")
     if not 0 <= assign.num_computed < count:
-        raise Fault("internal_error", f"{assign.num_computed} of {count} tokens cannot be computed already")
+        raise SlotError("internal_error", f"{assign.num_computed} of {count} tokens cannot be computed already")
 
 
 def check_blocks(block_ids: Sequence[int], num_blocks: int) -> None:
     if block_ids and not 0 <= min(block_ids) <= max(block_ids) < num_blocks:
-        raise Fault("internal_error", f"the plan names a block outside the pool of {num_blocks}")
+        raise SlotError("internal_error", f"the plan names a block outside the pool of {num_blocks}")
 
 
-def check_room(end: int, num_slot_blocks: int, block_size: int, max_model_len: int) -> None:
+def check_slot_blocks(end: int, num_slot_blocks: int, block_size: int, max_model_len: int) -> None:
     room = num_slot_blocks * block_size
     if end > min(room, max_model_len):
-        raise Fault("internal_error", f"token {end} is beyond the {room} tokens that the slot has blocks for")
+        raise SlotError("internal_error", f"token {end} is beyond the {room} tokens that the slot has blocks for")
 
 
-def reported_rows(slot: ScoredSlot, start: int, end: int) -> range | None:
+def logprob_positions(slot: LogprobSlot, start: int, end: int) -> range | None:
     """Of the rows [start, end), those whose following tokens' logprobs are asked for.
 
     tokens   |---- prompt ----|---- generated ----|              row i tells of token i + 1

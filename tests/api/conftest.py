@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
 
 @pytest.fixture(scope="session")
 def shared_instance(model: PreparedModel) -> Iterator[Instance]:
-    config = ApiConfig(cors_origin=("https://example.org",), max_body_bytes=MAX_BODY_BYTES, instance={"port": 0})
+    config = ApiConfig(cors_origin=("https://example.org",), max_body_bytes=MAX_BODY_BYTES, serve_config={"port": 0})
     with running(model, config) as instance:
         yield instance
 

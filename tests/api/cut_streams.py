@@ -9,7 +9,7 @@ import httpx
 import msgspec
 
 from onward.proto.cursor import Cursor, parse_cursor
-from onward.proto.router import Attempt, GivenChoice
+from onward.proto.router import Attempt, ChoiceSnapshot
 from tests.api.instance import Instance
 from tests.api.reader import AnswerRead, read
 from tests.api.routed import attempt_of
@@ -72,7 +72,7 @@ def is_between(event: str) -> bool:
     return event.startswith((":", "event: facts"))
 
 
-def given_by(events: list[str], num: int) -> list[GivenChoice]:
+def given_by(events: list[str], num: int) -> list[ChoiceSnapshot]:
     token_ids: list[list[int]] = [[] for _ in range(num)]
     last: Cursor | None = None
     for event in events:
@@ -81,7 +81,7 @@ def given_by(events: list[str], num: int) -> list[GivenChoice]:
             token_ids[index] += new
         last = cursor or last
     assert last is not None
-    return [GivenChoice(one, place.finish_reason) for one, place in zip(token_ids, last.choices, strict=True)]
+    return [ChoiceSnapshot(one, place.finish_reason) for one, place in zip(token_ids, last.choices, strict=True)]
 
 
 def uncached(answer: bytes | None) -> dict[str, Any]:

@@ -19,32 +19,32 @@ from onward.config import ApiConfig
 from onward.obs.metrics import merge
 from onward.proto.control import (
     ApiGone,
-    AskDrain,
-    AskInstance,
-    AskSnapshot,
-    AskUndrain,
+    ChildReady,
     Drain,
     EngineGone,
     EngineUp,
     FromChild,
     InstanceView,
+    MetricsSnapshot,
     ProcessView,
-    Ready,
-    ShelfGone,
-    ShelfUp,
-    Snapshot,
+    QueryInstance,
+    QueryMetrics,
+    RequestDrain,
+    RequestUndrain,
     StartApi,
-    StartShelf,
-    Stop,
+    StartStreamStore,
+    StopChild,
+    StreamStoreGone,
+    StreamStoreUp,
     Undrain,
 )
 from onward.proto.model import PreparedModel
-from onward.proto.request import AbortByName, AskKvEvents, Deltas, ErrorInfo, FromEngine, Holding
-from onward.proto.stats import EngineStats, Family
+from onward.proto.request import AbortByName, ErrorInfo, FromEngine, HeldRequestsReport, QueryKvEvents, TokenDeltas
+from onward.proto.stats import EngineStats, MetricFamily
 from onward.proto.step import WorkerHello
 from onward.transport.control import ChannelClosed, ControlChannel
-from onward.transport.curve import private_addresses
-from onward.transport.zmq import Wires
+from onward.transport.curve import make_private_address
+from onward.transport.zmq import SocketPoller
 from tests.api.stand_in_engine import StandInEngine
 
 HOLDING_EVERY_S = 0.1
@@ -79,8 +79,8 @@ class EngineThread:
         self._senders: dict[str, str] = {}
         self._seqs: dict[str, int] = {}
         self._ending = False
-        self._wires = Wires()
-        self._port = self._wires.api_port(self.address)
+        self._wires = SocketPoller()
+        self._port = self._wires.engine_server(self.address)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -100,7 +100,7 @@ class EngineThread:
     def _work(self) -> None:
         while (received := self._port.receive()) is not None:
             sender, message = received
-            if not isinstance(message, AbortByName | AskKvEvents):
+            if not isinstance(message, AbortByName | QueryKvEvents):
                 self._senders[message.request_id] = sender
             self._seqs[sender] = message.seq
             for answer in self.engine.handle(message):
@@ -113,17 +113,17 @@ class EngineThread:
             self._next_holding_s = time.monotonic() + HOLDING_EVERY_S
             self._send_holding()
 
-    def _send_deltas(self, deltas: Deltas) -> None:
+    def _send_deltas(self, deltas: TokenDeltas) -> None:
         for sender in self._seqs:
             own = [one for one in deltas.deltas if self._senders[one.request_id] == sender]
             if own:
-                self._send(sender, Deltas(deltas.step, own))
+                self._send(sender, TokenDeltas(deltas.step, own))
 
     def _send_holding(self) -> None:
         holding = self.engine.holding()
         for sender, seq in self._seqs.items():
             held = [one for one in holding.held if self._senders[one.request_id] == sender]
-            self._send(sender, Holding(holding.engine_incarnation, seq, holding.step, held))
+            self._send(sender, HeldRequestsReport(holding.engine_incarnation, seq, holding.step, held))
 
     def _send(self, receiver: str, message: FromEngine) -> None:
         for _ in range(self.copies(message)):
@@ -138,8 +138,8 @@ class ShelfChild:
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
         self.incarnation = f"shelf-{secrets.token_hex(4)}"
-        to_bind, self.address = private_addresses(self.incarnation)
-        self.channel.send(StartShelf(self.incarnation, to_bind))
+        to_bind, self.address = make_private_address(self.incarnation)
+        self.channel.send(StartStreamStore(self.incarnation, to_bind))
 
     def kill(self) -> None:
         self.process.kill()
@@ -155,7 +155,7 @@ class ApiChild:
         self.channel = ControlChannel(ours, FromChild)
         self.index = index
         self.ready = threading.Event()
-        self.snapshots: dict[int, list[Family]] = {}
+        self.snapshots: dict[int, list[MetricFamily]] = {}
         fds = (theirs.fileno(), listening.fileno())
         command = [sys.executable, "-W", "error", "-m", "onward.api.main", "--control-fd", str(fds[0])]
         self.process = subprocess.Popen(command, pass_fds=fds)
@@ -229,12 +229,12 @@ class Instance:
 
     def start_shelf(self) -> ShelfChild:
         shelf = ShelfChild()
-        self._tell_all(ShelfUp(shelf.incarnation, shelf.address))
+        self._tell_all(StreamStoreUp(shelf.incarnation, shelf.address))
         return shelf
 
     def kill_shelf(self) -> None:
         self.shelf.kill()
-        self._tell_all(ShelfGone(self.shelf.incarnation))
+        self._tell_all(StreamStoreGone(self.shelf.incarnation))
 
     def restart_shelf(self) -> None:
         self.kill_shelf()
@@ -249,7 +249,7 @@ class Instance:
         assert self.shelf.channel.send(ApiGone(child.incarnation))
 
     def stop(self, grace_s: float) -> None:
-        self._tell_all(Stop(grace_s))
+        self._tell_all(StopChild(grace_s))
 
     def close(self) -> None:
         with contextlib.suppress(ChannelClosed):  # a test may have stopped it before
@@ -292,21 +292,21 @@ class Instance:
 
     def _handle(self, child: ApiChild, message: object) -> None:
         match message:
-            case Ready():
+            case ChildReady():
                 child.ready.set()
-            case AskDrain():
+            case RequestDrain():
                 self._tell_all(Drain())
-            case AskUndrain():
+            case RequestUndrain():
                 self._tell_all(Undrain())
-            case AskInstance():
-                threading.Thread(target=self._answer, args=(child, message.ask_id), daemon=True).start()
-            case Snapshot():
-                child.snapshots[message.ask_id] = message.families
+            case QueryInstance():
+                threading.Thread(target=self._answer, args=(child, message.query_id), daemon=True).start()
+            case MetricsSnapshot():
+                child.snapshots[message.query_id] = message.families
                 self.news.tell()
 
     def _answer(self, child: ApiChild, ask_id: int) -> None:
         own_id = next(self._ask_ids)
-        self._tell_all(AskSnapshot(own_id))
+        self._tell_all(QueryMetrics(own_id))
         self.news.wait_until(lambda: all(own_id in one.snapshots for one in self.children))
         families = merge(one.snapshots.pop(own_id) for one in self.children)
         stats = None

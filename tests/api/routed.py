@@ -9,7 +9,7 @@ import msgspec
 
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import Cursor, parse_cursor
-from onward.proto.router import ATTEMPT_PATH, FIND_PATH, Attempt, Facts, Find, GivenChoice, Record
+from onward.proto.router import ATTEMPT_PATH, FIND_PATH, Attempt, ChoiceSnapshot, FindStream, PromptUsage, StreamRecord
 from tests.api.reader import NO_CERTIFICATES, AnswerRead, ChoiceRead, take
 
 REQUEST_ID = "0123456789abcdef0123456789abcdef"
@@ -27,7 +27,7 @@ class Heard:
     chunks: list[dict[str, Any]] = field(default_factory=list)
     openings: list[int] = field(default_factory=list)
     """Choices in the order of their openings."""
-    facts: list[Facts] = field(default_factory=list)
+    facts: list[PromptUsage] = field(default_factory=list)
     answer: bytes | None = None
     error: dict[str, Any] | None = None
     comments: list[str] = field(default_factory=list)
@@ -64,8 +64,8 @@ def attempt_of(path: str, request: dict[str, Any], **fields: Any) -> Attempt:
     return Attempt(**(fixed | fields))
 
 
-def given(*choices: tuple[list[int], str | None]) -> list[GivenChoice]:
-    return [GivenChoice(list(token_ids), reason) for token_ids, reason in choices]
+def given(*choices: tuple[list[int], str | None]) -> list[ChoiceSnapshot]:
+    return [ChoiceSnapshot(list(token_ids), reason) for token_ids, reason in choices]
 
 
 def post(url: str, attempt: Attempt, **headers: str) -> httpx.Response:
@@ -102,8 +102,8 @@ def error_in(response: httpx.Response) -> dict[str, Any]:
     return heard.error
 
 
-def find(url: str, request_id: str) -> Record | None:
-    message = msgspec.msgpack.encode(Find(request_id))
+def find(url: str, request_id: str) -> StreamRecord | None:
+    message = msgspec.msgpack.encode(FindStream(request_id))
     response = httpx.post(
         url + FIND_PATH,
         content=message,
@@ -115,7 +115,7 @@ def find(url: str, request_id: str) -> Record | None:
         assert response.json()["error"]["code"] == "stream_unknown"
         return None
     assert response.status_code == 200, response.text
-    return msgspec.msgpack.decode(response.content, type=Record)
+    return msgspec.msgpack.decode(response.content, type=StreamRecord)
 
 
 def _hear(heard: Heard, event: str) -> None:
@@ -130,7 +130,7 @@ def _hear(heard: Heard, event: str) -> None:
     heard.order.append(name or ("id" if "id" in lines else "plain"))
     match name:
         case "facts":
-            heard.facts.append(msgspec.json.decode(data, type=Facts))
+            heard.facts.append(msgspec.json.decode(data, type=PromptUsage))
         case "answer":
             heard.answer = data.encode()
         case "error":

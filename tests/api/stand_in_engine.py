@@ -11,39 +11,39 @@ from dataclasses import dataclass, field
 from onward.proto.kv_events import KvEvents
 from onward.proto.request import (
     Abort,
-    AbortAnswer,
     AbortByName,
-    Accepted,
-    AskKvEvents,
-    Charged,
-    Deltas,
+    AbortReply,
     ErrorInfo,
     FromEngine,
-    Held,
-    Holding,
-    KvEventsAnswer,
+    HeldRequest,
+    HeldRequestsReport,
+    KvEventsReply,
+    QueryKvEvents,
+    RequestAccepted,
     Submit,
     ToEngine,
     TokenDelta,
+    TokenDeltas,
+    WorkerCrashReport,
 )
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from onward.proto.step import TokenLogprobs
 
-Choose = Callable[[Sequence[int], Sampling, Sequence[int]], int]
-GiveUp = Callable[[Sampling, int], ErrorInfo | None]
+Choose = Callable[[Sequence[int], SamplingParams, Sequence[int]], int]
+GiveUp = Callable[[SamplingParams, int], ErrorInfo | None]
 
 
-def never(sampling: Sampling, num_tokens: int) -> None:
+def never(sampling: SamplingParams, num_tokens: int) -> None:
     return None
 
 
-def never_complete(sampling: Sampling, tokens: Sequence[int]) -> bool:
+def never_complete(sampling: SamplingParams, tokens: Sequence[int]) -> bool:
     return False
 
 
-def hashed_token(prompt: Sequence[int], sampling: Sampling, tokens: Sequence[int]) -> int:
+def hashed_token(prompt: Sequence[int], sampling: SamplingParams, tokens: Sequence[int]) -> int:
     """A token id from 97 on, 26 of them: in the tests' tokenizer these are letters."""
-    history = repr((list(prompt), sampling.seed, sampling.choice, list(tokens))).encode()
+    history = repr((list(prompt), sampling.seed, sampling.choice_index, list(tokens))).encode()
     return 97 + int.from_bytes(hashlib.blake2b(history, digest_size=4).digest()) % 26
 
 
@@ -60,7 +60,7 @@ class Running:
 
     @property
     def names(self) -> set[str]:
-        return {self.submit.request_id.rpartition("-")[0], self.submit.label} - {""}
+        return {self.submit.request_id.rpartition("-")[0], self.submit.client_request_id} - {""}
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class StandInEngine:
     choose: Choose = hashed_token
     refusal: ErrorInfo | None = None
     """What every submission is answered with, if set."""
-    is_complete: Callable[[Sampling, Sequence[int]], bool] = never_complete
+    is_complete: Callable[[SamplingParams, Sequence[int]], bool] = never_complete
     """Whether these tokens complete the request's grammar."""
     give_up: GiveUp = never
     """Asked before each token: an error ends that request with `pd_reschedule`."""
@@ -101,24 +101,24 @@ class StandInEngine:
             return []
         if isinstance(message, AbortByName):
             return self._abort_by_name(message)
-        if isinstance(message, AskKvEvents):
-            return [KvEventsAnswer(message.ask_id, self._kv_events(message.next_number))]
+        if isinstance(message, QueryKvEvents):
+            return [KvEventsReply(message.query_id, self._kv_events(message.next_event))]
         self.submits.append(message)
         held = self.running.get(message.request_id)
         if held and held.submit.epoch >= message.epoch:
             return []
         if message.request_id in self.buried:
-            return [Deltas(self.num_steps, [_aborted(Running(message, message.generated_token_ids))])]
+            return [TokenDeltas(self.num_steps, [_aborted(Running(message, message.generated_token_ids))])]
         if self.refusal is not None:
             position = len(message.generated_token_ids)
-            return [Deltas(self.num_steps, [_refused(message, self.refusal, position, "error")])]
+            return [TokenDeltas(self.num_steps, [_refused(message, self.refusal, position, "error")])]
         self.running[message.request_id] = Running(message, list(message.generated_token_ids))
-        answers: list[FromEngine] = [Accepted(message.request_id, message.epoch)]
+        answers: list[FromEngine] = [RequestAccepted(message.request_id, message.epoch)]
         if self.crash_charges:
-            answers.append(Charged(message.request_id, message.epoch, self.crash_charges))
+            answers.append(WorkerCrashReport(message.request_id, message.epoch, self.crash_charges))
         return answers
 
-    def step(self) -> Deltas | None:
+    def step(self) -> TokenDeltas | None:
         """One token for every running request, and the ends of those that were aborted."""
         deltas, self.last_words = self.last_words, []
         if not self.paused:
@@ -126,14 +126,14 @@ class StandInEngine:
         if not deltas:
             return None
         self.num_steps += 1
-        return Deltas(self.num_steps, deltas)
+        return TokenDeltas(self.num_steps, deltas)
 
-    def holding(self) -> Holding:
+    def holding(self) -> HeldRequestsReport:
         held = [
-            Held(request_id, one.submit.epoch, len(one.tokens), computed=10 + place, queue=place)
+            HeldRequest(request_id, one.submit.epoch, len(one.tokens), num_computed=10 + place, queue_position=place)
             for place, (request_id, one) in enumerate(self.running.items(), 3)
         ]
-        return Holding(self.incarnation, self.seq, self.num_steps, held)
+        return HeldRequestsReport(self.incarnation, self.seq, self.num_steps, held)
 
     def _kv_events(self, next_number: int) -> KvEvents:
         if next_number < 0:
@@ -143,23 +143,23 @@ class StandInEngine:
     def _abort_by_name(self, message: AbortByName) -> list[FromEngine]:
         self.asked_aborts.append(message)
         by_name: dict[str, list[Running]] = {}
-        ago_s = message.given_ago_s
+        ago_s = message.received_ago_s
         meant = [one for one in self.running.values() if ago_s is None or one.submit.waited_s >= ago_s]
         meant = [one for one in meant if message.caller in (None, one.submit.caller)]
         for one in meant:
             for name in one.names:
                 by_name.setdefault(name, []).append(one)
         ids = {one.submit.request_id.rpartition("-")[0] for one in meant}
-        names = ids if message.everything else set(message.names)
+        names = ids if message.abort_all else set(message.names)
         for name in names & by_name.keys():
             for one in by_name[name]:
                 if self.running.pop(one.submit.request_id, None):
                     self.buried.add(one.submit.request_id)
                     self.last_words.append(_aborted(one))
-        return [AbortAnswer(message.ask_id, sorted(names & by_name.keys()), sorted(names - by_name.keys()))]
+        return [AbortReply(message.query_id, sorted(names & by_name.keys()), sorted(names - by_name.keys()))]
 
     def _next(self, one: Running) -> TokenDelta:
-        sampling, position = one.submit.sampling, len(one.tokens)
+        sampling, position = one.submit.sampling_params, len(one.tokens)
         if sampling.pooling is not None:
             del self.running[one.submit.request_id]
             return _embedded(one.submit)
@@ -185,31 +185,31 @@ class StandInEngine:
             len(one.submit.prompt_token_ids),
             num_cached_tokens=3,
             finish_reason=reason,
-            num_drafted=self.claimed_drafts,
+            num_draft_tokens=self.claimed_drafts,
             logprobs=None if sampling.logprobs is None else [made_up_logprobs(token, position, sampling.logprobs)],
             prompt_logprobs=_of_prompt(one.submit) if _is_prompt_due(one.submit, position) else None,
-            rescored=_rescored(one.submit) if position == len(one.submit.generated_token_ids) else None,
+            rescored_logprobs=_rescored(one.submit) if position == len(one.submit.generated_token_ids) else None,
         )
 
 
 def _of_prompt(submit: Submit) -> list[TokenLogprobs] | None:
-    num_top = submit.sampling.prompt_logprobs
+    num_top = submit.sampling_params.prompt_logprobs
     if num_top is None:
         return None
     return [made_up_logprobs(token, place, num_top) for place, token in enumerate(submit.prompt_token_ids) if place]
 
 
 def _rescored(submit: Submit) -> list[TokenLogprobs] | None:
-    start, tokens = submit.score_from, submit.generated_token_ids
+    start, tokens = submit.rescore_from, submit.generated_token_ids
     if start is None:
         return None
-    num_top = submit.sampling.logprobs or 0
+    num_top = submit.sampling_params.logprobs or 0
     return [made_up_logprobs(tokens[at], at, num_top) for at in range(max(0, start), len(tokens))]
 
 
 def _is_prompt_due(submit: Submit, position: int) -> bool:
     """With the first token, and again where that is asked for."""
-    return position == 0 or (submit.score_from == -1 and position == len(submit.generated_token_ids))
+    return position == 0 or (submit.rescore_from == -1 and position == len(submit.generated_token_ids))
 
 
 def made_up_vector(prompt: Sequence[int], pooling: str) -> list[float]:
@@ -218,7 +218,7 @@ def made_up_vector(prompt: Sequence[int], pooling: str) -> list[float]:
 
 
 def _embedded(submit: Submit) -> TokenDelta:
-    vector = array("f", made_up_vector(submit.prompt_token_ids, submit.sampling.pooling or "")).tobytes()
+    vector = array("f", made_up_vector(submit.prompt_token_ids, submit.sampling_params.pooling or "")).tobytes()
     num_prompt = len(submit.prompt_token_ids)
     return TokenDelta(submit.request_id, submit.epoch, 0, [], num_prompt, 0, finish_reason="stop", embedding=vector)
 
@@ -234,7 +234,9 @@ def _refused(submit: Submit, error: ErrorInfo, position: int, reason: str) -> To
     return TokenDelta(submit.request_id, submit.epoch, position, [], len(submit.prompt_token_ids), 0, reason, error)
 
 
-def expected_tokens(prompt: Sequence[int], sampling: Sampling, count: int, choose: Choose = hashed_token) -> list[int]:
+def expected_tokens(
+    prompt: Sequence[int], sampling: SamplingParams, count: int, choose: Choose = hashed_token
+) -> list[int]:
     tokens: list[int] = []
     for _ in range(count):
         tokens.append(choose(prompt, sampling, tokens))

@@ -10,18 +10,18 @@ import httpx
 import msgspec
 import pytest
 
-from onward.api.proven import Proven
+from onward.api.proven import ClusterAuth
 from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import ChoiceCursor
 from onward.proto.model import PreparedModel
 from onward.proto.request import ErrorInfo
-from onward.proto.router import ATTEMPT_PATH, PROOF_HEADER, Attempt, Facts, GivenChoice
-from onward.proto.sampling import Sampling
+from onward.proto.router import ATTEMPT_PATH, SIGNATURE_HEADER, Attempt, ChoiceSnapshot, PromptUsage
+from onward.proto.sampling import SamplingParams
 from onward.text.text_stream import TextStream
 from onward.text.token_table import TokenTable
-from onward.transport.proof import prove
+from onward.transport.proof import sign_request
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES, PATHS, PROMPT, PROMPTS, AnswerRead, ask, request
 from tests.api.routed import MSGPACK_BODY, REQUEST_ID, Heard, attempt_of, error_in, given, hear, heard_in, post
@@ -36,8 +36,8 @@ EVERY_PATH = pytest.mark.parametrize("path", PATHS)
 BYTES = TokenTable([bytes([byte]) for byte in range(256)])
 
 
-def recite(prompt: Any, sampling: Sampling, tokens: Any) -> int:
-    output = OUTPUTS[sampling.choice]
+def recite(prompt: Any, sampling: SamplingParams, tokens: Any) -> int:
+    output = OUTPUTS[sampling.choice_index]
     return output[len(tokens)] if len(tokens) < len(output) else 33
 
 
@@ -51,7 +51,7 @@ def released(token_ids: list[int]) -> str:
     return text
 
 
-def cuts(tokens: list[list[int]], reasons: list[str | None]) -> list[list[GivenChoice]]:
+def cuts(tokens: list[list[int]], reasons: list[str | None]) -> list[list[ChoiceSnapshot]]:
     """Every place at which a stream can be cut: between any tokens, before the end was told, and behind it."""
     longest = max(map(len, tokens))
     places = [given(*[(one[:at], None) for one in tokens]) for at in range(1, longest + 1)]
@@ -61,7 +61,7 @@ def cuts(tokens: list[list[int]], reasons: list[str | None]) -> list[list[GivenC
     return places
 
 
-def assert_seamless(whole: AnswerRead, path: str, before: list[GivenChoice], after: Heard) -> None:
+def assert_seamless(whole: AnswerRead, path: str, before: list[ChoiceSnapshot], after: Heard) -> None:
     rest = after.read(len(before))
     for index, one in enumerate(before):
         expected = whole.choices[index]
@@ -107,7 +107,7 @@ def test_a_stream_that_is_cut_anywhere_goes_on_without_a_seam(instance: Instance
     for before in cuts(tokens, whole.reasons):
         again = hear(instance.url, attempt_of(path, body, choices=before, num_cached_tokens=3))
         assert_seamless(whole, path, before, again)
-        assert all(cursor.epoch > first.cursors[0].epoch for cursor in again.cursors)
+        assert all(cursor.attempt_epoch > first.cursors[0].attempt_epoch for cursor in again.cursors)
         assert {(chunk["id"], chunk["created"]) for chunk in again.chunks} <= {(first.chunks[0]["id"], 1_600_000_000)}
 
 
@@ -149,7 +149,7 @@ def test_a_whole_answer_is_what_the_client_would_have_got(instance: Instance, pa
 def test_facts_come_once_and_before_the_first_token(instance: Instance, streaming: bool) -> None:
     body = request("/v1/completions", streaming, n=2, max_tokens=5)
     heard = hear(instance.url, attempt_of("/v1/completions", body))
-    assert heard.facts == [Facts(len(PROMPT), 3, 2)]
+    assert heard.facts == [PromptUsage(len(PROMPT), 3, 2)]
     assert heard.order.index("facts") < heard.order.index("id")
 
 
@@ -190,14 +190,14 @@ def test_the_order_has_what_the_router_fixed(instance: Instance) -> None:
     )
     hear(instance.url, attempt)
     submit = instance.engine.submits[-1]
-    assert (submit.request_id, submit.label) == ("f" * 32 + "-0", "mine")
+    assert (submit.request_id, submit.client_request_id) == ("f" * 32 + "-0", "mine")
     assert submit.waited_s >= 70.5, "what it has waited elsewhere, and here"
-    assert (submit.sampling.seed, submit.prompt_token_ids) == (99, [1, 2, 3, 4])
-    assert submit.deadline_s is not None and 40 < submit.deadline_s <= 50
-    assert (submit.may_move, submit.prefill_peers) == (True, ["tcp://10.0.0.1:1"])
-    hear(instance.url, msgspec.structs.replace(attempt, epoch=1_000_001, was_taken=True))
+    assert (submit.sampling_params.seed, submit.prompt_token_ids) == (99, [1, 2, 3, 4])
+    assert submit.deadline_in_s is not None and 40 < submit.deadline_in_s <= 50
+    assert (submit.is_routed, submit.prefill_peers) == (True, ["tcp://10.0.0.1:1"])
+    hear(instance.url, msgspec.structs.replace(attempt, attempt_epoch=1_000_001, was_accepted=True))
     later = instance.engine.submits[-1]
-    assert (submit.asks_anew, later.asks_anew) == (True, False), "none has let it in before; the first has"
+    assert (submit.admit_as_new, later.admit_as_new) == (True, False), "none has let it in before; the first has"
     assert later.epoch > submit.epoch + 10_000, "above all epochs that the earlier attempt may have used"
 
 
@@ -258,7 +258,7 @@ def test_f43_what_depends_on_the_tokens_so_far_goes_on_and_does_not_start_over(
         before = given((OUTPUTS[0][:at], None))
         heard = hear(instance.url, attempt_of(path, body, choices=before))
         submit = instance.engine.submits[-1]
-        assert submit.sampling == whole.sampling, "limits and penalties are those of the whole output"
+        assert submit.sampling_params == whole.sampling_params, "limits and penalties are those of the whole output"
         assert submit.generated_token_ids == OUTPUTS[0][:at], "and are applied to all of it"
         assert len(before[0].token_ids) + len(heard.tokens(1)[0]) == 17, "the stop string counts across the cut"
         assert heard.cursors[-1].choices[0] == ChoiceCursor(17, "stop")
@@ -284,7 +284,9 @@ def test_f44_ids_are_carried_and_text_is_never_encoded_again(instance: Instance,
 @STREAMING
 def test_a_give_up_is_an_error_that_a_router_acts_on(instance: Instance, path: str, streaming: bool) -> None:
     instance.engine.choose = recite
-    instance.engine.give_up = lambda sampling, position: GIVEN_UP if sampling.choice == 0 and position == 3 else None
+    instance.engine.give_up = lambda sampling, position: (
+        GIVEN_UP if sampling.choice_index == 0 and position == 3 else None
+    )
     body = request(path, streaming, n=2, **FIELDS)
     heard = hear(instance.url, attempt_of(path, body))
     assert heard.error is not None and heard.answer is None
@@ -358,7 +360,7 @@ def long_attempt(**fields: Any) -> Attempt:
 def test_a_later_attempt_takes_the_place_of_an_earlier_one(instance: Instance) -> None:
     instance.engine.paused = True
     with ThreadPoolExecutor(2) as threads:
-        epoch = long_attempt().epoch
+        epoch = long_attempt().attempt_epoch
         first = threads.submit(post, instance.url, long_attempt(epoch=epoch + 1))
         instance.wait_until(lambda: len(instance.engine.running) == 1)
         second = threads.submit(post, instance.url, long_attempt(epoch=epoch + 2, choices=given(([97], None))))
@@ -479,16 +481,16 @@ def test_with_a_cluster_key_the_proof_counts(model: PreparedModel) -> None:
         message, now_s = msgspec.msgpack.encode(attempt), SystemClock().wall_s()
         wrong = [
             {},
-            {PROOF_HEADER: "1:ab"},
-            {PROOF_HEADER: prove("cd" * 32, "POST", ATTEMPT_PATH, message, now_s)},
-            {PROOF_HEADER: prove(key, "POST", ATTEMPT_PATH, message, now_s - 100)},
-            {PROOF_HEADER: prove(key, "POST", "/internal/find", message, now_s)},
-            {PROOF_HEADER: prove(key, "POST", ATTEMPT_PATH, message + b"x", now_s)},
+            {SIGNATURE_HEADER: "1:ab"},
+            {SIGNATURE_HEADER: sign_request("cd" * 32, "POST", ATTEMPT_PATH, message, now_s)},
+            {SIGNATURE_HEADER: sign_request(key, "POST", ATTEMPT_PATH, message, now_s - 100)},
+            {SIGNATURE_HEADER: sign_request(key, "POST", "/internal/find", message, now_s)},
+            {SIGNATURE_HEADER: sign_request(key, "POST", ATTEMPT_PATH, message + b"x", now_s)},
         ]
         for headers in wrong:
             refused = post(instance.url, attempt, **headers)
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
-        right = {PROOF_HEADER: prove(key, "POST", ATTEMPT_PATH, message, now_s)}
+        right = {SIGNATURE_HEADER: sign_request(key, "POST", ATTEMPT_PATH, message, now_s)}
         assert heard_in(post(instance.url, attempt, **right).text).is_done
 
 
@@ -497,7 +499,7 @@ def test_with_a_cluster_key_the_proof_counts(model: PreparedModel) -> None:
     [("127.0.0.1", True), ("::1", True), ("::ffff:127.0.0.1", True), ("10.0.0.1", False), ("testclient", False)],
 )
 def test_without_a_key_only_this_host_may_ask(host: str, allowed: bool) -> None:
-    check: Callable[[], None] = lambda: Proven("", SystemClock()).check(  # noqa: E731
+    check: Callable[[], None] = lambda: ClusterAuth("", SystemClock()).check(  # noqa: E731
         {"type": "http", "headers": [], "path": "/", "client": (host, 1)}, b""
     )
     if allowed:

@@ -302,7 +302,7 @@ def test_a_bad_field_of_a_request_in_tokens_is_named(http: httpx.Client, fields:
 def test_a_bad_abort_is_named_and_aborts_nothing(http: httpx.Client, instance: Instance, body: Any, path: str) -> None:
     def num_asked() -> int:
         """Without those of other tests that a new engine is told again."""
-        return sum(asked.given_ago_s is None for asked in instance.engine.asked_aborts)
+        return sum(asked.received_ago_s is None for asked in instance.engine.asked_aborts)
 
     before = num_asked()
     assert error_of(http.post("/v1/abort", json=body))["param"] == path

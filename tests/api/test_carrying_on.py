@@ -12,8 +12,8 @@ import pytest
 
 from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
-from onward.proto.request import Accepted, ErrorInfo, FromEngine, Holding
-from onward.proto.sampling import Sampling
+from onward.proto.request import ErrorInfo, FromEngine, HeldRequestsReport, RequestAccepted
+from onward.proto.sampling import SamplingParams
 from tests.api.instance import Instance, running
 from tests.api.small_model import EOS
 from tests.api.stand_in_engine import StandInEngine, expected_tokens
@@ -23,7 +23,7 @@ CRASHED = ErrorInfo("crashed_worker", "it crashed the worker three times", 500)
 
 
 def expected_text(count: int, seed: int = 7, choice: int = 0) -> str:
-    return bytes(expected_tokens(PROMPT, Sampling(seed=seed, choice=choice), count)).decode()
+    return bytes(expected_tokens(PROMPT, SamplingParams(seed=seed, choice_index=choice), count)).decode()
 
 
 def stream(client: openai.OpenAI, max_tokens: int = 40, **more: Any) -> Iterator[Any]:
@@ -84,7 +84,7 @@ def test_lost_and_repeated_messages_do_not_show(instance: Instance, client: open
     assert instance.engine_thread is not None
 
     def copies(message: FromEngine) -> int:
-        return 1 if isinstance(message, Holding) else chance.choice([0, 1, 1, 1, 1, 1, 1, 2])
+        return 1 if isinstance(message, HeldRequestsReport) else chance.choice([0, 1, 1, 1, 1, 1, 1, 2])
 
     instance.engine_thread.copies = copies
     try:
@@ -97,7 +97,7 @@ def test_lost_and_repeated_messages_do_not_show(instance: Instance, client: open
 def test_an_acceptance_that_is_lost_is_made_up_for(instance: Instance, client: openai.OpenAI) -> None:
     assert instance.engine_thread is not None
     instance.engine.paused = True
-    instance.engine_thread.copies = lambda message: 0 if isinstance(message, Accepted) else 1
+    instance.engine_thread.copies = lambda message: 0 if isinstance(message, RequestAccepted) else 1
     chunks = stream(client, max_tokens=3)
     instance.engine_thread.copies = lambda _: 1
     instance.engine.paused = False
@@ -190,7 +190,7 @@ def test_a_client_that_goes_away_leaves_nothing_behind(instance: Instance, strea
 def test_given_tokens_are_continued_where_their_text_ended(
     instance: Instance, client: openai.OpenAI, given: int
 ) -> None:
-    so_far = expected_tokens(PROMPT, Sampling(seed=7), given)
+    so_far = expected_tokens(PROMPT, SamplingParams(seed=7), given)
     chunks = list(
         stream(
             client,

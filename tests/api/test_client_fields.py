@@ -9,11 +9,11 @@ import openai
 import pytest
 
 from onward.api.best_of import mean_logprob
-from onward.api.pieces import Piece
+from onward.api.pieces import ChoiceUpdate
 from onward.config import ApiConfig
 from onward.proto.model import SamplingDefaults
 from onward.proto.request import ErrorInfo
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from onward.proto.step import TokenLogprobs
 from tests.api import small_model
 from tests.api.instance import Instance, running
@@ -28,7 +28,7 @@ TEMPLATE = small_model.TEMPLATE.replace(
 
 
 def made(prompt: list[int], count: int, choice: int = 0) -> str:
-    return bytes(expected_tokens(prompt, Sampling(seed=7, choice=choice), count)).decode()
+    return bytes(expected_tokens(prompt, SamplingParams(seed=7, choice_index=choice), count)).decode()
 
 
 def complete(client: openai.OpenAI, streaming: bool = False, **fields: Any) -> list[dict[str, Any]]:
@@ -110,7 +110,7 @@ def test_echo_with_logprobs_tells_those_of_the_prompt(client: openai.OpenAI, str
 
 
 def test_a_prompt_is_not_echoed_to_a_client_that_brings_tokens(client: openai.OpenAI) -> None:
-    so_far = expected_tokens([97], Sampling(seed=7), 2)
+    so_far = expected_tokens([97], SamplingParams(seed=7), 2)
     [choice] = complete(client, prompt="a", echo=True, extra_body={"generated_token_ids": so_far})
     assert bytes(so_far).decode() + choice["text"] == made([97], 5)
 
@@ -119,7 +119,7 @@ def test_the_best_are_the_likeliest_by_their_mean_logprob(instance: Instance, cl
     # The stand-in's logprobs fall with the position, so the shortest output is the likeliest.
     lengths = [4, 2, 3, 1, 3, 2]
     instance.engine.choose = lambda prompt, sampling, tokens: (
-        EOS if len(tokens) + 1 == lengths[sampling.choice] else 97 + sampling.choice
+        EOS if len(tokens) + 1 == lengths[sampling.choice_index] else 97 + sampling.choice_index
     )
     best = client.completions.create(model="small-model", prompt=["x", "y"], n=2, best_of=3, max_tokens=9)
     assert [(one.index, one.text) for one in best.choices] == [(0, "b"), (1, "cc"), (2, ""), (3, "f")]
@@ -131,9 +131,9 @@ def test_the_best_are_the_likeliest_by_their_mean_logprob(instance: Instance, cl
 
 
 def test_equally_likely_ones_keep_their_order_and_nothing_is_the_least_likely() -> None:
-    said = Piece(0, [1, 2], "", logprobs=[TokenLogprobs(-1.0, 1), TokenLogprobs(-2.0, 1)])
+    said = ChoiceUpdate(0, [1, 2], "", logprobs=[TokenLogprobs(-1.0, 1), TokenLogprobs(-2.0, 1)])
     assert mean_logprob(said) == -1.5
-    assert mean_logprob(Piece(0, [], "")) == float("-inf")
+    assert mean_logprob(ChoiceUpdate(0, [], "")) == float("-inf")
 
 
 @STREAMING
@@ -162,7 +162,7 @@ def test_token_ids_are_returned_where_asked_for(client: openai.OpenAI) -> None:
     asked["extra_body"] = {"return_token_ids": True}
     prompt = chat_prompt("hello")
     chat = client.chat.completions.create(messages=HELLO, **asked).model_dump()
-    outputs = [expected_tokens(prompt, Sampling(seed=7, choice=choice), 3) for choice in range(2)]
+    outputs = [expected_tokens(prompt, SamplingParams(seed=7, choice_index=choice), 3) for choice in range(2)]
     assert chat["prompt_token_ids"] == prompt
     assert [one["token_ids"] for one in chat["choices"]] == outputs
     chunks = [one.model_dump() for one in client.chat.completions.create(messages=HELLO, stream=True, **asked)]
@@ -257,19 +257,21 @@ def test_where_a_request_does_not_say_the_model_does(tmp_path: Path) -> None:
         openai.OpenAI(base_url=f"{instance.url}/v1", api_key="none", max_retries=0) as client,
     ):
         complete(client, prompt="x")
-        said = instance.engine.submits[-1].sampling
+        said = instance.engine.submits[-1].sampling_params
         assert (said.temperature, said.top_p, said.top_k, said.min_p) == (0.6, 0.9, 20, 0.1)
         assert said.repetition_penalty == 1.2
         own = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
         complete(client, prompt="x", temperature=0, top_p=1, extra_body=own)
-        asked = instance.engine.submits[-1].sampling
+        asked = instance.engine.submits[-1].sampling_params
         assert (asked.temperature, asked.top_p, asked.top_k, asked.min_p) == (0.0, 1.0, 0, 0.0)
         assert asked.repetition_penalty == 1.0
 
 
 def test_of_the_best_that_were_given_up_nothing_is_told(instance: Instance, client: openai.OpenAI) -> None:
     given_up = ErrorInfo("pd_preempted", "PD Error: out of blocks", 503, True)
-    instance.engine.give_up = lambda sampling, position: given_up if (sampling.choice, position) == (1, 3) else None
+    instance.engine.give_up = lambda sampling, position: (
+        given_up if (sampling.choice_index, position) == (1, 3) else None
+    )
     with pytest.raises(openai.InternalServerError) as refused:
         client.completions.create(model="small-model", prompt="x", best_of=3, max_tokens=9)
     assert (refused.value.status_code, refused.value.code) == (503, "pd_preempted")

@@ -90,7 +90,7 @@ def test_what_goes_with_given_tokens_goes_with_this_name_too(instance: Instance)
     ended = ask(instance.url, path, request(path, False, generated_finish_reasons=["stop"], **given))
     assert (ended.reasons, len(instance.engine.submits)) == (["stop"], before), "it is not run again"
     ask(instance.url, path, request(path, False, rescore_from=1, logprobs=1, **given))
-    assert instance.engine.submits[-1].score_from == 1
+    assert instance.engine.submits[-1].rescore_from == 1
     plain = ask(instance.url, path, request(path, False, **given))
     echoed = ask(instance.url, path, request(path, False, echo=True, **given))
     assert echoed.texts == plain.texts, "the prompt came with the earlier answer"

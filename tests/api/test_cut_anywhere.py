@@ -12,8 +12,8 @@ import pytest
 from onward.config import ApiConfig
 from onward.proto.cursor import format_cursor
 from onward.proto.model import PreparedModel
-from onward.proto.router import GivenChoice
-from onward.proto.sampling import Sampling
+from onward.proto.router import ChoiceSnapshot
+from onward.proto.sampling import SamplingParams
 from tests.api.cut_streams import cuts, events_of, fresh, given_by, in_bursts, is_between, later, told, uncached
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES, num_choices
@@ -49,8 +49,8 @@ WHOLE_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def recite(prompt: Any, sampling: Sampling, tokens: Any) -> int:
-    output = OUTPUTS[sampling.choice]
+def recite(prompt: Any, sampling: SamplingParams, tokens: Any) -> int:
+    output = OUTPUTS[sampling.choice_index]
     return output[len(tokens)] if len(tokens) < len(output) else 33
 
 
@@ -95,7 +95,7 @@ def test_another_instance_goes_on_for_a_router(instance: Instance, kind: str) ->
     whole = told(events, body)
     for before, place in cuts(events):
         choices = given_by(before, num_choices(body))
-        attempt = later(first, choices=choices, usage_told=place.usage_told)
+        attempt = later(first, choices=choices, usage_told=place.usage_sent)
         with in_bursts(instance):
             rest = [one for one in events_of(post(instance.url, attempt)) if not is_between(one)]
         assert told([*before, *rest], body) == whole
@@ -115,7 +115,7 @@ def test_a_whole_answer_does_not_show_where_it_was_cut(instance: Instance, kind:
     for at in range(1, max(map(len, tokens)) + 1):
         for is_told in (False, True):
             choices = [
-                GivenChoice(one[:at], end if is_told and at >= len(one) else None)
+                ChoiceSnapshot(one[:at], end if is_told and at >= len(one) else None)
                 for one, end in zip(tokens, ends, strict=True)
             ]
             with in_bursts(instance):

@@ -10,7 +10,7 @@ import pytest
 
 from onward.config import ApiConfig
 from onward.proto.cursor import format_cursor
-from onward.proto.router import GivenChoice
+from onward.proto.router import ChoiceSnapshot
 from tests.api.cut_streams import cuts, events_of, fresh, given_by, in_bursts, is_between, later, told, uncached
 from tests.api.instance import Instance
 from tests.api.reader import NO_CERTIFICATES, num_choices, read
@@ -109,7 +109,7 @@ def test_another_instance_goes_on_for_a_router(keeper: Instance, kind: str) -> N
     events = [one for one in events_of(post(keeper.url, first)) if not is_between(one)]
     whole = told(events, body)
     for before, place in cuts(events):
-        attempt = later(first, choices=given_by(before, num_choices(body)), usage_told=place.usage_told)
+        attempt = later(first, choices=given_by(before, num_choices(body)), usage_told=place.usage_sent)
         with in_bursts(keeper):
             rest = [one for one in events_of(post(keeper.url, attempt)) if not is_between(one)]
         assert told([*before, *rest], body) == whole
@@ -127,7 +127,7 @@ def test_a_whole_answer_does_not_show_where_it_was_cut(keeper: Instance, kind: s
     for at in range(1, max(map(len, tokens)) + 1):
         is_told = bool(at % 2)
         choices = [
-            GivenChoice(one[:at], end if is_told and at >= len(one) else None)
+            ChoiceSnapshot(one[:at], end if is_told and at >= len(one) else None)
             for one, end in zip(tokens, ends, strict=True)
         ]
         with in_bursts(keeper):

@@ -13,7 +13,7 @@ from onward.proto.cursor import ChoiceCursor, Cursor, format_cursor, parse_curso
 from onward.proto.model import PreparedModel
 from onward.proto.request import ErrorInfo
 from onward.proto.router import ATTEMPT_PATH
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from onward.text.text_stream import TextStream
 from onward.text.token_table import TokenTable
 from tests.api.instance import Instance, running
@@ -29,8 +29,8 @@ EVERY_PATH = pytest.mark.parametrize("path", PATHS)
 BYTES = TokenTable([bytes([byte]) for byte in range(256)])
 
 
-def recite(prompt: Any, sampling: Sampling, tokens: Any) -> int:
-    output = OUTPUTS[sampling.choice]
+def recite(prompt: Any, sampling: SamplingParams, tokens: Any) -> int:
+    output = OUTPUTS[sampling.choice_index]
     return output[len(tokens)] if len(tokens) < len(output) else 33
 
 
@@ -85,7 +85,7 @@ def test_a_client_goes_on_from_any_place_and_gets_each_token_once(instance: Inst
     assert last is not None and whole.reasons == ["stop"] * n
     for choices in places(whole, every_pair="completions" in path and "chat" not in path):
         response = go_on(
-            instance.url, path, msgspec.structs.replace(last, choices=choices, new_tokens={}, usage_told=False)
+            instance.url, path, msgspec.structs.replace(last, choices=choices, new_tokens={}, usage_sent=False)
         )
         assert response.status_code == 200, response.text
         assert '"role"' not in response.text, "the openings were told"
@@ -96,7 +96,7 @@ def test_a_client_goes_on_from_any_place_and_gets_each_token_once(instance: Inst
 def test_a_client_that_has_the_usage_gets_only_the_end(instance: Instance, path: str) -> None:
     body = request(path, True, **FIELDS)
     whole = ask(instance.url, path, body)
-    assert whole.usage is not None and whole.cursor is not None and whole.cursor.usage_told
+    assert whole.usage is not None and whole.cursor is not None and whole.cursor.usage_sent
     for again in (None, body):
         assert go_on(instance.url, path, whole.cursor, again).text == "data: [DONE]\n\n"
 
@@ -119,7 +119,7 @@ def test_a_lost_connection_stops_the_work_and_leaves_what_was_made(instance: Ins
         told = {name: text[: cursor.choices[name].position] for name, text in enumerate(texts)}
         rest = read(response, body)
         assert [told[name] + text for name, text in enumerate(rest.texts)] == whole.texts
-        assert rest.cursor is not None and rest.cursor.epoch > cursor.epoch
+        assert rest.cursor is not None and rest.cursor.attempt_epoch > cursor.attempt_epoch
         assert response.headers["content-type"].startswith("text/event-stream")
 
 
@@ -139,11 +139,11 @@ def test_a_resumed_stream_is_admitted_like_a_new_one_and_a_refusal_loses_nothing
     instance.engine.refusal = None
     [rest] = read(go_on(instance.url, path, cursors[-1]), body).texts
     assert told[: cursors[-1].choices[0].position] + rest == whole.texts[0]
-    assert all(one.asks_anew for one in instance.engine.submits[-3:])
+    assert all(one.admit_as_new for one in instance.engine.submits[-3:])
 
 
 def pausing(instance: Instance, at: int) -> Callable[..., int]:
-    def choose(prompt: Any, sampling: Sampling, tokens: Any) -> int:
+    def choose(prompt: Any, sampling: SamplingParams, tokens: Any) -> int:
         if len(tokens) >= at:
             instance.engine.paused = True
         return hashed_token(prompt, sampling, tokens)
@@ -232,7 +232,7 @@ def test_a_repeated_post_goes_on_with_what_is_held(instance: Instance) -> None:
     response = go_on(
         instance.url,
         path,
-        msgspec.structs.replace(whole.cursor, epoch=1, choices=place, new_tokens={}, usage_told=False),
+        msgspec.structs.replace(whole.cursor, attempt_epoch=1, choices=place, new_tokens={}, usage_sent=False),
         body,
     )
     rest = read(response, body)
@@ -260,14 +260,14 @@ def test_an_exact_stream_is_made_again_from_its_seed(forgetful: Instance, path: 
     assert go_on(forgetful.url, path, last).status_code == 404
     for choices in places(whole, every_pair=False):
         response = go_on(
-            forgetful.url, path, msgspec.structs.replace(last, choices=choices, new_tokens={}, usage_told=False), body
+            forgetful.url, path, msgspec.structs.replace(last, choices=choices, new_tokens={}, usage_sent=False), body
         )
         assert response.status_code == 200, response.text
         assert '"role"' not in response.text and "\ndata:\n" not in response.text
         assert f"chatcmpl-{last.request_id}" in response.text or "chat" not in path
         assert response.text.count('"created":1767225600') == response.text.count('"created"')
         assert_gone_on(whole, path, choices, read(response, body))
-        assert forgetful.engine.submits[-1].sampling.seed == last.seed
+        assert forgetful.engine.submits[-1].sampling_params.seed == last.seed
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -5,7 +5,7 @@ from onward.api.draft_stats import DraftStats
 
 def test_each_place_has_a_rate_of_its_own() -> None:
     stats = DraftStats()
-    stats.note(((4, 4), (4, 1), (2, 0)))
+    stats.record(((4, 4), (4, 1), (2, 0)))
     assert stats.as_json() == {
         "num_draft_tokens": 10,
         "num_accepted_tokens": 5,
@@ -24,8 +24,8 @@ def test_without_drafts_there_are_no_rates() -> None:
 
 def test_choices_are_added_up() -> None:
     one, other, both = DraftStats(), DraftStats(), DraftStats()
-    one.note(((1, 1),))
-    other.note(((3, 2),))
-    both.note(((1, 1), (3, 2)))
+    one.record(((1, 1),))
+    other.record(((3, 2),))
+    both.record(((1, 1), (3, 2)))
     one.add(other)
     assert one == both

@@ -10,8 +10,8 @@ import msgspec
 from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
-from onward.proto.router import PROBE_PATH, PROOF_HEADER, RegisterAnswer, Registration
-from onward.transport.proof import prove
+from onward.proto.router import PROBE_PATH, SIGNATURE_HEADER, Registration, RegistrationReply
+from onward.transport.proof import sign_request
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES, ask, read, request
 from tests.api.routed import MSGPACK_BODY, attempt_of, error_in, given, post
@@ -89,7 +89,7 @@ def test_only_who_may_drain_may_undo_it(model: PreparedModel) -> None:
     with running(model, ApiConfig(cluster_key=key)) as instance:
         for path in ("/drain", "/undrain"):
             assert httpx.post(instance.url + path, verify=NO_CERTIFICATES).status_code == 403
-            right = {PROOF_HEADER: prove(key, "POST", path, b"", SystemClock().wall_s())}
+            right = {SIGNATURE_HEADER: sign_request(key, "POST", path, b"", SystemClock().wall_s())}
             assert httpx.post(instance.url + path, headers=right, verify=NO_CERTIFICATES).status_code == 200
 
 
@@ -98,21 +98,21 @@ def test_only_who_holds_the_clusters_key_may_drain_an_instance_that_has_one(mode
     with running(model, ApiConfig(cluster_key=key)) as instance:
         wrong = [
             {},
-            {PROOF_HEADER: prove("cd" * 32, "POST", "/drain", b"", now_s)},
-            {PROOF_HEADER: prove(key, "POST", "/internal/find", b"", now_s)},
-            {PROOF_HEADER: prove(key, "POST", "/drain", b"", now_s - 100)},
+            {SIGNATURE_HEADER: sign_request("cd" * 32, "POST", "/drain", b"", now_s)},
+            {SIGNATURE_HEADER: sign_request(key, "POST", "/internal/find", b"", now_s)},
+            {SIGNATURE_HEADER: sign_request(key, "POST", "/drain", b"", now_s - 100)},
         ]
         for headers in wrong:
             refused = httpx.post(f"{instance.url}/drain", headers=headers, verify=NO_CERTIFICATES)
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
         assert plain(instance.url, max_tokens=1).status_code == 200
-        right = {PROOF_HEADER: prove(key, "POST", "/drain", b"", now_s)}
+        right = {SIGNATURE_HEADER: sign_request(key, "POST", "/drain", b"", now_s)}
         assert httpx.post(f"{instance.url}/drain", headers=right, verify=NO_CERTIFICATES).status_code == 200
         assert plain(instance.url, max_tokens=1).status_code == 503
 
 
 def probed(instance: Instance) -> Registration:
-    question = msgspec.msgpack.encode(RegisterAnswer("r", 1.0))
+    question = msgspec.msgpack.encode(RegistrationReply("r", 1.0))
     response = httpx.post(
         instance.url + PROBE_PATH,
         content=question,

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onward.api.embedding_request import MAX_INPUTS
-from onward.api.embeddings import groups_of
+from onward.api.embeddings import split_batches
 from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
 from onward.proto.request import ErrorInfo
-from onward.router.replicas import State
+from onward.router.replicas import InstanceState
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.api.stand_in_engine import made_up_vector
@@ -112,7 +112,7 @@ def test_a_list_as_long_as_openai_takes_goes_to_the_engine_piece_by_piece(instan
 def test_groups_have_all_texts_in_order_within_their_bounds(
     lengths: list[int], max_texts: int, max_tokens: int
 ) -> None:
-    groups = list(groups_of(lengths, max_texts, max_tokens))
+    groups = list(split_batches(lengths, max_texts, max_tokens))
     assert [index for group in groups for index in group] == list(range(len(lengths)))
     for group in groups:
         assert 1 <= len(group) <= max_texts
@@ -146,7 +146,7 @@ async def router_of(key: str, *instances: Instance) -> AsyncIterator[Router]:
     async with running_router(instances=urls, cluster_key=key, settle_s=4.0) as router:
         serving = router.process.serving
         async with asyncio.timeout(20.0):
-            while len(serving.core.takers(serving.clock.now_s())) < len(instances):
+            while len(serving.core.serving_instances(serving.clock.now_s())) < len(instances):
                 await serving.wait_for_change(5.0)
         yield router
 
@@ -177,7 +177,7 @@ def test_a_router_keeps_to_the_deadline_and_says_when_to_come_back(model: Prepar
             instance.engine.paused = True
             late = await router.post({"model": "small-model", "input": "abc", "deadline_ms": 300}, path=path)
             assert (late.status, late.json["error"]["code"]) == (504, "deadline_exceeded")
-            assert instance.engine.submits[-1].deadline_s is not None
+            assert instance.engine.submits[-1].deadline_in_s is not None
             instance.engine.paused = False
             instance.engine.refusal = ErrorInfo("overloaded", "full", 429, True, retry_after_s=7.0)
             full = await router.post({"model": "small-model", "input": "abc"}, path=path)
@@ -195,7 +195,7 @@ def test_a_router_asks_an_instance_that_restarts_its_engine(model: PreparedModel
             instance.kill_engine()
             serving = router.process.serving
             async with asyncio.timeout(20.0):
-                while serving.core.takers(serving.clock.now_s())[0].state is State.READY:
+                while serving.core.serving_instances(serving.clock.now_s())[0].state is InstanceState.READY:
                     await serving.wait_for_change(5.0)
             body = {"model": "small-model", "input": "abc"}
             asking = asyncio.create_task(router.post(body, path="/v1/embeddings"))

@@ -5,7 +5,7 @@ import re
 import httpx
 import msgspec
 
-from onward.api.fullness import Fullness
+from onward.api.fullness import LoadShedder
 from onward.clock import Clock
 from onward.obs.metrics import Registry
 from onward.proto.request import ErrorInfo
@@ -30,7 +30,7 @@ class ManualClock(Clock):
         return self.time_s
 
 
-def told(fullness: Fullness) -> ErrorInfo | None:
+def told(fullness: LoadShedder) -> ErrorInfo | None:
     try:
         fullness.check()
     except RequestFailed as failure:
@@ -40,17 +40,17 @@ def told(fullness: Fullness) -> ErrorInfo | None:
 
 def test_a_refusal_holds_for_a_moment_and_no_longer() -> None:
     clock = ManualClock()
-    fullness = Fullness(clock, Registry(), hold_s=0.5)
+    fullness = LoadShedder(clock, Registry(), hold_s=0.5)
     assert told(fullness) is None
-    fullness.note(FULL)
+    fullness.record_refusal(FULL)
     assert told(fullness) == FULL
     clock.time_s += 0.5
     assert told(fullness) is None
 
 
 def test_what_is_one_caller_s_limit_is_nobody_else_s() -> None:
-    fullness = Fullness(ManualClock(), Registry(), hold_s=0.5)
-    fullness.note(OWN_LIMIT)
+    fullness = LoadShedder(ManualClock(), Registry(), hold_s=0.5)
+    fullness.record_refusal(OWN_LIMIT)
     assert told(fullness) is None
 
 

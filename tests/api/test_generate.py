@@ -10,7 +10,7 @@ import pytest
 from onward.config import ApiConfig
 from onward.proto.cursor import parse_cursor
 from onward.proto.model import PreparedModel
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from tests.api.instance import Instance, running
 from tests.api.reader import ask, request
 from tests.api.small_model import EOS
@@ -64,7 +64,7 @@ def test_tokens_in_and_tokens_out(instance: Instance) -> None:
     answer = generate(instance, max_tokens=6, n=2, logprobs=1)
     assert (answer["object"], answer["model"], answer["id"][:4]) == ("generate", "small-model", "gen-")
     for choice in answer["choices"]:
-        tokens = expected_tokens(PROMPT, Sampling(7, choice["index"]), 6)
+        tokens = expected_tokens(PROMPT, SamplingParams(7, choice["index"]), 6)
         assert (choice["token_ids"], choice["finish_reason"]) == (tokens, "length")
         assert [one["token_id"] for one in choice["logprobs"]] == tokens
         assert choice["logprobs"][1]["top_logprobs"] == [{"token_id": tokens[1], "logprob": -1.0}]
@@ -79,7 +79,7 @@ def test_tokens_in_and_tokens_out(instance: Instance) -> None:
 
 def test_a_stream_of_tokens_has_cursors_and_says_the_same(instance: Instance) -> None:
     events, cursors = stream(instance, max_tokens=6, stream_options={"include_usage": True})
-    tokens = expected_tokens(PROMPT, Sampling(7), 6)
+    tokens = expected_tokens(PROMPT, SamplingParams(7), 6)
     assert shown(events) == in_cursors(cursors) == tokens
     assert {event["object"] for event in events} == {"generate.chunk"}
     assert events[-1]["usage"]["completion_tokens"] == 6
@@ -88,7 +88,7 @@ def test_a_stream_of_tokens_has_cursors_and_says_the_same(instance: Instance) ->
 
 
 def test_tokens_of_an_earlier_attempt_are_continued(instance: Instance) -> None:
-    tokens = expected_tokens(PROMPT, Sampling(7), 6)
+    tokens = expected_tokens(PROMPT, SamplingParams(7), 6)
     answer = generate(instance, max_tokens=6, generated_token_ids=tokens[:4])
     assert answer["choices"][0]["token_ids"] == tokens[4:]
     assert answer["usage"]["completion_tokens"] == 6

@@ -6,39 +6,43 @@ from typing import Any
 
 import msgspec
 
-from onward.api.completions import Completions
+from onward.api.completions import CompletionsAdapter
 from onward.api.engine_client import EngineClient
-from onward.api.fullness import Fullness
-from onward.api.generation import MAX_OPEN_EXCHANGES, GenerationEndpoint, Generator
-from onward.api.identity import Identity
-from onward.api.jobs import Backend, Jobs
-from onward.api.ledger import Ledger
-from onward.api.prompts import Prompts
-from onward.api.shelf_link import ShelfLink
-from onward.api.streams import Streams
-from onward.api.unknown_fields import UnknownFields
-from onward.api.work_queues import work_queues
-from onward.chance import SystemChance
+from onward.api.fullness import LoadShedder
+from onward.api.generation import MAX_OPEN_HTTP_REQUESTS, GenerationEndpoint, GenerationRunner
+from onward.api.identity import RequestContext
+from onward.api.jobs import ApiServices, RequestBuilder
+from onward.api.ledger import RequestTracker
+from onward.api.prompts import TextProcessor
+from onward.api.shelf_link import StreamStoreClient
+from onward.api.streams import StreamRegistry
+from onward.api.unknown_fields import UnknownFieldReporter
+from onward.api.work_queues import make_executors
+from onward.chance import SystemRandomSource
 from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.obs.metrics import Registry
 from onward.proto.model import PreparedModel
-from onward.text.prompt_tokens import read_text
+from onward.text.prompt_tokens import read_tokenizer_files
 
 
 def test_open_requests_have_a_bound_and_those_that_leave_make_room(model: PreparedModel) -> None:
     async def scenario() -> None:
         registry, clock = Registry(), SystemClock()
-        client = EngineClient(Ledger(registry), clock, connect=_no_engine, on_fault=_no_fault)
-        prompts = Prompts(read_text(model))
-        unknown = UnknownFields(registry.counter("onward_unknown_fields_total", ""))
+        client = EngineClient(RequestTracker(registry), clock, connect=_no_engine, on_fault=_no_fault)
+        prompts = TextProcessor(read_tokenizer_files(model))
+        unknown = UnknownFieldReporter(registry.counter("onward_unknown_fields_total", ""))
         with ThreadPoolExecutor(1) as threads:
-            queues, fullness = work_queues(lambda *_: threads, clock), Fullness(clock, registry)
-            backend = Backend(ApiConfig(), model, prompts, client, clock, queues, unknown, SystemChance(), fullness)
-            streams = Streams(client, clock, 60.0, ShelfLink(_no_engine, _no_fault, registry))
-            generator = Generator(Jobs(Completions(prompts), "/v1/completions", backend), backend, streams)
+            queues, fullness = make_executors(lambda *_: threads, clock), LoadShedder(clock, registry)
+            backend = ApiServices(
+                ApiConfig(), model, prompts, client, clock, queues, unknown, SystemRandomSource(), fullness
+            )
+            streams = StreamRegistry(client, clock, 60.0, StreamStoreClient(_no_engine, _no_fault, registry))
+            generator = GenerationRunner(
+                RequestBuilder(CompletionsAdapter(prompts), "/v1/completions", backend), backend, streams
+            )
             endpoint = GenerationEndpoint(generator, backend, streams)
-            slow = [asyncio.ensure_future(_status(endpoint, asyncio.Event())) for _ in range(MAX_OPEN_EXCHANGES)]
+            slow = [asyncio.ensure_future(_status(endpoint, asyncio.Event())) for _ in range(MAX_OPEN_HTTP_REQUESTS)]
             await asyncio.sleep(0)
             assert await _status(endpoint, asyncio.Event()) == (429, "overloaded")
             slow[0].cancel()
@@ -67,7 +71,7 @@ async def _status(endpoint: GenerationEndpoint, arrived: asyncio.Event) -> tuple
         sent.append(message)
 
     await endpoint(
-        {"type": "http", "method": "POST", "headers": [], "onward.identity": Identity("0" * 32, 0, 0.0, 0.0)},
+        {"type": "http", "method": "POST", "headers": [], "onward.identity": RequestContext("0" * 32, 0, 0.0, 0.0)},
         receive,
         send,
     )

@@ -7,33 +7,33 @@ from typing import Any
 
 import pytest
 
-from onward.api.grammar_gate import GrammarGate
-from onward.api.structured import Wanted
-from onward.api.work_queues import GRAMMARS
+from onward.api.grammar_gate import GrammarValidator
+from onward.api.structured import RequestedGrammar
+from onward.api.work_queues import GRAMMAR_LIMITS
 from onward.clock import SystemClock
 from onward.errors import InvalidRequest, Overloaded
 from onward.proto.sampling import Grammar
-from onward.proto.thinking import ThinkingRule
+from onward.proto.thinking import ReasoningParams
 from onward.sim import vocabulary
-from onward.sim.api_node import Inline
+from onward.sim.api_node import InlineExecutor
 from onward.text.tokenizer import Tokenizer
-from onward.web.fair_queue import FairQueue
+from onward.web.fair_queue import FairExecutor
 
-TEXT = vocabulary.text()
+TEXT = vocabulary.model_text()
 TOKENIZER = Tokenizer(TEXT.tokenizer or "")
-WANTED = Wanted(Grammar("regex", "abc|abcde"), "guided_regex")
+WANTED = RequestedGrammar(Grammar("regex", "abc|abcde"), "guided_regex")
 
 
-def gate(tokenizer: Tokenizer | None = TOKENIZER) -> GrammarGate:
-    return GrammarGate(TEXT, tokenizer, vocabulary.grammars())
+def gate(tokenizer: Tokenizer | None = TOKENIZER) -> GrammarValidator:
+    return GrammarValidator(TEXT, tokenizer, vocabulary.grammars())
 
 
-def queue(threads: Executor | None = None) -> FairQueue:
-    return FairQueue(threads or Inline(), GRAMMARS, SystemClock(), "grammars")
+def queue(threads: Executor | None = None) -> FairExecutor:
+    return FairExecutor(threads or InlineExecutor(), GRAMMAR_LIMITS, SystemClock(), "grammars")
 
 
-def ends(given: Sequence[Sequence[int]], wanted: Wanted = WANTED, path: str = "generated_token_ids") -> Any:
-    return asyncio.run(gate().pass_through(queue(), "", wanted, given, path))
+def ends(given: Sequence[Sequence[int]], wanted: RequestedGrammar = WANTED, path: str = "generated_token_ids") -> Any:
+    return asyncio.run(gate().validate(queue(), "", wanted, given, path))
 
 
 def ids(text: str) -> list[int]:
@@ -54,7 +54,7 @@ def test_given_tokens_that_the_grammar_does_not_allow_are_named() -> None:
 
 
 def test_a_grammar_that_cannot_be_used_is_refused_under_the_field_that_asks_for_it() -> None:
-    wanted = Wanted(Grammar("json_schema", '{"contains": {}}'), "response_format.json_schema.schema")
+    wanted = RequestedGrammar(Grammar("json_schema", '{"contains": {}}'), "response_format.json_schema.schema")
     with pytest.raises(InvalidRequest, match="contains") as refused:
         ends([[]], wanted)
     assert (refused.value.param, refused.value.status) == ("response_format.json_schema.schema", 400)
@@ -62,12 +62,12 @@ def test_a_grammar_that_cannot_be_used_is_refused_under_the_field_that_asks_for_
 
 def test_a_model_without_a_tokenizer_has_no_grammars() -> None:
     with pytest.raises(InvalidRequest) as refused:
-        asyncio.run(gate(None).pass_through(queue(), "", WANTED, [[]], ""))
+        asyncio.run(gate(None).validate(queue(), "", WANTED, [[]], ""))
     assert refused.value.param == "guided_regex"
 
 
 def test_grammars_that_wait_have_a_bound_for_each_caller() -> None:
-    class Never(Inline):  # nothing is ever done
+    class Never(InlineExecutor):  # nothing is ever done
         def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
             return Future()
 
@@ -75,9 +75,9 @@ def test_grammars_that_wait_have_a_bound_for_each_caller() -> None:
         one, grammars = gate(), queue(Never())
 
         def ask(caller: str) -> "asyncio.Task[Any]":
-            return asyncio.ensure_future(one.pass_through(grammars, caller, WANTED, [[]], ""))
+            return asyncio.ensure_future(one.validate(grammars, caller, WANTED, [[]], ""))
 
-        waiting = [ask("a") for _ in range(1 + GRAMMARS.waiting_per_caller)]
+        waiting = [ask("a") for _ in range(1 + GRAMMAR_LIMITS.waiting_per_caller)]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded):
             await ask("a")
@@ -92,7 +92,7 @@ def test_grammars_that_wait_have_a_bound_for_each_caller() -> None:
 
 
 def test_a_grammar_that_has_passed_does_not_wait_again() -> None:
-    class Counting(Inline):
+    class Counting(InlineExecutor):
         num = 0
 
         def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -103,8 +103,8 @@ def test_a_grammar_that_has_passed_does_not_wait_again() -> None:
         threads = Counting()
         one, grammars = gate(), queue(threads)
         for _ in range(3):
-            assert await one.pass_through(grammars, "", WANTED, [[], []], "") == (None, None)
-        assert await one.pass_through(grammars, "", WANTED, [ids("abcde")], "") == (len(ids("abcde")),)
+            assert await one.validate(grammars, "", WANTED, [[], []], "") == (None, None)
+        assert await one.validate(grammars, "", WANTED, [ids("abcde")], "") == (len(ids("abcde")),)
         return threads.num
 
     assert asyncio.run(scenario()) == 2
@@ -112,10 +112,10 @@ def test_a_grammar_that_has_passed_does_not_wait_again() -> None:
 
 def test_thinking_is_no_part_of_what_the_grammar_is_about() -> None:
     begin, end = ids("x")[0], ids("b")[0]
-    rule = ThinkingRule((begin,), (end,))
+    rule = ReasoningParams((begin,), (end,))
     given = [[begin], [begin, end, *ids("abc")], [begin, *ids("ac"), end, *ids("abcde")], ids("abcde")]
-    found = asyncio.run(gate().pass_through(queue(), "", WANTED, given, "generated_token_ids", rule))
+    found = asyncio.run(gate().validate(queue(), "", WANTED, given, "generated_token_ids", rule))
     assert found == (None, None, len(given[2]), len(given[3]))
     with pytest.raises(InvalidRequest) as refused:
-        asyncio.run(gate().pass_through(queue(), "", WANTED, [[begin, end, *ids("ax")]], "generated_token_ids", rule))
+        asyncio.run(gate().validate(queue(), "", WANTED, [[begin, end, *ids("ax")]], "generated_token_ids", rule))
     assert refused.value.param == "generated_token_ids[3]"

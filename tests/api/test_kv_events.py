@@ -9,7 +9,7 @@ import msgspec
 from onward.config import ApiConfig
 from onward.proto.kv_events import KvEvents
 from onward.proto.model import PreparedModel
-from onward.proto.router import PROBE_PATH, RegisterAnswer, Registration
+from onward.proto.router import PROBE_PATH, Registration, RegistrationReply
 from onward.router.prefix_index import PrefixIndex
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES
@@ -25,10 +25,10 @@ class FollowingRouter(Router):
 
     def __init__(self) -> None:
         self.index = PrefixIndex()
-        super().__init__(RegisterAnswer("router-1", 0.1, wants_kv_events=True))
+        super().__init__(RegistrationReply("router-1", 0.1, wants_kv_events=True))
 
-    def answer_to(self, told: Registration) -> RegisterAnswer:
-        expected = self.index.expected(told.engine)
+    def answer_to(self, told: Registration) -> RegistrationReply:
+        expected = self.index.next_event_number(told.engine)
         if told.kv_events is not None:
             expected = self.index.apply(told.engine, told.kv_events)
         return msgspec.structs.replace(self.answer, next_kv_event=expected)
@@ -52,7 +52,7 @@ def learn(instance: Instance, *changes: tuple[bool, bytes]) -> None:
         instance.engine.cache_changes.extend(changes)
 
 
-def probed(instance: Instance, question: RegisterAnswer) -> KvEvents | None:
+def probed(instance: Instance, question: RegistrationReply) -> KvEvents | None:
     body = msgspec.msgpack.encode(question)
     answer = httpx.post(instance.url + PROBE_PATH, content=body, headers=MSGPACK_BODY, verify=NO_CERTIFICATES)
     return msgspec.msgpack.decode(answer.content, type=Registration).kv_events
@@ -82,7 +82,7 @@ def test_a_new_engine_is_followed_from_its_own_beginning(model: PreparedModel) -
 
 
 def test_a_router_that_wants_none_gets_none(model: PreparedModel) -> None:
-    router = Router(RegisterAnswer("router-1", 0.1))
+    router = Router(RegistrationReply("router-1", 0.1))
     try:
         with running(model, ApiConfig(routers=(router.url,))) as instance:
             learn(instance, FIRST)
@@ -95,10 +95,10 @@ def test_a_router_that_wants_none_gets_none(model: PreparedModel) -> None:
 def test_a_probe_is_answered_with_the_changes_it_asks_for(model: PreparedModel) -> None:
     with running(model) as instance:
         learn(instance, FIRST, SECOND)
-        asked = RegisterAnswer("r", 1.0, wants_kv_events=True, next_kv_event=-1)
+        asked = RegistrationReply("r", 1.0, wants_kv_events=True, next_kv_event=-1)
         assert probed(instance, asked) == KvEvents(0, [FIRST, SECOND], reset=True)
         assert probed(instance, msgspec.structs.replace(asked, next_kv_event=1)) == KvEvents(1, [SECOND])
-        assert probed(instance, RegisterAnswer("r", 1.0)) is None
+        assert probed(instance, RegistrationReply("r", 1.0)) is None
 
 
 def test_without_an_engine_an_instance_registers_all_the_same(model: PreparedModel) -> None:

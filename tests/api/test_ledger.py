@@ -8,54 +8,54 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.api.ledger import (
-    ABORT_HOLDS_S,
+    ABORT_REPLAY_S,
     ABORTED,
     DEADLINE_MARGIN_S,
-    FIRST_WORD_S,
-    MAX_ABORTS,
-    MAX_FRUITLESS_RESUBMISSIONS,
-    MAX_UNREAD_HOLDINGS,
-    MAX_WAIT_S,
-    Actions,
-    Ledger,
-    Order,
+    ENGINE_WAIT_S,
+    FIRST_REPLY_TIMEOUT_S,
+    MAX_REPLAYED_ABORTS,
+    MAX_REPORTS_WITHOUT_READ,
+    MAX_RESUBMISSIONS_WITHOUT_PROGRESS,
+    RequestTracker,
+    SubmitSpec,
+    TrackerActions,
 )
 from onward.obs.metrics import Registry
 from onward.proto.request import (
     Abort,
     AbortByName,
-    Accepted,
     CallerLimits,
-    Charged,
-    Deltas,
     ErrorInfo,
     FromEngine,
-    Held,
-    Holding,
+    HeldRequest,
+    HeldRequestsReport,
+    RequestAccepted,
     Submit,
     ToEngine,
     TokenDelta,
+    TokenDeltas,
+    WorkerCrashReport,
 )
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from onward.proto.step import TokenLogprobs
 from tests.api.stand_in_engine import StandInEngine, expected_tokens, made_up_logprobs
 
 
-def order(name: str = "a-0", max_tokens: int = 8, **more: object) -> Order:
-    return Order(name, [1, 2, 3], Sampling(seed=7, max_tokens=max_tokens), **more)  # type: ignore[arg-type]
+def order(name: str = "a-0", max_tokens: int = 8, **more: object) -> SubmitSpec:
+    return SubmitSpec(name, [1, 2, 3], SamplingParams(seed=7, max_tokens=max_tokens), **more)  # type: ignore[arg-type]
 
 
-def delta(position: int, *tokens: int, epoch: int = 1, **more: object) -> Deltas:
-    return Deltas(1, [TokenDelta("a-0", epoch, position, list(tokens), 3, 2, **more)])  # type: ignore[arg-type]
+def delta(position: int, *tokens: int, epoch: int = 1, **more: object) -> TokenDeltas:
+    return TokenDeltas(1, [TokenDelta("a-0", epoch, position, list(tokens), 3, 2, **more)])  # type: ignore[arg-type]
 
 
-def only_submit(actions: Actions) -> Submit:
+def only_submit(actions: TrackerActions) -> Submit:
     [message] = actions.send
     assert isinstance(message, Submit)
     return message
 
 
-def delivered(actions: Actions) -> list[int]:
+def delivered(actions: TrackerActions) -> list[int]:
     return [token for one in actions.deliver for token in one.token_ids]
 
 
@@ -65,8 +65,8 @@ def registry() -> Registry:
 
 
 @pytest.fixture
-def ledger(registry: Registry) -> Ledger:
-    ledger = Ledger(registry)
+def ledger(registry: Registry) -> RequestTracker:
+    ledger = RequestTracker(registry)
     ledger.engine_up("engine-1", 0.0)
     return ledger
 
@@ -81,15 +81,15 @@ def counts(registry: Registry) -> dict[str, float]:
 
 
 def test_a_request_waits_for_an_engine_and_is_then_submitted_once(registry: Registry) -> None:
-    ledger = Ledger(registry)
-    assert ledger.submit(order(), 0.0) == Actions()
+    ledger = RequestTracker(registry)
+    assert ledger.submit(order(), 0.0) == TrackerActions()
     submit = only_submit(ledger.engine_up("engine-1", 1.0))
     assert (submit.request_id, submit.epoch, submit.generated_token_ids) == ("a-0", 1, [])
     assert counts(registry) == {}
-    assert ledger.engine_up("engine-1", 2.0) == Actions()
+    assert ledger.engine_up("engine-1", 2.0) == TrackerActions()
 
 
-def test_tokens_are_delivered_as_they_come_and_the_end_forgets_the_request(ledger: Ledger) -> None:
+def test_tokens_are_delivered_as_they_come_and_the_end_forgets_the_request(ledger: RequestTracker) -> None:
     ledger.submit(order(), 0.0)
     assert delivered(ledger.receive("engine-1", delta(0, 5), 0.0)) == [5]
     last = ledger.receive("engine-1", delta(1, 6, finish_reason="stop"), 0.0)
@@ -97,36 +97,38 @@ def test_tokens_are_delivered_as_they_come_and_the_end_forgets_the_request(ledge
     assert len(ledger) == 0
 
 
-def test_a_duplicate_is_dropped_and_counted(ledger: Ledger, registry: Registry) -> None:
+def test_a_duplicate_is_dropped_and_counted(ledger: RequestTracker, registry: Registry) -> None:
     ledger.submit(order(), 0.0)
     ledger.receive("engine-1", delta(0, 5, 6), 0.0)
-    assert ledger.receive("engine-1", delta(0, 5), 0.0) == Actions()
-    assert ledger.receive("engine-1", delta(0, 5, 6), 0.0) == Actions()
+    assert ledger.receive("engine-1", delta(0, 5), 0.0) == TrackerActions()
+    assert ledger.receive("engine-1", delta(0, 5, 6), 0.0) == TrackerActions()
     assert counts(registry) == {"duplicate": 2}
 
 
-def test_of_a_delta_that_overlaps_only_the_new_tokens_are_taken(ledger: Ledger) -> None:
+def test_of_a_delta_that_overlaps_only_the_new_tokens_are_taken(ledger: RequestTracker) -> None:
     ledger.submit(order(), 0.0)
     ledger.receive("engine-1", delta(0, 5, 6), 0.0)
     assert delivered(ledger.receive("engine-1", delta(1, 6, 7), 0.0)) == [7]
 
 
-def test_a_gap_is_repaired_by_a_resubmission_and_never_delivered(ledger: Ledger, registry: Registry) -> None:
+def test_a_gap_is_repaired_by_a_resubmission_and_never_delivered(ledger: RequestTracker, registry: Registry) -> None:
     ledger.submit(order(), 0.0)
     ledger.receive("engine-1", delta(0, 5), 0.0)
     actions = ledger.receive("engine-1", delta(2, 9), 0.0)
     submit = only_submit(actions)
     assert (submit.epoch, submit.generated_token_ids, actions.deliver) == (2, [5], [])
-    assert ledger.receive("engine-1", delta(1, 6), 0.0) == Actions()
+    assert ledger.receive("engine-1", delta(1, 6), 0.0) == TrackerActions()
     assert delivered(ledger.receive("engine-1", delta(1, 6, epoch=2), 0.0)) == [6]
     assert counts(registry) == {"gap": 1, "epoch": 1}
 
 
-def test_another_engine_gets_everything_unfinished_with_the_tokens_so_far(ledger: Ledger, registry: Registry) -> None:
+def test_another_engine_gets_everything_unfinished_with_the_tokens_so_far(
+    ledger: RequestTracker, registry: Registry
+) -> None:
     ledger.submit(order(arrived_at_s=-11.0, priority=3, cache_salt="s"), 0.0)
-    ledger.receive("engine-1", Charged("a-0", 1, 0), 0.0)
+    ledger.receive("engine-1", WorkerCrashReport("a-0", 1, 0), 0.0)
     ledger.receive("engine-1", delta(0, 5), 0.0)
-    ledger.receive("engine-1", Charged("a-0", 1, 2), 0.0)
+    ledger.receive("engine-1", WorkerCrashReport("a-0", 1, 2), 0.0)
     ledger.engine_gone("engine-1", 1.0)
     submit = only_submit(ledger.engine_up("engine-2", 2.0))
     assert submit == Submit(
@@ -134,32 +136,32 @@ def test_another_engine_gets_everything_unfinished_with_the_tokens_so_far(ledger
         request_id="a-0",
         epoch=2,
         prompt_token_ids=[1, 2, 3],
-        sampling=Sampling(seed=7, max_tokens=8),
+        sampling_params=SamplingParams(seed=7, max_tokens=8),
         generated_token_ids=[5],
         waited_s=13.0,
         priority=3,
         cache_salt="s",
-        crash_charges=2,
-        engine_deaths=1,
+        worker_crashes=2,
+        engine_crashes=1,
         num_cached_tokens=2,
     )
     assert counts(registry) == {"engine_restart": 1}
 
 
-def test_whose_request_it_is_is_said_each_time_and_that_it_is_new_only_once(ledger: Ledger) -> None:
+def test_whose_request_it_is_is_said_each_time_and_that_it_is_new_only_once(ledger: RequestTracker) -> None:
     limits = CallerLimits(max_in_flight=2, tokens_per_minute=100)
     first = only_submit(ledger.submit(order(caller="ann", caller_limits=limits, asks_anew=True, attempt=3), 0.0))
     again = only_submit(ledger.engine_up("engine-2", 1.0))
-    assert [(one.caller, one.caller_limits, one.asks_anew) for one in (first, again)] == [
+    assert [(one.caller, one.caller_limits, one.admit_as_new) for one in (first, again)] == [
         ("ann", limits, True),
         ("ann", limits, False),
     ]
 
 
-def test_a_caller_s_abort_is_about_its_own_requests(ledger: Ledger) -> None:
+def test_a_caller_s_abort_is_about_its_own_requests(ledger: RequestTracker) -> None:
     ledger.submit(order("a-0", label="red", caller="ann"), 0.0)
     ledger.submit(order("b-0", label="red", caller="bob"), 0.0)
-    assert ledger.known(["a", "b", "red"], False, "ann") == {"a", "red"}
+    assert ledger.matching_names(["a", "b", "red"], False, "ann") == {"a", "red"}
     actions = ledger.abort_by_name(9, ["a", "b", "red", "later"], False, 0.0, "ann")
     assert [one.request_id for one in actions.deliver] == ["a-0"]
     asked = actions.send[0]
@@ -171,83 +173,83 @@ def test_a_caller_s_abort_is_about_its_own_requests(ledger: Ledger) -> None:
     assert [one.error for one in ledger.submit(order("later-1", caller="ann"), 3.0).deliver] == [ABORTED]
 
 
-def test_words_of_an_engine_that_was_replaced_are_dropped(ledger: Ledger, registry: Registry) -> None:
+def test_words_of_an_engine_that_was_replaced_are_dropped(ledger: RequestTracker, registry: Registry) -> None:
     ledger.submit(order(), 0.0)
     ledger.engine_up("engine-2", 0.0)
-    assert ledger.receive("engine-1", delta(0, 5, epoch=2), 0.0) == Actions()
+    assert ledger.receive("engine-1", delta(0, 5, epoch=2), 0.0) == TrackerActions()
     assert counts(registry)["incarnation"] == 1
 
 
-def test_a_token_clears_the_crash_charges(ledger: Ledger) -> None:
+def test_a_token_clears_the_crash_charges(ledger: RequestTracker) -> None:
     ledger.submit(order(), 0.0)
-    ledger.receive("engine-1", Charged("a-0", 1, 2), 0.0)
+    ledger.receive("engine-1", WorkerCrashReport("a-0", 1, 2), 0.0)
     ledger.receive("engine-1", delta(0, 5), 0.0)
-    assert only_submit(ledger.engine_up("engine-2", 1.0)).crash_charges == 0
+    assert only_submit(ledger.engine_up("engine-2", 1.0)).worker_crashes == 0
 
 
-def test_the_cached_tokens_of_the_first_admission_are_what_the_client_is_told(ledger: Ledger) -> None:
+def test_the_cached_tokens_of_the_first_admission_are_what_the_client_is_told(ledger: RequestTracker) -> None:
     ledger.submit(order(), 0.0)
     ledger.receive("engine-1", delta(0, 5), 0.0)
     ledger.engine_up("engine-2", 1.0)
-    later = Deltas(1, [TokenDelta("a-0", 2, 1, [6], 3, num_cached_tokens=99)])
+    later = TokenDeltas(1, [TokenDelta("a-0", 2, 1, [6], 3, num_cached_tokens=99)])
     [one] = ledger.receive("engine-2", later, 1.0).deliver
     assert one.num_cached_tokens == 2
 
 
-def test_holding_shows_what_was_lost_and_it_is_resubmitted(ledger: Ledger, registry: Registry) -> None:
+def test_holding_shows_what_was_lost_and_it_is_resubmitted(ledger: RequestTracker, registry: Registry) -> None:
     ledger.submit(order(), 0.0)
-    early = Holding("engine-1", 0, 1, [])
-    assert ledger.receive("engine-1", early, 0.0) == Actions(), "the engine had not read the submission yet"
-    submit = only_submit(ledger.receive("engine-1", Holding("engine-1", 1, 1, []), 0.0))
+    early = HeldRequestsReport("engine-1", 0, 1, [])
+    assert ledger.receive("engine-1", early, 0.0) == TrackerActions(), "the engine had not read the submission yet"
+    submit = only_submit(ledger.receive("engine-1", HeldRequestsReport("engine-1", 1, 1, []), 0.0))
     assert submit.epoch == 2
-    older = Holding("engine-1", submit.seq, 1, [Held("a-0", 1, 0)])
+    older = HeldRequestsReport("engine-1", submit.seq, 1, [HeldRequest("a-0", 1, 0)])
     assert only_submit(ledger.receive("engine-1", older, 0.0)).epoch == 3
     assert counts(registry) == {"lost": 2}
 
 
-def test_a_submission_that_was_the_last_message_and_is_lost_is_sent_again(ledger: Ledger) -> None:
+def test_a_submission_that_was_the_last_message_and_is_lost_is_sent_again(ledger: RequestTracker) -> None:
     ledger.submit(order(), 0.0)
-    nothing_read = Holding("engine-1", 0, 1, [])
-    for _ in range(MAX_UNREAD_HOLDINGS):
-        assert ledger.receive("engine-1", nothing_read, 0.0) == Actions()
+    nothing_read = HeldRequestsReport("engine-1", 0, 1, [])
+    for _ in range(MAX_REPORTS_WITHOUT_READ):
+        assert ledger.receive("engine-1", nothing_read, 0.0) == TrackerActions()
     assert only_submit(ledger.receive("engine-1", nothing_read, 0.0)).epoch == 2
 
 
-def test_holding_that_is_further_than_we_are_is_a_gap(ledger: Ledger, registry: Registry) -> None:
+def test_holding_that_is_further_than_we_are_is_a_gap(ledger: RequestTracker, registry: Registry) -> None:
     ledger.submit(order(), 0.0)
-    ahead = Holding("engine-1", 1, 1, [Held("a-0", 1, 4)])
+    ahead = HeldRequestsReport("engine-1", 1, 1, [HeldRequest("a-0", 1, 4)])
     assert only_submit(ledger.receive("engine-1", ahead, 0.0)).epoch == 2
     assert counts(registry) == {"gap": 1}
 
 
-def test_holding_stands_in_for_an_acceptance_that_was_lost(ledger: Ledger) -> None:
+def test_holding_stands_in_for_an_acceptance_that_was_lost(ledger: RequestTracker) -> None:
     ledger.submit(order(), 0.0)
-    held = Holding("engine-1", 1, 1, [Held("a-0", 1, 0)])
+    held = HeldRequestsReport("engine-1", 1, 1, [HeldRequest("a-0", 1, 0)])
     assert [one.request_id for one in ledger.receive("engine-1", held, 0.0).deliver] == ["a-0"]
-    assert ledger.receive("engine-1", Accepted("a-0", 1), 0.0) == Actions(), "it is told once"
+    assert ledger.receive("engine-1", RequestAccepted("a-0", 1), 0.0) == TrackerActions(), "it is told once"
 
 
-def test_what_the_engine_holds_and_we_do_not_know_is_aborted(ledger: Ledger) -> None:
-    actions = ledger.receive("engine-1", Holding("engine-1", 0, 1, [Held("b-0", 4, 9)]), 0.0)
+def test_what_the_engine_holds_and_we_do_not_know_is_aborted(ledger: RequestTracker) -> None:
+    actions = ledger.receive("engine-1", HeldRequestsReport("engine-1", 0, 1, [HeldRequest("b-0", 4, 9)]), 0.0)
     assert actions.send == [Abort(1, "b-0", 4)]
 
 
-def test_a_stop_string_ends_the_request_at_its_length(ledger: Ledger) -> None:
+def test_a_stop_string_ends_the_request_at_its_length(ledger: RequestTracker) -> None:
     ledger.submit(order(), 0.0)
     ledger.receive("engine-1", delta(0, 5, 6, 7), 0.0)
     assert ledger.stop("a-0", 2).send == [Abort(2, "a-0", 1, "stop", 2)]
-    assert ledger.receive("engine-1", delta(3, 8), 0.0) == Actions()
-    assert ledger.stop("a-0", 2) == Actions()
+    assert ledger.receive("engine-1", delta(3, 8), 0.0) == TrackerActions()
+    assert ledger.stop("a-0", 2) == TrackerActions()
 
 
-def test_an_abort_ends_this_attempt_and_no_later_one_and_is_idempotent(ledger: Ledger) -> None:
+def test_an_abort_ends_this_attempt_and_no_later_one_and_is_idempotent(ledger: RequestTracker) -> None:
     ledger.submit(order(), 0.0)
     assert ledger.abort("a-0").send == [Abort(2, "a-0", 1)]
-    assert ledger.abort("a-0") == Actions()
+    assert ledger.abort("a-0") == TrackerActions()
     assert len(ledger) == 0
 
 
-def test_a_refusal_of_a_new_request_is_final(ledger: Ledger) -> None:
+def test_a_refusal_of_a_new_request_is_final(ledger: RequestTracker) -> None:
     ledger.submit(order(), 0.0)
     full = ErrorInfo("overloaded", "full", 429, True, retry_after_s=2.0)
     [one] = ledger.receive("engine-1", delta(0, finish_reason="error", error=full), 0.0).deliver
@@ -255,49 +257,49 @@ def test_a_refusal_of_a_new_request_is_final(ledger: Ledger) -> None:
     assert len(ledger) == 0
 
 
-def test_a_refusal_of_a_resumed_request_means_to_wait(ledger: Ledger) -> None:
+def test_a_refusal_of_a_resumed_request_means_to_wait(ledger: RequestTracker) -> None:
     ledger.submit(order(), 0.0)
-    ledger.receive("engine-1", Accepted("a-0", 1), 0.0)
+    ledger.receive("engine-1", RequestAccepted("a-0", 1), 0.0)
     ledger.receive("engine-1", delta(0, 5), 0.0)
     ledger.engine_up("engine-2", 1.0)
     full = ErrorInfo("overloaded", "full", 429, True, retry_after_s=2.0)
     refused = delta(1, epoch=2, finish_reason="error", error=full)
-    assert ledger.receive("engine-2", refused, 1.0) == Actions()
-    assert ledger.tick(2.9) == Actions()
+    assert ledger.receive("engine-2", refused, 1.0) == TrackerActions()
+    assert ledger.tick(2.9) == TrackerActions()
     assert only_submit(ledger.tick(3.0)).generated_token_ids == [5]
 
 
 def test_a_request_waits_no_longer_than_a_minute_for_an_engine(registry: Registry) -> None:
-    ledger = Ledger(registry)
+    ledger = RequestTracker(registry)
     ledger.submit(order(), 5.0)
-    assert ledger.tick(5.0 + MAX_WAIT_S - 0.1) == Actions()
-    [one] = ledger.tick(5.0 + MAX_WAIT_S).deliver
+    assert ledger.tick(5.0 + ENGINE_WAIT_S - 0.1) == TrackerActions()
+    [one] = ledger.tick(5.0 + ENGINE_WAIT_S).deliver
     assert one.error is not None
     assert (one.error.status, one.error.retryable) == (503, True)
 
 
-def test_an_accepted_request_may_take_as_long_as_it_takes(ledger: Ledger) -> None:
+def test_an_accepted_request_may_take_as_long_as_it_takes(ledger: RequestTracker) -> None:
     ledger.submit(order(), 0.0)
-    ledger.receive("engine-1", Accepted("a-0", 1), 0.0)
-    assert ledger.tick(1e6) == Actions()
+    ledger.receive("engine-1", RequestAccepted("a-0", 1), 0.0)
+    assert ledger.tick(1e6) == TrackerActions()
 
 
-def test_the_deadline_travels_as_time_left_and_ends_a_request_the_engine_has_forgotten(ledger: Ledger) -> None:
-    assert only_submit(ledger.submit(order(deadline_at_s=10.0), 4.0)).deadline_s == 6.0
-    assert only_submit(ledger.engine_up("engine-2", 9.0)).deadline_s == 1.0
-    assert ledger.tick(10.0) == Actions(), "the engine says it first"
+def test_the_deadline_travels_as_time_left_and_ends_a_request_the_engine_has_forgotten(ledger: RequestTracker) -> None:
+    assert only_submit(ledger.submit(order(deadline_at_s=10.0), 4.0)).deadline_in_s == 6.0
+    assert only_submit(ledger.engine_up("engine-2", 9.0)).deadline_in_s == 1.0
+    assert ledger.tick(10.0) == TrackerActions(), "the engine says it first"
     actions = ledger.tick(10.0 + DEADLINE_MARGIN_S)
     assert actions.deliver[0].error is not None
     assert actions.deliver[0].error.code == "deadline_exceeded"
     assert [type(one) for one in actions.send] == [Abort]
 
 
-def test_repairs_without_a_token_have_a_bound(ledger: Ledger) -> None:
+def test_repairs_without_a_token_have_a_bound(ledger: RequestTracker) -> None:
     actions = ledger.submit(order(), 0.0)
-    for _ in range(MAX_FRUITLESS_RESUBMISSIONS):
+    for _ in range(MAX_RESUBMISSIONS_WITHOUT_PROGRESS):
         seq = only_submit(actions).seq
-        actions = ledger.receive("engine-1", Holding("engine-1", seq, 1, []), 0.0)
-    actions = ledger.receive("engine-1", Holding("engine-1", only_submit(actions).seq, 1, []), 0.0)
+        actions = ledger.receive("engine-1", HeldRequestsReport("engine-1", seq, 1, []), 0.0)
+    actions = ledger.receive("engine-1", HeldRequestsReport("engine-1", only_submit(actions).seq, 1, []), 0.0)
     assert actions.deliver[0].error is not None
     assert actions.deliver[0].error.code == "engine_lost_request"
     assert len(ledger) == 0
@@ -307,7 +309,7 @@ def logprobs(*positions: int) -> list[TokenLogprobs]:
     return [made_up_logprobs(0, position, 1) for position in positions]
 
 
-def test_logprobs_are_cut_like_the_tokens_they_belong_to(ledger: Ledger) -> None:
+def test_logprobs_are_cut_like_the_tokens_they_belong_to(ledger: RequestTracker) -> None:
     ledger.submit(order(), 0.0)
     first = delta(0, 5, 6, logprobs=logprobs(0, 1), prompt_logprobs=logprobs(8, 9))
     overlapping = delta(0, 5, 6, 7, logprobs=logprobs(0, 1, 2), prompt_logprobs=logprobs(8, 9))
@@ -317,7 +319,7 @@ def test_logprobs_are_cut_like_the_tokens_they_belong_to(ledger: Ledger) -> None
     assert (two.token_ids, two.logprobs, two.prompt_logprobs) == ([7], logprobs(2), None)
 
 
-def test_an_abort_by_somebody_else_is_an_error_of_its_own(ledger: Ledger) -> None:
+def test_an_abort_by_somebody_else_is_an_error_of_its_own(ledger: RequestTracker) -> None:
     ledger.submit(order(), 0.0)
     ledger.receive("engine-1", delta(0, 5), 0.0)
     [one] = ledger.receive("engine-1", delta(1, finish_reason="abort"), 0.0).deliver
@@ -325,11 +327,11 @@ def test_an_abort_by_somebody_else_is_an_error_of_its_own(ledger: Ledger) -> Non
     assert len(ledger) == 0
 
 
-def test_an_abort_by_name_asks_the_engine_and_ends_our_own_at_once(ledger: Ledger) -> None:
+def test_an_abort_by_name_asks_the_engine_and_ends_our_own_at_once(ledger: RequestTracker) -> None:
     for name, label in (("a-0", "red"), ("a-1", "red"), ("b-0", "blue"), ("c-0", "")):
         ledger.submit(order(name, label=label), 0.0)
-    assert ledger.known(["red", "b", "", "x", "re"], everything=False) == {"red", "b"}
-    assert ledger.known([], everything=True) == {"a", "b", "c"}
+    assert ledger.matching_names(["red", "b", "", "x", "re"], everything=False) == {"red", "b"}
+    assert ledger.matching_names([], everything=True) == {"a", "b", "c"}
     actions = ledger.abort_by_name(9, ["red", "b", "", "x", "re"], False, 0.0)
     assert actions.send[0] == AbortByName(5, 9, ["red", "b", "", "x", "re"])
     assert [(one.request_id, one.error) for one in actions.deliver] == [
@@ -341,7 +343,7 @@ def test_an_abort_by_name_asks_the_engine_and_ends_our_own_at_once(ledger: Ledge
 
 
 def test_an_abort_by_name_works_while_there_is_no_engine(registry: Registry) -> None:
-    ledger = Ledger(registry)
+    ledger = RequestTracker(registry)
     ledger.submit(order("a-0"), 0.0)
     ledger.submit(order("b-0"), 0.0)
     actions = ledger.abort_by_name(1, [], True, 0.0)
@@ -349,7 +351,7 @@ def test_an_abort_by_name_works_while_there_is_no_engine(registry: Registry) -> 
     assert [type(message) for message in ledger.engine_up("engine-1", 1.0).send] == [AbortByName]
 
 
-def test_an_abort_is_said_again_to_a_new_engine_for_others_may_resubmit_what_it_ends(ledger: Ledger) -> None:
+def test_an_abort_is_said_again_to_a_new_engine_for_others_may_resubmit_what_it_ends(ledger: RequestTracker) -> None:
     ledger.submit(order("mine-0"), 0.0)
     ledger.abort_by_name(9, ["theirs", "label"], False, 1.0)
     ledger.engine_gone("engine-1", 2.0)
@@ -357,46 +359,48 @@ def test_an_abort_is_said_again_to_a_new_engine_for_others_may_resubmit_what_it_
     first, submit = ledger.engine_up("engine-2", 3.0).send
     assert isinstance(first, AbortByName) and isinstance(submit, Submit)
     assert {name: getattr(first, name) for name in again} == again
-    held = [Held("mine-0", submit.epoch, 0)]
-    for step, now_s in enumerate((4.0, 5.0, ABORT_HOLDS_S), 1):
-        [later] = ledger.receive("engine-2", Holding("engine-2", submit.seq, step, held), now_s).send
+    held = [HeldRequest("mine-0", submit.epoch, 0)]
+    for step, now_s in enumerate((4.0, 5.0, ABORT_REPLAY_S), 1):
+        [later] = ledger.receive("engine-2", HeldRequestsReport("engine-2", submit.seq, step, held), now_s).send
         assert {name: getattr(later, name) for name in again} == again, "others may resubmit late"
-    assert ledger.receive("engine-2", Holding("engine-2", submit.seq, 9, held), 1.0 + ABORT_HOLDS_S).send == []
-    ledger.engine_gone("engine-2", 1.0 + ABORT_HOLDS_S)
-    assert isinstance(only_submit(ledger.engine_up("engine-3", 1.0 + ABORT_HOLDS_S)), Submit)
+    assert (
+        ledger.receive("engine-2", HeldRequestsReport("engine-2", submit.seq, 9, held), 1.0 + ABORT_REPLAY_S).send == []
+    )
+    ledger.engine_gone("engine-2", 1.0 + ABORT_REPLAY_S)
+    assert isinstance(only_submit(ledger.engine_up("engine-3", 1.0 + ABORT_REPLAY_S)), Submit)
 
 
-def test_an_attempt_that_comes_after_the_abort_of_its_id_is_not_begun(ledger: Ledger) -> None:
+def test_an_attempt_that_comes_after_the_abort_of_its_id_is_not_begun(ledger: RequestTracker) -> None:
     ledger.abort_by_name(9, ["a", "label"], False, 0.0)
     actions = ledger.submit(order("a-0", attempt=2), 1.0)
     assert (actions.send, [one.error for one in actions.deliver], len(ledger)) == ([], [ABORTED], 0)
     assert only_submit(ledger.submit(order("b-0", label="label"), 1.0)), "a label may be another's by now"
-    assert only_submit(ledger.submit(order("a-1", attempt=3), ABORT_HOLDS_S))
+    assert only_submit(ledger.submit(order("a-1", attempt=3), ABORT_REPLAY_S))
 
 
-def test_only_so_many_aborts_are_remembered(ledger: Ledger) -> None:
-    for number in range(MAX_ABORTS + 10):
+def test_only_so_many_aborts_are_remembered(ledger: RequestTracker) -> None:
+    for number in range(MAX_REPLAYED_ABORTS + 10):
         ledger.abort_by_name(number, [f"n{number}"], False, 0.0)
-    assert len(ledger.engine_up("engine-2", 1.0).send) == MAX_ABORTS
+    assert len(ledger.engine_up("engine-2", 1.0).send) == MAX_REPLAYED_ABORTS
 
 
-def test_the_label_goes_along_with_every_attempt(ledger: Ledger) -> None:
-    assert only_submit(ledger.submit(order(label="mine"), 0.0)).label == "mine"
-    assert only_submit(ledger.engine_up("engine-2", 1.0)).label == "mine"
+def test_the_label_goes_along_with_every_attempt(ledger: RequestTracker) -> None:
+    assert only_submit(ledger.submit(order(label="mine"), 0.0)).client_request_id == "mine"
+    assert only_submit(ledger.engine_up("engine-2", 1.0)).client_request_id == "mine"
 
 
 PREEMPTED = ErrorInfo("pd_preempted", "PD Error: out of blocks", 503, True, retry_after_s=2.0, stage="decode")
 
 
-def test_what_the_engine_gives_up_has_ended_and_is_not_tried_again(ledger: Ledger) -> None:
+def test_what_the_engine_gives_up_has_ended_and_is_not_tried_again(ledger: RequestTracker) -> None:
     ledger.submit(order(), 0.0)
-    ledger.receive("engine-1", Accepted("a-0", 1), 0.0)
+    ledger.receive("engine-1", RequestAccepted("a-0", 1), 0.0)
     given_up = delta(0, 5, 6, finish_reason="pd_reschedule", error=PREEMPTED)
     actions = ledger.receive("engine-1", given_up, 0.0)
     [one] = actions.deliver
     assert (one.token_ids, one.finish_reason, one.error) == ([5, 6], "pd_reschedule", PREEMPTED)
     assert (one.failed, one.num_cached_tokens, actions.send, len(ledger)) == (False, 2, [], 0)
-    assert ledger.tick(100.0) == ledger.engine_up("engine-2", 100.0) == Actions()
+    assert ledger.tick(100.0) == ledger.engine_up("engine-2", 100.0) == TrackerActions()
 
 
 LAYOUT_MISMATCH = ErrorInfo("pd_layout_mismatch", "PD Error: 16 heads, not 8", 400, stage="prefill")
@@ -404,55 +408,57 @@ LAYOUT_MISMATCH = ErrorInfo("pd_layout_mismatch", "PD Error: 16 heads, not 8", 4
 
 @pytest.mark.parametrize(("error", "reason"), [(PREEMPTED, "pd_reschedule"), (LAYOUT_MISMATCH, "error")])
 def test_an_error_of_a_hand_over_is_a_reschedule_unless_it_is_final(
-    ledger: Ledger, error: ErrorInfo, reason: str
+    ledger: RequestTracker, error: ErrorInfo, reason: str
 ) -> None:
     ledger.submit(order(), 0.0)
-    ledger.receive("engine-1", Accepted("a-0", 1), 0.0)
+    ledger.receive("engine-1", RequestAccepted("a-0", 1), 0.0)
     [one] = ledger.receive("engine-1", delta(0, finish_reason="error", error=error), 0.0).deliver
     assert (one.finish_reason, one.error, len(ledger)) == (reason, error, 0)
 
 
-def test_the_end_of_an_attempt_is_not_taken_for_that_of_a_later_one_with_the_same_number(ledger: Ledger) -> None:
+def test_the_end_of_an_attempt_is_not_taken_for_that_of_a_later_one_with_the_same_number(
+    ledger: RequestTracker,
+) -> None:
     """Its client saw nothing of the first, and so came back with the same cursor."""
     ledger.submit(order(attempt=2), 0.0)
     [aborted] = ledger.abort("a-0").send
     [again] = ledger.submit(order(attempt=2), 0.0).send
     assert again.epoch > aborted.epoch
     end = delta(0, finish_reason="abort", epoch=aborted.epoch)
-    assert ledger.receive("engine-1", end, 0.0) == Actions()
+    assert ledger.receive("engine-1", end, 0.0) == TrackerActions()
     assert len(ledger) == 1
 
 
-def test_a_reschedule_behind_a_gap_is_repaired_like_any_other_word(ledger: Ledger) -> None:
+def test_a_reschedule_behind_a_gap_is_repaired_like_any_other_word(ledger: RequestTracker) -> None:
     ledger.submit(order(), 0.0)
     given_up = delta(2, finish_reason="pd_reschedule", error=PREEMPTED)
     assert only_submit(ledger.receive("engine-1", given_up, 0.0)).epoch == 2
 
 
-def test_an_abort_stays_an_abort_whatever_else_befell_the_request(ledger: Ledger) -> None:
+def test_an_abort_stays_an_abort_whatever_else_befell_the_request(ledger: RequestTracker) -> None:
     ledger.submit(order(), 0.0)
-    ledger.receive("engine-1", Accepted("a-0", 1), 0.0)
+    ledger.receive("engine-1", RequestAccepted("a-0", 1), 0.0)
     [one] = ledger.receive("engine-1", delta(0, 5, finish_reason="abort", error=PREEMPTED), 0.0).deliver
     assert (one.finish_reason, one.error, one.failed, len(ledger)) == ("abort", ABORTED, False, 0)
 
 
-def test_a_reschedule_that_comes_behind_a_users_abort_is_not_heard(ledger: Ledger) -> None:
+def test_a_reschedule_that_comes_behind_a_users_abort_is_not_heard(ledger: RequestTracker) -> None:
     ledger.submit(order(), 0.0)
     ledger.receive("engine-1", delta(0, 5), 0.0)
     assert ledger.abort_by_name(1, ["a"], False, 0.0).deliver[0].error == ABORTED
-    assert ledger.receive("engine-1", delta(1, finish_reason="pd_reschedule", error=PREEMPTED), 0.0) == Actions()
+    assert ledger.receive("engine-1", delta(1, finish_reason="pd_reschedule", error=PREEMPTED), 0.0) == TrackerActions()
 
 
-def test_logprobs_to_be_told_again_are_asked_for_until_they_have_come(ledger: Ledger) -> None:
+def test_logprobs_to_be_told_again_are_asked_for_until_they_have_come(ledger: RequestTracker) -> None:
     given = order(generated_token_ids=[5, 6, 7], score_from=1)
-    assert only_submit(ledger.submit(given, 0.0)).score_from == 1
-    assert only_submit(ledger.engine_up("engine-2", 1.0)).score_from == 1
+    assert only_submit(ledger.submit(given, 0.0)).rescore_from == 1
+    assert only_submit(ledger.engine_up("engine-2", 1.0)).rescore_from == 1
     without = delta(3, 8, epoch=2)
-    assert only_submit(ledger.receive("engine-2", without, 1.0)).score_from == 1, "tokens never overtake them"
+    assert only_submit(ledger.receive("engine-2", without, 1.0)).rescore_from == 1, "tokens never overtake them"
     [one] = ledger.receive("engine-2", delta(3, 8, epoch=3, rescored=logprobs(1, 2)), 1.0).deliver
-    assert (one.token_ids, one.rescored) == ([8], logprobs(1, 2))
+    assert (one.token_ids, one.rescored_logprobs) == ([8], logprobs(1, 2))
     submit = only_submit(ledger.engine_up("engine-3", 2.0))
-    assert (submit.generated_token_ids, submit.score_from) == ([5, 6, 7, 8], None)
+    assert (submit.generated_token_ids, submit.rescore_from) == ([5, 6, 7, 8], None)
 
 
 class FaultyWire:
@@ -463,7 +469,7 @@ class FaultyWire:
         self._lossy = lossy
         self._mortal = mortal
         self.left: set[str] = set()
-        self.ledger = Ledger(Registry())
+        self.ledger = RequestTracker(Registry())
         self.orders = [self._order(i) for i in range(num_requests)]
         self.logprobs: dict[str, list[TokenLogprobs]] = {one.request_id: [] for one in self.orders}
         self.prompt_logprobs: Counter[str] = Counter()
@@ -473,12 +479,12 @@ class FaultyWire:
         self._to_api: list[FromEngine] = []
         self._engine = StandInEngine("engine-0")
 
-    def _order(self, index: int) -> Order:
+    def _order(self, index: int) -> SubmitSpec:
         """Every second one goes on from an earlier answer, with logprobs of its tokens to be told again."""
-        sampling = Sampling(7, max_tokens=3 + 5 * index, logprobs=2, prompt_logprobs=None if index % 2 else 1)
+        sampling = SamplingParams(7, max_tokens=3 + 5 * index, logprobs=2, prompt_logprobs=None if index % 2 else 1)
         if index % 2 == 0:
-            return Order(f"r-{index}", [1, 2, 3], sampling)
-        return Order(f"r-{index}", [1, 2, 3], sampling, expected_tokens([1, 2, 3], sampling, 4), score_from=1)
+            return SubmitSpec(f"r-{index}", [1, 2, 3], sampling)
+        return SubmitSpec(f"r-{index}", [1, 2, 3], sampling, expected_tokens([1, 2, 3], sampling, 4), rescore_from=1)
 
     def run(self, max_rounds: int = 3000) -> None:
         self._restart(0)
@@ -528,13 +534,13 @@ class FaultyWire:
         copies = [(one, self._random.choice([0, 1, 1, 1, 1, 1, 2])) for one in messages]
         return [one for one, count in copies for _ in range(count)]
 
-    def _perform(self, actions: Actions) -> None:
+    def _perform(self, actions: TrackerActions) -> None:
         self._to_engine += actions.send
         for one in actions.deliver:
             assert one.request_id not in self.ends, "nothing follows an end"
             assert one.error is None, one.error
             self.outputs[one.request_id] += one.token_ids
-            self.logprobs[one.request_id] += (one.rescored or []) + (one.logprobs or [])
+            self.logprobs[one.request_id] += (one.rescored_logprobs or []) + (one.logprobs or [])
             self.prompt_logprobs[one.request_id] += one.prompt_logprobs is not None
             if one.finish_reason is not None:
                 self.ends.append(one.request_id)
@@ -551,11 +557,11 @@ def test_every_token_is_delivered_once_and_in_order_whatever_the_wire_does(
     wire = FaultyWire(seed, num_requests, lossy=lossy, mortal=mortal)
     wire.run()
     for one in wire.orders:
-        assert one.sampling.max_tokens is not None
-        expected = expected_tokens(one.prompt_token_ids, one.sampling, one.sampling.max_tokens)
+        assert one.sampling_params.max_tokens is not None
+        expected = expected_tokens(one.prompt_token_ids, one.sampling_params, one.sampling_params.max_tokens)
         output, given = wire.outputs[one.request_id], one.generated_token_ids
         assert output == expected[: len(output)]
-        told = range(one.score_from or 0, len(output)) if len(output) > len(given) else ()
+        told = range(one.rescore_from or 0, len(output)) if len(output) > len(given) else ()
         assert wire.logprobs[one.request_id] == [made_up_logprobs(output[at], at, 2) for at in told]
         assert wire.prompt_logprobs[one.request_id] == bool(output and not given), "told once, with the first token"
         assert (one.request_id in wire.ends) == (output == expected)
@@ -565,11 +571,13 @@ def test_every_token_is_delivered_once_and_in_order_whatever_the_wire_does(
 
 def test_a_request_whose_first_word_to_an_engine_is_lost_is_sent_again() -> None:
     """The engine tells what it holds only to those it has heard of."""
-    ledger = Ledger(Registry())
+    ledger = RequestTracker(Registry())
     ledger.engine_up("e1", 0.0)
     (first,) = ledger.submit(order("a-0"), 0.0).send
-    assert ledger.tick(FIRST_WORD_S - 0.1).send == []
-    (again,) = ledger.tick(FIRST_WORD_S).send
+    assert ledger.tick(FIRST_REPLY_TIMEOUT_S - 0.1).send == []
+    (again,) = ledger.tick(FIRST_REPLY_TIMEOUT_S).send
     assert isinstance(first, Submit) and isinstance(again, Submit) and again.epoch == first.epoch + 1
-    ledger.receive("e1", Holding("e1", again.seq, 1, [Held("a-0", again.epoch, 0)]), FIRST_WORD_S + 1)
-    assert ledger.tick(10 * FIRST_WORD_S).send == [], "it has said that it holds it"
+    ledger.receive(
+        "e1", HeldRequestsReport("e1", again.seq, 1, [HeldRequest("a-0", again.epoch, 0)]), FIRST_REPLY_TIMEOUT_S + 1
+    )
+    assert ledger.tick(10 * FIRST_REPLY_TIMEOUT_S).send == [], "it has said that it holds it"

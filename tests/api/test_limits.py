@@ -2,9 +2,9 @@
 
 import pytest
 
-from onward.api.limits import first_end, output_limit
+from onward.api.limits import find_end, output_limit
 from onward.errors import InvalidRequest
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from onward.proto.step import WorkerHello
 
 
@@ -56,12 +56,12 @@ def test_the_error_says_what_is_too_small() -> None:
     ],
 )
 def test_a_list_ends_at_its_first_end(tokens: list[int], end: tuple[int, str] | None) -> None:
-    sampling = Sampling(seed=1, max_tokens=5, min_tokens=1, end_token_ids=(9,))
-    assert first_end(tokens, sampling) == end
+    sampling = SamplingParams(seed=1, max_tokens=5, min_tokens=1, end_token_ids=(9,))
+    assert find_end(tokens, sampling) == end
 
 
 def test_a_list_that_completes_its_grammar_has_ended_there() -> None:
-    sampling = Sampling(seed=1, max_tokens=3, min_tokens=3, end_token_ids=(9,))
-    assert first_end([1, 2, 3], sampling, grammar_end=2) == (2, "stop")
-    assert first_end([1, 2, 3], sampling, grammar_end=3) == (3, "stop")
-    assert first_end([1, 2], sampling, grammar_end=None) is None
+    sampling = SamplingParams(seed=1, max_tokens=3, min_tokens=3, end_token_ids=(9,))
+    assert find_end([1, 2, 3], sampling, grammar_end=2) == (2, "stop")
+    assert find_end([1, 2, 3], sampling, grammar_end=3) == (3, "stop")
+    assert find_end([1, 2], sampling, grammar_end=None) is None

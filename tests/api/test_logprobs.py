@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from onward.api import logprobs
-from onward.api.logprobs import LOWEST_LOGPROB, TokenNames
-from onward.proto.sampling import Sampling
+from onward.api.logprobs import LOWEST_LOGPROB, TokenStrings
+from onward.proto.sampling import SamplingParams
 from onward.proto.step import TokenLogprobs
 from onward.text.token_table import TokenTable
 from tests.api.instance import Instance
@@ -20,7 +20,7 @@ from tests.api.stand_in_engine import StandInEngine, expected_tokens, made_up_lo
 HELLO = [{"role": "user", "content": "hello"}]
 PROMPT = [97, 98, 99]
 PIECES = [*(bytes([byte]) for byte in range(256)), b"<|im_end|>", b"<|im_start|>"]
-NAMES = TokenNames(TokenTable(PIECES, [256, 257]))
+NAMES = TokenStrings(TokenTable(PIECES, [256, 257]))
 
 
 def pause(engine: StandInEngine) -> None:
@@ -61,7 +61,7 @@ def read_events(response: httpx.Response) -> list[Any]:
 
 def test_half_a_character_has_its_bytes_and_a_text_that_says_so() -> None:
     first, second = "é".encode()
-    told = logprobs.of_chat(NAMES, [first, second, 65], [TokenLogprobs(-1.0, 1)] * 3)["content"]
+    told = logprobs.chat_logprobs(NAMES, [first, second, 65], [TokenLogprobs(-1.0, 1)] * 3)["content"]
     assert [one["bytes"] for one in told] == [[first], [second], [65]]
     assert bytes(byte for one in told for byte in one["bytes"]).decode() == "éA"
     assert [one["token"] for one in told] == ["\N{REPLACEMENT CHARACTER}"] * 2 + ["A"]
@@ -69,7 +69,7 @@ def test_half_a_character_has_its_bytes_and_a_text_that_says_so() -> None:
 
 def test_the_older_form_always_lists_the_token_itself() -> None:
     unlikely = TokenLogprobs(-9.0, 200, [(65, -0.5), (66, -1.0)])
-    told = logprobs.of_completion(NAMES, [67, 65], [unlikely, TokenLogprobs(-0.5, 1, [(65, -0.5)])], [0, 1])
+    told = logprobs.completion_logprobs(NAMES, [67, 65], [unlikely, TokenLogprobs(-0.5, 1, [(65, -0.5)])], [0, 1])
     assert told["top_logprobs"] == [{"A": -0.5, "B": -1.0, "C": -9.0}, {"A": -0.5}]
     assert (told["tokens"], told["token_logprobs"], told["text_offset"]) == (["C", "A"], [-9.0, -0.5], [0, 1])
 
@@ -77,10 +77,10 @@ def test_the_older_form_always_lists_the_token_itself() -> None:
 def test_minus_infinity_is_a_number_that_json_can_say() -> None:
     never = TokenLogprobs(float("-inf"), 300, [(65, float("-inf"))])
     for told in (
-        logprobs.of_chat(NAMES, [66], [never]),
-        logprobs.of_completion(NAMES, [66], [never], [0]),
-        logprobs.of_tokens([66], [never]),
-        logprobs.of_prompt([(66, never)], NAMES),
+        logprobs.chat_logprobs(NAMES, [66], [never]),
+        logprobs.completion_logprobs(NAMES, [66], [never], [0]),
+        logprobs.token_logprobs([66], [never]),
+        logprobs.prompt_logprobs([(66, never)], NAMES),
     ):
         encoded = msgspec.json.encode(told)
         assert encoded.count(str(LOWEST_LOGPROB).encode()) >= 2
@@ -88,12 +88,12 @@ def test_minus_infinity_is_a_number_that_json_can_say() -> None:
 
 
 def test_an_id_that_stands_for_no_text_is_named_by_its_number() -> None:
-    assert (NAMES.text(300), NAMES.data(300)) == ("token_id:300", [])
+    assert (NAMES.text(300), NAMES.utf8_bytes(300)) == ("token_id:300", [])
     assert NAMES.text(256) == "<|im_end|>"
 
 
 def test_the_prompts_own_token_comes_first_with_its_rank() -> None:
-    told = logprobs.of_prompt([(67, TokenLogprobs(-9.0, 200, [(65, -0.5), (66, -1.0)]))], NAMES)
+    told = logprobs.prompt_logprobs([(67, TokenLogprobs(-9.0, 200, [(65, -0.5), (66, -1.0)]))], NAMES)
     assert told == [
         None,
         {
@@ -111,7 +111,7 @@ def test_a_chat_tells_the_logprobs_of_every_token(client: openai.OpenAI, num_top
         model="small-model", messages=HELLO, max_tokens=6, seed=7, n=2, logprobs=True, **more
     )
     for choice in answer.choices:
-        tokens = expected_tokens(chat_prompt("hello"), Sampling(seed=7, choice=choice.index), 6)
+        tokens = expected_tokens(chat_prompt("hello"), SamplingParams(seed=7, choice_index=choice.index), 6)
         assert choice.logprobs is not None and choice.logprobs.content is not None
         told = [one.model_dump() for one in choice.logprobs.content]
         assert told == chat_entries(tokens, num_top or 0)
@@ -126,7 +126,7 @@ def test_a_streamed_chat_tells_the_same_logprobs_choice_by_choice(client: openai
         if choice.logprobs is not None:
             told[choice.index] += [one.model_dump() for one in choice.logprobs.content or []]
     for index in range(2):
-        tokens = expected_tokens(chat_prompt("hello"), Sampling(seed=7, choice=index), 6)
+        tokens = expected_tokens(chat_prompt("hello"), SamplingParams(seed=7, choice_index=index), 6)
         assert told[index] == chat_entries(tokens, 2)
 
 
@@ -198,7 +198,7 @@ def test_after_engines_have_died_no_logprob_is_missing_or_repeated(instance: Ins
 
 
 def test_a_whole_answer_has_all_logprobs_although_its_engine_died(instance: Instance) -> None:
-    def pause_in_the_middle(prompt: Any, sampling: Sampling, tokens: Any) -> int:
+    def pause_in_the_middle(prompt: Any, sampling: SamplingParams, tokens: Any) -> int:
         instance.engine.paused = len(tokens) == 4
         return 97
 

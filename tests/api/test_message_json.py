@@ -5,9 +5,9 @@ from openai.types.chat import ChatCompletionMessage
 from openai.types.chat.chat_completion_chunk import ChoiceDelta
 
 from onward.api.message_json import delta_fields, message_fields
-from onward.text.message_stream import MessageStream
-from onward.text.reasoning.tags import FORMATS as REASONING
-from onward.text.tool_calls.formats import FORMATS
+from onward.text.message_stream import MessageParser
+from onward.text.reasoning.tags import REASONING_FORMATS as REASONING
+from onward.text.tool_calls.formats import TOOL_CALL_FORMATS
 from onward.text.tool_calls.ids import tool_call_id
 
 TEXT = (
@@ -17,8 +17,8 @@ TEXT = (
 ids = functools.partial(tool_call_id, "request", 0)
 
 
-def new_stream() -> MessageStream:
-    return MessageStream(REASONING["qwen3"].parser(False), FORMATS["hermes"].parser(()))
+def new_stream() -> MessageParser:
+    return MessageParser(REASONING["qwen3"].parser(False), TOOL_CALL_FORMATS["hermes"].parser(()))
 
 
 def chunks(size: int) -> list[dict[str, Any]]:
@@ -65,6 +65,6 @@ def test_marks_alone_say_nothing() -> None:
 
 
 def test_a_message_of_calls_only_has_no_content_and_one_of_nothing_has_empty_content() -> None:
-    stream = MessageStream(None, FORMATS["mistral"].parser(()))
+    stream = MessageParser(None, TOOL_CALL_FORMATS["mistral"].parser(()))
     assert message_fields(stream.push("[TOOL_CALLS]f{}"), ids)["content"] is None
     assert message_fields([], ids) == {"role": "assistant", "content": "", "refusal": None}

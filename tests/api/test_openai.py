@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.api.openai import decode_chat, decode_completion, decode_tokens
-from onward.api.requests import Bounds, ChatRequest, CompletionRequest, TokenRequest
+from onward.api.requests import ChatCompletionRequest, CompletionRequest, GenerateRequest, ValidationContext
 from onward.errors import ClientError
 
-BOUNDS = Bounds("m", 320, 4)
+BOUNDS = ValidationContext("m", 320, 4)
 MESSAGES = [{"role": "user", "content": "hi"}]
-REQUESTS = (ChatRequest, CompletionRequest, TokenRequest)
+REQUESTS = (ChatCompletionRequest, CompletionRequest, GenerateRequest)
 FIELDS = sorted({name for request in REQUESTS for name in request.__struct_fields__} | {"tools", "echo", "x"})
 
 JSON_VALUES = st.recursive(
@@ -23,7 +23,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-def chat(**fields: Any) -> ChatRequest:
+def chat(**fields: Any) -> ChatCompletionRequest:
     return decode_chat(json.dumps({"model": "m", "messages": MESSAGES} | fields).encode(), BOUNDS)[0]
 
 
@@ -53,14 +53,14 @@ def test_half_a_surrogate_pair_is_refused(escape: str) -> None:
 
 
 def test_null_is_the_same_as_absent() -> None:
-    names = [name for name in ChatRequest.__struct_fields__ if name not in ("model", "messages")]
+    names = [name for name in ChatCompletionRequest.__struct_fields__ if name not in ("model", "messages")]
     assert chat(**dict.fromkeys(names)) == chat()
 
 
 def test_the_newer_name_of_max_tokens_wins() -> None:
-    assert chat(max_tokens=5, max_completion_tokens=7).output_limit == 7
-    assert chat(max_tokens=5).output_limit == 5
-    assert chat().output_limit is None
+    assert chat(max_tokens=5, max_completion_tokens=7).max_output_tokens == 7
+    assert chat(max_tokens=5).max_output_tokens == 5
+    assert chat().max_output_tokens is None
 
 
 def test_one_stop_string_or_several() -> None:
@@ -70,10 +70,10 @@ def test_one_stop_string_or_several() -> None:
 
 
 def test_the_tokens_so_far_are_one_list_per_choice() -> None:
-    assert chat().generated() == [[]]
-    assert chat(n=2).generated() == [[], []]
-    assert chat(generated_token_ids=[1, 2]).generated() == [[1, 2]]
-    assert chat(n=2, generated_token_ids=[[1], []]).generated() == [[1], []]
+    assert chat().prior_token_ids() == [[]]
+    assert chat(n=2).prior_token_ids() == [[], []]
+    assert chat(generated_token_ids=[1, 2]).prior_token_ids() == [[1, 2]]
+    assert chat(n=2, generated_token_ids=[[1], []]).prior_token_ids() == [[1], []]
 
 
 def test_the_bounds_themselves_are_allowed() -> None:

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from onward.proto.cursor import parse_cursor
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from tests.api.instance import Instance
 from tests.api.small_model import EOS, chat_prompt
 from tests.api.stand_in_engine import expected_tokens
@@ -15,7 +15,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def expected_text(prompt: list[int], count: int, seed: int = 7, choice: int = 0) -> str:
-    return bytes(expected_tokens(prompt, Sampling(seed=seed, choice=choice), count)).decode()
+    return bytes(expected_tokens(prompt, SamplingParams(seed=seed, choice_index=choice), count)).decode()
 
 
 def test_a_chat_is_answered_whole(client: openai.OpenAI) -> None:
@@ -165,9 +165,9 @@ def test_a_label_is_echoed_and_an_id_is_given_without_one(instance: Instance, cl
     create = client.chat.completions.with_raw_response.create
     labelled = create(model="small-model", messages=HELLO, max_tokens=1, extra_headers={"X-Request-Id": "my label"})
     assert labelled.headers["x-request-id"] == "my label"
-    assert instance.engine.submits[-1].label == "my label"
+    assert instance.engine.submits[-1].client_request_id == "my label"
     unlabelled = create(model="small-model", messages=HELLO, max_tokens=1)
-    assert instance.engine.submits[-1].label == ""
+    assert instance.engine.submits[-1].client_request_id == ""
     assert unlabelled.parse().id == "chatcmpl-" + unlabelled.headers["x-request-id"]
 
 
@@ -184,7 +184,7 @@ def test_every_event_with_tokens_carries_a_cursor(client: openai.OpenAI) -> None
             tokens[choice] += ids
             assert cursor.choices[choice].position == len(tokens[choice])
     prompt = chat_prompt("hello")
-    assert tokens == [expected_tokens(prompt, Sampling(seed=7, choice=c), 5) for c in range(2)]
+    assert tokens == [expected_tokens(prompt, SamplingParams(seed=7, choice_index=c), 5) for c in range(2)]
     assert [choice.finish_reason for choice in cursors[-1].choices] == ["length", "length"]
     assert lines[-2:] == ["data: [DONE]", ""]
 
@@ -232,7 +232,7 @@ def test_sampling_reaches_the_engine_as_it_was_sent(instance: Instance, client: 
         },
     )
     submit = instance.engine.submits[-1]
-    assert submit.sampling == Sampling(
+    assert submit.sampling_params == SamplingParams(
         -5,
         0,
         0.5,
@@ -251,7 +251,7 @@ def test_sampling_reaches_the_engine_as_it_was_sent(instance: Instance, client: 
         prompt_logprobs=1,
     )
     assert (submit.priority, submit.cache_salt) == (-3, "tenant")
-    assert submit.deadline_s is not None and 50 < submit.deadline_s <= 60
+    assert submit.deadline_in_s is not None and 50 < submit.deadline_in_s <= 60
 
 
 def test_a_label_that_is_in_use_is_a_409_and_free_again_afterwards(instance: Instance, client: openai.OpenAI) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from onward.api.openai import decode_chat, decode_tokens
-from onward.api.openapi import RANGES, SUMMARIES
-from onward.api.requests import Bounds, ChatRequest
+from onward.api.openapi import FIELD_RANGES, SUMMARIES
+from onward.api.requests import ChatCompletionRequest, ValidationContext
 from onward.api.responses.request import decode_response
 from onward.errors import InvalidRequest
 from tests.api.instance import Instance
@@ -23,7 +23,7 @@ def test_every_field_that_is_read_is_told(document: dict[str, Any]) -> None:
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body == {"$ref": "#/components/schemas/ChatRequest"}
     schema = document["components"]["schemas"]["ChatRequest"]
-    assert list(schema["properties"]) == list(ChatRequest.__struct_fields__)
+    assert list(schema["properties"]) == list(ChatCompletionRequest.__struct_fields__)
     assert schema["required"] == ["model"], "token ids may stand instead of messages"
 
 
@@ -57,22 +57,22 @@ def _beyond(rule: dict[str, Any]) -> list[Any]:
     return [beyond[word](limit) for word, limit in rule.items()]
 
 
-@pytest.mark.parametrize("field", RANGES)
+@pytest.mark.parametrize("field", FIELD_RANGES)
 def test_ranges_are_told_as_they_are_checked(field: str) -> None:
-    bounds = Bounds("m", vocab_size=10, max_choices=4)
-    is_chat = field in ChatRequest.__struct_fields__ and field != "logprobs"
+    bounds = ValidationContext("m", vocab_size=10, max_choices=4)
+    is_chat = field in ChatCompletionRequest.__struct_fields__ and field != "logprobs"
     plain = {"messages": [{"role": "user", "content": "a"}]} if is_chat else {"prompt_token_ids": [1]}
-    decode: Callable[[bytes, Bounds], object] = decode_chat if is_chat else decode_tokens
+    decode: Callable[[bytes, ValidationContext], object] = decode_chat if is_chat else decode_tokens
     if field == "max_output_tokens":
         plain, decode = {"input": "a"}, decode_response
-    for value in _beyond(RANGES[field]):
+    for value in _beyond(FIELD_RANGES[field]):
         with pytest.raises(InvalidRequest) as refused:
             decode(json.dumps({"model": "m", **plain, field: value}).encode(), bounds)
         assert refused.value.param == field
     for word in ("minimum", "maximum"):
-        if word in RANGES[field]:
+        if word in FIELD_RANGES[field]:
             more = {"logprobs": True} if field == "top_logprobs" else {}
-            decode(json.dumps({"model": "m", **plain, **more, field: RANGES[field][word]}).encode(), bounds)
+            decode(json.dumps({"model": "m", **plain, **more, field: FIELD_RANGES[field][word]}).encode(), bounds)
 
 
 def test_every_route_says_what_it_is_for(document: dict[str, Any]) -> None:

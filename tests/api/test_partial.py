@@ -12,8 +12,8 @@ import pytest
 
 from onward.api.ledger import ABORTED
 from onward.proto.request import ErrorInfo
-from onward.proto.router import CLOSE_PATH, Close, Closed, GivenChoice
-from onward.proto.sampling import Sampling
+from onward.proto.router import CLOSE_PATH, ChoiceSnapshot, CloseAttempt, ClosedAttempt
+from onward.proto.sampling import SamplingParams
 from tests.api.instance import Instance
 from tests.api.reader import NO_CERTIFICATES, PATHS, AnswerRead, ChoiceRead, ask, num_choices, read, request, take
 from tests.api.routed import attempt_of
@@ -30,7 +30,7 @@ STREAMING = pytest.mark.parametrize("streaming", [False, True], ids=["whole", "s
 EVERY_PATH = pytest.mark.parametrize("path", PATHS)
 
 
-def undisturbed(prompt: Any, sampling: Sampling, tokens: Any) -> int:
+def undisturbed(prompt: Any, sampling: SamplingParams, tokens: Any) -> int:
     """The engine may go on for a while after the stop string, until it is told."""
     return OUTPUT[len(tokens)] if len(tokens) < len(OUTPUT) else 33
 
@@ -42,7 +42,7 @@ def paused_at(
     """A request of which every choice has so many tokens, and gets no more."""
     engine = instance.engine
 
-    def recite(prompt: Any, sampling: Sampling, tokens: Any) -> int:
+    def recite(prompt: Any, sampling: SamplingParams, tokens: Any) -> int:
         engine.paused = engine.paused or len(tokens) + 1 == num_tokens
         return undisturbed(prompt, sampling, tokens)
 
@@ -146,9 +146,11 @@ def test_every_prompt_and_choice_of_an_aborted_request_returns_what_it_has(insta
 def test_a_choice_that_had_ended_keeps_its_end_when_the_request_is_aborted(instance: Instance, streaming: bool) -> None:
     engine = instance.engine
 
-    def one_ends(prompt: Any, sampling: Sampling, tokens: Any) -> int:
+    def one_ends(prompt: Any, sampling: SamplingParams, tokens: Any) -> int:
         engine.paused = engine.paused or len(tokens) == 3
-        return (b"stop" + b"!" * 20)[len(tokens)] if sampling.choice == 0 else undisturbed(prompt, sampling, tokens)
+        return (
+            (b"stop" + b"!" * 20)[len(tokens)] if sampling.choice_index == 0 else undisturbed(prompt, sampling, tokens)
+        )
 
     body = request("/v1/completions", streaming, n=2, **FIELDS)
     engine.choose, engine.paused = one_ends, True
@@ -261,16 +263,16 @@ def test_the_openai_client_reads_an_aborted_answer(instance: Instance, client: o
 # What a router asks for when it gives a request up.
 
 
-def closed(instance: Instance, path: str, body: dict[str, Any], error: ErrorInfo, **fields: Any) -> Closed:
-    message = msgspec.msgpack.encode(Close(attempt_of(path, body, **fields), error))
+def closed(instance: Instance, path: str, body: dict[str, Any], error: ErrorInfo, **fields: Any) -> ClosedAttempt:
+    message = msgspec.msgpack.encode(CloseAttempt(attempt_of(path, body, **fields), error))
     headers = {"Content-Type": "application/msgpack"}
     url = instance.url + CLOSE_PATH
     response = httpx.post(url, content=message, headers=headers, timeout=30, verify=NO_CERTIFICATES)
     assert response.status_code == 200, response.text
-    return msgspec.msgpack.decode(response.content, type=Closed)
+    return msgspec.msgpack.decode(response.content, type=ClosedAttempt)
 
 
-def read_closed(one: Closed, body: dict[str, Any]) -> AnswerRead:
+def read_closed(one: ClosedAttempt, body: dict[str, Any]) -> AnswerRead:
     content = one.body + (b"data: [DONE]\n\n" if body.get("stream") else b"")
     return read(httpx.Response(one.status, content=content), body)
 
@@ -281,7 +283,7 @@ def test_an_instance_writes_the_end_of_an_aborted_request_from_its_tokens(
     instance: Instance, path: str, streaming: bool
 ) -> None:
     body = request(path, streaming, n=2, **FIELDS)
-    choices = [GivenChoice(OUTPUT[:8]), GivenChoice(OUTPUT[:4], "length")]
+    choices = [ChoiceSnapshot(OUTPUT[:8]), ChoiceSnapshot(OUTPUT[:4], "length")]
     num_submits = len(instance.engine.submits)
     one = closed(instance, path, body, ABORTED, choices=choices)
     answer = read_closed(one, body)
@@ -301,7 +303,7 @@ def test_an_instance_writes_the_error_with_the_part_that_a_router_has(
 ) -> None:
     body = request(path, streaming, **FIELDS)
     lost = ErrorInfo("upstream_lost", "the connection to the instance was lost", 503, True, retry_after_s=1.0)
-    one = closed(instance, path, body, lost, choices=[GivenChoice(OUTPUT[:8])])
+    one = closed(instance, path, body, lost, choices=[ChoiceSnapshot(OUTPUT[:8])])
     assert one.status == (200 if streaming else 503)
     partial = read_closed(one, body).partial if streaming else msgspec.json.decode(one.body)["partial"]
     assert partial is not None
@@ -332,7 +334,7 @@ SCORED = {
 def test_an_answer_that_lacks_the_logprobs_it_was_asked_for_is_not_written_as_complete(
     instance: Instance, path: str
 ) -> None:
-    ended = [GivenChoice(OUTPUT[:4], "length")]
+    ended = [ChoiceSnapshot(OUTPUT[:4], "length")]
     one = closed(instance, path, request(path, False, **FIELDS), ABORTED, choices=ended)
     assert (one.status, msgspec.json.decode(one.body)["choices"][0]["finish_reason"]) == (200, "length")
     for fields in (SCORED[path], {"prompt_logprobs": 0}):
@@ -346,7 +348,7 @@ def test_an_answer_that_lacks_the_logprobs_it_was_asked_for_is_not_written_as_co
 def test_a_failed_response_is_failed_and_has_its_output(instance: Instance) -> None:
     engine = instance.engine
 
-    def recite(prompt: Any, sampling: Sampling, tokens: Any) -> int:
+    def recite(prompt: Any, sampling: SamplingParams, tokens: Any) -> int:
         engine.paused = len(tokens) + 1 == 8
         return undisturbed(prompt, sampling, tokens)
 

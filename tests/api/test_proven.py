@@ -3,12 +3,12 @@
 import pytest
 from starlette.types import Scope
 
-from onward.api.proven import Proven
+from onward.api.proven import ClusterAuth
 from onward.clock import SystemClock
 from onward.web.failures import RequestFailed
 from tests.web.exchange import request_scope
 
-OURS = Proven("", SystemClock())
+OURS = ClusterAuth("", SystemClock())
 
 
 def scope_from(address: str, headers: dict[str, str] | None = None) -> Scope:

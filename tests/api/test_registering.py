@@ -11,12 +11,19 @@ import httpx
 import msgspec
 import pytest
 
-from onward.api.registering import load_of
+from onward.api.registering import instance_load
 from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
-from onward.proto.router import PROBE_PATH, PROOF_HEADER, REGISTER_PATH, Load, RegisterAnswer, Registration
+from onward.proto.router import (
+    PROBE_PATH,
+    REGISTER_PATH,
+    SIGNATURE_HEADER,
+    InstanceLoad,
+    Registration,
+    RegistrationReply,
+)
 from onward.proto.stats import EngineStats
-from onward.transport.proof import is_proven, prove
+from onward.transport.proof import sign_request, verify_signature
 from tests.api.instance import BLOCK_SIZE, NUM_BLOCKS, News, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.api.routed import MSGPACK_BODY
@@ -27,7 +34,7 @@ KEY = "ab" * 32
 class Router:
     """Takes registrations on a real port."""
 
-    def __init__(self, answer: RegisterAnswer, cluster_key: str = "") -> None:
+    def __init__(self, answer: RegistrationReply, cluster_key: str = "") -> None:
         self.answer = answer
         self.told: list[Registration] = []
         self.news = News()
@@ -38,7 +45,9 @@ class Router:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 assert self.path == REGISTER_PATH
                 if cluster_key:
-                    assert is_proven(cluster_key, self.headers[PROOF_HEADER], "POST", self.path, body, time.time())
+                    assert verify_signature(
+                        cluster_key, self.headers[SIGNATURE_HEADER], "POST", self.path, body, time.time()
+                    )
                 router.told.append(msgspec.msgpack.decode(body, type=Registration))
                 said = msgspec.msgpack.encode(router.answer_to(router.told[-1]))
                 self.send_response(200)
@@ -55,7 +64,7 @@ class Router:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
-    def answer_to(self, told: Registration) -> RegisterAnswer:
+    def answer_to(self, told: Registration) -> RegistrationReply:
         return self.answer
 
     def hears(self, condition: Callable[[Registration], bool]) -> None:
@@ -71,7 +80,7 @@ class Router:
 def router(
     again_after_s: float = 0.1, error: str = "", cluster_key: str = "", num_others: int = -1
 ) -> Iterator[Router]:
-    one = Router(RegisterAnswer("router-1", again_after_s, error, num_others=num_others), cluster_key)
+    one = Router(RegistrationReply("router-1", again_after_s, error, num_other_instances=num_others), cluster_key)
     try:
         yield one
     finally:
@@ -93,8 +102,8 @@ def test_an_instance_says_what_it_is_and_when_it_changes(model: PreparedModel) -
             assert (told.instance, told.url, told.role) == ("instance-1", "http://10.1.2.3:8000", "decode")
             assert (told.model, told.fingerprint, told.engine) == ("small-model", "fp", instance.engine.incarnation)
             assert (told.handoff_address, told.block_size, told.max_tokens) == ("tcp://10.1.2.3:9", BLOCK_SIZE, 256)
-            assert told.load == Load(0, 0, 4, NUM_BLOCKS, NUM_BLOCKS)
-            assert told.pids["api"] == [instance.children[0].process.pid]
+            assert told.load == InstanceLoad(0, 0, 4, NUM_BLOCKS, NUM_BLOCKS)
+            assert told.pids_by_role["api"] == [instance.children[0].process.pid]
             instance.worker_ready = False
             first.hears(lambda told: told.state == "restarting")
             instance.worker_ready = True
@@ -128,7 +137,7 @@ def test_a_router_that_does_not_take_us_is_asked_again(model: PreparedModel) -> 
 
 def test_of_several_processes_one_speaks_for_all(model: PreparedModel) -> None:
     with router(again_after_s=10.0) as one, running(model, ApiConfig(routers=(one.url,)), num_api=2) as instance:
-        one.hears(lambda told: len(told.pids["api"]) == 2)
+        one.hears(lambda told: len(told.pids_by_role["api"]) == 2)
         instance.stop(grace_s=5.0)
         for child in instance.children:
             assert child.process.wait(20) == 0
@@ -141,7 +150,7 @@ def test_both_sides_show_that_they_hold_the_key(model: PreparedModel) -> None:
         running(model, ApiConfig(routers=(one.url,), cluster_key=KEY)) as instance,
     ):
         one.hears(lambda told: told.state == "ready")
-        question = msgspec.msgpack.encode(RegisterAnswer("r", 1.0))
+        question = msgspec.msgpack.encode(RegistrationReply("r", 1.0))
         refused = httpx.post(
             instance.url + PROBE_PATH,
             content=question,
@@ -149,7 +158,7 @@ def test_both_sides_show_that_they_hold_the_key(model: PreparedModel) -> None:
             verify=NO_CERTIFICATES,
         )
         assert refused.status_code == 403
-        headers = {PROOF_HEADER: prove(KEY, "POST", PROBE_PATH, question, time.time())}
+        headers = {SIGNATURE_HEADER: sign_request(KEY, "POST", PROBE_PATH, question, time.time())}
         probed = httpx.post(instance.url + PROBE_PATH, content=question, headers=headers, verify=NO_CERTIFICATES)
         assert msgspec.msgpack.decode(probed.content, type=Registration).state == "ready"
 
@@ -161,4 +170,4 @@ def test_both_sides_show_that_they_hold_the_key(model: PreparedModel) -> None:
 def test_the_load_counts_every_request_once(requests: dict[str, int], running_now: int, waiting: int) -> None:
     blocks = {"free": 5, "cached": 2, "owned": 9, "fenced": 1}
     stats = EngineStats(1, True, 0.0, requests, blocks, 60)
-    assert load_of(stats) == Load(running_now, waiting, running_now + 60, 7, 17)
+    assert instance_load(stats) == InstanceLoad(running_now, waiting, running_now + 60, 7, 17)

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from onward.proto.request import ErrorInfo
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from tests.api.instance import Instance
 from tests.api.reader import PATHS, PROMPT, AnswerRead, ask, read, request
 from tests.api.small_model import EOS
@@ -46,14 +46,14 @@ STREAMING = pytest.mark.parametrize("streaming", [False, True], ids=["whole", "s
 EVERY_PATH = pytest.mark.parametrize("path", PATHS)
 
 
-def recite(prompt: Any, sampling: Sampling, tokens: Any) -> int:
-    output = OUTPUTS[sampling.choice]
+def recite(prompt: Any, sampling: SamplingParams, tokens: Any) -> int:
+    output = OUTPUTS[sampling.choice_index]
     return output[len(tokens)] if len(tokens) < len(output) else 33
 
 
-def give_up_at(*positions: int | None) -> Callable[[Sampling, int], ErrorInfo | None]:
+def give_up_at(*positions: int | None) -> Callable[[SamplingParams, int], ErrorInfo | None]:
     """Each choice at its own position, or never."""
-    return lambda sampling, position: GIVEN_UP if position == positions[sampling.choice] else None
+    return lambda sampling, position: GIVEN_UP if position == positions[sampling.choice_index] else None
 
 
 def with_logprobs(path: str) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def test_one_choice_cut_anywhere_is_continued_to_the_same_answer(
         assert first.usage is not None and first.usage["completion_tokens"] == cut
         assert (first.reasons, first.choices[0].error) == (["pd_reschedule"], TOLD)
         before, after = instance.engine.submits[-2:]
-        assert before.sampling == after.sampling and after.sampling.seed == first.seed
+        assert before.sampling_params == after.sampling_params and after.sampling_params.seed == first.seed
         assert after.generated_token_ids == OUTPUTS[0][:cut]
 
 
@@ -116,7 +116,7 @@ def test_four_choices_cut_anywhere_are_continued_to_the_same_answer(
         assert [one.num_ends for one in first.choices + second.choices] == [1] * 8
         assert first.resume is not None and first.usage is not None
         assert first.usage["completion_tokens"] == sum(map(len, first.resume["generated_token_ids"]))
-        assert first.seed == instance.engine.submits[-1].sampling.seed
+        assert first.seed == instance.engine.submits[-1].sampling_params.seed
 
 
 @EVERY_PATH
@@ -226,7 +226,7 @@ def test_a_fault_of_another_choice_is_still_a_fault_of_the_request(instance: Ins
 def test_an_abort_that_crosses_a_reschedule_is_an_abort(instance: Instance, streaming: bool) -> None:
     """One choice has been given up, the other is still running: the user's word counts for the whole."""
 
-    def pause_in_the_middle(prompt: Any, sampling: Sampling, tokens: Any) -> int:
+    def pause_in_the_middle(prompt: Any, sampling: SamplingParams, tokens: Any) -> int:
         instance.engine.paused = len(tokens) == 9
         return 97
 

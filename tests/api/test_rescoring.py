@@ -32,7 +32,7 @@ def test_logprobs_are_told_from_any_position_on(instance: Instance, path: str, s
         assert answer.logprobs == [whole.logprobs[0][start:]]
         assert (answer.texts, answer.usage) == (plain.texts, whole.usage), "their text is not repeated"
         assert answer.choices[0].token_ids == plain.choices[0].token_ids
-        assert instance.engine.submits[-1].score_from == (None if start == 6 else start)
+        assert instance.engine.submits[-1].rescore_from == (None if start == 6 else start)
 
 
 @EVERY_PATH
@@ -65,10 +65,10 @@ def test_an_engine_that_dies_is_asked_again_only_for_what_was_not_delivered(
         instance.wait_until(lambda: bool(instance.engine.running))
         instance.restart_engine(lambda engine: setattr(engine, "choose", pause_in_the_middle))
         instance.wait_until(lambda: instance.engine.paused)
-        again = instance.engine.submits[-1].score_from
+        again = instance.engine.submits[-1].rescore_from
         instance.restart_engine(lambda engine: setattr(engine, "choose", lambda _, __, tokens: OUTPUT[len(tokens)]))
         answer = asking.result(20)
-    assert (again, instance.engine.submits[-1].score_from) == (2, None)
+    assert (again, instance.engine.submits[-1].rescore_from) == (2, None)
     assert answer.logprobs == [whole.logprobs[0][2:]]
 
 

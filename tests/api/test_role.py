@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from onward.api.wrong_role import WrongRole
+from onward.api.wrong_role import WrongRoleEndpoint
 from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
 from tests.api.instance import Instance, running
@@ -48,7 +48,7 @@ def test_the_explanation_follows_the_body_since_clients_that_still_write_would_h
     async def send(message: Any) -> None:
         exchange.append(message["type"])
 
-    asyncio.run(WrongRole()({"type": "http"}, receive, send))
+    asyncio.run(WrongRoleEndpoint()({"type": "http"}, receive, send))
     assert exchange == ["part"] * 3 + ["http.response.start", "http.response.body"]
 
 

@@ -13,22 +13,22 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
-from onward.api.process import Api, Rim
-from onward.api.prompts import Prompts
-from onward.chance import SystemChance
+from onward.api.process import ApiProcess, Runtime
+from onward.api.prompts import TextProcessor
+from onward.chance import SystemRandomSource
 from onward.clock import SystemClock
 from onward.config import ApiConfig
-from onward.proto.control import NewKeys, StartApi
+from onward.proto.control import StartApi, UpdateApiKeys
 from onward.proto.cursor import format_cursor, parse_cursor
 from onward.proto.model import PreparedModel
 from onward.proto.request import CallerLimits, ErrorInfo
-from onward.proto.router import ABORT_PATH, PROOF_HEADER
-from onward.text.prompt_tokens import read_text
-from onward.transport.proof import prove
-from onward.web.callers import Access, guarded
-from onward.web.envelope import Envelope
+from onward.proto.router import ABORT_PATH, SIGNATURE_HEADER
+from onward.text.prompt_tokens import read_tokenizer_files
+from onward.transport.proof import sign_request
+from onward.web.callers import RouteAccess, check_routes
+from onward.web.envelope import RequestIdMiddleware
 from onward.web.keys import ANONYMOUS
-from onward.web.owned_ids import owned_id
+from onward.web.owned_ids import make_owned_id
 from tests.api.instance import PATIENCE_S, Instance, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.web import doors
@@ -36,39 +36,39 @@ from tests.web.exchange import exchanged, request_scope
 
 CLUSTER_KEY = "ab" * 32
 ACCESS = {
-    "/v1/chat/completions": Access.USER,
-    "/v1/completions": Access.USER,
-    "/v1/generate": Access.USER,
-    "/v1/embeddings": Access.USER,
-    "/v1/responses": Access.USER,
-    "/v1/responses/{response_id}": Access.USER,
-    "/v1/responses/{response_id}/cancel": Access.USER,
-    "/v1/responses/{response_id}/input_items": Access.USER,
-    "/v1/abort": Access.USER,
-    "/tokenize": Access.USER,
-    "/detokenize": Access.USER,
-    "/v1/models": Access.USER,
-    "/v1/models/{model:path}": Access.USER,
-    "/health": Access.OPEN,
-    "/version": Access.USER,
-    "/openapi.json": Access.USER,
-    "/live": Access.OPEN,
-    "/docs": Access.OPEN,
-    "/": Access.OPEN,
-    "/metrics": Access.ADMIN,
-    "/info": Access.ADMIN,
-    "/drain": Access.ADMIN,
-    "/undrain": Access.ADMIN,
-    "/internal/attempt": Access.CLUSTER,
-    "/internal/close": Access.CLUSTER,
-    "/internal/find": Access.CLUSTER,
-    "/internal/probe": Access.CLUSTER,
-    "/internal/text": Access.CLUSTER,
-    "/internal/abort": Access.CLUSTER,
-    "/internal/tokenize": Access.CLUSTER,
-    "/internal/detokenize": Access.CLUSTER,
-    "/internal/embeddings": Access.CLUSTER,
-    "/internal/response": Access.CLUSTER,
+    "/v1/chat/completions": RouteAccess.USER,
+    "/v1/completions": RouteAccess.USER,
+    "/v1/generate": RouteAccess.USER,
+    "/v1/embeddings": RouteAccess.USER,
+    "/v1/responses": RouteAccess.USER,
+    "/v1/responses/{response_id}": RouteAccess.USER,
+    "/v1/responses/{response_id}/cancel": RouteAccess.USER,
+    "/v1/responses/{response_id}/input_items": RouteAccess.USER,
+    "/v1/abort": RouteAccess.USER,
+    "/tokenize": RouteAccess.USER,
+    "/detokenize": RouteAccess.USER,
+    "/v1/models": RouteAccess.USER,
+    "/v1/models/{model:path}": RouteAccess.USER,
+    "/health": RouteAccess.OPEN,
+    "/version": RouteAccess.USER,
+    "/openapi.json": RouteAccess.USER,
+    "/live": RouteAccess.OPEN,
+    "/docs": RouteAccess.OPEN,
+    "/": RouteAccess.OPEN,
+    "/metrics": RouteAccess.ADMIN,
+    "/info": RouteAccess.ADMIN,
+    "/drain": RouteAccess.ADMIN,
+    "/undrain": RouteAccess.ADMIN,
+    "/internal/attempt": RouteAccess.CLUSTER,
+    "/internal/close": RouteAccess.CLUSTER,
+    "/internal/find": RouteAccess.CLUSTER,
+    "/internal/probe": RouteAccess.CLUSTER,
+    "/internal/text": RouteAccess.CLUSTER,
+    "/internal/abort": RouteAccess.CLUSTER,
+    "/internal/tokenize": RouteAccess.CLUSTER,
+    "/internal/detokenize": RouteAccess.CLUSTER,
+    "/internal/embeddings": RouteAccess.CLUSTER,
+    "/internal/response": RouteAccess.CLUSTER,
 }
 FIELDS: dict[str, Any] = {"model": "small-model", "prompt": [97, 98, 99], "max_tokens": 8, "seed": 7}
 
@@ -83,7 +83,7 @@ def keyed(model: PreparedModel, num_api: int = 1, **config: Any) -> Iterator[Ins
 
 
 def give_keys(instance: Instance, keys: list[Any]) -> None:
-    instance._tell_all(NewKeys(keys))
+    instance._tell_all(UpdateApiKeys(keys))
 
 
 def until(condition: Any) -> None:
@@ -116,20 +116,20 @@ async def app_of(model: PreparedModel, threads: ThreadPoolExecutor) -> Starlette
     def never(*_: object) -> Any:
         raise AssertionError("nobody is there")
 
-    rim = Rim(
+    rim = Runtime(
         clock=SystemClock(),
-        chance=SystemChance(),
-        connect=never,
-        connect_shelf=never,
+        random=SystemRandomSource(),
+        connect_engine=never,
+        connect_stream_store=never,
         new_session=aiohttp.ClientSession,
-        new_threads=lambda *_: threads,
+        new_executor=lambda *_: threads,
         stop_server=never,
-        leave_at_once=never,
+        exit_now=never,
     )
     start = StartApi("api", 1, ApiConfig(), model, -1)
-    api = Api(start, SilentSupervisor(), Prompts(read_text(model)), rim)
+    api = ApiProcess(start, SilentSupervisor(), TextProcessor(read_tokenizer_files(model)), rim)
     try:
-        assert isinstance(api.app, Envelope) and isinstance(api.app.app, Starlette)
+        assert isinstance(api.app, RequestIdMiddleware) and isinstance(api.app.app, Starlette)
         return api.app.app
     finally:
         await api.close()
@@ -147,7 +147,7 @@ def test_a_browser_is_shown_why_it_is_refused(model: PreparedModel) -> None:
 
 def test_every_route_and_method_is_closed_as_the_table_says(model: PreparedModel) -> None:
     with ThreadPoolExecutor(1) as threads:
-        routes = guarded(asyncio.run(app_of(model, threads)).routes)
+        routes = check_routes(asyncio.run(app_of(model, threads)).routes)
     assert {route.path: route.access for route in routes} == ACCESS, "a new route belongs into the table"
     with keyed(model) as instance, httpx.Client(timeout=30, verify=NO_CERTIFICATES) as client:
 
@@ -181,15 +181,15 @@ def test_no_path_is_redirected_to_the_host_that_a_client_names(model: PreparedMo
 
 def test_with_a_clusters_key_what_is_between_router_and_instance_wants_its_proof(model: PreparedModel) -> None:
     with keyed(model, cluster_key=CLUSTER_KEY, open_metrics=True) as instance:
-        for path in (path for path, access in ACCESS.items() if access is Access.CLUSTER):
+        for path in (path for path, access in ACCESS.items() if access is RouteAccess.CLUSTER):
             assert [post(instance, path, {}, name).status_code for name in (None, "user", "admin")] == [403] * 3
         body = b'{"ids":["x"],"caller":"user"}'
-        headers = {PROOF_HEADER: prove(CLUSTER_KEY, "POST", ABORT_PATH, body, time.time())}
+        headers = {SIGNATURE_HEADER: sign_request(CLUSTER_KEY, "POST", ABORT_PATH, body, time.time())}
         answer = httpx.post(instance.url + ABORT_PATH, content=body, headers=headers, verify=NO_CERTIFICATES)
         assert answer.json() == {"aborted": [], "idle": {}}
         for path, status in (("/v1/models", 200), ("/info", 200), ("/version", 200)):
-            proof = prove(CLUSTER_KEY, "GET", path, b"", time.time())
-            assert get(instance, path, None, **{PROOF_HEADER: proof}).status_code == status
+            proof = sign_request(CLUSTER_KEY, "GET", path, b"", time.time())
+            assert get(instance, path, None, **{SIGNATURE_HEADER: proof}).status_code == status
         assert get(instance, "/metrics").status_code == 200, "it was opened"
 
 
@@ -285,7 +285,7 @@ def test_nobody_learns_whether_another_callers_stream_runs_is_kept_was_aborted_o
         body = FIELDS | {"stream": True, "max_tokens": 30}
         whole = events(post(instance, "/v1/completions", body, "user").text)
         never = parse_cursor(whole[3])
-        never = format_cursor(msgspec.structs.replace(never, request_id=owned_id("ab" * 16, "user")))
+        never = format_cursor(msgspec.structs.replace(never, request_id=make_owned_id("ab" * 16, "user")))
         unknown = answers_to(instance, "other", never)
         assert [status for status, _ in unknown] == [404, 404]
         assert answers_to(instance, "other", whole[3]) == unknown, "what is kept"

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from onward.api.structured import MAX_CHOICES, StructuredFields, wanted_structure
+from onward.api.structured import MAX_GUIDED_CHOICES, StructuredOutputFields, requested_grammar
 from onward.errors import InvalidRequest
 from onward.proto.sampling import MAX_GRAMMAR_BYTES, Grammar
 
@@ -18,8 +18,8 @@ def json_schema(**fields: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA} | fields}}
 
 
-def fields_of(body: dict[str, Any]) -> StructuredFields:
-    return msgspec.json.decode(msgspec.json.encode(body), type=StructuredFields)
+def fields_of(body: dict[str, Any]) -> StructuredOutputFields:
+    return msgspec.json.decode(msgspec.json.encode(body), type=StructuredOutputFields)
 
 
 @pytest.mark.parametrize(
@@ -41,17 +41,17 @@ def fields_of(body: dict[str, Any]) -> StructuredFields:
     ],
 )
 def test_every_way_to_ask_comes_to_one_grammar(body: dict[str, Any], kind: str, source: Any) -> None:
-    wanted = wanted_structure(fields_of(body))
+    wanted = requested_grammar(fields_of(body))
     assert wanted is not None
     assert wanted.grammar.kind == kind
     assert (json.loads(wanted.grammar.source) if source else wanted.grammar.source) == source
 
 
 def test_the_schema_of_a_json_object_is_kept() -> None:
-    wanted = wanted_structure(fields_of({"response_format": {"type": "json_object", "schema": SCHEMA}}))
+    wanted = requested_grammar(fields_of({"response_format": {"type": "json_object", "schema": SCHEMA}}))
     assert wanted is not None
     assert (wanted.grammar.kind, json.loads(wanted.grammar.source)) == ("json_schema", SCHEMA)
-    assert wanted.path == "response_format.schema"
+    assert wanted.field_path == "response_format.schema"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_schema_of_a_json_object_is_kept() -> None:
     ],
 )
 def test_expressions_and_grammars_are_taken_as_they_are(body: dict[str, Any], grammar: Grammar) -> None:
-    wanted = wanted_structure(fields_of(body))
+    wanted = requested_grammar(fields_of(body))
     assert wanted is not None
     assert wanted.grammar == grammar
 
@@ -83,7 +83,7 @@ def test_expressions_and_grammars_are_taken_as_they_are(body: dict[str, Any], gr
     ],
 )
 def test_most_requests_have_none(body: dict[str, Any]) -> None:
-    assert wanted_structure(fields_of(body)) is None
+    assert requested_grammar(fields_of(body)) is None
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_most_requests_have_none(body: dict[str, Any]) -> None:
         ({"guided_json": "[1]"}, "guided_json"),
         ({"guided_regex": ""}, "guided_regex"),
         ({"guided_choice": []}, "guided_choice"),
-        ({"guided_choice": ["x"] * (MAX_CHOICES + 1)}, "guided_choice"),
+        ({"guided_choice": ["x"] * (MAX_GUIDED_CHOICES + 1)}, "guided_choice"),
         ({"guided_choice": ["a", ""]}, "guided_choice[1]"),
         ({"guided_grammar": "x" * (MAX_GRAMMAR_BYTES + 1)}, "guided_grammar"),
         ({"guided_whitespace_pattern": " *"}, "guided_whitespace_pattern"),
@@ -123,6 +123,6 @@ def test_most_requests_have_none(body: dict[str, Any]) -> None:
 )
 def test_what_is_wrong_is_named_by_its_path(body: dict[str, Any], path: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        wanted_structure(fields_of(body))
+        requested_grammar(fields_of(body))
     assert refused.value.param == path
     assert len(refused.value.message) < 500

@@ -5,12 +5,12 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from onward.api.request_checks import MAX_THINKING_BUDGET
-from onward.api.thinking import rule_of
+from onward.api.thinking import build_reasoning_params
 from onward.errors import InvalidRequest
-from onward.text.reasoning.tags import FORMATS
+from onward.text.reasoning.tags import REASONING_FORMATS
 from onward.text.tokenizer import Tokenizer as OurTokenizer
 
-QWEN = FORMATS["qwen3"]
+QWEN = REASONING_FORMATS["qwen3"]
 
 
 def tokenizer_with(*tags: str) -> OurTokenizer:
@@ -24,20 +24,22 @@ def tokenizer_with(*tags: str) -> OurTokenizer:
 
 def refused(*args: Any, **kwargs: Any) -> str | None:
     with pytest.raises(InvalidRequest) as fault:
-        rule_of(*args, **kwargs)
+        build_reasoning_params(*args, **kwargs)
     return fault.value.param
 
 
 def test_thinking_is_followed_for_a_budget_or_a_grammar_and_else_not() -> None:
     tokenizer = tokenizer_with("<think>", "</think>")
     prompt = tokenizer.encode("question<think>\n")
-    assert rule_of(QWEN, tokenizer, prompt, None, has_grammar=False) is None
-    for_grammar = rule_of(QWEN, tokenizer, prompt, None, has_grammar=True)
+    assert build_reasoning_params(QWEN, tokenizer, prompt, None, has_grammar=False) is None
+    for_grammar = build_reasoning_params(QWEN, tokenizer, prompt, None, has_grammar=True)
     assert for_grammar is not None
-    assert (for_grammar.begins_inside, for_grammar.budget) == (True, None)
-    for_budget = rule_of(QWEN, tokenizer, tokenizer.encode("question"), MAX_THINKING_BUDGET, has_grammar=False)
+    assert (for_grammar.starts_in_reasoning, for_grammar.budget) == (True, None)
+    for_budget = build_reasoning_params(
+        QWEN, tokenizer, tokenizer.encode("question"), MAX_THINKING_BUDGET, has_grammar=False
+    )
     assert for_budget is not None
-    assert (for_budget.begins_inside, for_budget.budget) == (False, MAX_THINKING_BUDGET)
+    assert (for_budget.starts_in_reasoning, for_budget.budget) == (False, MAX_THINKING_BUDGET)
 
 
 def test_a_budget_that_cannot_be_kept_is_refused() -> None:
@@ -45,4 +47,4 @@ def test_a_budget_that_cannot_be_kept_is_refused() -> None:
     assert refused(None, tokenizer, [], 5, has_grammar=False) == "thinking_budget"
     assert refused(QWEN, None, [], 5, has_grammar=False) == "thinking_budget"
     assert refused(QWEN, tokenizer, [1], 5, has_grammar=False) == "thinking_budget"
-    assert rule_of(QWEN, tokenizer, [1], None, has_grammar=True) is None
+    assert build_reasoning_params(QWEN, tokenizer, [1], None, has_grammar=True) is None

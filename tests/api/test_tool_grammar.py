@@ -4,9 +4,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from onward.api.tool_grammar import grammar_for_tools
+from onward.api.tool_grammar import tool_call_grammar
 from onward.errors import InvalidRequest
-from onward.web.tooling import MAX_SCHEMA_BYTES, Tool, ToolChoice, ToolPlan, plan_of
+from onward.web.tooling import MAX_SCHEMA_BYTES, ResolvedTools, Tool, ToolChoice, resolve_tools
 
 NAMED = {"type": "function", "function": {"name": "g"}}
 
@@ -15,12 +15,12 @@ def tool(name: str = "f", **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name} | more}
 
 
-def plan(tools: list[Any], tool_choice: Any = None) -> ToolPlan:
-    return plan_of(msgspec.convert(tools, list[Tool]), msgspec.convert(tool_choice, ToolChoice | None), None)
+def plan(tools: list[Any], tool_choice: Any = None) -> ResolvedTools:
+    return resolve_tools(msgspec.convert(tools, list[Tool]), msgspec.convert(tool_choice, ToolChoice | None), None)
 
 
 def forced_schema(**fields: Any) -> dict[str, Any]:
-    grammar = grammar_for_tools(plan(**fields))
+    grammar = tool_call_grammar(plan(**fields))
     assert grammar is not None
     assert grammar.kind == "json_schema"
     return json.loads(grammar.source)
@@ -28,16 +28,16 @@ def forced_schema(**fields: Any) -> dict[str, Any]:
 
 def test_schemas_that_are_too_much_for_a_grammar_are_refused_only_where_there_is_one() -> None:
     much = [tool(str(i), parameters={"title": "x" * (MAX_SCHEMA_BYTES - 16)}) for i in range(2)]
-    assert grammar_for_tools(plan(tools=much)) is None
+    assert tool_call_grammar(plan(tools=much)) is None
     with pytest.raises(InvalidRequest) as fault:
-        grammar_for_tools(plan(tools=much, tool_choice="required"))
+        tool_call_grammar(plan(tools=much, tool_choice="required"))
     assert fault.value.param == "tools"
 
 
 def test_only_calls_that_must_be_made_have_a_grammar() -> None:
-    assert grammar_for_tools(plan(tools=[tool()])) is None
-    assert grammar_for_tools(plan(tools=[tool()], tool_choice="none")) is None
-    assert grammar_for_tools(plan(tools=[tool()], tool_choice="required")) is not None
+    assert tool_call_grammar(plan(tools=[tool()])) is None
+    assert tool_call_grammar(plan(tools=[tool()], tool_choice="none")) is None
+    assert tool_call_grammar(plan(tools=[tool()], tool_choice="required")) is not None
 
 
 def test_the_grammar_is_a_list_of_calls_of_the_tools_that_may_be_called() -> None:

@@ -124,7 +124,7 @@ def test_earlier_calls_and_their_results_go_back_to_the_template(thinker: Instan
 def test_an_answer_that_must_call_is_bound_to_a_grammar_of_the_tools(thinker: Instance) -> None:
     speak(thinker, tokens_of(f"[{FORCED_CALL}]"))
     required = answer(thinker, tool_choice="required")
-    grammar = thinker.engine.submits[-1].sampling.grammar
+    grammar = thinker.engine.submits[-1].sampling_params.grammar
     assert grammar is not None
     assert json.loads(grammar.source)["minItems"] == 1
     assert required["finish_reason"] == "tool_calls"

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from onward.api.shelf_link import ANSWER_S
+from onward.api.shelf_link import REPLY_TIMEOUT_S
 from onward.proto.cursor import ChoiceCursor, Cursor, format_cursor, parse_cursor
 from onward.proto.model import PreparedModel
 from onward.proto.router import ATTEMPT_PATH
@@ -47,7 +47,7 @@ def both_ways(pair: Instance) -> list[tuple[str, str]]:
 def at(whole: AnswerRead, position: int) -> Cursor:
     assert whole.cursor is not None
     return msgspec.structs.replace(
-        whole.cursor, epoch=1, choices=[ChoiceCursor(position)], new_tokens={}, usage_told=False
+        whole.cursor, attempt_epoch=1, choices=[ChoiceCursor(position)], new_tokens={}, usage_sent=False
     )
 
 
@@ -100,7 +100,7 @@ def test_a_stream_that_still_runs_in_the_other_process_is_handed_over(pair: Inst
         assert told + rest.choices[0].token_ids == whole.choices[0].token_ids
         pair.wait_until(lambda: not pair.engine.running)
         later = find(here, cursor.request_id)
-        assert later is not None and later.attempt.epoch == 2, "one record, of the attempt that went on"
+        assert later is not None and later.attempt.attempt_epoch == 2, "one record, of the attempt that went on"
 
 
 def test_a_router_sees_a_stream_that_runs_in_the_other_process_and_does_not_end_it(pair: Instance) -> None:
@@ -132,8 +132,8 @@ def test_a_routers_next_attempt_takes_the_place_of_the_one_in_the_other_process(
         with ThreadPoolExecutor(1) as threads:
             first = threads.submit(post, here, attempt)
             pair.wait_until(lambda: pair.engine.paused)
-            stale = msgspec.structs.replace(attempt, epoch=max(attempt.epoch - 1, 1))
-            assert attempt.epoch == 1 or error_in(post(there, stale))["code"] == "stale_attempt"
+            stale = msgspec.structs.replace(attempt, attempt_epoch=max(attempt.attempt_epoch - 1, 1))
+            assert attempt.attempt_epoch == 1 or error_in(post(there, stale))["code"] == "stale_attempt"
             next_one = attempt_of(PATH, {}, body=attempt.body)
             second = threads_answer(pair, there, next_one)
             assert error_in(first.result(20))["code"] == "stale_attempt"
@@ -229,7 +229,7 @@ def test_what_an_attempt_has_left_is_of_no_use_once_a_later_one_runs(model: Prep
             lines = response.iter_lines()
             assert next(line for line in lines if line.startswith("id: "))
             later = find(other.url, at(whole, 5).request_id)
-            assert later is not None and later.attempt.epoch == 2
+            assert later is not None and later.attempt.attempt_epoch == 2
             instance.kill_api(victim)
         instance.engine.paused = False
         assert find(other.url, at(whole, 5).request_id) is None
@@ -276,7 +276,7 @@ def test_a_shelf_that_hangs_holds_nobody_up(model: PreparedModel) -> None:
         for body in (None, BODY):  # this model is not exact, so it cannot be made again either
             back = go_on(second, PATH, at(whole, 5), body)
             assert (back.status_code, back.headers["retry-after"]) == (503, "1"), "it may be kept"
-        assert time.monotonic() - started_s >= ANSWER_S
+        assert time.monotonic() - started_s >= REPLY_TIMEOUT_S
         assert ask(first, PATH, BODY).choices == whole.choices
         aborted = httpx.post(f"{first}/v1/abort", json={"ids": ["x"]}, timeout=30, verify=NO_CERTIFICATES)
         assert (aborted.status_code, aborted.json()["error"]["code"]) == (503, "unavailable")

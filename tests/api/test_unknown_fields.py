@@ -10,8 +10,8 @@ import pytest
 from onward.api import known_fields
 from onward.api.embedding_request import decode_embedding
 from onward.api.openai import decode_chat, decode_completion, decode_tokens
-from onward.api.requests import Bounds
-from onward.api.unknown_fields import UnknownFields
+from onward.api.requests import ValidationContext
+from onward.api.unknown_fields import UnknownFieldReporter
 from onward.config import ApiConfig
 from onward.errors import InvalidRequest
 from onward.obs.metrics import Registry
@@ -21,7 +21,7 @@ from tests.api.instance import Instance, running
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = {"model": "small-model", "messages": MESSAGES, "max_tokens": 1}
-BOUNDS = Bounds("small-model", 320, 16)
+BOUNDS = ValidationContext("small-model", 320, 16)
 REFUSED: list[tuple[str, Any]] = [
     ("stop_regex", "a+"),
     ("allowed_token_ids", [1]),
@@ -110,18 +110,18 @@ def test_an_unknown_option_of_speculation_is_refused() -> None:
 
 
 def test_the_header_is_printable_and_bounded() -> None:
-    assert known_fields.named(["a b", "ü\n"]) == "a%20b, %C3%BC%0A"
-    many = known_fields.named([f"f{index}" for index in range(100)])
+    assert known_fields.format_names(["a b", "ü\n"]) == "a%20b, %C3%BC%0A"
+    many = known_fields.format_names([f"f{index}" for index in range(100)])
     assert many.endswith("f15, and 84 more")
-    assert len(known_fields.named(["x" * 10_000])) == known_fields.MAX_NAME_LENGTH
-    known_fields.named(["\ud800"]).encode("ascii")
+    assert len(known_fields.format_names(["x" * 10_000])) == known_fields.MAX_NAME_LENGTH
+    known_fields.format_names(["\ud800"]).encode("ascii")
 
 
 def test_each_name_is_logged_once_and_only_so_many(caplog: pytest.LogCaptureFixture) -> None:
     counter = Registry().counter("onward_unknown_fields_total", "")
-    noted = UnknownFields(counter, max_logged=2)
+    noted = UnknownFieldReporter(counter, max_logged=2)
     for names in (("a",), ("a", "b"), ("c",), ("d", "e")):
-        noted.note(names, "/v1/chat/completions", "id")
+        noted.report(names, "/v1/chat/completions", "id")
     assert [record.message.split("fields=")[1].split()[0] for record in caplog.records] == ["a", "b"]
     assert counter.value() == 6
 
@@ -139,7 +139,7 @@ def test_a_response_names_the_fields_that_were_ignored(instance: Instance) -> No
 
 @pytest.fixture(scope="module")
 def strict(model: PreparedModel) -> Iterator[Instance]:
-    with running(model, ApiConfig(strict_fields=True, instance={"port": 0})) as instance:
+    with running(model, ApiConfig(strict_fields=True, serve_config={"port": 0})) as instance:
         yield instance
 
 

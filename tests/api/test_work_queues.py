@@ -8,25 +8,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from onward.api.chat import Chat
+from onward.api.chat import ChatAdapter
 from onward.api.engine_client import EngineClient
-from onward.api.fullness import Fullness
-from onward.api.generation import Generator
-from onward.api.identity import Identity
-from onward.api.jobs import Backend, Jobs
-from onward.api.ledger import Ledger
-from onward.api.prompts import Prompts
-from onward.api.shelf_link import ShelfLink
-from onward.api.streams import Streams
-from onward.api.unknown_fields import UnknownFields
-from onward.api.work_queues import GRAMMARS, TEMPLATES, TEXTS, ByTemplate, work_queues
-from onward.chance import SystemChance
+from onward.api.fullness import LoadShedder
+from onward.api.generation import GenerationRunner
+from onward.api.identity import RequestContext
+from onward.api.jobs import ApiServices, RequestBuilder
+from onward.api.ledger import RequestTracker
+from onward.api.prompts import TextProcessor
+from onward.api.shelf_link import StreamStoreClient
+from onward.api.streams import StreamRegistry
+from onward.api.unknown_fields import UnknownFieldReporter
+from onward.api.work_queues import GRAMMAR_LIMITS, TEMPLATE_LIMITS, TEXT_LIMITS, DeferredRender, make_executors
+from onward.chance import SystemRandomSource
 from onward.clock import SystemClock
 from onward.config import ApiConfig
 from onward.obs.metrics import Registry
 from onward.proto.model import PreparedModel
-from onward.sim.api_node import Inline
-from onward.text.prompt_tokens import read_text
+from onward.sim.api_node import InlineExecutor
+from onward.text.prompt_tokens import read_tokenizer_files
 from onward.web.keys import Caller
 
 PATH = "/v1/chat/completions"
@@ -43,8 +43,8 @@ class Stuck(Executor):
         return Future()
 
 
-def identity(name: str) -> Identity:
-    return Identity("0" * 32, 0, 0.0, 0.0, caller=Caller(name))
+def identity(name: str) -> RequestContext:
+    return RequestContext("0" * 32, 0, 0.0, 0.0, caller=Caller(name))
 
 
 def body_of(**fields: Any) -> bytes:
@@ -54,15 +54,17 @@ def body_of(**fields: Any) -> bytes:
 def test_a_clients_template_occupies_no_thread_that_texts_need(model: PreparedModel) -> None:
     async def scenario() -> None:
         templates = Stuck()
-        generator = generator_of(model, lambda _, name: templates if name == "templates" else Inline())
+        generator = generator_of(model, lambda _, name: templates if name == "templates" else InlineExecutor())
 
         def prepared(caller: str, body: bytes) -> Any:
-            return generator.prepared(caller, body, lambda: generator.jobs.of_client(identity(caller), body))
+            return generator.prepare(
+                caller, body, lambda: generator.builder.prepare_client_request(identity(caller), body)
+            )
 
         own = [asyncio.ensure_future(prepared("a", body_of(chat_template="{{ x }}"))) for _ in range(8)]
         for caller in ("a", "b"):
             assert (await prepared(caller, body_of())).prompts
-        assert templates.num_running == TEMPLATES.running_per_caller
+        assert templates.num_running == TEMPLATE_LIMITS.running_per_caller
         assert not any(one.done() for one in own)
         for one in own:
             one.cancel()
@@ -71,28 +73,28 @@ def test_a_clients_template_occupies_no_thread_that_texts_need(model: PreparedMo
     asyncio.run(scenario())
 
 
-def generator_of(model: PreparedModel, new_threads: Callable[[int, str], Executor]) -> Generator:
+def generator_of(model: PreparedModel, new_threads: Callable[[int, str], Executor]) -> GenerationRunner:
     def nobody(*_: object) -> Any:
         raise AssertionError("nothing is generated")
 
-    registry, clock, prompts = Registry(), SystemClock(), Prompts(read_text(model))
-    client = EngineClient(Ledger(registry), clock, connect=nobody, on_fault=nobody)
-    backend = Backend(
+    registry, clock, prompts = Registry(), SystemClock(), TextProcessor(read_tokenizer_files(model))
+    client = EngineClient(RequestTracker(registry), clock, connect=nobody, on_fault=nobody)
+    backend = ApiServices(
         ApiConfig(trust_request_chat_template=True),
         model,
         prompts,
         client,
         clock,
-        work_queues(new_threads, clock),
-        UnknownFields(registry.counter("onward_unknown_fields_total", "")),
-        SystemChance(),
-        Fullness(clock, registry),
+        make_executors(new_threads, clock),
+        UnknownFieldReporter(registry.counter("onward_unknown_fields_total", "")),
+        SystemRandomSource(),
+        LoadShedder(clock, registry),
     )
-    streams = Streams(client, clock, 60.0, ShelfLink(nobody, nobody, registry))
-    return Generator(Jobs(Chat(prompts), PATH, backend), backend, streams)
+    streams = StreamRegistry(client, clock, 60.0, StreamStoreClient(nobody, nobody, registry))
+    return GenerationRunner(RequestBuilder(ChatAdapter(prompts), PATH, backend), backend, streams)
 
 
-@pytest.mark.parametrize("bounds", [TEXTS, GRAMMARS, TEMPLATES])
+@pytest.mark.parametrize("bounds", [TEXT_LIMITS, GRAMMAR_LIMITS, TEMPLATE_LIMITS])
 def test_no_caller_can_occupy_all_of_a_queue(bounds: Any) -> None:
     assert bounds.running_per_caller < bounds.running
     assert bounds.waiting_per_caller < bounds.waiting
@@ -100,8 +102,8 @@ def test_no_caller_can_occupy_all_of_a_queue(bounds: Any) -> None:
 
 def test_text_work_that_renders_no_template_runs_once() -> None:
     async def scenario() -> list[str]:
-        queues = work_queues(lambda *_: Inline(), SystemClock())
-        apart: ByTemplate[str] = ByTemplate(lambda: "apart")
-        return [await queues.run_text("", lambda: "here"), await queues.run_text("", lambda: apart)]
+        queues = make_executors(lambda *_: InlineExecutor(), SystemClock())
+        apart: DeferredRender[str] = DeferredRender(lambda: "apart")
+        return [await queues.run_preprocessing("", lambda: "here"), await queues.run_preprocessing("", lambda: apart)]
 
     assert asyncio.run(scenario()) == ["here", "apart"]

@@ -7,8 +7,8 @@ from typing import Any
 
 from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
-from onward.proto.sampling import Sampling
-from onward.text.reasoning.thinking_tokens import Thinking
+from onward.proto.sampling import SamplingParams
+from onward.text.reasoning.thinking_tokens import ReasoningTracker
 from tests.api import small_model
 from tests.api.instance import Instance, running
 from tests.api.small_model import EOS
@@ -50,12 +50,12 @@ def tokens_of(*parts: str | int) -> list[int]:
 def speak(instance: Instance, *outputs: Sequence[int]) -> None:
     """Each choice says its own, as far as its budget lets it; behind it the end token, or nothing if a grammar is done."""
 
-    def choose(prompt: Sequence[int], sampling: Sampling, tokens: Sequence[int]) -> int:
-        forced = None if sampling.thinking is None else Thinking(sampling.thinking, tokens).forced_token_id
-        output = outputs[sampling.choice]
+    def choose(prompt: Sequence[int], sampling: SamplingParams, tokens: Sequence[int]) -> int:
+        forced = None if sampling.reasoning is None else ReasoningTracker(sampling.reasoning, tokens).forced_token_id
+        output = outputs[sampling.choice_index]
         return forced if forced is not None else output[len(tokens)] if len(tokens) < len(output) else EOS
 
-    def is_complete(sampling: Sampling, tokens: Sequence[int]) -> bool:
-        return sampling.grammar is not None and len(tokens) == len(outputs[sampling.choice])
+    def is_complete(sampling: SamplingParams, tokens: Sequence[int]) -> bool:
+        return sampling.grammar is not None and len(tokens) == len(outputs[sampling.choice_index])
 
     instance.engine.choose, instance.engine.is_complete = choose, is_complete

@@ -1,6 +1,6 @@
 import pytest
 
-from onward.bench.api_cost import Sample, Streamed, ThreadTimes, streamed_rows, whole_rows
+from onward.bench.api_cost import ApiCostSample, StreamCost, ThreadTimes, streamed_rows, whole_rows
 
 
 def task(thread_id: int, name: str, user_ticks: int, system_ticks: int) -> str:
@@ -8,9 +8,9 @@ def task(thread_id: int, name: str, user_ticks: int, system_ticks: int) -> str:
     return f"{thread_id} ({name}) S 1 1 1 0 -1 4194304 9 0 0 0 {user_ticks} {system_ticks} 0 0 20 0 3 0 1 2"
 
 
-def sample(num_requests: int, tokens_each: int, loop_s: float, zmq_s: float = 0.0) -> Sample:
+def sample(num_requests: int, tokens_each: int, loop_s: float, zmq_s: float = 0.0) -> ApiCostSample:
     num_tokens = num_requests * tokens_each
-    return Sample(num_requests, num_tokens, num_tokens, ThreadTimes(loop_s, 0.0, zmq_s))
+    return ApiCostSample(num_requests, num_tokens, num_tokens, ThreadTimes(loop_s, 0.0, zmq_s))
 
 
 def test_threads_are_told_apart_by_what_they_are_for() -> None:
@@ -30,7 +30,7 @@ def test_two_lengths_tell_the_cost_of_a_stream_from_that_of_its_tokens() -> None
     request_s, token_s, zmq_s = 0.002, 0.00002, 0.000001
     short = sample(512, 16, 512 * (request_s + 16 * token_s), 512 * 16 * zmq_s)
     long = sample(256, 512, 256 * (request_s + 512 * token_s), 256 * 512 * zmq_s)
-    measured = Streamed(20.0, short, long)
+    measured = StreamCost(20.0, short, long)
     assert measured.us_per_token == pytest.approx(21)
     assert measured.zmq_us_per_token == pytest.approx(1)
     assert measured.ms_per_request == pytest.approx(2)
@@ -38,7 +38,7 @@ def test_two_lengths_tell_the_cost_of_a_stream_from_that_of_its_tokens() -> None
 
 def test_a_row_is_the_median_of_the_rounds_and_over_its_bar_if_that_is() -> None:
     short = sample(100, 16, 0.1)
-    rounds = [Streamed(20.0, short, sample(100, 116, 0.1 + 100 * 100 * us / 1e6)) for us in (24.0, 90.0, 20.0)]
+    rounds = [StreamCost(20.0, short, sample(100, 116, 0.1 + 100 * 100 * us / 1e6)) for us in (24.0, 90.0, 20.0)]
     first = streamed_rows("load", rounds)[0]
     assert (first.value, first.lowest, first.highest) == pytest.approx((24.0, 20.0, 90.0))
     assert not first.is_over
@@ -46,6 +46,6 @@ def test_a_row_is_the_median_of_the_rounds_and_over_its_bar_if_that_is() -> None
 
 
 def test_a_short_request_counts_all_threads() -> None:
-    rows = whole_rows("load", [Sample(100, 1600, 0, ThreadTimes(0.2, 0.3, 0.1))])
+    rows = whole_rows("load", [ApiCostSample(100, 1600, 0, ThreadTimes(0.2, 0.3, 0.1))])
     assert [row.value for row in rows] == pytest.approx([6.0, 3.0, 1.0])
     assert rows[0].is_over and not rows[1].is_over

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from onward.bench.api_load import Load, check_whole, run
+from onward.bench.api_load import ApiLoad, check_whole, run
 from onward.errors import ServerError
 from tests.api import small_model
 from tests.api.instance import Instance, running
@@ -20,9 +20,9 @@ def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
         yield instance
 
 
-def load_on(instance: Instance, *, stream: bool, max_tokens: int = 5) -> Load:
+def load_on(instance: Instance, *, stream: bool, max_tokens: int = 5) -> ApiLoad:
     port = int(instance.url.rpartition(":")[2])
-    return Load(port, "small-model", num_connections=3, requests_each=2, max_tokens=max_tokens, stream=stream)
+    return ApiLoad(port, "small-model", num_connections=3, requests_each=2, max_tokens=max_tokens, stream=stream)
 
 
 def test_every_token_of_every_stream_comes(instance: Instance) -> None:
@@ -42,7 +42,7 @@ def test_a_refusal_ends_the_load(instance: Instance) -> None:
 
 
 def test_an_answer_that_lacks_tokens_is_noticed() -> None:
-    load = Load(0, "m", 1, 1, max_tokens=3, stream=True)
+    load = ApiLoad(0, "m", 1, 1, max_tokens=3, stream=True)
     event = b"id: 1;r;0;1;1;2;0:7+8\ndata: {}\n\n"
     whole = ANSWER + event + b"id: 1;r;0;1;1;3:length;0:9\ndata: {}\n\n" + b'data: {"completion_tokens":3}\n\n'
     assert check_whole(whole, load).num_events == 2

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from onward.bench.chats import Chats, Turn, converse, figures
-from onward.bench.load import Target
+from onward.bench.chats import ChatLoad, ChatTurn, figures, run_chats
+from onward.bench.load import BenchTarget
 from onward.errors import ServerError
 from tests.bench.sse_server import DONE, chunk, serving, usage
 
-ASKED = Chats(
+ASKED = ChatLoad(
     num_chats=3, at_once=2, num_turns=3, first_words=8, turn_words=3, answer_tokens=2, pause_s=0.0
 )  # fmt: skip
 
@@ -23,7 +23,7 @@ async def counting(body: dict[str, Any]) -> AsyncIterator[bytes]:
 
 def test_each_turn_sends_all_that_was_said_before_and_the_answers_as_they_came() -> None:
     with serving(counting) as server:
-        asyncio.run(converse(Target(server.url, "tiny"), ASKED, "seed"))
+        asyncio.run(run_chats(BenchTarget(server.url, "tiny"), ASKED, "seed"))
     last = max(server.bodies, key=lambda body: len(body["messages"]))["messages"]
     assert [message["role"] for message in last] == ["user", "assistant", "user", "assistant", "user"]
     assert last[1]["content"] == "answer 1 of two parts"
@@ -33,14 +33,14 @@ def test_each_turn_sends_all_that_was_said_before_and_the_answers_as_they_came()
 
 def test_every_chat_has_all_its_turns_and_words_of_its_own() -> None:
     with serving(counting) as server:
-        turns = asyncio.run(converse(Target(server.url, "tiny"), ASKED, "seed"))
+        turns = asyncio.run(run_chats(BenchTarget(server.url, "tiny"), ASKED, "seed"))
     assert sorted(turn.number for turn in turns) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     firsts = {body["messages"][0]["content"] for body in server.bodies}
     assert len(firsts) == ASKED.num_chats
 
 
 def test_first_turns_count_for_nothing_since_nobody_can_know_them() -> None:
-    turns = [Turn(0, 9.0, 1000, 0), Turn(1, 0.1, 100, 50), Turn(2, 0.3, 300, 150)]
+    turns = [ChatTurn(0, 9.0, 1000, 0), ChatTurn(1, 0.1, 100, 50), ChatTurn(2, 0.3, 300, 150)]
     found = figures(turns)
     assert found.hit_rate == pytest.approx(0.5)
     assert (found.ttft_p50_s, found.ttft_p90_s, found.num_turns) == (0.1, 0.3, 2)
@@ -48,4 +48,4 @@ def test_first_turns_count_for_nothing_since_nobody_can_know_them() -> None:
 
 def test_a_turn_that_fails_is_told() -> None:
     with serving(counting) as server, pytest.raises(ServerError, match="turn 0 of a chat failed: HTTP 404"):
-        asyncio.run(converse(Target(server.url, "another"), ASKED, "seed"))
+        asyncio.run(run_chats(BenchTarget(server.url, "another"), ASKED, "seed"))

@@ -13,8 +13,8 @@ from benchmarks.clients import figures, paced_server
 from benchmarks.clients.figures import COMPARED, Figures, Pair, all_agree, compare, table
 from benchmarks.clients.paced_server import PacedProcess
 from benchmarks.clients.programs import AiPerf, EvalScope, GuideLlm, Load, Onward, Program
-from onward.bench.load import Record
-from onward.bench.openai_chunks import Usage
+from onward.bench.load import RequestTiming
+from onward.bench.openai_chunks import ChunkUsage
 from onward.bench.report import summarize
 
 EXPECTED = Figures(
@@ -81,7 +81,10 @@ def test_files_of_evalscope_are_read() -> None:
 
 def test_a_file_of_ours_is_read() -> None:
     # A token each at 1, 2 and 5 s: two seconds per token after the first; the median of the two gaps is the shorter.
-    records = [Record(0.0, [1.0, 2.0, 5.0], 6.0, Usage(100, 3)), Record(0.0, [], 8.0, None, "HTTP 500: oops")]
+    records = [
+        RequestTiming(0.0, [1.0, 2.0, 5.0], 6.0, ChunkUsage(100, 3)),
+        RequestTiming(0.0, [], 8.0, None, "HTTP 500: oops"),
+    ]
     document = msgspec.json.decode(msgspec.json.encode({"schema": 1, "summary": summarize(records)}))
     assert figures.of_onward(document) == Figures(1, 100.0, 3.0, 1 / 8, 3 / 8, 1.0, 1.0, 2.0, 6.0, 1.0)
 

@@ -9,11 +9,11 @@ import msgspec
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from onward.bench.hostile import Crowd, kinds
-from onward.bench.lean_streams import Asked, ask_one, closed_load, open_load
+from onward.bench.hostile import HostileConnections, kinds
+from onward.bench.lean_streams import StreamRequest, ask_one, closed_load, open_load
 from onward.obs.metrics import Registry
 from onward.web import http, sse
-from onward.web.connections import Bounds
+from onward.web.connections import ConnectionLimits
 from onward.web.server import HttpServer
 
 END_OF_TEST_S = 30.0
@@ -25,22 +25,24 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             model = msgspec.json.decode(await http.read_body(receive, 1 << 16))["model"]
-        except (http.Disconnected, msgspec.DecodeError):
+        except (http.ClientDisconnected, msgspec.DecodeError):
             return
         if model == "full":
             await http.respond(send, 429, b"{}")
             return
         await send(http.start_message(200, sse.HEADERS))
-        await send(http.part(sse.event(b'{"choices":[{"delta":{"role":"assistant","content":""}}]}')))
+        await send(http.body_message(sse.event(b'{"choices":[{"delta":{"role":"assistant","content":""}}]}')))
         for ids in ("0:5", "0:6+7"):
-            await send(http.part(sse.event(b'{"choices":[{"delta":{"content":"text"}}]}', f"1;a;0;0;1;3;{ids}")))
+            await send(
+                http.body_message(sse.event(b'{"choices":[{"delta":{"content":"text"}}]}', f"1;a;0;0;1;3;{ids}"))
+            )
         if model == "broken":
-            raise http.Disconnected
-        await send(http.part(sse.event(b'{"usage":{"completion_tokens":3}}') + sse.DONE, more=False))
+            raise http.ClientDisconnected
+        await send(http.body_message(sse.event(b'{"usage":{"completion_tokens":3}}') + sse.DONE, more=False))
 
 
 @asynccontextmanager
-async def serving(bounds: Bounds | None = None) -> AsyncIterator[tuple[int, Registry]]:
+async def serving(bounds: ConnectionLimits | None = None) -> AsyncIterator[tuple[int, Registry]]:
     started, registry = asyncio.Event(), Registry()
     server = HttpServer(App(), started.set, bounds=bounds, registry=registry)
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -54,8 +56,8 @@ async def serving(bounds: Bounds | None = None) -> AsyncIterator[tuple[int, Regi
             await running
 
 
-def asked(port: int, model: str = "any") -> Asked:
-    return Asked(port, "key", model, num_words=3, max_tokens=3)
+def asked(port: int, model: str = "any") -> StreamRequest:
+    return StreamRequest(port, "key", model, num_words=3, max_tokens=3)
 
 
 def test_a_stream_is_whole_refused_or_lost() -> None:
@@ -94,9 +96,9 @@ def test_hostile_connections_of_every_kind_come_again_and_the_server_is_rid_of_t
         return sum(series.value for series in family.series)
 
     async def scenario() -> None:
-        bounds = Bounds(head_s=0.1, idle_s=0.1, discard_s=0.1)
+        bounds = ConnectionLimits(head_timeout_s=0.1, idle_timeout_s=0.1, close_timeout_s=0.1)
         async with asyncio.timeout(END_OF_TEST_S), serving(bounds) as (port, registry):
-            crowd = Crowd(port, ("one", "two"), "any", "seed")
+            crowd = HostileConnections(port, ("one", "two"), "any", "seed")
             for kind in ("slow_head", "unread", "silent"):
                 crowd.come(kind, 0.0)
             while crowd.counts["slow_head: answered 408"] < 2 or crowd.counts["silent: over"] < 2:

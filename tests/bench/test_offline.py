@@ -21,8 +21,8 @@ SMALL = {
 def test_the_workload_is_the_anchors_token_for_token() -> None:
     requests = offline.workload_256()
     assert len(requests) == 256
-    assert sum(one.num_outputs for one in requests) == 133_966
-    assert all(100 <= len(one.prompt) <= 1024 and 100 <= one.num_outputs <= 1024 for one in requests)
+    assert sum(one.num_output_tokens for one in requests) == 133_966
+    assert all(100 <= len(one.prompt) <= 1024 and 100 <= one.num_output_tokens <= 1024 for one in requests)
 
 
 def test_each_run_has_prompts_of_its_own() -> None:
@@ -55,7 +55,7 @@ def test_the_command_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFi
     assert run(["bench", "offline", str(model), *flags, "--json", str(tmp_path / "out.json")]) == 0
     written = json.loads((tmp_path / "out.json").read_text())
     figures, prompt = written["figures"]
-    assert figures["num_output_tokens"] == sum(one.num_outputs for one in offline.workload_256(2))
+    assert figures["num_output_tokens"] == sum(one.num_output_tokens for one in offline.workload_256(2))
     assert figures["tokens_per_s"] > 0 < written["ready_s"]
     assert (prompt["num_prompt_tokens"], prompt["num_output_tokens"]) == (300, 1)
     shown = capsys.readouterr().out

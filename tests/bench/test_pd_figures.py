@@ -2,11 +2,11 @@ import argparse
 
 import pytest
 
-from onward.bench.load import Record
-from onward.bench.openai_chunks import PromptDetails, Usage
+from onward.bench.load import RequestTiming
+from onward.bench.openai_chunks import ChunkUsage, PromptDetails
 from onward.bench.pd_figures import (
-    Pair,
-    Round,
+    PdPair,
+    PdRound,
     gaps_s,
     median_ratio,
     quantiles_ms,
@@ -15,14 +15,14 @@ from onward.bench.pd_figures import (
     share_together,
     spread,
 )
-from onward.bench.pd_load import Observed
+from onward.bench.pd_load import PdLoadResult
 from onward.cli.flags import add_flags, from_args
 from onward.config import ServeConfig
-from onward.supervisor.pd import check_pd, peers_of
+from onward.supervisor.pd import check_pd, prefill_peers_of
 
 
-def round_with(gaps: list[float], side: str = "") -> Round:
-    return Round(side, [0.01], gaps, [1.0], 1.0, 0, 0)
+def round_with(gaps: list[float], side: str = "") -> PdRound:
+    return PdRound(side, [0.01], gaps, [1.0], 1.0, 0, 0)
 
 
 def test_a_spread_is_of_values_that_were_measured() -> None:
@@ -32,9 +32,9 @@ def test_a_spread_is_of_values_that_were_measured() -> None:
 
 
 def test_a_wait_counts_where_it_began_also_if_it_outlasts_the_span() -> None:
-    stream = Record(0.0, [1.0, 2.0, 2.5, 9.0, 9.5])
+    stream = RequestTiming(0.0, [1.0, 2.0, 2.5, 9.0, 9.5])
     assert gaps_s([stream], 2.0, 3.0) == [0.5, 6.5]
-    assert gaps_s([stream, Record(0.0, [2.0])], 0.0, 2.0) == [1.0]
+    assert gaps_s([stream, RequestTiming(0.0, [2.0])], 0.0, 2.0) == [1.0]
 
 
 def test_tokens_that_were_read_together_are_counted_apart() -> None:
@@ -43,9 +43,9 @@ def test_tokens_that_were_read_together_are_counted_apart() -> None:
 
 
 def test_a_round_keeps_the_quiet_part_apart_from_the_loaded_one() -> None:
-    stream = Record(0.0, [1.0, 2.0, 3.0, 5.0, 7.0])
-    prompts = [Record(3.0, [4.5, 4.6], 4.6, Usage(1500, 2, PromptDetails(16)))]
-    seen = round_of("mixed", Observed([stream], prompts, 1.0, 3.0, 7.0))
+    stream = RequestTiming(0.0, [1.0, 2.0, 3.0, 5.0, 7.0])
+    prompts = [RequestTiming(3.0, [4.5, 4.6], 4.6, ChunkUsage(1500, 2, PromptDetails(16)))]
+    seen = round_of("mixed", PdLoadResult([stream], prompts, 1.0, 3.0, 7.0))
     assert (seen.quiet_gaps_s, seen.gaps_s, seen.ttft_s) == ([1.0, 1.0], [2.0, 2.0], [1.5])
     assert seen.stream_tokens_per_s == 2 / 4
     assert (seen.prompt_tokens, seen.cached_tokens) == (1500, 16)
@@ -54,7 +54,7 @@ def test_a_round_keeps_the_quiet_part_apart_from_the_loaded_one() -> None:
 def test_pairs_are_judged_by_the_median_of_their_ratios_not_by_the_ratio_of_medians() -> None:
     # A machine that is ten times slower during one pair does not count more than the others.
     longest = [(0.1, 0.2), (1.0, 4.0), (0.3, 0.1)]
-    pairs = [Pair(round_with([a]), round_with([b])) for a, b in longest]
+    pairs = [PdPair(round_with([a]), round_with([b])) for a, b in longest]
     assert median_ratio(pairs, lambda r: max(r.gaps_s)) == pytest.approx(0.5)
 
 
@@ -73,4 +73,4 @@ def test_the_flags_of_an_instance_are_ones_that_it_understands(role: str) -> Non
     check_pd(config)
     assert (config.role, config.threads, config.num_kv_blocks) == (role, 2, 70)
     assert config.handoff_port == (4711 if role == "prefill" else None)
-    assert peers_of(config) == (("tcp://127.0.0.1:4711",) if role == "decode" else ())
+    assert prefill_peers_of(config) == (("tcp://127.0.0.1:4711",) if role == "decode" else ())

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from onward.bench.load import Target
-from onward.bench.pd_load import Load, Observed, observe
+from onward.bench.load import BenchTarget
+from onward.bench.pd_load import PdLoad, PdLoadResult, observe
 from onward.errors import ServerError
 from tests.bench.sse_server import DONE, Answer, chunk, serving, usage
 
 STREAM_TOKENS = 1000
-ASKED = Load(
+ASKED = PdLoad(
     num_streams=3, stream_tokens=STREAM_TOKENS, stream_words=4, prompt_words=60, prompt_output_tokens=2,
     interval_s=0.05, quiet_s=0.05, loaded_s=0.2,
 )  # fmt: skip
@@ -35,9 +35,9 @@ async def endless(body: dict[str, Any]) -> AsyncIterator[bytes]:
         await asyncio.sleep(0.002)
 
 
-def observed(answer: Answer, asked: Load = ASKED) -> tuple[Observed, list[dict[str, Any]]]:
+def observed(answer: Answer, asked: PdLoad = ASKED) -> tuple[PdLoadResult, list[dict[str, Any]]]:
     with serving(answer) as server:
-        seen = asyncio.run(observe(Target(server.url, "tiny", "completions"), asked, "seed"))
+        seen = asyncio.run(observe(BenchTarget(server.url, "tiny", "completions"), asked, "seed"))
     return seen, server.bodies
 
 
@@ -49,8 +49,8 @@ def test_every_stream_writes_from_before_the_long_prompts_until_after_them_and_i
     seen, bodies = observed(endless)
     assert len(seen.streams) == 3 and len(seen.prompts) == 4
     for stream in seen.streams:
-        assert stream.text_s[0] < seen.quiet_from_s
-        assert stream.text_s[-1] >= seen.ended_s, "also the last wait came to its end"
+        assert stream.text_at_s[0] < seen.quiet_from_s
+        assert stream.text_at_s[-1] >= seen.ended_s, "also the last wait came to its end"
         assert stream.usage is None, "it never came to its end"
     assert all(prompt.started_s >= seen.loaded_from_s for prompt in seen.prompts)
     assert len({body["prompt"] for body in bodies}) == len(bodies) == 7, "no two prompts are equal"
@@ -68,7 +68,7 @@ def test_a_wait_that_outlasts_the_round_is_seen_to_its_end() -> None:
 
     has_prompt = threading.Event()
     seen, _ = observed(stalling)
-    assert all(stream.text_s[-1] >= seen.ended_s for stream in seen.streams)
+    assert all(stream.text_at_s[-1] >= seen.ended_s for stream in seen.streams)
 
 
 def test_a_stream_that_ends_by_itself_spoils_the_round() -> None:

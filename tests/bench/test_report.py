@@ -1,12 +1,12 @@
 import pytest
 
-from onward.bench.load import Record
-from onward.bench.openai_chunks import PromptDetails, Usage
+from onward.bench.load import RequestTiming
+from onward.bench.openai_chunks import ChunkUsage, PromptDetails
 from onward.bench.report import Percentiles, percentile, summarize
 
 
-def record(started_s: float, text_s: list[float], ended_s: float, tokens: int) -> Record:
-    return Record(started_s, text_s, ended_s, Usage(10, tokens, PromptDetails(4)))
+def record(started_s: float, text_s: list[float], ended_s: float, tokens: int) -> RequestTiming:
+    return RequestTiming(started_s, text_s, ended_s, ChunkUsage(10, tokens, PromptDetails(4)))
 
 
 def test_a_percentile_is_a_value_that_was_measured() -> None:
@@ -47,7 +47,7 @@ def test_the_time_per_output_token_is_a_mean_of_each_request_by_the_servers_coun
 
 
 def test_a_failed_request_counts_as_failed_and_for_nothing_else() -> None:
-    failed = Record(0.0, [0.5], 8.0, None, "HTTP 500: oops")
+    failed = RequestTiming(0.0, [0.5], 8.0, None, "HTTP 500: oops")
     summary = summarize([record(0.0, [1.0, 2.0], 4.0, 40), failed])
     assert (summary.num_requests, summary.num_failed, summary.errors) == (2, 1, {"HTTP 500: oops": 1})
     assert summary.output_tokens_per_s == pytest.approx(40 / 8), "the time it took is not hidden"

@@ -1,10 +1,10 @@
 import pytest
 
-from onward.bench.router_cost import Cost, Sample, median_cost, separate, settings
+from onward.bench.router_cost import RouterCost, RouterCostSample, median_cost, separate, settings
 
 
-def sample(events_each: int, num_requests: int, cpu_s: float) -> Sample:
-    return Sample(events_each, num_requests, num_reads=events_each * num_requests, cpu_s=cpu_s)
+def sample(events_each: int, num_requests: int, cpu_s: float) -> RouterCostSample:
+    return RouterCostSample(events_each, num_requests, num_reads=events_each * num_requests, cpu_s=cpu_s)
 
 
 def test_two_lengths_tell_the_cost_of_a_request_from_that_of_its_events() -> None:
@@ -17,13 +17,13 @@ def test_two_lengths_tell_the_cost_of_a_request_from_that_of_its_events() -> Non
 
 
 def test_a_cost_is_within_the_bars_only_if_both_parts_are() -> None:
-    assert Cost(50, 1.5).is_within_bars
-    assert not Cost(50.1, 0.1).is_within_bars
-    assert not Cost(1, 1.6).is_within_bars
+    assert RouterCost(50, 1.5).is_within_bars
+    assert not RouterCost(50.1, 0.1).is_within_bars
+    assert not RouterCost(1, 1.6).is_within_bars
 
 
 def test_the_median_of_rounds_is_taken_for_each_part_by_itself() -> None:
-    assert median_cost([Cost(10, 3), Cost(20, 1), Cost(90, 2)]) == Cost(20, 2)
+    assert median_cost([RouterCost(10, 3), RouterCost(20, 1), RouterCost(90, 2)]) == RouterCost(20, 2)
 
 
 def test_every_setting_differs_between_short_and_long_streams_in_their_length_alone() -> None:

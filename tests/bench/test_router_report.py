@@ -3,14 +3,14 @@ import io
 import pytest
 from rich.console import Console
 
-from onward.bench.chats import Figures
-from onward.bench.router_cost import Cost, Measured, Sample
-from onward.bench.router_report import Row, chat_rows, cost_rows, median_ratio, table
+from onward.bench.chats import ChatFigures
+from onward.bench.router_cost import RouterCost, RouterCostSample, RouterMeasurement
+from onward.bench.router_report import RouterReportRow, chat_rows, cost_rows, median_ratio, table
 
 
-def measured(side: str, number: int, us_per_event: float, ms_per_request: float = 1.0) -> Measured:
-    sample = Sample(8, 10, 80, cpu_s=0.1, tokenizing_s=0.02 if side == "prefix" else 0.0)
-    return Measured(side, "32 streams", number, sample, sample, Cost(us_per_event, ms_per_request), 0.0)
+def measured(side: str, number: int, us_per_event: float, ms_per_request: float = 1.0) -> RouterMeasurement:
+    sample = RouterCostSample(8, 10, 80, cpu_s=0.1, tokenizing_s=0.02 if side == "prefix" else 0.0)
+    return RouterMeasurement(side, "32 streams", number, sample, sample, RouterCost(us_per_event, ms_per_request), 0.0)
 
 
 def test_a_ratio_is_the_median_of_the_pairs_not_the_ratio_of_the_medians() -> None:
@@ -41,7 +41,7 @@ def test_tokenizing_is_told_apart() -> None:
 
 
 def test_chats_are_compared_pair_by_pair() -> None:
-    found = {"prefix": [Figures(0.8, 0.1, 0.2, 9)] * 2, "round_robin": [Figures(0.4, 0.4, 0.4, 9)] * 2}
+    found = {"prefix": [ChatFigures(0.8, 0.1, 0.2, 9)] * 2, "round_robin": [ChatFigures(0.4, 0.4, 0.4, 9)] * 2}
     cached, p50, p90 = chat_rows(found)
     assert (cached.values, cached.ratio) == ({"prefix": 80, "round_robin": 40}, 2)
     assert (p50.values["prefix"], p50.ratio, p90.ratio) == (100, 0.25, 0.5)
@@ -49,8 +49,8 @@ def test_chats_are_compared_pair_by_pair() -> None:
 
 def test_the_table_has_a_line_for_each_row() -> None:
     rows = [
-        Row("µs/event", "a load", {"least_loaded": 41.239, "nginx": 9.876}, 4.2, 50.0),
-        Row("ms to first token", "chats", {"prefix": 123.4, "round_robin": 250.0}, 0.49),
+        RouterReportRow("µs/event", "a load", {"least_loaded": 41.239, "nginx": 9.876}, 4.2, 50.0),
+        RouterReportRow("ms to first token", "chats", {"prefix": 123.4, "round_robin": 250.0}, 0.49),
     ]
     console = Console(file=io.StringIO(), width=130)
     console.print(table(rows))

@@ -4,17 +4,17 @@ import msgspec
 import pytest
 
 from onward.bench import stage, stage_wires
-from onward.proto.request import Deltas
+from onward.proto.request import TokenDeltas
 from onward.proto.step import StepResult
 
 
 def deltas_over(wire: stage_wires.ResultWire, num_slots: int) -> list[bytes]:
     """What the benchmark times, kept: the encoded messages of some steps."""
-    decoding, encoded = stage.Decoding(num_slots, 40), []
+    decoding, encoded = stage.DecodingEngine(num_slots, 40), []
     for step in range(30):
         decoding.core.commit(wire.carry(decoding.next_result(step * 0.01)), step * 0.01)
-        messages = decoding.core.drain()
-        assert all(isinstance(message, Deltas) and len(message.deltas) == num_slots for _, message in messages)
+        messages = decoding.core.take_api_messages()
+        assert all(isinstance(message, TokenDeltas) and len(message.deltas) == num_slots for _, message in messages)
         encoded += [msgspec.msgpack.encode(message) for _, message in messages]
     return encoded
 
@@ -46,18 +46,18 @@ def test_a_measurement_has_a_figure_for_every_wire_and_size() -> None:
 
 def test_a_wire_over_the_bar_is_named() -> None:
     figures = stage.StageFigures({"zmq": {"512": 3.9}, "shm": {"512": 4.1}, "inproc": {"512": 9.0}}, {}, 1, {})
-    [missed] = stage.over_the_bar(figures)
+    [missed] = stage.above_limit(figures)
     assert missed.startswith("shm: 4.10")
 
 
 def test_decoding_goes_on_as_long_as_it_is_asked_for() -> None:
-    decoding = stage.Decoding(3, 50, top_logprobs=2)
+    decoding = stage.DecodingEngine(3, 50, top_logprobs=2)
     for step in range(50):
         result = decoding.next_result(step * 0.01)
         assert isinstance(result, StepResult)
         assert len(result.events) == 3
         decoding.core.commit(result, step * 0.01)
-        [(_, message)] = decoding.core.drain()
-        assert isinstance(message, Deltas)
+        [(_, message)] = decoding.core.take_api_messages()
+        assert isinstance(message, TokenDeltas)
         assert [delta.finish_reason for delta in message.deltas] == [None] * 3
         assert all(delta.logprobs and len(delta.logprobs[0].top) == 2 for delta in message.deltas)

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from onward.bench.stand_in_instance import listen
-from onward.bench.stream_load import Shape, check_whole, dechunked, run
+from onward.bench.stream_load import StreamLoad, check_whole, dechunked, run
 from onward.config import RouterConfig
 from onward.errors import ServerError
 from onward.router.main import RouterProcess
 
 
-def loaded(shape: Shape) -> int:
+def loaded(shape: StreamLoad) -> int:
     async def work() -> int:
         async with await listen() as stand_in:
             return await run(stand_in.sockets[0].getsockname()[1], shape, timeout_s=20)
@@ -38,16 +38,16 @@ async def behind_router(use: Callable[[int], Awaitable[int]]) -> int:
 
 @pytest.mark.parametrize("interval_ms", [0.0, 1.0])
 def test_every_request_of_every_stream_is_answered_with_the_events_it_asked_for(interval_ms: float) -> None:
-    assert loaded(Shape(num_streams=3, requests_each=2, events_each=5, interval_ms=interval_ms)) > 0
+    assert loaded(StreamLoad(num_streams=3, requests_each=2, events_each=5, interval_ms=interval_ms)) > 0
 
 
 def test_events_apart_are_read_one_by_one() -> None:
-    shape = Shape(num_streams=1, requests_each=1, events_each=10, interval_ms=5.0)
+    shape = StreamLoad(num_streams=1, requests_each=1, events_each=10, interval_ms=5.0)
     assert loaded(shape) >= shape.num_events
 
 
 def test_a_router_takes_the_stand_in_for_an_instance_and_passes_every_event_on() -> None:
-    shape = Shape(num_streams=3, requests_each=2, events_each=5, interval_ms=1.0)
+    shape = StreamLoad(num_streams=3, requests_each=2, events_each=5, interval_ms=1.0)
     assert asyncio.run(behind_router(lambda port: run(port, shape, timeout_s=20))) > 0
 
 
@@ -72,7 +72,7 @@ def test_a_refusal_ends_the_load() -> None:
 
     async def work() -> None:
         async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
-            await run(server.sockets[0].getsockname()[1], Shape(1, 1, 1, 0.0), timeout_s=20)
+            await run(server.sockets[0].getsockname()[1], StreamLoad(1, 1, 1, 0.0), timeout_s=20)
 
     with pytest.raises(ServerError, match=r"refused a stream: HTTP/1\.1 503"):
         asyncio.run(work())

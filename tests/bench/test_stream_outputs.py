@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.stream_outputs import BrokenStream, Repeat, StreamOutput, first_difference, line_result
+from benchmarks.gpu.stream_outputs import BrokenStream, RepeatedStream, StreamOutput, first_difference, line_result
 
 NUM_TOKENS = 12
 
@@ -121,10 +121,10 @@ def test_an_error_in_a_stream_is_raised() -> None:
 
 def test_a_line_tells_which_streams_differ_and_where() -> None:
     base = [stream(number) for number in range(4)]
-    repeats = [Repeat(number, stream(number)) for number in range(4)]
+    repeats = [RepeatedStream(number, stream(number)) for number in range(4)]
     assert str(line_result("again", base, repeats)) == "again: 0 of 4 streams differ"
     assert line_result("again", base, repeats).passed
-    repeats[2] = Repeat(2, changed(base[2], token_ids=[200, 201, 999, *base[2].token_ids[3:]]), "resumed at 2")
+    repeats[2] = RepeatedStream(2, changed(base[2], token_ids=[200, 201, 999, *base[2].token_ids[3:]]), "resumed at 2")
     planted = line_result("again", base, repeats, "4 requests")
     assert not planted.passed
     expected = ["again: 1 of 4 streams differ (4 requests)", "    stream 2 resumed at 2: ids 202 and 999 at token 2"]
@@ -134,13 +134,17 @@ def test_a_line_tells_which_streams_differ_and_where() -> None:
 def test_a_stream_that_differs_in_two_repeats_counts_once() -> None:
     base = [stream(0), stream(1)]
     other = changed(base[1], finish_reason="stop")
-    result = line_result("resumed", base, [Repeat(0, stream(0)), Repeat(1, other, "at 10"), Repeat(1, other, "at 20")])
+    result = line_result(
+        "resumed",
+        base,
+        [RepeatedStream(0, stream(0)), RepeatedStream(1, other, "at 10"), RepeatedStream(1, other, "at 20")],
+    )
     assert (result.num_differing, result.num_streams, len(result.differences)) == (1, 2, 2)
 
 
 def test_a_line_that_did_not_do_what_it_is_for_fails() -> None:
     base = [stream()]
-    result = line_result("preempted", base, [Repeat(0, stream())], problem="no request was preempted")
+    result = line_result("preempted", base, [RepeatedStream(0, stream())], problem="no request was preempted")
     assert not result.passed
     assert "NOT SHOWN: no request was preempted" in str(result)
     assert not line_result("empty", base, []).passed

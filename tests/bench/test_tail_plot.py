@@ -2,7 +2,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from onward.bench.tail_plot import HEIGHT, WIDTH, Curve, draw, tail, ticks
+from onward.bench.tail_plot import HEIGHT, WIDTH, TailCurve, draw, tail, ticks
 
 
 def test_a_tail_says_which_share_of_values_is_at_least_as_large() -> None:
@@ -19,8 +19,8 @@ def test_ticks_enclose_the_values(low: float, high: float, marks: list[float]) -
 
 def test_every_curve_is_drawn_within_the_picture_and_named() -> None:
     curves = [
-        Curve("a < b", [0.0, *[5.0] * 90, 7.0, 300.0], "#111"),
-        Curve("flat", [20.0] * 2000, "#222", is_dashed=True),
+        TailCurve("a < b", [0.0, *[5.0] * 90, 7.0, 300.0], "#111"),
+        TailCurve("flat", [20.0] * 2000, "#222", is_dashed=True),
     ]
     picture = ElementTree.fromstring(draw("Waits & tails", curves))
     texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]

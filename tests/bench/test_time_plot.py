@@ -2,7 +2,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from onward.bench.time_plot import WIDTH, Line, Panel, draw, step_for
+from onward.bench.time_plot import WIDTH, PlotLine, PlotPanel, draw, step_for
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -14,8 +14,11 @@ def test_an_axis_has_few_round_marks(most: float, step: float) -> None:
 
 def test_every_line_is_drawn_within_the_picture_and_named() -> None:
     panels = [
-        Panel("rate & more", [Line("measured", [0.0, 50.0, 100.0], "#111"), Line("best", [90.0] * 3, "#222", True)]),
-        Panel("nothing", [Line("none", [0.0] * 3, "#333")]),
+        PlotPanel(
+            "rate & more",
+            [PlotLine("measured", [0.0, 50.0, 100.0], "#111"), PlotLine("best", [90.0] * 3, "#222", True)],
+        ),
+        PlotPanel("nothing", [PlotLine("none", [0.0] * 3, "#333")]),
     ]
     picture = ElementTree.fromstring(draw("Second by second", panels, (1.0, 2.0)))
     texts = {element.text for element in picture.iter(f"{SVG}text")}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from onward.bench.transfer_rate import BACKENDS, Timing, block_ids, measure, num_blocks_of, rate_of
+from onward.bench.transfer_rate import BACKENDS, TransferTiming, block_ids, measure, num_blocks_of, rate_of
 from onward.proto.model import ModelConfig
 
 SHAPE = ModelConfig("llama", 9, 64, 96, 3, 2, 2, 32, 256, 1e-5, 10_000.0)
@@ -19,7 +19,7 @@ def test_a_backend_is_measured_with_blocks_in_both_orders_with_and_without_check
 
 
 def test_the_ratio_is_the_median_of_the_repetitions_each_beside_its_own_copy() -> None:
-    timings = [Timing(0.1, 0.05), Timing(1.0, 0.1), Timing(0.2, 0.02)]
+    timings = [TransferTiming(0.1, 0.05), TransferTiming(1.0, 0.1), TransferTiming(0.2, 0.02)]
     rate = rate_of("shm", "random", False, 10_000_000, timings)
     assert (rate.mb_per_s, rate.copy_mb_per_s, rate.ratio) == pytest.approx((50.0, 200.0, 0.1))
 

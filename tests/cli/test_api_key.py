@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from onward.cli.admin_calls import add_arguments, server_of
-from onward.cli.api_key import api_key_of
+from onward.cli.admin_calls import add_arguments, admin_client_from_args
+from onward.cli.api_key import api_key_from_args
 from onward.cli.main import run
 from onward.errors import StartupError
 
@@ -17,7 +17,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def given(api_key: str | None = None, api_key_file: str | None = None) -> str | None:
-    return api_key_of(argparse.Namespace(api_key=api_key, api_key_file=api_key_file))
+    return api_key_from_args(argparse.Namespace(api_key=api_key, api_key_file=api_key_file))
 
 
 def key_file(folder: Path, text: str, mode: int = 0o600) -> str:
@@ -54,7 +54,7 @@ def test_status_and_drain_show_the_key_of_the_environment(monkeypatch: pytest.Mo
     parser = argparse.ArgumentParser()
     add_arguments(parser, "a server")
     monkeypatch.setenv("ONWARD_API_KEY", "from-environment")
-    assert server_of(parser.parse_args(["http://127.0.0.1:1"])).api_key == "from-environment"
+    assert admin_client_from_args(parser.parse_args(["http://127.0.0.1:1"])).api_key == "from-environment"
 
 
 def test_the_router_takes_its_key_from_the_environment(

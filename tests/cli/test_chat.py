@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from onward.cli import chat
-from onward.cli.chat_sources import Asked, Messages, OfflineSource, Said
+from onward.cli.chat_sources import ChatOptions, Messages, OfflineChatBackend, ReplyDelta
 from onward.config import EngineConfig
 from onward.errors import OnwardError
 from onward.llm import LLM
@@ -65,9 +65,9 @@ def test_a_speed_is_shown_only_where_there_are_tokens_enough_to_have_one(num_wor
     class Words:
         name = "words"
 
-        def answer(self, messages: Messages) -> Iterator[Said]:
-            yield from (Said("word ") for _ in range(num_words))
-            yield Said("", num_words)
+        def answer(self, messages: Messages) -> Iterator[ReplyDelta]:
+            yield from (ReplyDelta("word ") for _ in range(num_words))
+            yield ReplyDelta("", num_words)
 
     _, notes = talk(Words(), ["hi"])
     assert f"{counted}, the first after" in notes
@@ -156,19 +156,19 @@ def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, url
 @pytest.fixture
 def llm(tmp_path: Path) -> Iterator[LLM]:
     worker = HashWorker(256, 16, vocab_size=128, max_model_len=256)
-    with LLM.over(small_model.prepare(tmp_path), worker, EngineConfig(max_num_seqs=8)) as llm:
+    with LLM.from_runner(small_model.prepare(tmp_path), worker, EngineConfig(max_num_seqs=8)) as llm:
         yield llm
 
 
 def talk(source: Any, lines: list[str]) -> tuple[str, str]:
     out, notes = io.StringIO(), io.StringIO()
     remaining = iter(lines)
-    chat.Chat(source, out, Console(file=notes)).talk(lambda: next(remaining, None))
+    chat.ChatSession(source, out, Console(file=notes)).run(lambda: next(remaining, None))
     return out.getvalue(), notes.getvalue()
 
 
 def test_a_model_in_this_process_answers_the_same_way(llm: LLM) -> None:
-    source = OfflineSource(llm, Asked(max_tokens=12, temperature=0.0))
+    source = OfflineChatBackend(llm, ChatOptions(max_tokens=12, temperature=0.0))
     [expected] = llm.chat([{"role": "user", "content": "hi"}], source._sampling)
     out, notes = talk(source, ["hi"])
     assert out == expected.text.translate(chat._HARMLESS) + "\n"
@@ -184,14 +184,14 @@ class Interrupted:
         self.asked: list[Messages] = []
         self.closed = 0
 
-    def answer(self, messages: Messages) -> Iterator[Said]:
+    def stream_reply(self, messages: Messages) -> Iterator[ReplyDelta]:
         self.asked.append(messages)
         try:
-            yield Said("one ")
-            yield Said("two")
+            yield ReplyDelta("one ")
+            yield ReplyDelta("two")
             if len(self.asked) == 1:
                 raise KeyboardInterrupt
-            yield Said(" three", 3)
+            yield ReplyDelta(" three", 3)
         finally:
             self.closed += 1
 
@@ -212,7 +212,7 @@ def test_ctrl_c_at_the_prompt_does_not_leave() -> None:
             raise KeyboardInterrupt
         return said  # type: ignore[return-value]
 
-    assert chat.Chat(source, io.StringIO(), Console(file=io.StringIO())).talk(read_line) == 0
+    assert chat.ChatSession(source, io.StringIO(), Console(file=io.StringIO())).run(read_line) == 0
     assert len(source.asked) == 2
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from onward.cli.drain import Left, left_of
+from onward.cli.drain import RemainingWork, remaining_work_of
 from onward.cli.main import run
-from onward.proto.router import PROOF_HEADER
+from onward.proto.router import SIGNATURE_HEADER
 from onward.supervisor.cluster_key import read_key, write_key
-from onward.transport.proof import is_proven
+from onward.transport.proof import verify_signature
 from tests.cli.stand_in_server import answering
 
 
@@ -105,19 +105,19 @@ def test_the_keys_that_were_given_are_shown_to_the_instance(tmp_path: Path) -> N
     with answering({"POST /drain": {}, "GET /info": info(0)}) as server:
         assert run(["drain", server.url, "--api-key", "k", "--cluster-key-file", str(file)]) == 0
         (posted,) = [headers for asked, headers in zip(server.asked, server.headers, strict=True) if "POST" in asked]
-        stamp = float(posted[PROOF_HEADER].split(":")[0])
-        assert is_proven(read_key(str(file)), posted[PROOF_HEADER], "POST", "/drain", b"", stamp)
+        stamp = float(posted[SIGNATURE_HEADER].split(":")[0])
+        assert verify_signature(read_key(str(file)), posted[SIGNATURE_HEADER], "POST", "/drain", b"", stamp)
         assert posted["authorization"] == "Bearer k"
 
 
 def test_requests_and_prompts_that_peers_have_not_read_are_left() -> None:
-    assert [left_of(info(2)), left_of(info(0, sending=9)), left_of(info(0))] == [
-        Left(2, 0, 0),
-        Left(1, 0, 0),
-        Left(0, 0, 0),
+    assert [remaining_work_of(info(2)), remaining_work_of(info(0, sending=9)), remaining_work_of(info(0))] == [
+        RemainingWork(2, 0, 0),
+        RemainingWork(1, 0, 0),
+        RemainingWork(0, 0, 0),
     ]
-    assert left_of(info(0, engine=False)) is None, "the api processes may hold some"
-    assert left_of(info(0, direct=1)) == Left(1, 0, 1), "its end is still to be written"
+    assert remaining_work_of(info(0, engine=False)) is None, "the api processes may hold some"
+    assert remaining_work_of(info(0, direct=1)) == RemainingWork(1, 0, 1), "its end is still to be written"
 
 
 def test_the_command_works_as_a_process_of_its_own() -> None:

@@ -6,7 +6,7 @@ import pytest
 from onward.cli import flag_groups
 from onward.cli.flags import add_flags, from_args
 from onward.cli.main import run
-from onward.cli.parser import meant
+from onward.cli.parser import did_you_mean
 from onward.cli.serve import check, listen
 from onward.config import RouterConfig, ServeConfig
 from onward.errors import StartupError
@@ -112,8 +112,8 @@ def test_a_block_size_that_no_worker_takes_is_refused_before_anything_is_fetched
 
 
 def test_a_mistake_names_the_flag_that_may_be_meant() -> None:
-    assert meant("--prot", ["--port", "--model"]) == " (did you mean --port?)"
-    assert meant("--zzz", ["--port", "--model"]) == ""
+    assert did_you_mean("--prot", ["--port", "--model"]) == " (did you mean --port?)"
+    assert did_you_mean("--zzz", ["--port", "--model"]) == ""
 
 
 def test_every_knob_is_in_one_group_of_the_help_and_the_first_has_ten() -> None:

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from onward.cli.api_key import check_doors, door_warnings, key_source_of
+from onward.cli.api_key import check_exposure, exposure_warnings, key_source_from_config
 from onward.cli.main import run
 from onward.config import RouterConfig, ServeConfig
 from onward.errors import StartupError
-from onward.web.key_file import KeySource, read_table
-from onward.web.keys import Caller, Keys, joined, plain_entries
+from onward.web.key_file import ApiKeySource, read_table
+from onward.web.keys import ApiKeyTable, Caller, admin_entries, merge_tables
 
-SOME_KEYS = joined(plain_entries(["k"]))
+SOME_KEYS = merge_tables(admin_entries(["k"]))
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def test_a_key_is_printed_once_and_the_file_has_its_hash(tmp_path: Path, capsys:
     assert path.stat().st_mode & 0o777 == 0o600
     assert run(["keys", "add", str(path), "boss", "--role", "admin"]) == 0
     capsys.readouterr()
-    assert KeySource((), str(path)).read().find(key) == Caller("team-a", "user", 8, None, -2)
+    assert ApiKeySource((), str(path)).read().find(key) == Caller("team-a", "user", 8, None, -2)
     assert run(["keys", "list", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "team-a" in shown and "admin" in shown and all(entry.digest not in shown for entry in read_table(path))
@@ -95,20 +95,20 @@ def test_keys_come_from_flags_and_files_together_and_else_from_the_environment(
     secret.chmod(0o600)
     monkeypatch.setenv("ONWARD_API_KEY", "from-environment")
     for kind in (ServeConfig, RouterConfig):
-        assert [one.name for one in key_source_of(kind()).read().entries] == ["key-1"]
-        assert key_source_of(kind()).read().find("from-environment") == Caller("key-1", "admin")
-        keys = key_source_of(kind(api_key=("a", "b"), api_key_file=str(secret), api_keys=str(table))).read()
+        assert [one.name for one in key_source_from_config(kind()).read().entries] == ["key-1"]
+        assert key_source_from_config(kind()).read().find("from-environment") == Caller("key-1", "admin")
+        keys = key_source_from_config(kind(api_key=("a", "b"), api_key_file=str(secret), api_keys=str(table))).read()
         assert [one.name for one in keys.entries] == ["key-1", "key-2", "key-3", "team"]
         assert keys.find("from-file") == Caller("key-3", "admin") and keys.find("from-environment") is None
-        assert not key_source_of(kind(api_keys=str(table))).read().find("from-environment")
+        assert not key_source_from_config(kind(api_keys=str(table))).read().find("from-environment")
     monkeypatch.setenv("ONWARD_API_KEY", "")
-    assert not len(key_source_of(ServeConfig()).read())
+    assert not len(key_source_from_config(ServeConfig()).read())
 
 
 @pytest.mark.parametrize("key", [" ", "", "ключ", "a\nb", " a"])
 def test_what_cannot_travel_in_a_header_is_no_key(key: str) -> None:
     with pytest.raises(StartupError, match="--api-key"):
-        key_source_of(RouterConfig(api_key=(key,)))
+        key_source_from_config(RouterConfig(api_key=(key,)))
 
 
 @pytest.mark.parametrize("command", ["serve", "router"])
@@ -126,22 +126,22 @@ def test_nobody_listens_beyond_this_machine_without_keys_by_accident(
 
 def test_who_says_insecure_or_has_keys_or_stays_here_is_let_through() -> None:
     for kind in (ServeConfig, RouterConfig):
-        check_doors(kind(), Keys())
-        check_doors(kind(host="0.0.0.0", insecure=True), Keys())
-        check_doors(kind(host="0.0.0.0", cluster_key_file="k"), SOME_KEYS)
-        assert "--insecure" in door_warnings(kind(host="0.0.0.0", insecure=True), Keys())[0]
-        assert "--tls-cert" in door_warnings(kind(host="0.0.0.0"), SOME_KEYS)[0]
-        assert not door_warnings(kind(host="0.0.0.0", tls_cert="c", tls_key="k"), SOME_KEYS)
-        assert not door_warnings(kind(), Keys())
+        check_exposure(kind(), ApiKeyTable())
+        check_exposure(kind(host="0.0.0.0", insecure=True), ApiKeyTable())
+        check_exposure(kind(host="0.0.0.0", cluster_key_file="k"), SOME_KEYS)
+        assert "--insecure" in exposure_warnings(kind(host="0.0.0.0", insecure=True), ApiKeyTable())[0]
+        assert "--tls-cert" in exposure_warnings(kind(host="0.0.0.0"), SOME_KEYS)[0]
+        assert not exposure_warnings(kind(host="0.0.0.0", tls_cert="c", tls_key="k"), SOME_KEYS)
+        assert not exposure_warnings(kind(), ApiKeyTable())
 
 
 @pytest.mark.parametrize("config", [ServeConfig(router="http://127.0.0.1:8080"), RouterConfig()])
 def test_with_keys_a_router_and_its_instances_need_a_secret(config: ServeConfig | RouterConfig) -> None:
-    check_doors(config, Keys())
+    check_exposure(config, ApiKeyTable())
     with pytest.raises(StartupError, match="--cluster-key-file"):
-        check_doors(config, SOME_KEYS)
-    check_doors(ServeConfig(), SOME_KEYS)
-    check_doors(RouterConfig(instances="http://127.0.0.1:8000"), SOME_KEYS)
+        check_exposure(config, SOME_KEYS)
+    check_exposure(ServeConfig(), SOME_KEYS)
+    check_exposure(RouterConfig(instances="http://127.0.0.1:8000"), SOME_KEYS)
 
 
 @pytest.mark.parametrize("command", ["serve", "router"])

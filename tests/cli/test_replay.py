@@ -26,7 +26,7 @@ def test_a_difference_is_shown_with_both_sides_and_exits_with_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     eventful_run(tmp_path / "run")
-    monkeypatch.setattr(EngineCore, "_charge", lambda self, request, now_s: None)
+    monkeypatch.setattr(EngineCore, "_charge_crash", lambda self, request, now_s: None)
     assert run(["replay", str(tmp_path / "run")]) == 1
     shown = capsys.readouterr().out
     assert "differs" in shown

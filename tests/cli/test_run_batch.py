@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from onward.cli import batch_runner
-from onward.cli.batch_files import Output
+from onward.cli.batch_files import BatchOutputFile
 from onward.cli.main import run
 from onward.errors import StartupError
 
@@ -193,8 +193,8 @@ def test_a_file_that_is_no_output_is_left_alone(server: Server, tmp_path: Path) 
 
 
 def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
-    with Output(tmp_path / "out"), pytest.raises(StartupError, match="another run"):
-        Output(tmp_path / "out")
+    with BatchOutputFile(tmp_path / "out"), pytest.raises(StartupError, match="another run"):
+        BatchOutputFile(tmp_path / "out")
 
 
 def test_a_long_answer_is_written_whole(server: Server, tmp_path: Path) -> None:

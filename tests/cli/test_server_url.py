@@ -3,7 +3,7 @@ import ssl
 import pytest
 
 from onward.cli.main import run
-from onward.cli.server_url import checked_url, why
+from onward.cli.server_url import checked_url, describe_error
 from onward.errors import InvalidRequest
 
 
@@ -35,6 +35,6 @@ def test_every_command_refuses_it_before_it_asks_anybody(
 
 
 def test_why_nobody_answers_is_told_in_few_words() -> None:
-    assert why(ConnectionRefusedError(111, "Connection refused")) == "Connection refused"
-    assert why(ssl.SSLError(1, "certificate verify failed")) == "certificate verify failed"
-    assert why(TimeoutError()) == "TimeoutError"
+    assert describe_error(ConnectionRefusedError(111, "Connection refused")) == "Connection refused"
+    assert describe_error(ssl.SSLError(1, "certificate verify failed")) == "certificate verify failed"
+    assert describe_error(TimeoutError()) == "TimeoutError"

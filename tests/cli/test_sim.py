@@ -11,8 +11,8 @@ import pytest
 
 from onward.cli.main import run
 from onward.sim import batch
-from onward.sim.faults import KINDS
-from onward.sim.scenario import Outcome, Scenario
+from onward.sim.faults import FAULT_KINDS
+from onward.sim.scenario import RunResult, Scenario
 from tests.sim.broken import break_restarts
 
 BROKEN = ("sim", "--shape", "engine", "--jobs", "1", "--only", "kill-worker")
@@ -107,9 +107,9 @@ def test_a_second_call_goes_on_where_the_first_one_ended(capsys: Shown, monkeypa
     call = ["sim", "--shape", "engine", "--jobs", "1", "--state", "state.json", "--runs"]
     assert run([*call, "4"]) == 0
     ran: list[int] = []
-    original = batch.run
+    original = batch.run_scenario
 
-    def noted(scenario: Scenario) -> Outcome:
+    def noted(scenario: Scenario) -> RunResult:
         ran.append(scenario.seed)
         return original(scenario)
 
@@ -176,7 +176,7 @@ def test_only_narrows_the_faults_of_a_run(capsys: Shown) -> None:
     shown = capsys.readouterr().out
     assert "kill-api" in shown
     struck = next(line for line in shown.splitlines() if line.startswith("faults"))
-    assert [kind for kind in KINDS if kind in struck] == ["kill-api"]
+    assert [kind for kind in FAULT_KINDS if kind in struck] == ["kill-api"]
 
 
 def test_a_rate_makes_a_kind_more_or_less_likely(capsys: Shown) -> None:
@@ -218,7 +218,7 @@ def test_a_replayed_file_must_be_a_scenario(capsys: Shown, tmp_path: Path) -> No
 def test_faults_and_scenarios_are_listed(capsys: Shown) -> None:
     assert run(["sim", "--list-faults"]) == 0
     shown = capsys.readouterr().out
-    assert all(kind in shown for kind in KINDS)
+    assert all(kind in shown for kind in FAULT_KINDS)
     assert run(["sim", "--list-scenarios"]) == 0
     assert "F20" in capsys.readouterr().out
 
@@ -226,7 +226,7 @@ def test_faults_and_scenarios_are_listed(capsys: Shown) -> None:
 def test_a_failure_of_the_simulator_itself_is_never_taken_for_a_finding(
     capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(scenario: Scenario) -> Outcome:
+    def fail(scenario: Scenario) -> RunResult:
         raise RuntimeError("the simulator has a bug")
 
     monkeypatch.setattr(batch, "run", fail)

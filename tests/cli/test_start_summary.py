@@ -8,14 +8,14 @@ import pytest
 from rich.console import Console
 
 from onward.cli import start_summary
-from onward.cli.progress import StartProgress
+from onward.cli.progress import ProgressDisplay
 from onward.cli.start_summary import summary
-from onward.cli.welcome import GREETING, welcome
+from onward.cli.welcome import READY_LINE_PREFIX, print_ready
 from onward.config import ServeConfig
 from onward.kernels.cpu import compile_progress
 from onward.proto.step import WorkerHello
-from onward.supervisor.pd import resolve
-from onward.supervisor.routers import resolve_routers
+from onward.supervisor.pd import resolve_pd
+from onward.supervisor.routers import resolve_registration
 from tests.supervisor.test_wires import MODEL
 
 URL = "http://127.0.0.1:8000"
@@ -25,7 +25,7 @@ WORKER = WorkerHello(1, "w", "e", 1, "fp", 1000, 16, 4096, 320, kernels="int8 ke
 def told(
     config: ServeConfig, worker: WorkerHello = WORKER, num_keys: int = 0, handoff_port: int | None = None
 ) -> dict[str, str]:
-    pd, routers = resolve(config, "", handoff_port), resolve_routers(config, 8000)
+    pd, routers = resolve_pd(config, "", handoff_port), resolve_registration(config, 8000)
     model = msgspec.structs.replace(MODEL, name="small", quantization="int8")
     return dict(summary(config, model, worker, URL, pd, routers, num_keys=num_keys))
 
@@ -74,17 +74,17 @@ def test_keys_and_addresses_are_named() -> None:
 
 def test_the_greeting_stays_the_first_line() -> None:
     out, config = io.StringIO(), ServeConfig()
-    pd, routers = resolve(config, "", None), resolve_routers(config, 8000)
+    pd, routers = resolve_pd(config, "", None), resolve_registration(config, 8000)
     lines = list(told(config).items())
-    welcome(Console(file=out, highlight=False, width=20), config, MODEL, URL, pd, routers, lines)
+    print_ready(Console(file=out, highlight=False, width=20), config, MODEL, URL, pd, routers, lines)
     shown = out.getvalue().splitlines()
-    assert shown[1].startswith(GREETING), "`onward up` looks for it"
+    assert shown[1].startswith(READY_LINE_PREFIX), "`onward up` looks for it"
     assert [line for line in shown if line.startswith("  KV pool    1,000 blocks")], "a line stays whole"
 
 
 def test_each_phase_of_a_start_has_a_bar_of_its_own() -> None:
     out = io.StringIO()
-    with StartProgress(Console(file=out, force_terminal=True, width=100)) as progress:
+    with ProgressDisplay(Console(file=out, force_terminal=True, width=100)) as progress:
         progress("converting", 1.0)
         progress("compiling", 0.25)
         [task] = progress._bar.tasks
@@ -97,7 +97,7 @@ def test_compiling_kernels_is_told_in_fractions() -> None:
     def plus_one(number: int) -> int:
         return number + 1
 
-    with compile_progress.telling_compilation(lambda message, fraction: told.append((message, fraction))):
+    with compile_progress.report_compile_progress(lambda message, fraction: told.append((message, fraction))):
         numba.njit("int64(int64)")(plus_one)
     assert [message.startswith("compiling kernels") for message, _ in told] == [True, True]
     assert told[0][1] == 0.0 and 0 < (told[1][1] or 0) < 1

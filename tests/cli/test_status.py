@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from onward.cli.main import run
-from onward.cli.status import Status, document_of, said, show
+from onward.cli.status import ClusterStatus, document_of, format_value, show
 from tests.cli.stand_in_server import answering
 
 ROUTERS = {
@@ -39,7 +39,7 @@ INFO: dict[str, Any] = {
 
 def shown(document: dict[str, Any]) -> str:
     out = io.StringIO()
-    show(Console(file=out, width=200, highlight=False), msgspec.convert(document, Status))
+    show(Console(file=out, width=200, highlight=False), msgspec.convert(document, ClusterStatus))
     return out.getvalue()
 
 
@@ -124,6 +124,6 @@ def test_nobody_there_is_one_line(capsys: pytest.CaptureFixture[str], unused_por
 
 
 def test_zeros_are_left_out_unless_there_is_nothing_else() -> None:
-    assert said({"running": 0, "waiting": 3}) == "3 waiting"
-    assert said({"running": 0, "waiting": 0}) == "0 running"
-    assert said(None) == ""
+    assert format_value({"running": 0, "waiting": 3}) == "3 waiting"
+    assert format_value({"running": 0, "waiting": 0}) == "0 running"
+    assert format_value(None) == ""

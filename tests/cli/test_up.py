@@ -8,14 +8,23 @@ import pytest
 from onward.cli import router, serve, up
 from onward.cli.flags import from_args
 from onward.cli.main import run
-from onward.cli.up import Counts, Ports, check_router_flags, counts_of, passed_on, plan, plan_router, threads_each
+from onward.cli.up import (
+    InstanceCounts,
+    ReservedPorts,
+    check_router_flags,
+    counts_of,
+    instance_flags,
+    plan,
+    plan_router,
+    threads_each,
+)
 from onward.config import RouterConfig, ServeConfig
 from onward.errors import StartupError
 from onward.supervisor.cluster_key import read_key
-from onward.supervisor.pd import resolve
-from onward.supervisor.routers import resolve_routers
+from onward.supervisor.pd import resolve_pd
+from onward.supervisor.routers import resolve_registration
 
-PORTS = Ports(http=(9001, 9002, 8000, 9003, 9004), handoff=(7001, 7002))
+PORTS = ReservedPorts(http=(9001, 9002, 8000, 9003, 9004), handoff=(7001, 7002))
 
 
 def arguments(*argv: str) -> argparse.Namespace:
@@ -40,16 +49,16 @@ def router_config_of(command: tuple[str, ...]) -> RouterConfig:
 
 
 def test_a_cluster_is_one_of_each_kind_unless_told_otherwise() -> None:
-    assert counts_of(None, None, None) == Counts(1, 1, 0)
-    assert counts_of(2, None, None) == Counts(2, 1, 0)
-    assert counts_of(None, 3, 1) == Counts(1, 3, 1)
-    assert counts_of(None, None, 2) == Counts(0, 0, 2)
-    assert counts_of(0, 1, None) == Counts(0, 1, 0)
+    assert counts_of(None, None, None) == InstanceCounts(1, 1, 0)
+    assert counts_of(2, None, None) == InstanceCounts(2, 1, 0)
+    assert counts_of(None, 3, 1) == InstanceCounts(1, 3, 1)
+    assert counts_of(None, None, 2) == InstanceCounts(0, 0, 2)
+    assert counts_of(0, 1, None) == InstanceCounts(0, 1, 0)
 
 
 def test_instances_on_cuda_devices_do_both() -> None:
-    assert counts_of(None, None, None, "cuda") == Counts(0, 0, 1)
-    assert counts_of(None, None, 2, "cuda") == Counts(0, 0, 2)
+    assert counts_of(None, None, None, "cuda") == InstanceCounts(0, 0, 1)
+    assert counts_of(None, None, 2, "cuda") == InstanceCounts(0, 0, 2)
     with pytest.raises(StartupError, match="cannot exchange KV"):
         counts_of(1, 1, None, "cuda")
 
@@ -75,7 +84,7 @@ def test_cores_are_divided_and_everyone_gets_one() -> None:
 
 
 def test_every_instance_gets_its_role_its_ports_and_its_peers() -> None:
-    plans = plan(Counts(2, 2, 1), [], "127.0.0.1", 3, PORTS, "/dev/fd/9")
+    plans = plan(InstanceCounts(2, 2, 1), [], "127.0.0.1", 3, PORTS, "/dev/fd/9")
     configs = [config_of(told.command) for told in plans]
     assert [told.name for told in plans] == ["prefill-0", "prefill-1", "decode-0", "decode-1", "mixed-0"]
     assert [config.role for config in configs] == ["prefill", "prefill", "decode", "decode", "mixed"]
@@ -92,18 +101,18 @@ def test_every_instance_gets_its_role_its_ports_and_its_peers() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::", "192.0.2.1"])
 def test_behind_a_router_all_stay_on_loopback_register_with_it_and_share_memory(host: str) -> None:
-    ports = Ports((9001, 9002, 9003), (7001,), 8000)
-    plans = plan(Counts(1, 1, 1), [], host, 1, ports, "k")
+    ports = ReservedPorts((9001, 9002, 9003), (7001,), 8000)
+    plans = plan(InstanceCounts(1, 1, 1), [], host, 1, ports, "k")
     configs = [config_of(told.command) for told in plans]
     assert {config.host for config in configs} == {"127.0.0.1"}
     assert {config.prefill_peers for config in configs} == {""}, "the router names them"
     reached = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
     for config in configs:
         serve.check(config)
-        told = resolve_routers(config, config.port)
-        assert (told.routers, told.own_url) == ((f"http://{reached}:8000",), f"http://127.0.0.1:{config.port}")
-    assert resolve(configs[0], "ab" * 32, 7001).handoff_address == "tcp://127.0.0.1:7001"
-    assert resolve(configs[1], "ab" * 32, None).kv_backend == "shm"
+        told = resolve_registration(config, config.port)
+        assert (told.router_urls, told.own_url) == ((f"http://{reached}:8000",), f"http://127.0.0.1:{config.port}")
+    assert resolve_pd(configs[0], "ab" * 32, 7001).handoff_address == "tcp://127.0.0.1:7001"
+    assert resolve_pd(configs[1], "ab" * 32, None).kv_backend == "shm"
 
 
 def test_the_router_gets_the_front_port_its_own_flags_and_those_it_shares() -> None:
@@ -111,26 +120,28 @@ def test_the_router_gets_the_front_port_its_own_flags_and_those_it_shares() -> N
         *("--policy", "prefix", "--preempt-retry-count", "0", "--tell-resumes", "--api-key", "k", "--max-queue", "7"),
         *("--detach-ttl-s", "9", "--stall-timeout-s", "70"),
     )
-    told = plan_router(up.router_flags(args), "127.0.0.1", 8000, "key", up.front_of(args, "127.0.0.1"))
+    told = plan_router(up.router_flags(args), "127.0.0.1", 8000, "key", up.frontend_keys_from_args(args, "127.0.0.1"))
     config = router_config_of(told.command)
     assert (told.url, told.threads) == ("http://127.0.0.1:8000", None)
     assert (config.host, config.port, config.cluster_key_file) == ("127.0.0.1", 8000, "key")
-    assert (config.policy, config.preempt_retry_count, config.tell_resumes) == ("prefix", 0, True)
+    assert (config.policy, config.preempt_retry_count, config.report_resumes) == ("prefix", 0, True)
     assert told.environment == {"ONWARD_API_KEY": "k"} and "k" not in told.command, "others can read command lines"
     assert config.detach_ttl_s == 9
     assert config.stall_timeout_s == RouterConfig().stall_timeout_s, "what an instance calls so is another thing"
-    [instance] = plan(Counts(0, 0, 1), passed_on(args), "127.0.0.1", 1, Ports((9001,), (), 8000), "key")
+    [instance] = plan(
+        InstanceCounts(0, 0, 1), instance_flags(args), "127.0.0.1", 1, ReservedPorts((9001,), (), 8000), "key"
+    )
     assert (config_of(instance.command).detach_ttl_s, config_of(instance.command).max_queue) == (9, 7)
 
 
 def test_every_decode_instance_has_a_port_of_its_own_for_kv() -> None:
     args = arguments("--kv-port", "7100")
-    ports = Ports(PORTS.http, PORTS.handoff, None, args.kv_port)
-    plans = plan(Counts(2, 2, 1), passed_on(args), "127.0.0.1", 1, ports, "k")
+    ports = ReservedPorts(PORTS.http, PORTS.handoff, None, args.kv_port)
+    plans = plan(InstanceCounts(2, 2, 1), instance_flags(args), "127.0.0.1", 1, ports, "k")
     assert [config_of(told.command).kv_port for told in plans] == [0, 0, 7100, 7101, 0]
-    up.check_kv_ports(65534, Counts(1, 2, 0))
+    up.check_kv_ports(65534, InstanceCounts(1, 2, 0))
     with pytest.raises(StartupError, match=r"--kv-port 65534.*65536"):
-        up.check_kv_ports(65534, Counts(1, 3, 0))
+        up.check_kv_ports(65534, InstanceCounts(1, 3, 0))
 
 
 def test_flags_of_a_router_that_is_left_out_or_cannot_work_are_named() -> None:
@@ -144,18 +155,18 @@ def test_flags_of_a_router_that_is_left_out_or_cannot_work_are_named() -> None:
 
 
 def test_who_takes_requests_has_the_port_that_was_asked_for(unused_port: int) -> None:
-    with up._reserved_ports(Counts(2, 1, 1), "127.0.0.1", unused_port, with_router=False) as ports:
-        plans = plan(Counts(2, 1, 1), [], "127.0.0.1", 1, ports, "k")
+    with up._reserved_ports(InstanceCounts(2, 1, 1), "127.0.0.1", unused_port, with_router=False) as ports:
+        plans = plan(InstanceCounts(2, 1, 1), [], "127.0.0.1", 1, ports, "k")
         assert len({*ports.http, *ports.handoff}) == 6
         assert plans[2].url == f"http://127.0.0.1:{unused_port}"
-    with up._reserved_ports(Counts(2, 1, 1), "127.0.0.1", unused_port, with_router=True) as ports:
+    with up._reserved_ports(InstanceCounts(2, 1, 1), "127.0.0.1", unused_port, with_router=True) as ports:
         assert len({*ports.http, *ports.handoff}) == 6
         assert ports.router == unused_port
         assert unused_port not in ports.http
 
 
 def test_a_reserved_port_is_open_to_one_child_after_another_and_to_nobody_who_is_careless(unused_port: int) -> None:
-    with up._reserved_ports(Counts(0, 1, 0), "127.0.0.1", unused_port, with_router=True):
+    with up._reserved_ports(InstanceCounts(0, 1, 0), "127.0.0.1", unused_port, with_router=True):
         for _ in range(3):
             with (
                 serve.listen("127.0.0.1", unused_port, "--port") as child,
@@ -173,12 +184,12 @@ def test_a_taken_port_is_named(unused_port: int) -> None:
         pytest.raises(StartupError, match=f"127.0.0.1:{unused_port}.*--port"),
     ):
         taken.listen()
-        with up._reserved_ports(Counts(0, 1, 0), "127.0.0.1", unused_port, with_router=True):
+        with up._reserved_ports(InstanceCounts(0, 1, 0), "127.0.0.1", unused_port, with_router=True):
             pass
 
 
 def test_without_a_router_prefill_instances_stay_on_loopback_whatever_the_host() -> None:
-    plans = plan(Counts(1, 1, 0), [], "0.0.0.0", 1, Ports((1, 2), (3,)), "k")
+    plans = plan(InstanceCounts(1, 1, 0), [], "0.0.0.0", 1, ReservedPorts((1, 2), (3,)), "k")
     assert [config_of(told.command).host for told in plans] == ["127.0.0.1", "0.0.0.0"]
 
 
@@ -201,7 +212,7 @@ def test_the_flags_of_serve_are_passed_on_to_every_instance() -> None:
             "2",
         ),
     )
-    [told] = plan(Counts(0, 0, 1), passed_on(args), "127.0.0.1", 4, Ports((8000,), ()), "k")
+    [told] = plan(InstanceCounts(0, 0, 1), instance_flags(args), "127.0.0.1", 4, ReservedPorts((8000,), ()), "k")
     config = config_of(told.command)
     assert (config.model, config.kv_backend, config.local_prefill, config.output_caching) == ("m", "tcp", False, True)
     assert not config.prefix_caching
@@ -209,7 +220,7 @@ def test_the_flags_of_serve_are_passed_on_to_every_instance() -> None:
 
 
 def test_instances_are_called_what_their_lines_are() -> None:
-    plans = plan(Counts(1, 2, 1), [], "127.0.0.1", 1, Ports((1, 2, 3, 4), (5,)), "k")
+    plans = plan(InstanceCounts(1, 2, 1), [], "127.0.0.1", 1, ReservedPorts((1, 2, 3, 4), (5,)), "k")
     assert [config_of(told.command).instance_name for told in plans] == [told.name for told in plans]
     assert [told.name for told in plans] == ["prefill-0", "decode-0", "decode-1", "mixed-0"]
 
@@ -235,29 +246,33 @@ def test_with_a_router_only_the_router_hears_of_keys_and_without_one_those_who_t
 ) -> None:
     monkeypatch.setenv("ONWARD_API_KEY", "ours")
     args = arguments("--insecure")
-    front = up.front_of(args, "0.0.0.0")
-    assert front == up.Front(("--insecure",), "ours", has_keys=True)
-    behind = plan(Counts(1, 1, 0), passed_on(args), "0.0.0.0", 1, Ports((1, 2), (3,), 8000), "k", front)
+    front = up.frontend_keys_from_args(args, "0.0.0.0")
+    assert front == up.FrontendKeys(("--insecure",), "ours", has_keys=True)
+    behind = plan(
+        InstanceCounts(1, 1, 0), instance_flags(args), "0.0.0.0", 1, ReservedPorts((1, 2), (3,), 8000), "k", front
+    )
     assert [told.environment for told in behind] == [{"ONWARD_API_KEY": ""}] * 2
     assert not any(config_of(told.command).insecure for told in behind)
-    alone = plan(Counts(1, 1, 0), passed_on(args), "0.0.0.0", 1, Ports((1, 2), (3,)), "k", front)
+    alone = plan(InstanceCounts(1, 1, 0), instance_flags(args), "0.0.0.0", 1, ReservedPorts((1, 2), (3,)), "k", front)
     assert [told.environment["ONWARD_API_KEY"] for told in alone] == ["", "ours"]
     assert [config_of(told.command).insecure for told in alone] == [False, True]
-    assert not any(told.takes_hangups for told in (*behind, *alone)), "there is nothing to be read again"
+    assert not any(told.reloads_on_sighup for told in (*behind, *alone)), "there is nothing to be read again"
     with pytest.raises(StartupError, match="one --api-key"):
-        up.front_of(arguments("--api-key", "a", "--api-key", "b"), "127.0.0.1")
+        up.frontend_keys_from_args(arguments("--api-key", "a", "--api-key", "b"), "127.0.0.1")
     monkeypatch.delenv("ONWARD_API_KEY")
     with pytest.raises(StartupError, match="--insecure"):
-        up.front_of(arguments(), "0.0.0.0")
+        up.frontend_keys_from_args(arguments(), "0.0.0.0")
 
 
 def test_a_hangup_is_for_whoever_has_the_file_of_keys(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     assert run(["keys", "add", str(keys), "ann"]) == 0
     args = arguments("--api-keys", str(keys))
-    front = up.front_of(args, "127.0.0.1")
-    assert plan_router([], "127.0.0.1", 8000, "k", front).takes_hangups
-    behind = plan(Counts(1, 1, 0), passed_on(args), "127.0.0.1", 1, Ports((1, 2), (3,), 8000), "k", front)
-    assert [told.takes_hangups for told in behind] == [False, False]
-    alone = plan(Counts(1, 1, 0), passed_on(args), "127.0.0.1", 1, Ports((1, 2), (3,)), "k", front)
-    assert [told.takes_hangups for told in alone] == [False, True]
+    front = up.frontend_keys_from_args(args, "127.0.0.1")
+    assert plan_router([], "127.0.0.1", 8000, "k", front).reloads_on_sighup
+    behind = plan(
+        InstanceCounts(1, 1, 0), instance_flags(args), "127.0.0.1", 1, ReservedPorts((1, 2), (3,), 8000), "k", front
+    )
+    assert [told.reloads_on_sighup for told in behind] == [False, False]
+    alone = plan(InstanceCounts(1, 1, 0), instance_flags(args), "127.0.0.1", 1, ReservedPorts((1, 2), (3,)), "k", front)
+    assert [told.reloads_on_sighup for told in alone] == [False, True]

@@ -3,10 +3,10 @@ import io
 import msgspec
 from rich.console import Console
 
-from onward.cli.welcome import GREETING, curl, welcome, welcome_router
+from onward.cli.welcome import READY_LINE_PREFIX, curl_example, print_ready, print_router_ready
 from onward.config import RouterConfig, ServeConfig
-from onward.supervisor.pd import resolve
-from onward.supervisor.routers import resolve_routers
+from onward.supervisor.pd import resolve_pd
+from onward.supervisor.routers import resolve_registration
 from tests.supervisor.test_wires import MODEL
 
 URL = "http://127.0.0.1:8000"
@@ -17,10 +17,10 @@ def said(
 ) -> str:
     out = io.StringIO()
     console = Console(file=out, highlight=False, width=20)
-    pd, routers = resolve(config, "", handoff_port), resolve_routers(config, 8000)
+    pd, routers = resolve_pd(config, "", handoff_port), resolve_registration(config, 8000)
     model = msgspec.structs.replace(MODEL, name="small", quantization=quantization)
-    welcome(console, config, model, URL, pd, routers, needs_key=needs_key)
-    assert out.getvalue().splitlines()[1].startswith(GREETING), "`onward up` looks for it"
+    print_ready(console, config, model, URL, pd, routers, needs_key=needs_key)
+    assert out.getvalue().splitlines()[1].startswith(READY_LINE_PREFIX), "`onward up` looks for it"
     return out.getvalue()
 
 
@@ -65,13 +65,13 @@ def test_an_instance_with_routers_names_them_and_itself() -> None:
 def test_a_router_says_how_instances_join_it() -> None:
     out = io.StringIO()
     config = RouterConfig(cluster_key_file="k", decode_policy="prefix")
-    welcome_router(Console(file=out, highlight=False, width=20), config, URL)
-    assert out.getvalue().splitlines()[1] == f"{GREETING}routes at {URL} by least_loaded, decode by prefix"
+    print_router_ready(Console(file=out, highlight=False, width=20), config, URL)
+    assert out.getvalue().splitlines()[1] == f"{READY_LINE_PREFIX}routes at {URL} by least_loaded, decode by prefix"
     assert f"onward serve --router {URL} --port 0 --cluster-key-file k" in out.getvalue()
 
 
 def test_the_request_to_try_has_a_place_for_a_key_where_one_is_needed() -> None:
-    assert "Bearer" in curl("small", URL, needs_key=True)
-    assert "Bearer" not in curl("small", URL)
+    assert "Bearer" in curl_example("small", URL, needs_key=True)
+    assert "Bearer" not in curl_example("small", URL)
     assert "Bearer" in said(ServeConfig(), needs_key=True)
     assert "Bearer" not in said(ServeConfig())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onward.proto.request import Deltas, FromEngine, TokenDelta
+from onward.proto.request import FromEngine, TokenDelta, TokenDeltas
 from tests.conformance.wires import KINDS, WiredHarness
 from tests.engine.traffic import ROUGH, SHAPES, Action, Actor
 
@@ -79,13 +79,13 @@ def test_recorded_traffic_is_answered_alike_on_every_wire(seed: int, tmp_path: P
 def test_recorded_traffic_with_drafts_is_answered_alike_on_every_wire(seed: int, tmp_path: Path) -> None:
     messages = through_every_wire(tmp_path, SHAPE | {"num_drafts": 3}, recorded(seed, 300))
     deltas = [delta for message in map(_deltas, messages) for delta in message]
-    assert any(delta.num_drafted and len(delta.token_ids) > 1 for delta in deltas), "some drafts were accepted"
-    assert any(delta.num_drafted and len(delta.token_ids) == 1 for delta in deltas), "and some were not"
+    assert any(delta.num_draft_tokens and len(delta.token_ids) > 1 for delta in deltas), "some drafts were accepted"
+    assert any(delta.num_draft_tokens and len(delta.token_ids) == 1 for delta in deltas), "and some were not"
 
 
 def _deltas(message: bytes) -> list[TokenDelta]:
     decoded = msgspec.msgpack.decode(message, type=FromEngine)
-    return decoded.deltas if isinstance(decoded, Deltas) else []
+    return decoded.deltas if isinstance(decoded, TokenDeltas) else []
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

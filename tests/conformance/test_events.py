@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from onward.engine.request import Request, Status
-from onward.proto.step import Advanced, Event, Failed, Preempted, Tokens
+from onward.engine.request import Request, RequestStatus
+from onward.proto.step import SlotAdvanced, SlotEvent, SlotFailed, SlotPreempted, SlotTokens
 from tests.conformance.changes import drop, replace, request_of, until_preempting
 from tests.conformance.conftest import Connect
 from tests.conformance.wires import WiredHarness
@@ -28,8 +28,8 @@ def test_a_slot_without_an_event_advances_nothing_and_answers_nothing(connect: C
     harness.plan()
     harness.answer(drop(harness, "a"))
     request = request_of(harness, "a")
-    assert (request.num_computed, request.num_generated, request.status) == (0, 0, Status.RUNNING)
-    assert request.num_published == 0, "a block that was not written is not cached"
+    assert (request.num_computed, request.num_generated, request.status) == (0, 0, RequestStatus.RUNNING)
+    assert request.num_hashed_blocks == 0, "a block that was not written is not cached"
     assert client.tokens == []
     assert len(other.tokens) == 1
 
@@ -59,7 +59,7 @@ def test_several_tokens_in_one_event_are_all_taken(connect: Connect) -> None:
     harness = connect(max_steps_in_flight=1)
     client = harness.submit("a", [1, 2, 3], max_tokens=4)
     harness.plan()
-    harness.answer(replace(harness, "a", lambda e: Tokens(e.slot, e.epoch, 0, 3, [5, 0, 7, 0])))
+    harness.answer(replace(harness, "a", lambda e: SlotTokens(e.slot, e.slot_epoch, 0, 3, [5, 0, 7, 0])))
     assert client.tokens == [5, 0, 7, 0]
     assert client.finish_reason == "length"
 
@@ -68,7 +68,7 @@ def test_how_many_were_guessed_is_counted_on_every_wire(connect: Connect) -> Non
     harness = connect(max_steps_in_flight=1)
     client = harness.submit("a", [1, 2, 3], max_tokens=9)
     harness.plan()
-    said = lambda e: Tokens(e.slot, e.epoch, 0, 3, [5, 6, 7], num_drafted=4, draft_token_ids=[8, 9])  # noqa: E731
+    said = lambda e: SlotTokens(e.slot, e.epoch, 0, 3, [5, 6, 7], num_draft_tokens=4, draft_token_ids=[8, 9])  # noqa: E731
     harness.answer(replace(harness, "a", said))
     assert client.tokens == [5, 6, 7], "guesses take no position"
     assert harness.core.metrics.drafts.totals == (4, 2, 1)
@@ -78,7 +78,7 @@ def test_a_token_that_completes_its_grammar_ends_the_output_whatever_else_is_ask
     harness = connect(max_steps_in_flight=1)
     client, other = harness.submit("a", [1, 2, 3], max_tokens=20, min_tokens=9), harness.submit("b", [4, 5])
     harness.plan()
-    harness.answer(replace(harness, "a", lambda e: Tokens(e.slot, e.epoch, 0, 3, [5], None, None, True)))
+    harness.answer(replace(harness, "a", lambda e: SlotTokens(e.slot, e.slot_epoch, 0, 3, [5], None, None, True)))
     assert (client.tokens, client.finish_reason) == ([5], "stop")
     harness.run_until_idle()
     assert other.tokens == harness.expected(other)
@@ -88,7 +88,7 @@ def test_a_grammar_that_is_complete_at_the_last_token_ends_by_stop_and_not_by_le
     harness = connect(max_steps_in_flight=1)
     client = harness.submit("a", [1, 2, 3], max_tokens=2)
     harness.plan()
-    harness.answer(replace(harness, "a", lambda e: Tokens(e.slot, e.epoch, 0, 3, [5, 6], grammar_done=True)))
+    harness.answer(replace(harness, "a", lambda e: SlotTokens(e.slot, e.slot_epoch, 0, 3, [5, 6], grammar_done=True)))
     assert (client.tokens, client.finish_reason) == ([5, 6], "stop")
 
 
@@ -98,11 +98,11 @@ def test_a_slot_that_could_not_draw_goes_on_in_the_next_step(connect: Connect) -
     client = harness.submit("a", [1, 2, 3], max_tokens=8)
     harness.plan()
     harness.plan()
-    harness.answer(replace(harness, "a", lambda e: Advanced(e.slot, e.epoch, 2)))
+    harness.answer(replace(harness, "a", lambda e: SlotAdvanced(e.slot, e.slot_epoch, 2)))
     assert request_of(harness, "a").num_computed == 2
     assert client.tokens == []
     # The worker has drawn, and only its answer was changed; what it says of the second step is for another position.
-    harness.answer(replace(harness, "a", lambda e: Tokens(e.slot, e.epoch, 0, 3, [7])))
+    harness.answer(replace(harness, "a", lambda e: SlotTokens(e.slot, e.slot_epoch, 0, 3, [7])))
     assert client.tokens == [7]
 
 
@@ -122,7 +122,7 @@ def test_the_reply_to_a_preempt_comes_in_that_step_also_when_nothing_runs(connec
     until_preempting(harness, "low")
     assert harness.plans[0].run == []
     harness.answer()
-    assert request_of(harness, "low").status is Status.WAITING
+    assert request_of(harness, "low").status is RequestStatus.WAITING
     harness.run_until_idle()
     harness.check_all_exact()
 
@@ -133,7 +133,9 @@ def test_a_failure_ends_that_request_with_its_code_and_what_it_had(connect: Conn
     harness.plan()
     harness.answer()
     harness.plan()
-    harness.answer(replace(harness, "bad", lambda e: Failed(e.slot, e.epoch, "invalid_logits", "not a number: ∞")))
+    harness.answer(
+        replace(harness, "bad", lambda e: SlotFailed(e.slot, e.slot_epoch, "invalid_logits", "not a number: ∞"))
+    )
     assert (bad.finish_reason, bad.error_code) == ("error", "invalid_logits")
     assert bad.tokens == harness.expected(bad)[:1]
     harness.run_until_idle()
@@ -141,11 +143,11 @@ def test_a_failure_ends_that_request_with_its_code_and_what_it_had(connect: Conn
     harness.core.audit_idle()
 
 
-INSTEAD_OF_A_REPLY: dict[str, Callable[[Event, Request], list[Event]]] = {
+INSTEAD_OF_A_REPLY: dict[str, Callable[[SlotEvent, Request], list[SlotEvent]]] = {
     "silence": lambda reply, low: [],
-    "a chunk": lambda reply, low: [Advanced(reply.slot, reply.epoch, low.num_computed)],
-    "an old token": lambda reply, low: [Tokens(reply.slot, reply.epoch, 0, 8, [0])],
-    "an older reply": lambda reply, low: [Preempted(reply.slot, reply.epoch - 1, len(low.token_ids))],
+    "a chunk": lambda reply, low: [SlotAdvanced(reply.slot, reply.slot_epoch, low.num_computed)],
+    "an old token": lambda reply, low: [SlotTokens(reply.slot, reply.slot_epoch, 0, 8, [0])],
+    "an older reply": lambda reply, low: [SlotPreempted(reply.slot, reply.slot_epoch - 1, len(low.token_ids))],
 }
 
 
@@ -155,12 +157,12 @@ def test_nothing_but_its_own_reply_requeues_a_preempted_request(connect: Connect
     until_preempting(harness, "low")
     low = request_of(harness, "low")
 
-    def change(events: list[Event]) -> list[Event]:
-        [reply] = [event for event in events if event.epoch == low.slot_epoch]
+    def change(events: list[SlotEvent]) -> list[SlotEvent]:
+        [reply] = [event for event in events if event.slot_epoch == low.slot_epoch]
         return [event for event in events if event is not reply] + INSTEAD_OF_A_REPLY[what](reply, low)
 
     harness.answer(change)
-    assert low.status is Status.PREEMPTING
+    assert low.status is RequestStatus.PREEMPTING
     assert low not in list(harness.core.scheduler.waiting)
     assert harness.metric("preemptions") == 0
 
@@ -170,12 +172,14 @@ def test_every_preempt_command_is_answered_by_its_own_event(connect: Connect) ->
     until_preempting(harness, "low")
     low = request_of(harness, "low")
     held = len(low.token_ids)
-    replies: list[Event] = []
+    replies: list[SlotEvent] = []
 
-    def look(events: list[Event]) -> list[Event]:
-        replies.extend(event for event in events if isinstance(event, Preempted))
+    def look(events: list[SlotEvent]) -> list[SlotEvent]:
+        replies.extend(event for event in events if isinstance(event, SlotPreempted))
         return events
 
     harness.answer(look)
-    assert replies == [Preempted(harness.all_plans[-1].preempt[0].slot, harness.all_plans[-1].preempt[0].epoch, held)]
-    assert low.status is Status.WAITING
+    assert replies == [
+        SlotPreempted(harness.all_plans[-1].preempt[0].slot, harness.all_plans[-1].preempt[0].slot_epoch, held)
+    ]
+    assert low.status is RequestStatus.WAITING

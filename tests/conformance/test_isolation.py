@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from onward.engine.outbox import Outbox
+from onward.engine.outbox import ApiOutbox
 from onward.engine.request import Request
 from onward.engine.scheduler import Scheduler
 from onward.engine.token_processor import TokenProcessor
@@ -22,7 +22,7 @@ def _stages() -> list[tuple[type, str]]:
         for name, function in inspect.getmembers(TokenProcessor, inspect.isfunction)
         if "request" in inspect.signature(function).parameters and name not in NOT_STAGES
     ]
-    return [*own, (Scheduler, "publish_computed"), (Scheduler, "requeue_preempted"), (Outbox, "delta")]
+    return [*own, (Scheduler, "publish_computed"), (Scheduler, "requeue_preempted"), (ApiOutbox, "delta")]
 
 
 class Breaks:

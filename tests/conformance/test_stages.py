@@ -5,9 +5,9 @@ import logging
 import msgspec
 import pytest
 
-from onward.engine.request import Status
-from onward.proto.request import Deltas, FromEngine, Holding, TokenDelta
-from onward.proto.step import Advanced, Event, Failed, Preempted, TokenLogprobs, Tokens
+from onward.engine.request import RequestStatus
+from onward.proto.request import FromEngine, HeldRequestsReport, TokenDelta, TokenDeltas
+from onward.proto.step import SlotAdvanced, SlotEvent, SlotFailed, SlotPreempted, SlotTokens, TokenLogprobs
 from onward.sim.worker import expected_logprobs
 from tests.conformance.changes import replace, request_of, until_preempting
 from tests.conformance.conftest import Connect
@@ -22,7 +22,7 @@ def messages(harness: WiredHarness) -> list[FromEngine]:
 
 
 def deltas(harness: WiredHarness, request_id: str) -> list[TokenDelta]:
-    sent = [delta for message in messages(harness) if isinstance(message, Deltas) for delta in message.deltas]
+    sent = [delta for message in messages(harness) if isinstance(message, TokenDeltas) for delta in message.deltas]
     return [delta for delta in sent if delta.request_id == request_id]
 
 
@@ -40,14 +40,16 @@ def one_step(harness: WiredHarness) -> None:
 @pytest.mark.parametrize(
     "stray",
     [
-        Advanced(3, UNKNOWN_EPOCH, 1),
-        Tokens(3, UNKNOWN_EPOCH, 0, 1, [5]),
-        Preempted(3, UNKNOWN_EPOCH, 1),
-        Failed(3, UNKNOWN_EPOCH, "kv_lost", "m"),
+        SlotAdvanced(3, UNKNOWN_EPOCH, 1),
+        SlotTokens(3, UNKNOWN_EPOCH, 0, 1, [5]),
+        SlotPreempted(3, UNKNOWN_EPOCH, 1),
+        SlotFailed(3, UNKNOWN_EPOCH, "kv_lost", "m"),
     ],
     ids=lambda event: type(event).__name__,
 )
-def test_an_event_of_an_unknown_epoch_is_dropped_and_counted_and_is_no_error(connect: Connect, stray: Event) -> None:
+def test_an_event_of_an_unknown_epoch_is_dropped_and_counted_and_is_no_error(
+    connect: Connect, stray: SlotEvent
+) -> None:
     harness = connect()
     client = harness.submit("a", [1, 2])
     harness.plan()
@@ -68,7 +70,7 @@ def test_an_event_of_an_epoch_that_is_over_never_reaches_the_slot_s_next_tenant(
     harness.plan()
     slot = request_of(harness, "new").slot
     assert slot is not None
-    harness.answer(lambda events: [Tokens(slot, old_epoch, 0, 2, [9])])
+    harness.answer(lambda events: [SlotTokens(slot, old_epoch, 0, 2, [9])])
     assert new.tokens == []
     assert harness.metric("stale", "tokens") == 1
 
@@ -81,7 +83,7 @@ def test_a_preempted_request_waits_again_with_a_list_that_no_longer_changes(conn
     until_preempting(harness, "low")
     harness.answer()
     low = request_of(harness, "low")
-    assert low.status is Status.WAITING
+    assert low.status is RequestStatus.WAITING
     assert low.token_ids == [1] * 9 + client.tokens
     assert (low.slot, low.block_ids, low.num_computed) == (None, [], 0)
     harness.run_until_idle()
@@ -128,7 +130,7 @@ def test_after_a_failure_the_blocks_of_that_step_get_no_name(connect: Connect) -
     harness = connect(block_size=4)
     harness.submit("bad", list(range(1, 14)))
     harness.plan()
-    harness.answer(replace(harness, "bad", lambda e: Failed(e.slot, e.epoch, "invalid_logits", "")))
+    harness.answer(replace(harness, "bad", lambda e: SlotFailed(e.slot, e.slot_epoch, "invalid_logits", "")))
     again = harness.submit("again", list(range(1, 14)))
     harness.run_until_idle()
     assert again.cached == 0
@@ -150,9 +152,9 @@ def test_a_chunk_s_blocks_are_shared_as_soon_as_they_are_computed_and_not_before
     harness.submit("a", list(range(1, 20)))
     request = request_of(harness, "a")
     harness.plan()
-    assert request.num_published == 0
+    assert request.num_hashed_blocks == 0
     harness.answer()
-    assert request.num_published == 2
+    assert request.num_hashed_blocks == 2
 
 
 def test_a_token_that_was_taken_before_is_dropped_and_counted(connect: Connect) -> None:
@@ -160,7 +162,7 @@ def test_a_token_that_was_taken_before_is_dropped_and_counted(connect: Connect) 
     client = harness.submit("a", [1, 2], max_tokens=5)
     one_step(harness)
     harness.plan()
-    harness.answer(replace(harness, "a", lambda e: Tokens(e.slot, e.epoch, 0, 2, list(client.tokens))))
+    harness.answer(replace(harness, "a", lambda e: SlotTokens(e.slot, e.slot_epoch, 0, 2, list(client.tokens))))
     assert harness.metric("stale", "position") == 1
     assert len(client.tokens) == 1
 
@@ -169,7 +171,7 @@ def test_a_gap_fails_that_request_and_never_reaches_the_client(connect: Connect)
     harness = connect()
     bad, good = harness.submit("bad", [1, 2]), harness.submit("good", [3, 4])
     harness.plan()
-    harness.answer(replace(harness, "bad", lambda e: Tokens(e.slot, e.epoch, 3, 2, [7])))
+    harness.answer(replace(harness, "bad", lambda e: SlotTokens(e.slot, e.slot_epoch, 3, 2, [7])))
     assert (bad.tokens, bad.error_code) == ([], "internal_error")
     harness.run_until_idle()
     assert good.tokens == harness.expected(good)
@@ -188,7 +190,7 @@ def test_an_end_token_before_min_tokens_does_not_end_the_output(connect: Connect
     harness = connect(max_steps_in_flight=1)
     client = harness.submit("a", [1, 2], max_tokens=9, end=(7,), min_tokens=2)
     harness.plan()
-    harness.answer(replace(harness, "a", lambda e: Tokens(e.slot, e.epoch, 0, 2, [7])))
+    harness.answer(replace(harness, "a", lambda e: SlotTokens(e.slot, e.slot_epoch, 0, 2, [7])))
     assert (client.tokens, client.finish_reason) == ([7], None)
 
 
@@ -213,7 +215,7 @@ def test_tokens_behind_the_stop_in_the_same_event_are_cut_with_their_logprobs(co
     client = harness.submit("a", [1, 2], max_tokens=9, end=(7,), logprobs=0)
     said = [TokenLogprobs(-0.5, 1), TokenLogprobs(-0.25, 2), TokenLogprobs(-0.125, 3)]
     harness.plan()
-    harness.answer(replace(harness, "a", lambda e: Tokens(e.slot, e.epoch, 0, 2, [4, 7, 5], said)))
+    harness.answer(replace(harness, "a", lambda e: SlotTokens(e.slot, e.slot_epoch, 0, 2, [4, 7, 5], said)))
     assert (client.tokens, client.finish_reason) == ([4, 7], "stop")
     assert deltas(harness, "a")[-1].logprobs == said[:2]
     harness.run_until_idle()
@@ -224,7 +226,7 @@ def test_the_stop_comes_before_the_length_when_both_are_reached_at_once(connect:
     harness = connect(max_steps_in_flight=1)
     client = harness.submit("a", [1, 2], max_tokens=1, end=(7,))
     harness.plan()
-    harness.answer(replace(harness, "a", lambda e: Tokens(e.slot, e.epoch, 0, 2, [7])))
+    harness.answer(replace(harness, "a", lambda e: SlotTokens(e.slot, e.slot_epoch, 0, 2, [7])))
     assert client.finish_reason == "stop"
 
 
@@ -345,9 +347,9 @@ def test_a_block_is_cached_when_its_last_token_is_computed_and_not_when_it_is_sa
     harness.submit("a", [1, 2, 3], max_tokens=9)
     one_step(harness)
     request = request_of(harness, "a")
-    assert (len(request.token_ids), request.num_computed, request.num_published) == (4, 3, 0)
+    assert (len(request.token_ids), request.num_computed, request.num_hashed_blocks) == (4, 3, 0)
     one_step(harness)
-    assert (request.num_computed, request.num_published) == (4, 1)
+    assert (request.num_computed, request.num_hashed_blocks) == (4, 1)
 
 
 def test_every_delta_carries_its_place_the_prompt_s_length_and_what_was_cached(connect: Connect) -> None:
@@ -372,7 +374,7 @@ def test_all_deltas_of_a_step_go_out_in_one_message(connect: Connect) -> None:
     harness.sent.clear()
     harness.answer()
     [message] = messages(harness)
-    assert isinstance(message, Deltas)
+    assert isinstance(message, TokenDeltas)
     assert message.step == 1
     assert [delta.request_id for delta in message.deltas] == ["a", "b", "c"]
 
@@ -389,7 +391,7 @@ def test_the_end_is_published_before_the_request_is_forgotten(connect: Connect) 
     harness.core.tick(harness.now_s)
     harness.deliver()
     said = messages(harness)
-    assert [type(message) for message in said] == [Deltas, Holding]
+    assert [type(message) for message in said] == [TokenDeltas, HeldRequestsReport]
     assert deltas(harness, "a")[-1].finish_reason == "length"
 
 

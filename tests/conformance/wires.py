@@ -8,31 +8,31 @@ from pathlib import Path
 import msgspec
 
 from onward.proto.request import FromEngine
-from onward.proto.step import Event, StepPlan, StepResult, WorkerHello
-from onward.proto.wire import ShmWire, Wire, ZmqWire
+from onward.proto.step import SlotEvent, StepPlan, StepResult, WorkerHello
+from onward.proto.wire import ShmWireAddress, WorkerWireAddress, ZmqWireAddress
 from onward.sim.worker import HashWorker
 from onward.transport import shm
-from onward.transport.inproc import InprocWire, StepRunner
-from onward.transport.worker_wire import open_engine_end, open_worker_end
-from onward.transport.zmq import Wires
+from onward.transport.inproc import InprocWorkerWire, StepRunner
+from onward.transport.worker_wire import open_engine_wire_end, open_worker_wire_end
+from onward.transport.zmq import SocketPoller
 from tests.engine.harness import Harness
 
 KINDS = ["inproc", "zmq", "shm"]
 WAIT_MS = 10_000
 MAX_TOKENS_PER_ROW = 8
 
-Change = Callable[[list[Event]], list[Event]]
+Change = Callable[[list[SlotEvent]], list[SlotEvent]]
 
 
 class PairedWire:
     """Both ends of a wire between processes. The worker's side acts when its result is asked for, as `InprocWire`."""
 
-    def __init__(self, description: Wire, fds: list[int], runner: StepRunner, hello: WorkerHello) -> None:
+    def __init__(self, description: WorkerWireAddress, fds: list[int], runner: StepRunner, hello: WorkerHello) -> None:
         self._runner = runner
         # One for each side, as each process has its own: an end that is waited for is waited for alone.
-        self._engine_wires, self._worker_wires = Wires(), Wires()
-        self._engine = open_engine_end(self._engine_wires, description, fds)
-        self._worker = open_worker_end(self._worker_wires, description)
+        self._engine_wires, self._worker_wires = SocketPoller(), SocketPoller()
+        self._engine = open_engine_wire_end(self._engine_wires, description, fds)
+        self._worker = open_worker_wire_end(self._worker_wires, description)
         self._worker.send(hello)
         assert self._heard_by_engine() == hello
 
@@ -64,13 +64,15 @@ class PairedWire:
 
 def open_wire(
     kind: str, folder: Path, num_slots: int, runner: StepRunner, hello: WorkerHello
-) -> InprocWire | PairedWire:
+) -> InprocWorkerWire | PairedWire:
     if kind == "inproc":
-        return InprocWire(runner)
+        return InprocWorkerWire(runner)
     if kind == "zmq":
-        return PairedWire(ZmqWire(f"ipc://{folder}/{hello.worker_incarnation}"), [], runner, hello)
-    shape = ShmWire(hello.worker_incarnation, num_slots, MAX_TOKENS_PER_ROW, plan_bytes=1 << 16, side_bytes=1 << 16)
-    memory, ours, theirs = shm.create(shape)
+        return PairedWire(ZmqWireAddress(f"ipc://{folder}/{hello.worker_incarnation}"), [], runner, hello)
+    shape = ShmWireAddress(
+        hello.worker_incarnation, num_slots, MAX_TOKENS_PER_ROW, plan_bytes=1 << 16, extras_bytes=1 << 16
+    )
+    memory, ours, theirs = shm.create_ring(shape)
     fds = [os.dup(memory), ours.detach()]
     wire = msgspec.structs.replace(shape, memory_fd=memory, doorbell_fd=theirs.detach())
     return PairedWire(wire, fds, runner, hello)
@@ -79,7 +81,7 @@ def open_wire(
 class WiredHarness(Harness):
     def __init__(self, kind: str, folder: Path, **shape: object) -> None:
         self.kind, self._folder = kind, folder
-        self._wire: InprocWire | PairedWire | None = None
+        self._wire: InprocWorkerWire | PairedWire | None = None
         self._num_wires = 0
         self._change: Change | None = None
         self.sent: list[bytes] = []

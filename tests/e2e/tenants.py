@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from onward.web.keys import hash_of
+from onward.web.keys import hash_key
 from tests.e2e.answers import Hearing, Question
 from tests.e2e.cluster import SMALL, Instance, Router
 from tests.e2e.pd_instances import wait_for
@@ -62,7 +62,7 @@ class Estate:
     def write_keys(self, *names: str) -> None:
         self.keys.write_text(
             "\n".join(
-                f'[[key]]\nname = "{one}"\nhash = "{hash_of(f"secret of {one}")}"\n{KEYS[one]}\n' for one in names
+                f'[[key]]\nname = "{one}"\nhash = "{hash_key(f"secret of {one}")}"\n{KEYS[one]}\n' for one in names
             )
         )
         self.keys.chmod(0o600)

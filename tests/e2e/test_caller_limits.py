@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from onward.web.keys import hash_of
+from onward.web.keys import hash_key
 from tests.e2e.server import Server
 from tests.e2e.streams import chat_body
 
@@ -26,7 +26,7 @@ REFUSED_IN_FLIGHT = 'onward_refusals_total{reason="in_flight"}'
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     table: Path = tmp_path_factory.mktemp("keys") / "keys.toml"
-    rows = [f'[[key]]\nname = "{name}"\nhash = "{hash_of(key(name))}"\n{limit}\n' for name, limit in LIMITS.items()]
+    rows = [f'[[key]]\nname = "{name}"\nhash = "{hash_key(key(name))}"\n{limit}\n' for name, limit in LIMITS.items()]
     table.write_text("\n".join(rows))
     with Server("--api-processes", "2", "--api-keys", str(table), "--open-metrics") as server:
         yield server

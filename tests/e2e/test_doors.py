@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from onward.web.owned_ids import owned_id
+from onward.web.owned_ids import make_owned_id
 from tests.e2e.answers import GREEDY, MODEL, USAGE, Hearing, Question, ask, chat, listen
 from tests.e2e.pd_instances import wait_for
 from tests.e2e.tenants import KEYS, Estate, abort, client_of, listening, refusals, status_of, stopped
@@ -59,7 +59,7 @@ async def assert_unknown_to_bob(url: str, hearing: Hearing, label: str) -> None:
     """Whichever way he asks, in the words for one that never was."""
     assert hearing.place is not None
     request_id = hearing.place.split(";")[1]
-    never = hearing.place.replace(request_id, owned_id("ab" * 16, "ann"))
+    never = hearing.place.replace(request_id, make_owned_id("ab" * 16, "ann"))
     told = await refusals(url, "bob", QUESTION, hearing.place)
     assert [status for status, _ in told] == [404, 404]
     assert told == await refusals(url, "bob", QUESTION, never)

@@ -86,5 +86,7 @@ def test_a_fact_that_cannot_be_kept_is_learned_each_time(tmp_path: Path) -> None
     (tmp_path / "cache").write_text("no folder")
     file = tmp_path / "file"
     file.write_text("content")
-    learned = [file_facts.remembered(file, "name", tmp_path / "cache", lambda path: path.name) for _ in range(2)]
+    learned = [
+        file_facts.cached_property_of(file, "name", tmp_path / "cache", lambda path: path.name) for _ in range(2)
+    ]
     assert learned == ["file", "file"]

@@ -8,22 +8,22 @@ from onward.engine.core import EngineCore
 from onward.engine.policy import queue_key
 from onward.proto.request import (
     Abort,
-    AbortAnswer,
     AbortByName,
-    Accepted,
-    Charged,
-    Deltas,
+    AbortReply,
     ErrorInfo,
     FromEngine,
-    Holding,
+    HeldRequestsReport,
+    RequestAccepted,
     Submit,
     TokenDelta,
+    TokenDeltas,
+    WorkerCrashReport,
 )
-from onward.proto.sampling import Pooling, Sampling
+from onward.proto.sampling import Pooling, SamplingParams
 from onward.proto.step import StepPlan, StepResult
 from onward.sim import engine_state
-from onward.sim.drafts import HashDrafts
-from onward.sim.worker import HashWorker, expected_output, expected_vector
+from onward.sim.drafts import HashDraftProposer
+from onward.sim.worker import HashWorker, expected_embedding, expected_output
 
 API = "api-1"
 
@@ -83,8 +83,8 @@ class Harness:
         self.written: dict[int, list[Written]] = {}
         """What each step in flight may write."""
         self.clients: dict[str, Client] = {}
-        self.holding: list[Holding] = []
-        self.abort_answers: list[AbortAnswer] = []
+        self.holding: list[HeldRequestsReport] = []
+        self.abort_answers: list[AbortReply] = []
         self.now_s = 0.0
         self.seq = 0
 
@@ -106,7 +106,7 @@ class Harness:
         **fields: object,
     ) -> Client:
         self.seq += 1
-        sampling = Sampling(
+        sampling = SamplingParams(
             seed=seed,
             temperature=temperature,
             max_tokens=max_tokens,
@@ -127,19 +127,19 @@ class Harness:
         )
         client = Client(message, self.now_s - message.waited_s)
         self.clients[request_id] = client
-        self.core.receive(API, message, self.now_s)
+        self.core.receive_from_api(API, message, self.now_s)
         self.deliver()
         return client
 
     def abort(self, request_id: str, **fields: object) -> None:
         self.seq += 1
-        self.core.receive(API, Abort(self.seq, request_id, **fields), self.now_s)  # type: ignore[arg-type]
+        self.core.receive_from_api(API, Abort(self.seq, request_id, **fields), self.now_s)  # type: ignore[arg-type]
         self.deliver()
 
-    def abort_by_name(self, *names: str, everything: bool = False, caller: str | None = None) -> AbortAnswer:
+    def abort_by_name(self, *names: str, everything: bool = False, caller: str | None = None) -> AbortReply:
         self.seq += 1
         message = AbortByName(self.seq, self.seq, list(names), everything, caller=caller)
-        self.core.receive(API, message, self.now_s)
+        self.core.receive_from_api(API, message, self.now_s)
         self.deliver()
         return self.abort_answers[-1]
 
@@ -153,7 +153,7 @@ class Harness:
     def repeat(self, client: Client) -> None:
         """A submission comes a second time, perhaps long after the request is over."""
         client.reads = client.finish_reason is None
-        self.core.receive(API, client.submit, self.now_s)
+        self.core.receive_from_api(API, client.submit, self.now_s)
         self.deliver()
 
     def tick(self, seconds: float) -> None:
@@ -185,13 +185,13 @@ class Harness:
     def lose_worker(self) -> None:
         if self.core.worker is not None:
             self._lose_plans()
-            self.core.worker_lost(self.now_s)
+            self.core.on_worker_lost(self.now_s)
             self.deliver()
 
     def start_worker(self) -> None:
         if self.core.worker is None:
             self.worker = self._new_worker()
-            self.core.worker_up(self.worker.hello("w2"), self.now_s)
+            self.core.on_worker_ready(self.worker.hello("w2"), self.now_s)
             self.deliver()
 
     def crash_engine(self) -> None:
@@ -205,18 +205,18 @@ class Harness:
 
     def check(self) -> None:
         """Everything that must hold between two events."""
-        engine_state.check(self.core)
+        engine_state.audit_engine(self.core)
         pool = self.core.scheduler.pool
         free = {*pool._free, *pool._cached}
         for plan in self.plans:
             written = {block for one in self.written[plan.step] for block in self._blocks_of(one)}
             assert not written & free, "what a step in flight may write is not handed out"
-            assert all(pool._name[block] is None for block in written), "what has a name is written no more"
+            assert all(pool._block_hash[block] is None for block in written), "what has a name is written no more"
 
     def _new_worker(self) -> HashWorker:
-        drafts = HashDrafts(7) if self.config.num_drafts else None
+        drafts = HashDraftProposer(7) if self.config.num_draft_tokens else None
         worker = HashWorker(self.num_blocks, self.block_size, drafts=drafts, **self.shape)
-        worker.doomed = self.doomed
+        worker.failing_requests = self.doomed
         return worker
 
     def _send(self, plan: StepPlan) -> None:
@@ -232,14 +232,16 @@ class Harness:
         scheduler = self.core.scheduler
         self.written[plan.step] = []
         for run in plan.run:
-            request = scheduler.find(run.epoch)
+            request = scheduler.request_of_slot_epoch(run.slot_epoch)
             assert request is not None, "who runs is known"
             end = request.planned_computed
-            begin = end - sum(planned.num_drafts for planned in request.in_flight) - run.num_tokens
-            self.written[plan.step].append(Written(run.slot, run.epoch, begin, end, list(request.block_ids)))
+            begin = end - sum(planned.num_drafts for planned in request.planned_runs) - run.num_tokens
+            self.written[plan.step].append(Written(run.slot, run.slot_epoch, begin, end, list(request.block_ids)))
         if plan.preempt:
             first = min(self.core._live.values(), key=queue_key)
-            assert first.slot_epoch not in {p.epoch for p in plan.preempt}, "the first in line never loses its blocks"
+            assert first.slot_epoch not in {p.slot_epoch for p in plan.preempt}, (
+                "the first in line never loses its blocks"
+            )
 
     def _blocks_of(self, written: "Written") -> list[int]:
         """Of drafts some may have been right: then the worker begins further along than the plan could know."""
@@ -255,36 +257,36 @@ class Harness:
             old.request_id,
             old.epoch + 1,
             old.prompt_token_ids,
-            old.sampling,
+            old.sampling_params,
             list(client.tokens),
             waited_s=self.now_s - client.arrived_s,
             priority=old.priority,
             cache_salt=old.cache_salt,
-            crash_charges=client.crash_charges,
+            worker_crashes=client.crash_charges,
             num_cached_tokens=client.cached,
             caller=old.caller,
             caller_limits=old.caller_limits,
         )
-        self.core.receive(API, client.submit, self.now_s)
+        self.core.receive_from_api(API, client.submit, self.now_s)
         self.deliver()
 
     def deliver(self) -> None:
-        for owner, message in self.core.drain():
+        for owner, message in self.core.take_api_messages():
             assert owner == API
             self._hear(message)
 
     def _hear(self, message: FromEngine) -> None:
         match message:
-            case Deltas():
+            case TokenDeltas():
                 for delta in message.deltas:
                     self._take(delta)
-            case Accepted():
+            case RequestAccepted():
                 self.clients[message.request_id].accepted = True
-            case Charged():
-                self.clients[message.request_id].crash_charges = message.crash_charges
-            case AbortAnswer():
+            case WorkerCrashReport():
+                self.clients[message.request_id].crash_charges = message.worker_crashes
+            case AbortReply():
                 self.abort_answers.append(message)
-            case Holding():
+            case HeldRequestsReport():
                 self.holding.append(message)
                 for held in message.held:
                     client = self.clients[held.request_id]
@@ -325,7 +327,7 @@ class Harness:
         return min(self.num_blocks * self.block_size, self.shape["max_model_len"])
 
     def expected(self, client: Client) -> list[int]:
-        sampling = client.submit.sampling
+        sampling = client.submit.sampling_params
         room = self.max_tokens - len(client.submit.prompt_token_ids)
         max_output = sampling.max_tokens if sampling.max_tokens is not None else room
         return expected_output(client.submit.prompt_token_ids, sampling, max_output, self.vocab_size)
@@ -336,7 +338,7 @@ class Harness:
             assert client.tokens == self.expected(client), client.submit.request_id
 
     def expected_vector(self, client: Client) -> bytes:
-        return expected_vector(client.submit.prompt_token_ids, client.submit.sampling)
+        return expected_embedding(client.submit.prompt_token_ids, client.submit.sampling_params)
 
     def metric(self, counter: str, *labels: str) -> float:
         return getattr(self.core.metrics, counter).value(*labels)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from onward.proto.handoff import ToDecode, ToPrefill
 from onward.sim import engine_state
-from onward.sim.data_plane import DataPlane, PlaneNetwork
-from onward.sim.drafts import HashDrafts
+from onward.sim.data_plane import SimKvNetwork, SimKvTransfer
+from onward.sim.drafts import HashDraftProposer
 from onward.sim.worker import HashWorker
 from tests.engine.harness import Client, Harness
 
@@ -14,7 +14,7 @@ from tests.engine.harness import Client, Harness
 class Instance(Harness):
     """One engine with a worker that has a data plane."""
 
-    def __init__(self, name: str, planes: PlaneNetwork, **config: object) -> None:
+    def __init__(self, name: str, planes: SimKvNetwork, **config: object) -> None:
         self.name, self.planes, self.peer_address = name, planes, name
         self.arguments = dict(config)
         self.num_workers = 0
@@ -24,19 +24,19 @@ class Instance(Harness):
 
     def _new_worker(self) -> HashWorker:
         if self.num_workers:
-            self.planes.remove(self.worker.plane.address)
+            self.planes.remove(self.worker.kv_transfer.address)
         self.num_workers += 1
-        plane = DataPlane(f"{self.name}/{self.num_workers}")
-        drafts = HashDrafts(7) if self.config.num_drafts else None
+        plane = SimKvTransfer(f"{self.name}/{self.num_workers}")
+        drafts = HashDraftProposer(7) if self.config.num_draft_tokens else None
         worker = HashWorker(self.num_blocks, self.block_size, plane=plane, drafts=drafts, **self.shape)
-        worker.doomed = self.doomed
+        worker.failing_requests = self.doomed
         plane.memory = worker.memory
         self.planes.add(plane)
         return worker
 
     @property
-    def plane(self) -> DataPlane:
-        return self.worker.plane
+    def plane(self) -> SimKvTransfer:
+        return self.worker.kv_transfer
 
     def stop_worker(self) -> None:
         """It completes no step, says nothing of KV and writes none; nobody is told."""
@@ -53,7 +53,7 @@ class Instance(Harness):
 
 class Cluster:
     def __init__(self, num_prefill: int = 1, *, prefill: dict | None = None, **decode: object) -> None:
-        self.planes = PlaneNetwork()
+        self.planes = SimKvNetwork()
         self.peers = {
             f"p{i}": Instance(f"p{i}", self.planes, role="prefill", **(prefill or {})) for i in range(num_prefill)
         }
@@ -101,14 +101,16 @@ class Cluster:
             if self.holds(message):
                 self.to_prefill.append((address, message))
             elif self.peers[address].alive:
-                self.peers[address].core.from_decode(self.decode.core.incarnation, message, self.peers[address].now_s)
+                self.peers[address].core.receive_from_decode(
+                    self.decode.core.incarnation, message, self.peers[address].now_s
+                )
                 moved |= type(message).__name__ not in ("Ping", "Heartbeat")
         for _ in range(len(self.to_decode)):
             address, message = self.to_decode.popleft()
             if self.holds(message):
                 self.to_decode.append((address, message))
             elif self.decode.alive:
-                self.decode.core.from_prefill(address, message, self.decode.now_s)
+                self.decode.core.receive_from_prefill(address, message, self.decode.now_s)
                 moved |= type(message).__name__ not in ("Pong", "Heartbeat")
         return moved
 
@@ -119,7 +121,7 @@ class Cluster:
                 continue
             reports, instance.plane.reports = instance.plane.reports, []
             for report in reports:
-                instance.core.kv_report(report, instance.now_s)
+                instance.core.receive_kv_report(report, instance.now_s)
                 moved = True
         return moved
 
@@ -157,19 +159,19 @@ class Cluster:
         for instance in self._instances():
             assert instance.core.idle, instance.name
             instance.core.audit_idle()
-            engine_state.check(instance.core)
-            assert not instance.plane.expected, f"{instance.name} expects what nobody will send"
+            engine_state.audit_engine(instance.core)
+            assert not instance.plane.expected_leases, f"{instance.name} expects what nobody will send"
             assert not instance.plane.pushes, f"{instance.name} pushes what nobody wants"
 
     def _collect(self, instance: Instance) -> None:
-        outgoing = instance.core.drain_handovers()
+        outgoing = instance.core.take_handoff_messages()
         for address, message in outgoing.to_prefill:
-            self.decode.core.peer_reached(address, self.peers[address].alive, self.decode.now_s)
+            self.decode.core.on_peer_send(address, self.peers[address].alive, self.decode.now_s)
             if self.peers[address].alive:
                 self._send(self.to_prefill, address, message)
         for _, message in outgoing.to_decode:
             self._send(self.to_decode, instance.peer_address, message)
-        for command in outgoing.to_data_plane:
+        for command in outgoing.kv_commands:
             instance.plane.command(command)
         instance.deliver()
 

@@ -1,9 +1,9 @@
 """Who is let in: the queue's bounds, what whoever is turned away is told, and each caller's own limits."""
 
-from onward.engine.request import Status
+from onward.engine.request import RequestStatus
 from onward.obs.metrics import render
 from onward.proto.request import CallerLimits, Submit
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from tests.engine.harness import Client, Harness
 from tests.engine.pd_cluster import Cluster
 
@@ -113,7 +113,7 @@ def test_prompts_that_a_peer_is_to_compute_wait_too() -> None:
     for name in ("a", "b"):
         assert cluster.submit(name, [1] * 40).accepted
         cluster.turn()
-    assert cluster.decode.core._live["a"].status is Status.ASKED
+    assert cluster.decode.core._live["a"].status is RequestStatus.ASKED
     assert cluster.submit("c", [2] * 20).error_code == "overloaded"
     assert cluster.decode.core._waiting_tokens == 80
 
@@ -122,7 +122,7 @@ def test_a_prefill_instance_bounds_the_tokens_that_peers_ask_of_it() -> None:
     cluster = Cluster(prefill={"max_queue_tokens": 30, "max_num_seqs": 1}, max_num_seqs=8, num_blocks=200)
     clients = [cluster.submit(f"r{i}", [i + 1] * 25, max_tokens=3) for i in range(6)]
     cluster.settle(seconds=2.0)
-    service = cluster.prefill.core._handovers._service
+    service = cluster.prefill.core._handoffs._service
     assert service is not None and service._metrics.refusals.value("prefill", "overloaded") > 0
     assert all(client.tokens == cluster.decode.expected(client) for client in clients), "they are computed elsewhere"
     cluster.check_idle()
@@ -163,11 +163,11 @@ def test_each_choice_of_a_request_counts() -> None:
 
 def test_a_caller_s_limit_holds_over_all_api_processes() -> None:
     harness = Harness()
-    submit = Submit(1, "a-0", 1, [1, 2], Sampling(seed=0), **limits(max_in_flight=1))
-    harness.core.receive("api-2", submit, harness.now_s)
-    harness.core.drain()
+    submit = Submit(1, "a-0", 1, [1, 2], SamplingParams(seed=0), **limits(max_in_flight=1))
+    harness.core.receive_from_api("api-2", submit, harness.now_s)
+    harness.core.take_api_messages()
     assert harness.submit("b-0", [1, 2], **limits(max_in_flight=1)).error_code == "rate_limited"
-    harness.core.api_gone("api-2", harness.now_s)
+    harness.core.on_api_lost("api-2", harness.now_s)
     assert harness.submit("c-0", [1, 2], **limits(max_in_flight=1)).accepted
 
 

@@ -1,13 +1,13 @@
 """Requests are served in the order of their arrival at the engine. No other machine's clock has a say in it."""
 
-from onward.api.ledger import Ledger, Order
+from onward.api.ledger import RequestTracker, SubmitSpec
 from onward.engine import policy
 from onward.obs.metrics import Registry
-from onward.proto.handoff import Prefill
+from onward.proto.handoff import PrefillRequest
 from onward.proto.request import Submit
-from onward.proto.sampling import Sampling
-from onward.router.origin import Arrival, origin_of, stream_of_record
-from onward.router.stream import Stream
+from onward.proto.sampling import SamplingParams
+from onward.router.origin import RequestMetadata, build_client_request, stream_from_record
+from onward.router.stream import ClientStream
 from tests.engine.harness import Harness
 from tests.engine.pd_cluster import Cluster
 
@@ -66,17 +66,17 @@ def test_a_prompt_at_a_prefill_instance_brings_its_waiting_time_and_no_clock() -
     cluster.submit("a", list(range(1, 30)), waited_s=7.0)
     cluster.prefill.now_s = 9000.0
     cluster.decode.core.plan(50.0)
-    [prefill] = [m for _, m in cluster.decode.core.drain_handovers().to_prefill if isinstance(m, Prefill)]
+    [prefill] = [m for _, m in cluster.decode.core.take_handoff_messages().to_prefill if isinstance(m, PrefillRequest)]
     assert prefill.waited_s == 7.0
-    cluster.prefill.core.from_decode("d", prefill, 9000.0)
+    cluster.prefill.core.receive_from_decode("d", prefill, 9000.0)
     [request] = cluster.prefill.core._live.values()
     assert request.arrival_s == 8993.0
 
 
 def test_an_api_process_tells_how_long_a_request_has_waited_in_all() -> None:
-    ledger = Ledger(Registry())
+    ledger = RequestTracker(Registry())
     ledger.engine_up("engine-1", 100.0)
-    [first] = ledger.submit(Order("a-0", [1], Sampling(1), arrived_at_s=97.0), 100.0).send
+    [first] = ledger.submit(SubmitSpec("a-0", [1], SamplingParams(1), arrived_at_s=97.0), 100.0).send
     ledger.engine_gone("engine-1", 101.0)
     [again] = ledger.engine_up("engine-2", 140.0).send
     assert isinstance(first, Submit) and isinstance(again, Submit)
@@ -85,16 +85,16 @@ def test_an_api_process_tells_how_long_a_request_has_waited_in_all() -> None:
 
 def test_a_router_tells_how_long_a_request_has_waited_whatever_its_wall_clock_says() -> None:
     for wall_s in (0.0, 1e9, 4e9):
-        origin = origin_of("/v1/completions", b"{}", Arrival("r", 1, wall_s, now_s=50.0))
-        stream = Stream(origin, 0)
-        stream.begin("i1", 51.0)
-        assert stream.attempt(58.0, []).waited_s == 8.0
+        origin = build_client_request("/v1/completions", b"{}", RequestMetadata("r", 1, wall_s, arrived_at_s=50.0))
+        stream = ClientStream(origin, 0)
+        stream.begin_attempt("i1", 51.0)
+        assert stream.build_attempt(58.0, []).waited_s == 8.0
 
 
 def test_a_stream_that_another_router_takes_up_keeps_its_waiting_time() -> None:
-    origin = origin_of("/v1/completions", b"{}", Arrival("r", 1, 1e9, now_s=50.0))
-    stream = Stream(origin, 0)
-    stream.begin("i1", 51.0)
-    taken_up = stream_of_record(stream.attempt(58.0, []), 7000.0)
-    taken_up.begin("i2", 7001.0)
-    assert taken_up.attempt(7002.0, []).waited_s == 10.0
+    origin = build_client_request("/v1/completions", b"{}", RequestMetadata("r", 1, 1e9, arrived_at_s=50.0))
+    stream = ClientStream(origin, 0)
+    stream.begin_attempt("i1", 51.0)
+    taken_up = stream_from_record(stream.build_attempt(58.0, []), 7000.0)
+    taken_up.begin_attempt("i2", 7001.0)
+    assert taken_up.build_attempt(7002.0, []).waited_s == 10.0

@@ -3,7 +3,7 @@
 import msgspec
 
 from onward.proto.request import Abort, AbortByName
-from onward.proto.step import Failed, StepResult, Tokens
+from onward.proto.step import SlotFailed, SlotTokens, StepResult
 from tests.engine.harness import API, Harness
 
 
@@ -78,11 +78,11 @@ def test_blocks_of_an_aborted_request_are_fenced_until_its_step_is_answered() ->
     harness.plan()
     harness.abort("a")
     assert harness.clients["a"].finish_reason == "abort"
-    assert harness.core.scheduler.pool.counts()["fenced"] > 0
+    assert harness.core.scheduler.pool.count_by_state()["fenced"] > 0
     harness.answer()
-    assert harness.core.scheduler.pool.counts()["fenced"] > 0
+    assert harness.core.scheduler.pool.count_by_state()["fenced"] > 0
     harness.answer()
-    assert harness.core.scheduler.pool.counts()["fenced"] == 0
+    assert harness.core.scheduler.pool.count_by_state()["fenced"] == 0
     harness.core.audit_idle()
 
 
@@ -103,7 +103,7 @@ def test_abort_works_in_every_state_and_twice() -> None:
 def test_an_api_process_ends_its_own_attempt_and_not_another_s_with_the_same_number() -> None:
     harness = Harness()
     client = harness.submit("a", [1, 2], max_tokens=6, epoch=3)
-    harness.core.receive("api-other", Abort(1, "a", 3), harness.now_s)
+    harness.core.receive_from_api("api-other", Abort(1, "a", 3), harness.now_s)
     harness.deliver()
     assert client.finish_reason is None
     harness.run_until_idle()
@@ -116,7 +116,7 @@ def test_an_abort_that_is_said_again_spares_what_came_after_it() -> None:
     for name, waited_s in (("old-0", 15.0), ("new-0", 5.0)):
         harness.submit(name, [1, 2], max_tokens=9, label="mine", waited_s=waited_s)
     for names, everything in ((["mine"], False), ([], True)):
-        harness.core.receive(API, AbortByName(harness.seq, 0, names, everything, 10.0), harness.now_s)
+        harness.core.receive_from_api(API, AbortByName(harness.seq, 0, names, everything, 10.0), harness.now_s)
         harness.deliver()
         assert [client.finish_reason for client in harness.clients.values()] == ["abort", None]
     assert harness.abort_by_name("mine").aborted == ["mine"]
@@ -155,7 +155,7 @@ def test_a_follow_up_shares_blocks_that_are_still_fenced() -> None:
     harness.plan()
     harness.answer()
     assert first.finish_reason == "stop"
-    assert harness.core.scheduler.pool.counts()["fenced"] > 0
+    assert harness.core.scheduler.pool.count_by_state()["fenced"] > 0
     harness.submit("b", [1] * 9, max_tokens=4)
     harness.run_until_idle()
     assert harness.clients["b"].cached == 8
@@ -257,7 +257,7 @@ def test_one_slot_s_failure_is_that_request_s_alone() -> None:
     harness.plan()
     result = harness.worker.step(harness.plans.popleft())
     slot = harness.core._live["bad"].slot
-    events = [Failed(e.slot, e.epoch, "bad_logits", "NaN") if e.slot == slot else e for e in result.events]
+    events = [SlotFailed(e.slot, e.slot_epoch, "bad_logits", "NaN") if e.slot == slot else e for e in result.events]
     harness.core.commit(StepResult(result.step, events), harness.now_s)
     harness.deliver()
     harness.run_until_idle()
@@ -274,7 +274,7 @@ def test_a_fault_of_the_engine_itself_ends_only_the_request_that_met_it() -> Non
     result = harness.worker.step(harness.plans.popleft())
     slot = harness.core._live["bad"].slot
     # A gap cannot happen on an ordered wire; if it does, it must not cost anyone else a token.
-    events = [Tokens(e.slot, e.epoch, 7, 2, [1]) if e.slot == slot else e for e in result.events]
+    events = [SlotTokens(e.slot, e.slot_epoch, 7, 2, [1]) if e.slot == slot else e for e in result.events]
     harness.core.commit(StepResult(result.step, events), harness.now_s)
     harness.deliver()
     harness.run_until_idle()
@@ -385,19 +385,19 @@ def test_what_the_engine_holds_is_told_behind_the_tokens_that_led_there() -> Non
     harness = Harness()
     harness.submit("a", [1, 2, 3], max_tokens=1)
     harness.core.tick(0.5)
-    harness.core.drain()
+    harness.core.take_api_messages()
     harness.plan()
     harness.core.commit(harness.worker.step(harness.plans.popleft()), 2.0)
     harness.core.tick(2.0)
     # Were the list read first, the api would take the finished request for lost and send it again.
-    assert [type(message).__name__ for _, message in harness.core.drain()] == ["Deltas", "Holding"]
+    assert [type(message).__name__ for _, message in harness.core.take_api_messages()] == ["Deltas", "Holding"]
 
 
 def test_the_requests_of_a_dead_api_process_are_aborted() -> None:
     harness = Harness()
     harness.submit("a", [1, 2, 3], max_tokens=9)
     harness.plan()
-    harness.core.api_gone("api-1", harness.now_s)
+    harness.core.on_api_lost("api-1", harness.now_s)
     harness.answer()
     harness.run_until_idle()
     assert harness.metric("finished", "abort") == 1
@@ -408,12 +408,12 @@ def test_what_a_dead_api_process_said_last_is_not_begun() -> None:
     """It was on its way when the process died, and the engine hears of the death first."""
     harness = Harness()
     client = harness.submit("a", [1, 2, 3], max_tokens=9)
-    harness.core.api_gone("api-1", harness.now_s)
-    harness.core.receive("api-1", msgspec.structs.replace(client.submit, request_id="b"), harness.now_s)
+    harness.core.on_api_lost("api-1", harness.now_s)
+    harness.core.receive_from_api("api-1", msgspec.structs.replace(client.submit, request_id="b"), harness.now_s)
     assert harness.core.idle
     assert harness.metric("stale", "owner") == 1
     harness.core.tick(5.0)
-    assert harness.core.drain() == [], "nobody is told each second what is held for it"
+    assert harness.core.take_api_messages() == [], "nobody is told each second what is held for it"
 
 
 def test_a_newer_epoch_replaces_the_older_one_and_an_older_one_is_dropped() -> None:
@@ -424,7 +424,7 @@ def test_a_newer_epoch_replaces_the_older_one_and_an_older_one_is_dropped() -> N
     harness.plan()
     harness.resubmit(client)
     old = client.submit
-    harness.core.receive("api-1", old, harness.now_s)
+    harness.core.receive_from_api("api-1", old, harness.now_s)
     assert harness.metric("stale", "submit") == 1
     harness.run_until_idle()
     assert client.tokens == harness.expected(client)

@@ -102,11 +102,11 @@ def test_a_request_resubmitted_at_any_token_goes_on_as_if_nothing_had_happened(
         first.submit.prompt_token_ids,
         generated=first.tokens[:cut],
         epoch=2,
-        max_tokens=first.submit.sampling.max_tokens,
-        seed=first.submit.sampling.seed,
-        temperature=first.submit.sampling.temperature,
-        end=first.submit.sampling.end_token_ids,
-        min_tokens=first.submit.sampling.min_tokens,
+        max_tokens=first.submit.sampling_params.max_tokens,
+        seed=first.submit.sampling_params.seed,
+        temperature=first.submit.sampling_params.temperature,
+        end=first.submit.sampling_params.end_token_ids,
+        min_tokens=first.submit.sampling_params.min_tokens,
     )
     harness.run_until_idle()
     assert (again.tokens, again.finish_reason) == (first.tokens, first.finish_reason)
@@ -118,4 +118,4 @@ def test_the_reference_is_what_a_worker_alone_with_a_request_computes(prompt: li
     harness = Harness(max_num_seqs=1, prefix_caching=False)
     client = harness.submit("a", prompt, max_tokens=max_tokens, seed=seed, temperature=float(seed > 0))
     harness.run_until_idle()
-    assert client.tokens == expected_output(prompt, client.submit.sampling, max_tokens, harness.vocab_size)
+    assert client.tokens == expected_output(prompt, client.submit.sampling_params, max_tokens, harness.vocab_size)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from onward.engine.request import Status
-from onward.proto.handoff import Cancel, Grant, Offer, Prefill
+from onward.engine.request import RequestStatus
+from onward.proto.handoff import CancelHandoff, LeaseGrant, PrefillOffer, PrefillRequest
 from tests.engine.harness import Client, Harness
 from tests.engine.pd_cluster import Cluster, Instance
 
@@ -53,15 +53,15 @@ def preempting() -> tuple[Harness, Client]:
     return harness, client
 
 
-STATES: dict[Status, Callable[[], tuple[Harness, Client]]] = {
-    Status.WAITING: waiting,
-    Status.RUNNING: running,
-    Status.PREEMPTING: preempting,
+STATES: dict[RequestStatus, Callable[[], tuple[Harness, Client]]] = {
+    RequestStatus.WAITING: waiting,
+    RequestStatus.RUNNING: running,
+    RequestStatus.PREEMPTING: preempting,
 }
 
 
 @pytest.mark.parametrize("status", STATES)
-def test_a_deadline_ends_a_request_in_this_state_and_others_go_on(status: Status) -> None:
+def test_a_deadline_ends_a_request_in_this_state_and_others_go_on(status: RequestStatus) -> None:
     harness, client = STATES[status]()
     assert harness.core._live["late"].status is status
     harness.tick(DEADLINE_S - 0.2)
@@ -85,7 +85,7 @@ def test_a_deadline_ends_a_prompt_that_is_half_computed() -> None:
 
 
 @pytest.mark.parametrize("status", STATES)
-def test_a_deadline_passes_while_the_worker_is_away(status: Status) -> None:
+def test_a_deadline_passes_while_the_worker_is_away(status: RequestStatus) -> None:
     harness, client = STATES[status]()
     harness.lose_worker()
     harness.tick(LATER_S)
@@ -104,15 +104,15 @@ def test_a_deadline_that_has_passed_on_the_way_ends_the_request_before_it_costs_
 
 
 def asked_and_unheard(cluster: Cluster) -> None:
-    cluster.holds = lambda message: isinstance(message, Prefill)
+    cluster.holds = lambda message: isinstance(message, PrefillRequest)
 
 
 def asked_and_queued(cluster: Cluster) -> None:
-    cluster.holds = lambda message: isinstance(message, Offer)
+    cluster.holds = lambda message: isinstance(message, PrefillOffer)
 
 
 def granted_and_untold(cluster: Cluster) -> None:
-    cluster.holds = lambda message: isinstance(message, Grant)
+    cluster.holds = lambda message: isinstance(message, LeaseGrant)
 
 
 def granted_and_computing(cluster: Cluster) -> None:
@@ -120,10 +120,10 @@ def granted_and_computing(cluster: Cluster) -> None:
 
 
 HOLD_UPS = {
-    asked_and_unheard: Status.ASKED,
-    asked_and_queued: Status.ASKED,
-    granted_and_untold: Status.GRANTED,
-    granted_and_computing: Status.GRANTED,
+    asked_and_unheard: RequestStatus.ASKED,
+    asked_and_queued: RequestStatus.ASKED,
+    granted_and_untold: RequestStatus.GRANTED,
+    granted_and_computing: RequestStatus.GRANTED,
 }
 
 
@@ -143,20 +143,20 @@ def test_a_deadline_ends_a_request_whose_prompt_is_at_a_peer(hold_up: Callable[[
 
 def in_its_queue(cluster: Cluster) -> None:
     """Another decode instance's prompt has its only slot."""
-    cluster.holds = lambda message: isinstance(message, Grant)
+    cluster.holds = lambda message: isinstance(message, LeaseGrant)
     cluster.submit("first", [7] * 22, max_tokens=6)
     cluster.settle()
 
 
 def offered(cluster: Cluster) -> None:
-    cluster.holds = lambda message: isinstance(message, Grant)
+    cluster.holds = lambda message: isinstance(message, LeaseGrant)
 
 
 def computing(cluster: Cluster) -> None:
     cluster.prefill.stop_worker()
 
 
-AT_THE_PEER = {in_its_queue: Status.WAITING, offered: Status.OFFERED, computing: Status.RUNNING}
+AT_THE_PEER = {in_its_queue: RequestStatus.WAITING, offered: RequestStatus.OFFERED, computing: RequestStatus.RUNNING}
 
 
 @pytest.mark.parametrize("place", AT_THE_PEER)
@@ -166,7 +166,7 @@ def test_a_peer_ends_a_prompt_at_its_deadline_though_nobody_takes_it_back(place:
     client = cluster.submit("late", list(range(1, 23)), max_tokens=6, deadline_s=DEADLINE_S)
     cluster.settle()
     assert late_at(cluster.prefill) is AT_THE_PEER[place]
-    cluster.loses = lambda message: isinstance(message, Cancel)
+    cluster.loses = lambda message: isinstance(message, CancelHandoff)
     cluster.pass_time(LATER_S)
     check_ended(client)
     assert late_at(cluster.prefill) is None, "the peer has it no more"
@@ -176,7 +176,7 @@ def test_a_peer_ends_a_prompt_at_its_deadline_though_nobody_takes_it_back(place:
     cluster.check_idle()
 
 
-def late_at(instance: Instance) -> Status | None:
+def late_at(instance: Instance) -> RequestStatus | None:
     return next((r.status for r in instance.core._live.values() if r.request_id.startswith("late@")), None)
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from onward.engine.draft_record import DraftRecord
-from onward.engine.policy import STEP_ROWS, Load, num_drafts
-from onward.engine.request import Status
-from onward.proto.handoff import Prefill, Ready
+from onward.engine.draft_record import DraftAcceptance
+from onward.engine.policy import STEP_OVERHEAD_ROWS, StepLoad, choose_num_drafts
+from onward.engine.request import RequestStatus
+from onward.proto.handoff import PrefillDone, PrefillRequest
 from tests.engine.harness import Harness
 from tests.engine.pd_cluster import Cluster
 from tests.engine.test_log_line import fields
@@ -40,7 +40,7 @@ def test_a_request_says_how_many_it_wants_within_what_the_instance_does() -> Non
         harness = Harness(num_drafts=3)
         harness.submit("r", PROMPT, max_tokens=30, max_drafts=wanted)
         harness.run_until_idle()
-        assert max(run.num_drafts for plan in harness.all_plans for run in plan.run) == allowed
+        assert max(run.max_draft_tokens for plan in harness.all_plans for run in plan.run) == allowed
 
 
 def test_no_draft_lies_beyond_the_longest_output() -> None:
@@ -141,8 +141,8 @@ def test_the_prefill_side_hands_its_guesses_over_and_the_decode_side_verifies_th
         cluster.submit(f"r{i}", list(range(1, 3 + 5 * i)), max_tokens=12, seed=i, temperature=1.0)
     cluster.settle()
     cluster.decode.check_all_exact()
-    assert {m.num_drafts for m in cluster.seen if isinstance(m, Prefill)} == {4}
-    given = [m.draft_token_ids for m in cluster.seen if isinstance(m, Ready) and m.draft_token_ids]
+    assert {m.max_draft_tokens for m in cluster.seen if isinstance(m, PrefillRequest)} == {4}
+    given = [m.draft_token_ids for m in cluster.seen if isinstance(m, PrefillDone) and m.draft_token_ids]
     assert given and all(len(one) <= 3 for one in given)
     assigned = [a.draft_token_ids for plan in cluster.decode.all_plans for a in plan.assign if a.draft_token_ids]
     assert {tuple(one) for one in assigned} == {tuple(one) for one in given}
@@ -157,14 +157,14 @@ def test_what_a_peer_has_guessed_is_verified_also_where_guessing_would_not_pay()
         cluster.submit(f"r{i}", list(range(1, 3 + 5 * i)), max_tokens=12, seed=i, temperature=1.0)
         cluster.settle()
     cluster.decode.check_all_exact()
-    runs = {(run.epoch, plan.step): run for plan in cluster.decode.all_plans for run in plan.run}
+    runs = {(run.slot_epoch, plan.step): run for plan in cluster.decode.all_plans for run in plan.run}
     begun = [
-        (runs.pop((assign.epoch, plan.step)).num_drafts, len(assign.draft_token_ids))
+        (runs.pop((assign.slot_epoch, plan.step)).max_draft_tokens, len(assign.draft_token_ids))
         for plan in cluster.decode.all_plans
         for assign in plan.assign
     ]
     assert max(begun)[0] > 1 and all(num_drafts <= given for num_drafts, given in begun)
-    assert not any(run.num_drafts for run in runs.values()), "what it would have to guess itself is too dear"
+    assert not any(run.max_draft_tokens for run in runs.values()), "what it would have to guess itself is too dear"
 
 
 @pytest.mark.parametrize("which", ["decode", "prefill"])
@@ -205,52 +205,52 @@ def test_counters_tell_each_place_behind_the_newest_token_apart() -> None:
     assert sum(accepted) == drafts_of(harness)[1] > 0
 
 
-def record(num_right: int, num_wrong: int) -> DraftRecord:
-    made = DraftRecord()
+def record(num_right: int, num_wrong: int) -> DraftAcceptance:
+    made = DraftAcceptance()
     for _ in range(num_wrong):
-        made.note(1, 0)
+        made.record(1, 0)
     for _ in range(num_right):
-        made.note(4, 4)
+        made.record(4, 4)
     return made
 
 
 def test_the_more_drafts_are_right_the_more_are_made() -> None:
-    alone = Load(1, 100)
-    counts = [num_drafts(4, record(right, 10), alone) for right in (0, 1, 10)]
+    alone = StepLoad(1, 100)
+    counts = [choose_num_drafts(4, record(right, 10), alone) for right in (0, 1, 10)]
     assert counts == sorted(counts) and counts[0] == 0 and counts[-1] == 4
 
 
 def test_the_fuller_a_step_the_fewer_drafts_are_made() -> None:
-    counts = [num_drafts(4, record(3, 1), Load(rows, 1000)) for rows in (1, 4, 8, 32, 190)]
+    counts = [choose_num_drafts(4, record(3, 1), StepLoad(rows, 1000)) for rows in (1, 4, 8, 32, 190)]
     assert counts == sorted(counts, reverse=True) and counts[0] == 4 and counts[-1] == 0
 
 
 def test_drafts_take_only_rows_that_are_left() -> None:
-    assert num_drafts(4, record(9, 0), Load(1, 2)) == 2
-    assert num_drafts(4, record(9, 0), Load(1, 0)) == 0
+    assert choose_num_drafts(4, record(9, 0), StepLoad(1, 2)) == 2
+    assert choose_num_drafts(4, record(9, 0), StepLoad(1, 0)) == 0
 
 
 def test_a_guess_that_costs_more_must_be_right_more_often() -> None:
-    break_even = 1 / (1 + STEP_ROWS)
+    break_even = 1 / (1 + STEP_OVERHEAD_ROWS)
     made = record(0, 2)
-    assert num_drafts(1, made, Load(1, 9)) == int(made.chance > break_even)
-    assert num_drafts(4, record(9, 0), Load(1, 9, draft_cost=10.0)) == 0
+    assert choose_num_drafts(1, made, StepLoad(1, 9)) == int(made.acceptance_rate > break_even)
+    assert choose_num_drafts(4, record(9, 0), StepLoad(1, 9, draft_cost=10.0)) == 0
 
 
 def test_guesses_that_are_there_cost_no_guessing_and_are_all_there_are() -> None:
-    dear = Load(1, 9, draft_cost=10.0)
-    assert num_drafts(4, record(9, 0), dear, num_given=3) == 3
-    assert num_drafts(2, record(9, 0), dear, num_given=3) == 2
-    assert num_drafts(4, record(0, 20), dear, num_given=3) == 0, "verifying them costs rows"
+    dear = StepLoad(1, 9, draft_cost=10.0)
+    assert choose_num_drafts(4, record(9, 0), dear, num_given=3) == 3
+    assert choose_num_drafts(2, record(9, 0), dear, num_given=3) == 2
+    assert choose_num_drafts(4, record(0, 20), dear, num_given=3) == 0, "verifying them costs rows"
 
 
 def test_who_has_given_up_tries_again_after_a_rest() -> None:
     made = record(0, 20)
-    assert num_drafts(4, made, Load(1, 9)) == 0
+    assert choose_num_drafts(4, made, StepLoad(1, 9)) == 0
     for _ in range(100):
-        made.note(0, 0)
-    assert num_drafts(4, made, Load(1, 9)) > 0
-    assert num_drafts(4, made, Load(190, 9)) == 0, "there is nothing to win"
+        made.record(0, 0)
+    assert choose_num_drafts(4, made, StepLoad(1, 9)) > 0
+    assert choose_num_drafts(4, made, StepLoad(190, 9)) == 0, "there is nothing to win"
 
 
 def test_a_prompt_that_waits_comes_before_guesses() -> None:
@@ -264,9 +264,9 @@ def test_a_prompt_that_waits_comes_before_guesses() -> None:
     plan = harness.plan() or (harness.answer() or harness.plan())
     assert plan is not None
     assert sum(run.num_tokens for run in plan.run) == 8, "the step is full of what must be computed"
-    assert not any(run.num_drafts for run in plan.run)
+    assert not any(run.max_draft_tokens for run in plan.run)
     harness.run_until_idle()
-    assert all(r.status is Status.FINISHED for r in harness.core._live.values())
+    assert all(r.status is RequestStatus.FINISHED for r in harness.core._live.values())
 
 
 def test_while_the_next_in_line_waits_for_blocks_the_others_go_on_guessing() -> None:
@@ -282,7 +282,7 @@ def test_while_the_next_in_line_waits_for_blocks_the_others_go_on_guessing() -> 
         while harness.plan() is not None:
             pass
         harness.answer()
-    meanwhile = [run.num_drafts for plan in harness.all_plans[before:] if not plan.assign for run in plan.run]
+    meanwhile = [run.max_draft_tokens for plan in harness.all_plans[before:] if not plan.assign for run in plan.run]
     assert sum(meanwhile) > len(meanwhile), "alone in its step, it guesses one token and more"
     harness.run_until_idle()
     harness.check_all_exact()

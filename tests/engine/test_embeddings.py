@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.proto.handoff import Prefill
+from onward.proto.handoff import PrefillRequest
 from onward.proto.sampling import Pooling
 from tests.engine.harness import Harness
 from tests.engine.pd_cluster import Cluster
@@ -83,7 +83,7 @@ def test_whatever_happens_each_gets_its_vector_or_its_tokens(
         harness.check()
     harness.run_until_idle()
     for client in harness.clients.values():
-        wants_vector = client.submit.sampling.pooling is not None
+        wants_vector = client.submit.sampling_params.pooling is not None
         if client.error_code == "crashed_worker":
             continue
         assert client.embedding == (harness.expected_vector(client) if wants_vector else None)
@@ -97,5 +97,5 @@ def test_a_decode_instance_makes_vectors_itself_whatever_it_may_prefill(local_pr
     client = cluster.submit("a", PROMPT, pooling="mean")
     cluster.settle()
     assert client.embedding == cluster.decode.expected_vector(client)
-    assert not [message for message in cluster.seen if isinstance(message, Prefill)]
+    assert not [message for message in cluster.seen if isinstance(message, PrefillRequest)]
     cluster.check_idle()

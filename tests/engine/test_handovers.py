@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from onward.engine.request import Status
-from onward.proto.handoff import Prefill
+from onward.engine.request import RequestStatus
+from onward.proto.handoff import PrefillRequest
 from onward.proto.request import TokenDelta
 from onward.sim.worker import expected_logprobs
 from tests.engine.harness import Client
@@ -28,11 +28,11 @@ def test_a_prompt_that_a_peer_has_in_its_cache_is_not_computed_again_and_one_tha
     prompt = list(range(1, 23))
     first = cluster.submit("first", prompt)
     cluster.settle()
-    sent_before = cluster.decode.core._handovers._remote._metrics.bytes.value("hash", "in")
+    sent_before = cluster.decode.core._handoffs._remote._metrics.bytes.value("hash", "in")
     again = cluster.submit("again", [*prompt, 40, 41, 42])
     cluster.settle()
     assert (first.cached, again.cached) == (0, 20), "as P has found it: five blocks of four"
-    moved = cluster.decode.core._handovers._remote._metrics.bytes.value("hash", "in") - sent_before
+    moved = cluster.decode.core._handoffs._remote._metrics.bytes.value("hash", "in") - sent_before
     assert moved == 2 * 4 * 8, "only the blocks that D did not have"
     cluster.decode.check_all_exact()
 
@@ -41,7 +41,7 @@ def test_a_short_prompt_is_computed_where_it_is() -> None:
     cluster = Cluster(local_prefill_tokens=4)
     cluster.submit("short", [1, 2, 3])
     cluster.settle()
-    assert not [message for message in cluster.seen if isinstance(message, Prefill)]
+    assert not [message for message in cluster.seen if isinstance(message, PrefillRequest)]
     cluster.decode.check_all_exact()
 
 
@@ -50,10 +50,10 @@ def test_the_next_peer_is_asked_when_one_fails() -> None:
     cluster.peers["p0"].doomed.update({f"r@d.{n}" for n in range(9)})
     client = cluster.submit("r", list(range(1, 23)))
     cluster.settle()
-    asked = [message.handover for message in cluster.seen if isinstance(message, Prefill)]
+    asked = [message.handoff_id for message in cluster.seen if isinstance(message, PrefillRequest)]
     assert len(set(asked)) == 2
     assert client.tokens == cluster.decode.expected(client)
-    assert cluster.decode.core._handovers._remote._metrics.fallbacks.value("peer") == 1
+    assert cluster.decode.core._handoffs._remote._metrics.fallbacks.value("peer") == 1
 
 
 def test_without_any_peer_that_works_the_prompt_is_computed_here_or_refused_with_an_error() -> None:
@@ -75,9 +75,9 @@ def test_a_request_may_name_its_own_peers() -> None:
     cluster.settle(seconds=1.0)
     assert cluster.peers["p1"].core.metrics.steps.value("false") + cluster.peers["p1"].core.metrics.steps.value("true")
     assert client.tokens == cluster.decode.expected(client)
-    assert cluster.decode.core.drain_handovers().prefill_peers == {"p1"}
+    assert cluster.decode.core.take_handoff_messages().prefill_peers == {"p1"}
     cluster.settle(seconds=62.0)
-    assert not cluster.decode.core.drain_handovers().prefill_peers, "one that nobody names any more is forgotten"
+    assert not cluster.decode.core.take_handoff_messages().prefill_peers, "one that nobody names any more is forgotten"
 
 
 def test_what_cannot_be_computed_again_here_goes_elsewhere_with_its_tokens() -> None:
@@ -105,11 +105,11 @@ def test_logprobs_of_given_tokens_are_scored_again_by_the_peer_and_here_alike() 
         cluster.submit("p", prompt, generated=given, max_tokens=8, logprobs=2, prompt_logprobs=1, score_from=-1)
         cluster.settle()
         first = {one: next(d for d in told if d.request_id == one and d.token_ids) for one in ("r", "p")}
-        assert first["r"].rescored == [expected_logprobs(token, 2) for token in given[1:]]
+        assert first["r"].rescored_logprobs == [expected_logprobs(token, 2) for token in given[1:]]
         assert first["r"].prompt_logprobs is None
         assert first["p"].prompt_logprobs == [expected_logprobs(token, 1) for token in prompt[1:]]
-        assert first["p"].rescored == [expected_logprobs(token, 2) for token in given]
-        assert all(delta.rescored is None for delta in told if delta not in first.values())
+        assert first["p"].rescored_logprobs == [expected_logprobs(token, 2) for token in given]
+        assert all(delta.rescored_logprobs is None for delta in told if delta not in first.values())
 
 
 def test_an_abort_of_all_at_a_prefill_instance_leaves_what_it_computes_for_others() -> None:
@@ -152,7 +152,7 @@ def test_requests_that_come_and_go_while_there_is_no_worker_are_not_kept() -> No
     for number in range(500):
         decode.submit(f"r{number}", list(range(1, 23)))
         decode.abort(f"r{number}")
-    assert len(decode.core.scheduler.undecided) < 100
+    assert len(decode.core.scheduler.unrouted) < 100
     decode.start_worker()
     cluster.settle()
     assert stays.tokens == decode.expected(stays)
@@ -249,11 +249,15 @@ def test_the_second_in_the_queue_keeps_its_room_from_those_whose_prompts_peers_c
         for peer in cluster.peers.values():
             peer.plan()
     live = decode.core._live
-    assert live["far"] in decode.core.scheduler.leases.wanted
+    assert live["far"] in decode.core.scheduler.leases.awaiting_blocks
     for _ in range(2):
         decode.answer()
         decode.plan()
-    assert [live[name].status for name in ("first", "own", "far")] == [Status.RUNNING, Status.RUNNING, Status.ASKED]
+    assert [live[name].status for name in ("first", "own", "far")] == [
+        RequestStatus.RUNNING,
+        RequestStatus.RUNNING,
+        RequestStatus.ASKED,
+    ]
     cluster.settle(2.0)
     decode.check_all_exact()
     cluster.check_idle()

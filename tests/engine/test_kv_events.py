@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from onward.engine import kv_event_log
 from onward.engine.kv_event_log import KvEventLog
 from onward.proto.kv_events import KvEvents
-from onward.proto.request import AskKvEvents, KvEventsAnswer
+from onward.proto.request import KvEventsReply, QueryKvEvents
 from tests.engine.harness import API, Harness
 
 
@@ -19,7 +19,7 @@ class Reader:
         if events.reset:
             self.known.clear()
         else:
-            assert events.number == self.next_number, "nothing is missing between two answers"
+            assert events.first_event == self.next_number, "nothing is missing between two answers"
         for known, name in events.changes:
             (self.known.add if known else self.known.discard)(name)
         self.next_number = events.next_number
@@ -34,14 +34,14 @@ def test_a_reader_comes_to_know_what_the_cache_knows(acts: list[str], kept: int)
         if act == "learn":
             count += 1
             names[str(count).encode()] = None
-            log.note(True, str(count).encode())
+            log.append(True, str(count).encode())
         elif act == "forget" and names:
             name = next(iter(names))
             del names[name]
-            log.note(False, name)
+            log.append(False, name)
         elif act == "renew":
             names.clear()
-            log.renew()
+            log.reset()
         elif act == "read":
             reader.hear(log.since(reader.next_number, names))
             assert reader.known == set(names)
@@ -51,14 +51,14 @@ def test_an_engine_answers_what_its_cache_has_learnt_and_forgotten() -> None:
     harness = Harness(num_blocks=8, block_size=4)
     answers: list[KvEvents] = []
     hear = harness._hear
-    harness._hear = lambda m: answers.append(m.events) if isinstance(m, KvEventsAnswer) else hear(m)  # type: ignore[method-assign]
+    harness._hear = lambda m: answers.append(m.events) if isinstance(m, KvEventsReply) else hear(m)  # type: ignore[method-assign]
     reader = Reader()
 
     def ask() -> None:
-        harness.core.receive(API, AskKvEvents(0, 1, reader.next_number), harness.now_s)
+        harness.core.receive_from_api(API, QueryKvEvents(0, 1, reader.next_number), harness.now_s)
         harness.deliver()
         reader.hear(answers.pop())
-        assert reader.known == set(harness.core.scheduler.pool.names)
+        assert reader.known == set(harness.core.scheduler.pool.cached_hashes)
 
     ask()
     for index in range(5):
@@ -72,11 +72,11 @@ def test_an_engine_answers_what_its_cache_has_learnt_and_forgotten() -> None:
 
 
 def test_a_long_answer_comes_in_parts(monkeypatch) -> None:
-    monkeypatch.setattr(kv_event_log, "MAX_TOLD", 3)
+    monkeypatch.setattr(kv_event_log, "MAX_CHANGES_PER_ANSWER", 3)
     log, reader = KvEventLog(), Reader()
     reader.next_number = 0
     for number in range(8):
-        log.note(True, bytes([number]))
+        log.append(True, bytes([number]))
     for expected in (3, 6, 8):
         reader.hear(log.since(reader.next_number, ()))
         assert len(reader.known) == expected

@@ -10,15 +10,15 @@ import pytest
 from onward.clock import SystemClock
 from onward.config import EngineConfig
 from onward.engine.main import EngineProcess
-from onward.proto.control import StartEngine, Stop, WorkerStarting
-from onward.proto.handoff import Gone, Prefill, ToDecode
-from onward.proto.sampling import Sampling
-from onward.proto.wire import ZmqWire
-from onward.sim.data_plane import DataPlane
+from onward.proto.control import StartEngine, StopChild, WorkerStarting
+from onward.proto.handoff import PeerGone, PrefillRequest, ToDecode
+from onward.proto.sampling import SamplingParams
+from onward.proto.wire import ZmqWireAddress
+from onward.sim.data_plane import SimKvTransfer
 from onward.sim.worker import HashWorker
 from onward.transport.control import ControlChannel, control_pair
-from onward.transport.curve import private_addresses
-from onward.transport.zmq import Wires
+from onward.transport.curve import make_private_address
+from onward.transport.zmq import SocketPoller
 
 MAX_TURNS = 1000
 WAIT_MS = 20_000
@@ -27,23 +27,23 @@ WAIT_MS = 20_000
 class PrefillEngine:
     """A prefill instance's engine, its worker's hello, and a decode instance that has a prompt for it."""
 
-    def __init__(self, ours: Wires, theirs: Wires, listening: socket.socket) -> None:
+    def __init__(self, ours: SocketPoller, theirs: SocketPoller, listening: socket.socket) -> None:
         self.supervisor, child = control_pair()
         self.wires, self.peer_wires = ours, theirs
         name = f"leaving-{os.getpid()}"
         start = StartEngine(
-            "engine-1", EngineConfig(role="prefill"), private_addresses(name)[0], os.dup(listening.fileno())
+            "engine-1", EngineConfig(role="prefill"), make_private_address(name)[0], os.dup(listening.fileno())
         )
         self.channel = ControlChannel(child)
         self.process = EngineProcess(start, self.channel, ours, SystemClock())
-        wire = ZmqWire(f"ipc://@onward-{name}-worker")
+        wire = ZmqWireAddress(f"ipc://@onward-{name}-worker")
         self.supervisor.send(WorkerStarting("worker-1", wire))
-        self.process.turn()
-        hello = HashWorker(32, 4, plane=DataPlane("worker-1")).hello("worker-1", "engine-1")
-        assert hello.layout is not None
-        theirs.plan_socket(wire.address).send(hello)
-        self.peer = theirs.prefill_peer(f"tcp://127.0.0.1:{listening.getsockname()[1]}", "", "decode-1")
-        self.prefill = Prefill(1, hello.layout, "request-1", [1, 2, 3], 3, Sampling(seed=0))
+        self.process.run_once()
+        hello = HashWorker(32, 4, plane=SimKvTransfer("worker-1")).hello("worker-1", "engine-1")
+        assert hello.kv_layout is not None
+        theirs.worker_wire_end(wire.address).send(hello)
+        self.peer = theirs.handoff_client(f"tcp://127.0.0.1:{listening.getsockname()[1]}", "", "decode-1")
+        self.prefill = PrefillRequest(1, hello.kv_layout, "request-1", [1, 2, 3], 3, SamplingParams(seed=0))
 
     def begin(self) -> None:
         """The decode instance asks once, and is answered. Nothing that it has sent is unread then."""
@@ -58,7 +58,7 @@ class PrefillEngine:
             self.peer_wires.wait(WAIT_MS // MAX_TURNS)
             while (message := self.peer.receive()) is not None:
                 heard.append(message)
-            if any(isinstance(message, Gone) for message in heard):
+            if any(isinstance(message, PeerGone) for message in heard):
                 return heard[-1]
         raise AssertionError(f"no farewell among {heard}")
 
@@ -72,7 +72,7 @@ class PrefillEngine:
             if is_so():
                 return
             self.wires.wait(WAIT_MS // MAX_TURNS)
-            self.process.turn()
+            self.process.run_once()
         raise AssertionError(f"not so within {MAX_TURNS} turns")
 
 
@@ -80,8 +80,8 @@ class PrefillEngine:
 def engine() -> Iterator[PrefillEngine]:
     with (
         socket.create_server(("127.0.0.1", 0)) as listening,
-        closing(Wires()) as ours,
-        closing(Wires()) as theirs,
+        closing(SocketPoller()) as ours,
+        closing(SocketPoller()) as theirs,
         closing(PrefillEngine(ours, theirs, listening)) as engine,
     ):
         yield engine
@@ -91,9 +91,9 @@ def test_a_prompt_that_is_repeated_while_the_engine_is_told_to_stop_begins_nothi
     engine.begin()
     assert engine.peer.send(engine.prefill)
     engine.wires.wait(WAIT_MS)  # it is there, and the next turn reads it together with the stop
-    engine.supervisor.send(Stop(0.0))
-    engine.process.turn()
+    engine.supervisor.send(StopChild(0.0))
+    engine.process.run_once()
     assert engine.process.is_stopped
-    assert engine.last_heard() == Gone("engine-1.0")
+    assert engine.last_heard() == PeerGone("engine-1.0")
     assert engine.process.core is not None
     assert sum(engine.process.core.stats(0.0).requests.values()) == 1

@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
-from onward.engine.log_line import Counts, SchedulerLog, scheduler_line
+from onward.engine.log_line import SchedulerStatLogger, SchedulerStats, format_scheduler_line
 from tests.engine.harness import Harness
 
-IDLE = Counts(0, 0, 0, 0, 100, 0, 0, 0, 0)
+IDLE = SchedulerStats(0, 0, 0, 0, 100, 0, 0, 0, 0)
 
 
 def fields(line: str) -> dict[str, str]:
@@ -19,9 +19,9 @@ def lines(caplog: pytest.LogCaptureFixture, begin: str) -> list[dict[str, str]]:
 
 
 def test_rates_are_those_of_the_interval() -> None:
-    before = Counts(1, 0, 0, 10, 100, 1000, 200, 300, 1)
-    now = Counts(3, 2, 1, 50, 100, 1400, 300, 800, 4, waiting_tokens=77)
-    assert fields(scheduler_line(before, now, 5.0)) == {
+    before = SchedulerStats(1, 0, 0, 10, 100, 1000, 200, 300, 1)
+    now = SchedulerStats(3, 2, 1, 50, 100, 1400, 300, 800, 4, waiting_tokens=77)
+    assert fields(format_scheduler_line(before, now, 5.0)) == {
         "running": "3",
         "waiting": "2",
         "waiting_tokens": "77",
@@ -36,12 +36,12 @@ def test_rates_are_those_of_the_interval() -> None:
 
 
 def test_without_new_prompts_there_is_no_hit_rate() -> None:
-    assert fields(scheduler_line(IDLE, IDLE, 5.0))["cache_hit"] == "-"
+    assert fields(format_scheduler_line(IDLE, IDLE, 5.0))["cache_hit"] == "-"
 
 
 def test_idle_engines_are_silent_and_the_last_work_is_told_once() -> None:
-    log = SchedulerLog(5.0)
-    worked = Counts(0, 0, 0, 0, 100, 50, 0, 10, 0)
+    log = SchedulerStatLogger(5.0)
+    worked = SchedulerStats(0, 0, 0, 0, 100, 50, 0, 10, 0)
     assert log.line(IDLE, 0.0) is None
     assert log.line(IDLE, 5.0) is None
     assert fields(log.line(worked, 10.0) or "")["output_tokens_per_s"] == "2.0"
@@ -49,19 +49,19 @@ def test_idle_engines_are_silent_and_the_last_work_is_told_once() -> None:
 
 
 def test_an_engine_that_has_work_and_makes_no_progress_still_says_so() -> None:
-    log = SchedulerLog(5.0)
-    stuck = Counts(4, 2, 0, 60, 100, 50, 0, 10, 0)
+    log = SchedulerStatLogger(5.0)
+    stuck = SchedulerStats(4, 2, 0, 60, 100, 50, 0, 10, 0)
     log.line(stuck, 0.0)
     assert fields(log.line(stuck, 5.0) or "")["output_tokens_per_s"] == "0.0"
 
 
 def test_a_line_is_due_once_in_an_interval_and_never_with_none() -> None:
-    log = SchedulerLog(5.0)
+    log = SchedulerStatLogger(5.0)
     assert log.is_due(100.0)
     log.line(IDLE, 100.0)
     assert not log.is_due(104.9)
     assert log.is_due(105.0)
-    assert not SchedulerLog(0.0).is_due(100.0)
+    assert not SchedulerStatLogger(0.0).is_due(100.0)
 
 
 def test_the_core_tells_what_its_scheduler_does(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,35 +17,35 @@ from onward.engine.block_pool import BlockPool
 from onward.engine.core import EngineCore
 from onward.engine.main import EngineProcess
 from onward.engine.recording import (
-    Committed,
-    Died,
-    Drained,
-    DrainedHandovers,
-    FromDecode,
-    FromPrefill,
-    KvReported,
-    PeerReached,
-    Planned,
-    Received,
+    ApiMessageRecord,
+    ApiOutboxRecord,
+    CrashRecord,
+    DecodeMessageRecord,
+    HandoffOutboxRecord,
+    KvReportRecord,
+    PeerSendRecord,
+    PlanRecord,
+    PrefillMessageRecord,
     Record,
-    RecordedCore,
+    RecordingEngineCore,
+    StepResultRecord,
 )
 from onward.engine.recording_file import RecordingReader, RecordingWriter
-from onward.engine.replay import Outcome, first_difference, replay
-from onward.engine.token_disguise import TokenDisguise
+from onward.engine.replay import ReplayResult, first_difference, replay
+from onward.engine.token_disguise import TokenAnonymizer
 from onward.errors import InvalidRequest, StartupError
 from onward.proto.control import StartEngine
-from onward.proto.handoff import Prefill
-from onward.proto.request import AskKvEvents, CallerLimits, Deltas, KvEventsAnswer, Submit, TokenDelta
-from onward.proto.sampling import Sampling
-from onward.proto.step import Advanced, Assign, Run, StepPlan, StepResult, TokenLogprobs, Tokens
+from onward.proto.handoff import PrefillRequest
+from onward.proto.request import CallerLimits, KvEventsReply, QueryKvEvents, Submit, TokenDelta, TokenDeltas
+from onward.proto.sampling import SamplingParams
+from onward.proto.step import AssignSlot, RunSlot, SlotAdvanced, SlotTokens, StepPlan, StepResult, TokenLogprobs
 from onward.transport.control import ControlChannel
-from onward.transport.curve import private_addresses
-from onward.transport.zmq import Wires
+from onward.transport.curve import make_private_address
+from onward.transport.zmq import SocketPoller
 from tests.engine.harness import API, Harness
 from tests.engine.pd_cluster import Cluster
 
-HANDOVER_RECORDS = {FromPrefill, FromDecode, PeerReached, KvReported, DrainedHandovers}
+HANDOVER_RECORDS = {PrefillMessageRecord, DecodeMessageRecord, PeerSendRecord, KvReportRecord, HandoffOutboxRecord}
 
 decoder = msgspec.msgpack.Decoder(Record)
 
@@ -54,7 +54,7 @@ class RecordedHarness(Harness):
     def __init__(self, path: Path, **config: object) -> None:
         super().__init__(**config)  # type: ignore[arg-type]
         self.writer = RecordingWriter(str(path))
-        self.core = RecordedCore(self.config, "e1", self.worker.hello(), self.writer, 1000.0)
+        self.core = RecordingEngineCore(self.config, "e1", self.worker.hello(), self.writer, 1000.0)
 
     def answer(self) -> None:
         super().answer()
@@ -82,8 +82,8 @@ def eventful_run(path: Path, **config: object) -> RecordedHarness:
         if turn == 7:
             harness.abort("r2-0")
         if turn in (8, 30):
-            harness.core.receive("api-2", AskKvEvents(turn, turn, -1), harness.now_s)
-            assert any(isinstance(message, KvEventsAnswer) for _, message in harness.core.drain())
+            harness.core.receive_from_api("api-2", QueryKvEvents(turn, turn, -1), harness.now_s)
+            assert any(isinstance(message, KvEventsReply) for _, message in harness.core.take_api_messages())
         if turn == 9:
             harness.abort_by_name("r3", "nobody")
         if turn == 12:
@@ -91,19 +91,19 @@ def eventful_run(path: Path, **config: object) -> RecordedHarness:
             continue
         if turn == 40:
             harness.submit("last-0", [3, 3, 4, 4, 5], max_tokens=30)
-            harness.core.api_gone(API, harness.now_s)
+            harness.core.on_api_lost(API, harness.now_s)
         if not harness.plans:
             break
         harness.answer()
     assert harness.core.idle
-    harness.core.leave()
+    harness.core.close()
     assert harness.metric("preemptions") > 0
     assert harness.metric("worker_losses") == 1
     harness.writer.close()
     return harness
 
 
-def replayed(path: Path) -> Outcome:
+def replayed(path: Path) -> ReplayResult:
     return replay(RecordingReader(path))
 
 
@@ -117,9 +117,9 @@ def test_an_eventful_run_replays_with_the_same_answers(tmp_path: Path, record_to
     outcome = replayed(tmp_path / "run")
     assert outcome.difference is None
     assert outcome.num_answers > 100
-    assert outcome.begun.true_tokens is record_tokens
+    assert outcome.begun.has_real_tokens is record_tokens
     kinds = {type(record) for record in records_of(tmp_path / "run")}
-    assert kinds == set(Record.__args__) - HANDOVER_RECORDS - {Died}, "all that can happen without peers has"
+    assert kinds == set(Record.__args__) - HANDOVER_RECORDS - {CrashRecord}, "all that can happen without peers has"
 
 
 def test_hand_overs_replay_with_the_same_answers_on_both_sides(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_hand_overs_replay_with_the_same_answers_on_both_sides(tmp_path: Path) -
     sides = {"decode": cluster.decode, "prefill": cluster.prefill}
     writers = {name: RecordingWriter(str(tmp_path / name)) for name in sides}
     for name, side in sides.items():
-        side.core = RecordedCore(side.config, side.name, side.worker.hello(), writers[name], 1000.0)
+        side.core = RecordingEngineCore(side.config, side.name, side.worker.hello(), writers[name], 1000.0)
     clients = [cluster.submit(f"r{i}-0", list(range(1, 9 + 5 * i)), max_tokens=9, seed=i) for i in range(5)]
     cluster.settle(seconds=1.0)
     assert [client.tokens for client in clients] == [cluster.decode.expected(client) for client in clients]
@@ -138,7 +138,11 @@ def test_hand_overs_replay_with_the_same_answers_on_both_sides(tmp_path: Path) -
         assert outcome.difference is None
         assert outcome.num_answers > 20
         kinds |= {type(record) for record in records_of(tmp_path / name)}
-        said = [r for r in records_of(tmp_path / name) if isinstance(r, FromDecode) and isinstance(r.message, Prefill)]
+        said = [
+            r
+            for r in records_of(tmp_path / name)
+            if isinstance(r, DecodeMessageRecord) and isinstance(r.message, PrefillRequest)
+        ]
         assert all(record.message.token_ids[:3] != [1, 2, 3] for record in said), "the prompt is not in it"
     assert kinds >= HANDOVER_RECORDS
 
@@ -147,13 +151,13 @@ def test_a_core_that_decides_otherwise_is_found_at_its_first_other_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     eventful_run(tmp_path / "run")
-    monkeypatch.setattr(BlockPool, "hit_length", lambda self, names: (0, 0))
+    monkeypatch.setattr(BlockPool, "count_cached_prefix", lambda self, names: (0, 0))
     difference = replayed(tmp_path / "run").difference
     assert difference is not None
     number, first_hit = next(
         (number, assign.num_computed)
         for number, record in enumerate(records_of(tmp_path / "run"))
-        if isinstance(record, Planned) and record.plan
+        if isinstance(record, PlanRecord) and record.plan
         for assign in record.plan.assign
         if assign.num_computed
     )
@@ -165,7 +169,7 @@ def test_a_core_that_decides_otherwise_is_found_at_its_first_other_answer(
 
 def test_a_core_that_forgets_a_message_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eventful_run(tmp_path / "run")
-    monkeypatch.setattr(EngineCore, "_charge", lambda self, request, now_s: None)
+    monkeypatch.setattr(EngineCore, "_charge_crash", lambda self, request, now_s: None)
     difference = replayed(tmp_path / "run").difference
     assert difference is not None
     assert difference.where == "messages"
@@ -184,7 +188,7 @@ def test_without_the_table_no_token_of_the_traffic_is_in_the_recording(tmp_path:
         harness.submit("c", prompt, max_tokens=3)
         harness.run_until_idle()
         harness.writer.close()
-        received = [r.message for r in records_of(tmp_path / str(number)) if isinstance(r, Received)]
+        received = [r.message for r in records_of(tmp_path / str(number)) if isinstance(r, ApiMessageRecord)]
         a, b, c = (message for message in received if isinstance(message, Submit))
         assert a.prompt_token_ids == c.prompt_token_ids
         assert len(set(a.prompt_token_ids)) == 1
@@ -197,13 +201,13 @@ def test_without_the_table_no_token_of_the_traffic_is_in_the_recording(tmp_path:
 
 
 def test_every_place_with_token_ids_goes_through_one_table() -> None:
-    disguise = TokenDisguise(1000)
+    disguise = TokenAnonymizer(1000)
     as_now = disguise.token_ids(range(1000))
     assert sorted(as_now) == list(range(1000))
     assert as_now != list(range(1000))
     assert disguise.token_ids([-1, 1000]) == [-1, 1000], "these are no tokens"
-    sampling = Sampling(1, end_token_ids=(1, 2), logit_bias=((3, 0.5), (4, -1.0)), bad_words=((5,), (6, 7)))
-    hidden_sampling = Sampling(
+    sampling = SamplingParams(1, end_token_ids=(1, 2), logit_bias=((3, 0.5), (4, -1.0)), bad_words=((5,), (6, 7)))
+    hidden_sampling = SamplingParams(
         1,
         end_token_ids=(as_now[1], as_now[2]),
         logit_bias=((as_now[3], 0.5), (as_now[4], -1.0)),
@@ -213,24 +217,27 @@ def test_every_place_with_token_ids_goes_through_one_table() -> None:
     pairs = [
         (Submit(1, "r", 1, [1, 2], sampling, [3]), Submit(1, "r", 1, as_now[1:3], hidden_sampling, [as_now[3]])),
         (
-            StepPlan(1, [], [Assign(0, 1, "r", [1, 2], 2, 0, [7], sampling)], [Run(0, 1, 2)]),
-            StepPlan(1, [], [Assign(0, 1, "r", as_now[1:3], 2, 0, [7], hidden_sampling)], [Run(0, 1, 2)]),
+            StepPlan(1, [], [AssignSlot(0, 1, "r", [1, 2], 2, 0, [7], sampling)], [RunSlot(0, 1, 2)]),
+            StepPlan(1, [], [AssignSlot(0, 1, "r", as_now[1:3], 2, 0, [7], hidden_sampling)], [RunSlot(0, 1, 2)]),
         ),
         (
-            StepResult(1, [Tokens(0, 1, 0, 2, [9], logprobs, logprobs), Advanced(1, 2, 3, logprobs)], 0.5),
+            StepResult(1, [SlotTokens(0, 1, 0, 2, [9], logprobs, logprobs), SlotAdvanced(1, 2, 3, logprobs)], 0.5),
             StepResult(
                 1,
-                [Tokens(0, 1, 0, 2, [as_now[9]], hidden_logprobs, hidden_logprobs), Advanced(1, 2, 3, hidden_logprobs)],
+                [
+                    SlotTokens(0, 1, 0, 2, [as_now[9]], hidden_logprobs, hidden_logprobs),
+                    SlotAdvanced(1, 2, 3, hidden_logprobs),
+                ],
                 0.5,
             ),
         ),
         (
-            Deltas(1, [TokenDelta("r", 1, 0, [9], 2, 0, "stop", None, logprobs, logprobs)]),
-            Deltas(1, [TokenDelta("r", 1, 0, [as_now[9]], 2, 0, "stop", None, hidden_logprobs, hidden_logprobs)]),
+            TokenDeltas(1, [TokenDelta("r", 1, 0, [9], 2, 0, "stop", None, logprobs, logprobs)]),
+            TokenDeltas(1, [TokenDelta("r", 1, 0, [as_now[9]], 2, 0, "stop", None, hidden_logprobs, hidden_logprobs)]),
         ),
     ]
     for message, hidden in pairs:
-        assert disguise.hide(message) == hidden
+        assert disguise.anonymize(message) == hidden
 
 
 def test_a_file_cut_short_is_replayed_as_far_as_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,8 +292,8 @@ def test_a_fault_that_killed_the_engine_kills_the_replay_too(tmp_path: Path) -> 
         harness.core.commit(StepResult(7, []), 1.0)
     harness.writer.close()
     last = records_of(tmp_path / "run")[-2:]
-    assert isinstance(last[0], Committed)
-    assert isinstance(last[1], Died)
+    assert isinstance(last[0], StepResultRecord)
+    assert isinstance(last[1], CrashRecord)
     outcome = replayed(tmp_path / "run")
     assert outcome.difference is None
     assert "is due" in (outcome.died or "")
@@ -298,7 +305,7 @@ def test_a_fault_that_only_the_replay_has_is_a_difference(tmp_path: Path, monkey
     def fail(*_: object) -> None:
         raise RuntimeError("a new bug")
 
-    monkeypatch.setattr(EngineCore, "worker_lost", fail)
+    monkeypatch.setattr(EngineCore, "on_worker_lost", fail)
     difference = replayed(tmp_path / "run").difference
     assert difference is not None
     assert "a new bug" in difference.replayed
@@ -345,7 +352,7 @@ def test_a_record_that_cannot_be_encoded_ends_the_recording_and_not_the_engine(
     with engine_process(str(tmp_path / "run")) as process, caplog.at_level(logging.WARNING):
         core = process._new_core(Harness().worker.hello())
         assert gauge(core, "onward_recording") == 1.0
-        core.peer_reached("p", True, 1 << 80)
+        core.on_peer_send("p", True, 1 << 80)
         assert "cannot be encoded" in caplog.text
         assert gauge(core, "onward_recording") == 0.0
         core.tick(1.0)
@@ -355,8 +362,8 @@ def test_a_record_that_cannot_be_encoded_ends_the_recording_and_not_the_engine(
 @contextmanager
 def engine_process(record: str) -> Iterator[EngineProcess]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    start = StartEngine("engine-1", EngineConfig(record=record), private_addresses("engine-1")[0])
-    with ours, theirs, closing(Wires()) as wires:
+    start = StartEngine("engine-1", EngineConfig(record=record), make_private_address("engine-1")[0])
+    with ours, theirs, closing(SocketPoller()) as wires:
         process = EngineProcess(start, ControlChannel(ours), wires, SystemClock())
         yield process
         process.close()
@@ -374,17 +381,17 @@ def test_what_is_computed_from_the_text_is_not_in_a_disguised_recording(tmp_path
     harness.submit("text-0", prompt, max_tokens=3)
     client = harness.submit("vector-0", prompt, max_tokens=1, pooling="mean")
     harness.run_until_idle()
-    harness.core.receive(API, AskKvEvents(99, 1, -1), harness.now_s)
-    answers = [m for _, m in harness.core.drain() if isinstance(m, KvEventsAnswer)]
+    harness.core.receive_from_api(API, QueryKvEvents(99, 1, -1), harness.now_s)
+    answers = [m for _, m in harness.core.take_api_messages() if isinstance(m, KvEventsReply)]
     harness.writer.close()
     assert answers[0].events.changes and client.embedding
     content = b"".join(bytes(record) for record in RecordingReader(tmp_path / "run"))
     assert client.embedding not in content
     assert not [name for _, name in answers[0].events.changes if name in content]
-    recorded = [m for r in records_of(tmp_path / "run") if isinstance(r, Drained) for _, m in r.messages]
-    [hidden] = [m for m in recorded if isinstance(m, KvEventsAnswer)]
+    recorded = [m for r in records_of(tmp_path / "run") if isinstance(r, ApiOutboxRecord) for _, m in r.messages]
+    [hidden] = [m for m in recorded if isinstance(m, KvEventsReply)]
     assert len(hidden.events.changes) == len(answers[0].events.changes)
-    deltas = [delta for m in recorded if isinstance(m, Deltas) for delta in m.deltas]
+    deltas = [delta for m in recorded if isinstance(m, TokenDeltas) for delta in m.deltas]
     assert [len(d.embedding) for d in deltas if d.embedding is not None] == [len(client.embedding)]
     assert replayed(tmp_path / "run").difference is None
 
@@ -418,7 +425,7 @@ def test_a_disk_that_cannot_follow_ends_the_recording_and_not_the_engine(
 
 
 def test_the_innermost_difference_is_shown() -> None:
-    one, other = (Drained([("api", Deltas(1, [TokenDelta("r", 1, 0, [5, t], 2, 0)]))]) for t in (6, 7))
+    one, other = (ApiOutboxRecord([("api", TokenDeltas(1, [TokenDelta("r", 1, 0, [5, t], 2, 0)]))]) for t in (6, 7))
     assert first_difference("messages", one.messages, other.messages) == (
         "messages[0][1].deltas[0].token_ids[1]",
         6,

@@ -35,15 +35,15 @@ def test_a_peer_that_cannot_be_reached_is_sent_one_message_in_a_turn() -> None:
         load.now_s += 0.02
         load.core.plan(load.now_s)
         load.core.tick(load.now_s)
-        messages = load.core.drain_handovers().to_prefill
+        messages = load.core.take_handoff_messages().to_prefill
         sent.append(len(messages))
         for peer, _ in messages:
-            load.core.peer_reached(peer, False, load.now_s)
+            load.core.on_peer_send(peer, False, load.now_s)
     assert max(sent) <= 2, "a prompt and a ping"
     assert sum(sent) >= 10, "it is tried again and again"
-    load.core.peer_reached("peer", True, load.now_s)
+    load.core.on_peer_send("peer", True, load.now_s)
     load.core.tick(load.now_s)
-    assert len(load.core.drain_handovers().to_prefill) >= 50, "then everything that it lacks follows"
+    assert len(load.core.take_handoff_messages().to_prefill) >= 50, "then everything that it lacks follows"
 
 
 def test_nothing_is_left_in_the_indexes_when_all_requests_have_ended() -> None:
@@ -59,7 +59,7 @@ def test_nothing_is_left_in_the_indexes_when_all_requests_have_ended() -> None:
 def test_deadlines_of_ended_requests_take_no_memory() -> None:
     timers: Timers[int] = Timers()
     for key in range(10_000):
-        timers.wake_by(key, 1e9)
+        timers.set_earliest(key, 1e9)
         timers.cancel(key)
     assert len(timers) == 0
     assert len(timers._heap) <= 65
@@ -67,13 +67,13 @@ def test_deadlines_of_ended_requests_take_no_memory() -> None:
 
 def test_a_timer_wakes_at_the_earliest_of_its_times_and_once() -> None:
     timers: Timers[str] = Timers()
-    timers.wake_by("a", 3.0)
-    timers.wake_by("a", 1.0)
-    timers.wake_by("a", 2.0)
-    timers.wake_by("b", 1.5)
-    assert timers.due(0.9) == []
-    assert timers.due(2.5) == ["a", "b"]
-    assert timers.due(4.0) == []
+    timers.set_earliest("a", 3.0)
+    timers.set_earliest("a", 1.0)
+    timers.set_earliest("a", 2.0)
+    timers.set_earliest("b", 1.5)
+    assert timers.take_due(0.9) == []
+    assert timers.take_due(2.5) == ["a", "b"]
+    assert timers.take_due(4.0) == []
 
 
 def test_a_request_is_found_by_its_name_by_its_label_and_by_its_caller() -> None:
@@ -82,8 +82,8 @@ def test_a_request_is_found_by_its_name_by_its_label_and_by_its_caller() -> None
     harness.submit("r-1", [1, 2, 3], label="mine", caller="ann")
     live: LiveRequests = harness.core._live
     both = {"r-0", "r-1"}
-    assert {r.request_id for r in live.named("r", None)} == both
-    assert {r.request_id for r in live.named("mine", "ann")} == both
-    assert live.named("mine", "bob") == [] and live.named("", None) == []
+    assert {r.request_id for r in live.find_by_name("r", None)} == both
+    assert {r.request_id for r in live.find_by_name("mine", "ann")} == both
+    assert live.find_by_name("mine", "bob") == [] and live.find_by_name("", None) == []
     assert {r.request_id for r in live.of_caller("ann")} == both
     harness.run_until_idle()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from onward.engine.request import Status
+from onward.engine.request import RequestStatus
 from onward.proto.step import StepPlan
 from tests.engine.harness import Client, Harness
 from tests.engine.pd_cluster import Cluster
@@ -86,7 +86,7 @@ def test_two_steps_stay_in_flight_while_a_suspect_waits_for_room() -> None:
     assert len(harness.plans) == 2
     harness.answer()
     fill(harness)
-    assert harness.core._live["long"].status is Status.WAITING
+    assert harness.core._live["long"].status is RequestStatus.WAITING
     assert len(harness.plans) == 2
 
 
@@ -97,8 +97,8 @@ def test_a_suspect_runs_alone_also_after_waiting_under_load() -> None:
         harness.submit(f"later{step}", [step % 50] * 5, max_tokens=6)
         fill(harness)
         epoch = harness.core._live["long"].slot_epoch
-        if epoch and any(run.epoch == epoch for plan in harness.plans for run in plan.run):
-            in_flight_beside |= {run.epoch for plan in harness.plans for run in plan.run} - {epoch}
+        if epoch and any(run.slot_epoch == epoch for plan in harness.plans for run in plan.run):
+            in_flight_beside |= {run.slot_epoch for plan in harness.plans for run in plan.run} - {epoch}
         harness.answer()
         if long.tokens:
             break
@@ -145,7 +145,7 @@ def test_a_suspect_whose_prompt_is_computed_here_is_not_passed_by_those_whose_pr
         cluster.pass_time(0.05)
         if big.tokens:
             break
-    assert request.prefills_here, "its prompt was computed here"
+    assert request.prefill_locally, "its prompt was computed here"
     assert big.tokens, "later requests were served, and this one was not"
     cluster.settle(2.0)
     assert big.tokens == cluster.decode.expected(big)
@@ -163,7 +163,7 @@ def preempted_in_the_only_step() -> tuple[Harness, Client, Client]:
         plan = harness.plan()
         assert plan is not None
         if plan.preempt:
-            assert harness.core._live["low"].slot_epoch not in {run.epoch for run in plan.run}
+            assert harness.core._live["low"].slot_epoch not in {run.slot_epoch for run in plan.run}
             return harness, low, other
         harness.answer()
     raise AssertionError("no request is preempted")
@@ -197,12 +197,12 @@ def test_a_request_under_which_two_engines_died_runs_alone_until_it_has_a_token(
     suspect = harness.submit("suspect", [2] * 5, max_tokens=4, engine_deaths=2, epoch=3)
     names: list[str | None] = []
     while not suspect.tokens:
-        names.append(harness.core.next_alone())
+        names.append(harness.core.next_isolated_id())
         while (plan := harness.plan()) is not None:
             if "suspect" in assigned([plan]):
-                assert len(plan.run) == 1 and harness.core.runs_alone and harness.core.next_alone() == "suspect"
+                assert len(plan.run) == 1 and harness.core.runs_alone and harness.core.next_isolated_id() == "suspect"
         harness.answer()
     assert "suspect" in names, "it is named before it is planned"
-    assert harness.core.next_alone() is None and not harness.core.scheduler.suspects
+    assert harness.core.next_isolated_id() is None and not harness.core.scheduler.suspects
     harness.run_until_idle()
     harness.check_all_exact()

@@ -1,6 +1,6 @@
 """Which requests are preempted for the room that another one needs: as few as will do, and none if all would not do."""
 
-from onward.engine.request import Status
+from onward.engine.request import RequestStatus
 from tests.engine.harness import Client, Harness
 from tests.engine.pd_cluster import Cluster
 
@@ -57,7 +57,7 @@ def test_a_victim_whose_blocks_turn_out_not_to_be_needed_is_spared() -> None:
     harness.answer()
     fill(harness)
     statuses = {name: harness.core._live[name].status for name in ("large", "small")}
-    assert statuses == {"large": Status.PREEMPTING, "small": Status.RUNNING}
+    assert statuses == {"large": RequestStatus.PREEMPTING, "small": RequestStatus.RUNNING}
     harness.run_until_idle()
     harness.check_all_exact()
 
@@ -88,7 +88,7 @@ def test_blocks_that_the_needer_would_share_do_not_count_as_room() -> None:
     harness.answer()
     fill(harness)
     harness.submit("high", [*prefix, *range(20, 37)], max_tokens=3)
-    assert not harness.core.scheduler.seating.has_room(harness.core._live["high"])
+    assert not harness.core.scheduler.allocator.can_allocate(harness.core._live["high"])
     harness.run_until_idle()
     assert harness.metric("preemptions") == 0, "the blocks of `equal` were waited for"
     harness.check_all_exact()
@@ -109,10 +109,10 @@ def test_nobody_is_preempted_for_a_request_that_an_earlier_one_keeps_from_the_bl
         for peer in cluster.peers.values():
             peer.plan()
     scheduler = decode.core.scheduler
-    assert scheduler.leases.first_short is decode.core._live["earlier"]
+    assert scheduler.leases.first_short_of_blocks is decode.core._live["earlier"]
     cluster.submit("own", [4] * 40, max_tokens=2)
     fill(decode)
-    assert decode.core._live["own"].status is Status.WAITING
+    assert decode.core._live["own"].status is RequestStatus.WAITING
     assert not decode.all_plans[-1].preempt
     decode.answer()
     assert decode.plan() is not None
@@ -137,11 +137,13 @@ def test_nobody_is_preempted_for_a_request_that_an_earlier_one_keeps_from_the_sl
         for peer in cluster.peers.values():
             peer.plan()
     scheduler = decode.core.scheduler
-    assert scheduler.leases.first_short is decode.core._live["earlier"] and not scheduler.leases.wanted
+    assert (
+        scheduler.leases.first_short_of_blocks is decode.core._live["earlier"] and not scheduler.leases.awaiting_blocks
+    )
     cluster.submit("own", [4] * 9, max_tokens=2)
     decode.answer()
     assert decode.plan() is not None
-    assert decode.core._live["own"].status is Status.WAITING
+    assert decode.core._live["own"].status is RequestStatus.WAITING
     assert not any(plan.preempt for plan in decode.all_plans)
     cluster.settle(2.0)
     decode.check_all_exact()

@@ -90,7 +90,7 @@ class Actor:
     def check_clients(self) -> None:
         """Everybody got the tokens of an undisturbed run, once and in order, or the beginning of them and a reason."""
         for client in self.harness.clients.values():
-            request_id, sampling = client.submit.request_id, client.submit.sampling
+            request_id, sampling = client.submit.request_id, client.submit.sampling_params
             assert client.num_finishes == 1, request_id
             if client.error_code == "context_length_exceeded":
                 wanted = len(client.submit.prompt_token_ids) + (sampling.max_tokens or 1)
@@ -150,7 +150,7 @@ class Actor:
             case "error", "invalid_logits":
                 assert request_id in self.failed
             case "error", "deadline_exceeded":
-                assert client.submit.deadline_s is not None
+                assert client.submit.deadline_in_s is not None
             case "error", code:
                 assert code == "crashed_worker", code
             case _:

@@ -7,12 +7,23 @@ import socket
 
 import pytest
 
-from onward.engine.request import Status
-from onward.proto.handoff import Cancel, Grant, Heartbeat, Offer, Ping, Prefill, Ready, Refuse, Taken, ToDecode
-from onward.proto.kv_transfer import Counted, Layout, PushFailed
-from onward.proto.sampling import Sampling
-from onward.proto.step import StepResult, Tokens
-from onward.transport.zmq import Wires
+from onward.engine.request import RequestStatus
+from onward.proto.handoff import (
+    CancelHandoff,
+    HandoffHeartbeat,
+    LeaseGrant,
+    Ping,
+    PrefillDone,
+    PrefillOffer,
+    PrefillRequest,
+    PrefillTaken,
+    RefuseHandoff,
+    ToDecode,
+)
+from onward.proto.kv_transfer import KvLayout, PushFailed, WritesComplete
+from onward.proto.sampling import SamplingParams
+from onward.proto.step import SlotTokens, StepResult
+from onward.transport.zmq import SocketPoller
 from tests.engine.harness import Client
 from tests.engine.pd_cluster import Cluster, Instance
 
@@ -35,7 +46,7 @@ def until(cluster: Cluster, condition, **how: bool) -> None:
 
 def granted(cluster: Cluster, request_id: str = "r") -> bool:
     request = cluster.decode.core._live.get(request_id)
-    return request is not None and request.status is Status.GRANTED
+    return request is not None and request.status is RequestStatus.GRANTED
 
 
 def in_mid_transfer(**config: object) -> tuple[Cluster, Client]:
@@ -44,7 +55,7 @@ def in_mid_transfer(**config: object) -> tuple[Cluster, Client]:
     client = cluster.submit("r", PROMPT)
     until(cluster, lambda: len(cluster.prefill.plane.outgoing) > 2, planes=False)
     cluster.planes.step()
-    assert 0 < len(cluster.decode.plane.expected["d-1"].missing) < 6
+    assert 0 < len(cluster.decode.plane.expected_leases["d-1"].missing) < 6
     return cluster, client
 
 
@@ -83,7 +94,7 @@ def test_f21_a_slow_prefill_keeps_its_lease_and_its_blocks_as_long_as_it_lives()
         cluster.turn(planes=False)
         assert granted(cluster)
         assert kv_blocks(cluster.prefill)["sending"] == 6
-    assert len(sent(cluster, Heartbeat)) > 20
+    assert len(sent(cluster, HandoffHeartbeat)) > 20
     cluster.settle()
     ended_well(cluster, client)
 
@@ -97,9 +108,9 @@ def test_f22_a_request_that_ends_at_the_decode_side_ends_at_the_prefill_side(whe
         until(cluster, lambda: cluster.decode.clients["first"].tokens)
     cluster.submit("r", PROMPT)
     reached = {
-        "asked": lambda: sent(cluster, Prefill),
-        "offered": lambda: len(sent(cluster, Offer)) == 2 and not cluster.to_decode,
-        "granted": lambda: sent(cluster, Grant),
+        "asked": lambda: sent(cluster, PrefillRequest),
+        "offered": lambda: len(sent(cluster, PrefillOffer)) == 2 and not cluster.to_decode,
+        "granted": lambda: sent(cluster, LeaseGrant),
         "pushing": lambda: cluster.prefill.plane.outgoing,
     }
     until(cluster, reached[when], planes=False)
@@ -107,7 +118,7 @@ def test_f22_a_request_that_ends_at_the_decode_side_ends_at_the_prefill_side(whe
     if when == "offered":
         cluster.decode.abort("first")
     cluster.settle()
-    assert sent(cluster, Cancel)
+    assert sent(cluster, CancelHandoff)
     cluster.check_idle()
 
 
@@ -117,7 +128,7 @@ def test_f23_a_push_that_fails_is_told_and_the_prompt_is_computed_elsewhere() ->
     cluster.prefill.plane.drop_push("d-1")
     cluster.prefill.plane.reports.append(PushFailed("d-1", "the network is down"))
     cluster.settle()
-    assert sent(cluster, Cancel)[0].error.code == "pd_transfer_failed"
+    assert sent(cluster, CancelHandoff)[0].error.code == "pd_transfer_failed"
     ended_well(cluster, client)
 
 
@@ -127,10 +138,10 @@ def test_f24_a_refusal_of_blocks_reaches_the_prefill_side() -> None:
     first = cluster.submit("first", [7] * 30, max_tokens=12)
     until(cluster, lambda: first.tokens)
     late = cluster.submit("late", PROMPT)
-    until(cluster, lambda: len(sent(cluster, Offer)) == 2 and not cluster.to_decode, steps=True)
+    until(cluster, lambda: len(sent(cluster, PrefillOffer)) == 2 and not cluster.to_decode, steps=True)
     cluster.pass_time(cluster.decode.config.offer_hold_s + 0.01)
     cluster.deliver()
-    assert sent(cluster, Refuse)[0].error.code == "pd_no_decode_blocks"
+    assert sent(cluster, RefuseHandoff)[0].error.code == "pd_no_decode_blocks"
     assert kv_blocks(cluster.prefill)["owned"] == 0
     cluster.settle(seconds=2.0)
     ended_well(cluster, first, late)
@@ -139,13 +150,13 @@ def test_f24_a_refusal_of_blocks_reaches_the_prefill_side() -> None:
 def test_f25_a_decode_instance_that_does_not_answer_holds_up_nobody_else() -> None:
     """Bounded hold, then another one; and meanwhile the queue moves on."""
     prefill = Cluster().prefill
-    layout = prefill.worker.hello().layout
+    layout = prefill.worker.hello().kv_layout
     assert layout is not None
 
     def ask(decode: str, number: int) -> None:
-        sampling = Sampling(seed=0)
-        message = Prefill(number, layout, f"{decode}{number}", PROMPT, len(PROMPT), sampling)
-        prefill.core.from_decode(decode, message, prefill.now_s)
+        sampling = SamplingParams(seed=0)
+        message = PrefillRequest(number, layout, f"{decode}{number}", PROMPT, len(PROMPT), sampling)
+        prefill.core.receive_from_decode(decode, message, prefill.now_s)
 
     for number in range(1, 4):
         ask("silent", number)
@@ -154,8 +165,8 @@ def test_f25_a_decode_instance_that_does_not_answer_holds_up_nobody_else() -> No
     for _ in range(5):
         prefill.plan()
         prefill.tick(0.0)
-        offers += [(d, m) for d, m in prefill.core.drain_handovers().to_decode if isinstance(m, Offer)]
-    assert ("other", Offer(1, f"{prefill.core.incarnation}.0", 6)) in offers
+        offers += [(d, m) for d, m in prefill.core.take_handoff_messages().to_decode if isinstance(m, PrefillOffer)]
+    assert ("other", PrefillOffer(1, f"{prefill.core.incarnation}.0", 6)) in offers
     assert sum(decode == "silent" for decode, _ in offers) < 3, "its memory is not asked for before it is needed"
     prefill.tick(prefill.config.lease_s + 0.1)
     assert prefill.core.stats(prefill.now_s).requests["offered"] == 0
@@ -166,14 +177,14 @@ def test_f26_the_same_offer_twice_takes_blocks_once() -> None:
     """Idempotent grants."""
     cluster = Cluster()
     client = cluster.submit("r", PROMPT)
-    until(cluster, lambda: sent(cluster, Offer), planes=False)
-    offer = ("p0", sent(cluster, Offer)[0])
+    until(cluster, lambda: sent(cluster, PrefillOffer), planes=False)
+    offer = ("p0", sent(cluster, PrefillOffer)[0])
     for _ in range(4):
         cluster.to_decode.append(offer)
         cluster.turn(planes=False)
     assert kv_blocks(cluster.decode)["leased"] == 6
-    assert len({grant.lease_id for grant in sent(cluster, Grant)}) == 1
-    assert len(sent(cluster, Grant)) > 1, "each asking was answered"
+    assert len({grant.lease_id for grant in sent(cluster, LeaseGrant)}) == 1
+    assert len(sent(cluster, LeaseGrant)) > 1, "each asking was answered"
     cluster.settle()
     ended_well(cluster, client)
 
@@ -184,11 +195,11 @@ def test_f27_what_a_worker_says_for_a_granted_slot_is_stale() -> None:
     core = cluster.decode.core
     request = core._live["r"]
     other = cluster.decode.submit("o", [5, 5], max_tokens=2)
-    core.scheduler.undecided.clear()  # the other one runs here
+    core.scheduler.unrouted.clear()  # the other one runs here
     assert cluster.decode.plan() is not None
     plan = cluster.decode.plans.popleft()
     assert request.slot not in {assign.slot for assign in plan.assign}
-    junk = [Tokens(request.slot, epoch, 0, 22, [3]) for epoch in (request.slot_epoch, 0, 99)]  # type: ignore[arg-type]
+    junk = [SlotTokens(request.slot, epoch, 0, 22, [3]) for epoch in (request.slot_epoch, 0, 99)]  # type: ignore[arg-type]
     core.commit(StepResult(plan.step, [*junk, *cluster.decode.worker.step(plan).events]), cluster.decode.now_s)
     cluster.decode.deliver()
     assert client.tokens == []
@@ -215,15 +226,15 @@ def test_f28_leased_blocks_are_counted_and_not_given_twice() -> None:
 def test_f29_a_peer_with_a_new_incarnation_is_a_new_peer() -> None:
     """Incarnations: what the old one was asked is asked again, and nothing that it said is believed."""
     cluster = Cluster(local_prefill=False)
-    cluster.holds = lambda message: isinstance(message, Offer)
+    cluster.holds = lambda message: isinstance(message, PrefillOffer)
     client = cluster.submit("r", PROMPT)
-    until(cluster, lambda: sent(cluster, Offer))
+    until(cluster, lambda: sent(cluster, PrefillOffer))
     old = f"{cluster.prefill.core.incarnation}.0"
     cluster.restart_prefill("p0")
     cluster.settle(seconds=1.0)
     cluster.holds = lambda message: False  # now the old one's offer arrives
     cluster.settle(seconds=1.0)
-    assert {grant.incarnation for grant in sent(cluster, Grant)}.isdisjoint({old})
+    assert {grant.incarnation for grant in sent(cluster, LeaseGrant)}.isdisjoint({old})
     ended_well(cluster, client)
 
 
@@ -233,7 +244,7 @@ def test_f30_a_lease_holds_all_that_its_request_needs_to_arrive() -> None:
     clients = [cluster.submit(f"r{i}", [i + 1] * 22, max_tokens=3) for i in range(6)]
     for _ in range(300):
         cluster.turn()
-        for request in cluster.decode.core.scheduler.seating.granted:
+        for request in cluster.decode.core.scheduler.allocator.awaiting_kv:
             assert len(request.block_ids) == 6, "all it needs, or nothing"
     cluster.settle(seconds=4.0)
     ended_well(cluster, *clients)
@@ -242,9 +253,9 @@ def test_f30_a_lease_holds_all_that_its_request_needs_to_arrive() -> None:
 def test_f31_sending_to_a_peer_that_does_not_read_never_blocks() -> None:
     """Send deadlines, never in the loop: what is not taken counts as lost."""
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        wires = Wires()
+        wires = SocketPoller()
         try:
-            peer = wires.prefill_peer(f"tcp://127.0.0.1:{deaf.getsockname()[1]}", "", "d")
+            peer = wires.handoff_client(f"tcp://127.0.0.1:{deaf.getsockname()[1]}", "", "d")
             taken = [peer.send(Ping()) for _ in range(20_000)]
         finally:
             wires.close()
@@ -256,11 +267,11 @@ def test_f32_a_word_that_arrives_with_its_deadline_counts() -> None:
     cluster = Cluster(lease_s=1.0, local_prefill=False)
     client = cluster.submit("r", PROMPT)
     held: list[tuple[str, ToDecode]] = []
-    cluster.holds = lambda message: isinstance(message, Ready)
-    until(cluster, lambda: any(isinstance(message, Ready) for _, message in cluster.to_decode))
-    held += [(address, message) for address, message in cluster.to_decode if isinstance(message, Ready)]
-    core, now_s = cluster.decode.core, cluster.decode.now_s + cluster.decode.config.handover_timeout_s + 1
-    core.from_prefill(*held[0], now_s)
+    cluster.holds = lambda message: isinstance(message, PrefillDone)
+    until(cluster, lambda: any(isinstance(message, PrefillDone) for _, message in cluster.to_decode))
+    held += [(address, message) for address, message in cluster.to_decode if isinstance(message, PrefillDone)]
+    core, now_s = cluster.decode.core, cluster.decode.now_s + cluster.decode.config.handoff_timeout_s + 1
+    core.receive_from_prefill(*held[0], now_s)
     core.tick(now_s)
     cluster.decode.now_s = now_s
     cluster.decode.deliver()
@@ -275,13 +286,13 @@ def test_f33_nothing_runs_before_every_block_is_counted_and_equal() -> None:
     cluster, client = in_mid_transfer(kv_checksums=True)
     incarnation = f"{cluster.prefill.core.incarnation}.0"
     core = cluster.decode.core
-    core.from_prefill("p0", Ready(1, incarnation, [5], 0, checksums=[0] * 6), cluster.decode.now_s)
+    core.receive_from_prefill("p0", PrefillDone(1, incarnation, [5], 0, checksums=[0] * 6), cluster.decode.now_s)
     core.tick(cluster.decode.now_s)
     assert granted(cluster)
     assert client.tokens == []
-    core.kv_report(Counted("d-1", [1] * 6), cluster.decode.now_s)
+    core.receive_kv_report(WritesComplete("d-1", [1] * 6), cluster.decode.now_s)
     cluster.settle()
-    assert any(cancel.error.code == "pd_transfer_failed" for cancel in sent(cluster, Cancel))
+    assert any(cancel.error.code == "pd_transfer_failed" for cancel in sent(cluster, CancelHandoff))
     ended_well(cluster, client)
 
 
@@ -295,7 +306,7 @@ def test_f34_a_slow_transfer_holds_up_no_other_prompt() -> None:
     for _ in range(40):
         cluster.turn()
     # Their KV cannot move either, but it is computed, and their tokens are drawn.
-    computed = cluster.prefill.core._handovers._service._jobs.values()
+    computed = cluster.prefill.core._handoffs._service._tasks.values()
     assert sum(job.result is not None for job in computed) == 4
     cluster.prefill.plane.slow_targets.clear()
     cluster.settle()
@@ -305,10 +316,10 @@ def test_f34_a_slow_transfer_holds_up_no_other_prompt() -> None:
 def test_f35_success_is_counted_when_the_peer_has_taken_it() -> None:
     """Count at the end."""
     cluster = Cluster()
-    cluster.holds = lambda message: isinstance(message, Taken)
+    cluster.holds = lambda message: isinstance(message, PrefillTaken)
     client = cluster.submit("r", PROMPT)
-    until(cluster, lambda: any(isinstance(message, Taken) for _, message in cluster.to_prefill))
-    ended = cluster.prefill.core._handovers._service._metrics.ended
+    until(cluster, lambda: any(isinstance(message, PrefillTaken) for _, message in cluster.to_prefill))
+    ended = cluster.prefill.core._handoffs._service._metrics.ended
     assert ended.value("prefill", "taken") == 0
     assert cluster.prefill.metric("finished", "handed_over") == 0, "the token is sampled, and that is not enough"
     cluster.holds = lambda message: False
@@ -322,10 +333,10 @@ def test_f35_a_hand_over_that_fails_behind_its_token_is_no_success_and_both_side
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = Cluster(prefill={"lease_s": 1.0})
-    cluster.loses = lambda message: isinstance(message, Ready)
+    cluster.loses = lambda message: isinstance(message, PrefillDone)
     with caplog.at_level(logging.INFO):
         client = cluster.submit("r", PROMPT)
-        until(cluster, lambda: any(isinstance(message, Ready) for message in cluster.seen))
+        until(cluster, lambda: any(isinstance(message, PrefillDone) for message in cluster.seen))
         cluster.prefill.crash_worker()
         cluster.loses = lambda message: False
         cluster.settle(seconds=20.0)
@@ -339,7 +350,7 @@ def test_f35_a_hand_over_that_fails_behind_its_token_is_no_success_and_both_side
     assert any("role=prefill" in line for line in finished) and any("role=decode" in line for line in finished)
 
 
-@pytest.mark.parametrize("lost", [Taken, Ready, Offer, Grant, Prefill])
+@pytest.mark.parametrize("lost", [PrefillTaken, PrefillDone, PrefillOffer, LeaseGrant, PrefillRequest])
 def test_f36_a_lost_message_costs_a_moment_and_holds_nothing(lost: type) -> None:
     """Acknowledged messages, and leases for the rest."""
     cluster = Cluster(local_prefill=False)
@@ -361,7 +372,7 @@ def test_f36_a_lost_message_costs_a_moment_and_holds_nothing(lost: type) -> None
 def test_f36_when_every_last_word_is_lost_the_lease_ends_it() -> None:
     """No watchdog of minutes."""
     cluster = Cluster()
-    cluster.loses = lambda message: isinstance(message, (Taken, Heartbeat))
+    cluster.loses = lambda message: isinstance(message, (PrefillTaken, HandoffHeartbeat))
     client = cluster.submit("r", PROMPT)
     cluster.settle(seconds=cluster.decode.config.lease_s * 1.3)
     ended_well(cluster, client)
@@ -383,7 +394,7 @@ def test_f37_a_slow_prefill_peer_is_no_stall_of_the_decode_instance() -> None:
     """Health is about oneself: while a peer is at work, our own worker owes nothing."""
     cluster = Cluster()
     client = cluster.submit("r", PROMPT)
-    until(cluster, lambda: sent(cluster, Offer), planes=False)
+    until(cluster, lambda: sent(cluster, PrefillOffer), planes=False)
     for _ in range(400):
         cluster.pass_time(0.1)
         cluster.turn(planes=False)
@@ -394,16 +405,16 @@ def test_f37_a_slow_prefill_peer_is_no_stall_of_the_decode_instance() -> None:
 
 def test_peers_that_cannot_exchange_kv_say_what_differs() -> None:
     cluster = Cluster()
-    hello = cluster.decode.core._handovers._remote
-    hello._layout = Layout("hash", "int64", 4, 99, 1, 1)
+    hello = cluster.decode.core._handoffs._remote
+    hello._layout = KvLayout("hash", "int64", 4, 99, 1, 1)
     client = cluster.submit("r", PROMPT)
     cluster.settle()
-    refusal = sent(cluster, Refuse)[0].error
+    refusal = sent(cluster, RefuseHandoff)[0].error
     assert refusal.code == "pd_layout_mismatch"
     assert "num_layers" in refusal.message and "99" in refusal.message
     assert not refusal.retryable
     later = cluster.submit("later", PROMPT)
     cluster.settle(seconds=10.0)
-    assert len(sent(cluster, Prefill)) == 1, "it is not asked again for every prompt"
+    assert len(sent(cluster, PrefillRequest)) == 1, "it is not asked again for every prompt"
     assert later.tokens == cluster.decode.expected(later)
     assert client.tokens == cluster.decode.expected(client)

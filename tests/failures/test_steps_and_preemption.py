@@ -7,12 +7,12 @@ import pytest
 
 from onward.engine import policy
 from onward.engine.core import MAX_TOMBSTONES
-from onward.engine.request import Request, Status
+from onward.engine.request import Request, RequestStatus
 from onward.engine.token_processor import TokenProcessor
-from onward.proto.step import Advanced, Event, Preempted, StepPlan, StepResult, Tokens
-from onward.proto.wire import ShmWire
+from onward.proto.step import SlotAdvanced, SlotEvent, SlotPreempted, SlotTokens, StepPlan, StepResult
+from onward.proto.wire import ShmWireAddress
 from onward.transport import shm, shm_rows
-from onward.transport.shm import NUM_PLACES, ShmPlanSocket, ShmWorkerPort
+from onward.transport.shm import NUM_RING_ENTRIES, ShmEngineWireEnd, ShmWorkerWireEnd
 from tests.engine.harness import Client, Harness
 
 
@@ -22,7 +22,7 @@ def fill(harness: Harness) -> None:
         pass
 
 
-def commit(harness: Harness, events: list[Event]) -> None:
+def commit(harness: Harness, events: list[SlotEvent]) -> None:
     """The oldest plan's result has these events."""
     harness.core.commit(StepResult(harness.plans.popleft().step, events), harness.now_s)
     harness.deliver()
@@ -47,7 +47,7 @@ def preempting_low(**shape: object) -> tuple[Harness, Client]:
 
 def test_f01_each_value_has_one_meaning_and_a_reply_names_its_epoch() -> None:
     """An empty slot, an unfinished chunk and a preempted request are three values; only the epoch's own reply counts."""
-    said: list[Event] = [Advanced(1, 7, 4), Preempted(2, 8, 12), Tokens(3, 9, 0, 4, [0])]
+    said: list[SlotEvent] = [SlotAdvanced(1, 7, 4), SlotPreempted(2, 8, 12), SlotTokens(3, 9, 0, 4, [0])]
     cells, side = shm_rows.encode(said, num_slots=4, max_tokens_per_row=2)
     assert shm_rows.decode(cells.tolist(), side, 2) == said, "slot 0 was not run, and says nothing"
     assert len({shm_rows.NO_TOKEN, shm_rows.PREEMPTED_TOKEN_ID, shm_rows.FAILED, 0}) == 4
@@ -55,9 +55,9 @@ def test_f01_each_value_has_one_meaning_and_a_reply_names_its_epoch() -> None:
     harness, _ = preempting_low()
     low = harness.core._live["low"]
     assert low.slot is not None
-    stale = Preempted(low.slot, low.slot_epoch - 1, len(low.token_ids))
-    commit(harness, [stale, Advanced(low.slot, low.slot_epoch, low.num_computed)])
-    assert low.status is Status.PREEMPTING
+    stale = SlotPreempted(low.slot, low.slot_epoch - 1, len(low.token_ids))
+    commit(harness, [stale, SlotAdvanced(low.slot, low.slot_epoch, low.num_computed)])
+    assert low.status is RequestStatus.PREEMPTING
     assert harness.metric("stale", "preempted") == 1
 
 
@@ -75,7 +75,7 @@ def test_f02_a_plan_of_nothing_but_preempts_has_a_result() -> None:
     assert harness.all_plans[-1].run == []
     while harness.plans:
         harness.answer()
-    assert harness.core._live["low"].status is Status.WAITING
+    assert harness.core._live["low"].status is RequestStatus.WAITING
     harness.run_until_idle()
     harness.check_all_exact()
 
@@ -91,16 +91,16 @@ def test_f03_a_slot_that_is_missing_from_a_result_has_said_nothing() -> None:
     harness.plan()
     low = harness.core._live["low"]
     result = harness.worker.step(harness.plans.popleft())
-    [reply] = [event for event in result.events if event.epoch == low.slot_epoch]
+    [reply] = [event for event in result.events if event.slot_epoch == low.slot_epoch]
     harness.core.commit(StepResult(result.step, [e for e in result.events if e is not reply]), harness.now_s)
     harness.deliver()
-    assert low.status is Status.PREEMPTING
+    assert low.status is RequestStatus.PREEMPTING
     assert low.slot is not None, "it keeps its slot until the reply"
     harness.plan()
     late = harness.worker.step(harness.plans.popleft())
     harness.core.commit(StepResult(late.step, [reply, *late.events]), harness.now_s)
     harness.deliver()
-    assert low.status is Status.WAITING
+    assert low.status is RequestStatus.WAITING
     harness.run_until_idle()
     harness.check_all_exact()
 
@@ -129,8 +129,8 @@ def test_f04_a_request_that_finished_is_not_requeued_by_the_reply_that_crossed_i
 
 def test_f05_token_zero_is_a_token_everywhere() -> None:
     """Typed events: no number is tested for being a token."""
-    cells, side = shm_rows.encode([Tokens(0, 0, 0, 0, [0])], 1, 1)
-    assert shm_rows.decode(cells.tolist(), side, 1) == [Tokens(0, 0, 0, 0, [0])]
+    cells, side = shm_rows.encode([SlotTokens(0, 0, 0, 0, [0])], 1, 1)
+    assert shm_rows.decode(cells.tolist(), side, 1) == [SlotTokens(0, 0, 0, 0, [0])]
     harness = Harness(vocab_size=1)
     client = harness.submit("a", [0], max_tokens=5)
     harness.run_until_idle()
@@ -161,11 +161,11 @@ def test_f07_a_step_that_was_in_flight_at_the_preemption_changes_only_the_list()
     harness.submit("high", [2] * 4, max_tokens=3)
     harness.plan()
     request = harness.core._live["low"]
-    assert request.status is Status.PREEMPTING
+    assert request.status is RequestStatus.PREEMPTING
     harness.answer()
     assert len(low.tokens) == 2, "the token of the step in flight is kept"
     harness.answer()
-    assert (request.status, request.num_computed, len(request.in_flight)) == (Status.WAITING, 0, 0)
+    assert (request.status, request.num_computed, len(request.planned_runs)) == (RequestStatus.WAITING, 0, 0)
     assert request.planned_len == len(request.token_ids) == 6
     harness.run_until_idle()
     harness.check_all_exact()
@@ -239,10 +239,10 @@ def test_f09_nobody_is_preempted_whose_blocks_are_all_shared() -> None:
     needer, owning, sharing = (harness.core._live[name] for name in ("needer", "owning", "sharing"))
     pool = harness.core.scheduler.pool
     pool.start_sending(sharing.block_ids)
-    shortage = policy.Shortage(pool.num_available + 2)
+    shortage = policy.CapacityShortage(pool.num_available + 2)
 
     def choose(running: list[Request]) -> list[Request]:
-        return policy.choose_victims(needer, running, shortage, pool.reclaim(), same_priority=True)
+        return policy.choose_victims(needer, running, shortage, pool.estimate_reclaim(), same_priority=True)
 
     assert choose([sharing, owning]) == [owning]
     assert choose([sharing]) == []
@@ -256,7 +256,7 @@ def test_f10_two_requests_share_a_block_by_its_hash_and_in_no_other_way() -> Non
     blocks = list(harness.core._live["first"].block_ids)
     harness.answer()
     pool = harness.core.scheduler.pool
-    assert pool.counts()["fenced"] == len(blocks)
+    assert pool.count_by_state()["fenced"] == len(blocks)
     harness.submit("same", [1] * 9, max_tokens=4)
     harness.submit("other", [2] * 9, max_tokens=4)
     harness.submit("salted", [1] * 9, max_tokens=4, cache_salt="s")
@@ -265,7 +265,7 @@ def test_f10_two_requests_share_a_block_by_its_hash_and_in_no_other_way() -> Non
     assert tables["same"][:2] == blocks[:2]
     assert not set(tables["other"]) & {*blocks, *tables["same"], *tables["salted"]}
     assert not set(tables["salted"]) & {*blocks, *tables["same"]}
-    reclaim = pool.reclaim()
+    reclaim = pool.estimate_reclaim()
     reclaim.num_blocks = 0
     reclaim.add(tables["same"])
     assert reclaim.num_blocks == len(tables["same"]), "one holder each: a fence holds nothing"
@@ -320,9 +320,9 @@ def test_f13_only_what_was_computed_is_cached() -> None:
         harness.answer()
         if preempts:
             break
-    assert low.status is Status.WAITING
+    assert low.status is RequestStatus.WAITING
     assert 8 < computed < 40, "in the middle of computing the output that it came with"
-    assert harness.core.scheduler.pool.hit_length(low.hash_chain(4, 10))[0] == computed // 4
+    assert harness.core.scheduler.pool.count_cached_prefix(low.compute_block_hashes(4, 10))[0] == computed // 4
     harness.run_until_idle()
     harness.core.audit_idle()
 
@@ -345,8 +345,8 @@ def test_f14_an_abort_is_answered_in_every_state_and_twice(state: str) -> None:
     if state == "finished":
         harness.run_until_idle()
     request = harness.core._live.get("a")
-    status = {"waiting": Status.WAITING, "prefilling": Status.RUNNING, "running": Status.RUNNING}
-    status["preempting"] = Status.PREEMPTING
+    status = {"waiting": RequestStatus.WAITING, "prefilling": RequestStatus.RUNNING, "running": RequestStatus.RUNNING}
+    status["preempting"] = RequestStatus.PREEMPTING
     assert (request.status if request else None) == status.get(state)
     for _ in range(2):
         harness.abort("a")
@@ -423,16 +423,16 @@ def test_f17_nobody_is_admitted_without_a_slot() -> None:
 
 def test_f18_a_result_that_was_taken_is_not_overwritten_by_later_steps() -> None:
     """Buffers have owners: what was read is a copy, and a place of the ring is written again only when it was read."""
-    wire = ShmWire("w1", num_slots=2, max_tokens_per_row=2, plan_bytes=1000, side_bytes=1000)
-    memory, ours, theirs = shm.create(wire)
-    engine, worker = ShmWorkerPort(wire, os.dup(memory), ours), ShmPlanSocket(wire, memory, theirs)
+    wire = ShmWireAddress("w1", num_slots=2, max_tokens_per_row=2, plan_bytes=1000, extras_bytes=1000)
+    memory, ours, theirs = shm.create_ring(wire)
+    engine, worker = ShmEngineWireEnd(wire, os.dup(memory), ours), ShmWorkerWireEnd(wire, memory, theirs)
     taken = []
-    for step in range(1, 3 * NUM_PLACES):
+    for step in range(1, 3 * NUM_RING_ENTRIES):
         engine.send(StepPlan(step))
         assert worker.receive() == StepPlan(step)
-        worker.send(StepResult(step, [Tokens(0, step, step, step, [step, step])]))
+        worker.send(StepResult(step, [SlotTokens(0, step, step, step, [step, step])]))
         taken.append(engine.receive())
-    assert taken == [StepResult(s, [Tokens(0, s, s, s, [s, s])]) for s in range(1, 3 * NUM_PLACES)]
+    assert taken == [StepResult(s, [SlotTokens(0, s, s, s, [s, s])]) for s in range(1, 3 * NUM_RING_ENTRIES)]
     engine.close()
     worker.close()
 

@@ -48,7 +48,7 @@ def _gguf(data: bytes) -> None:
     path = _PATH / "case.gguf"
     path.write_bytes(data)
     file = GgufFile(path)
-    texts.of_gguf(file.metadata)
+    texts.read_gguf_text_metadata(file.metadata)
     if "tokenizer.ggml.model" in file.metadata:
         Tokenizer(build_tokenizer(file.metadata).to_str()).encode("ab a")
     for name in file:
@@ -82,7 +82,7 @@ def _config(data: bytes) -> None:
     folder.mkdir(exist_ok=True)
     for name in ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"):
         (folder / name).write_bytes(data)
-    texts.of_folder(folder)
+    texts.read_folder_text_metadata(folder)
     config = from_hf(texts.read_json(folder / "config.json"))
     assert len(expected_tensors(config)) < 1 << 16
     told = msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=ModelConfig)

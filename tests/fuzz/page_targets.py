@@ -19,11 +19,11 @@ from starlette.types import Receive, Scope, Send
 from onward.cli.checks import check_allowed_hosts, check_origins
 from onward.errors import StartupError
 from onward.web import http
-from onward.web.allowed_hosts import ANY, AllowedHosts, named_host
+from onward.web.allowed_hosts import ANY, AllowedHosts, normalized_host
 from onward.web.authorities import canonical_origin
-from onward.web.browsers import for_browsers
+from onward.web.browsers import with_cors
 from onward.web.cross_site import CrossSiteGuard
-from onward.web.media_type import media_type_refusal
+from onward.web.media_type import check_content_type
 from tests.fuzz.case import Target
 from tests.web.exchange import exchanged
 
@@ -113,16 +113,16 @@ def _hosts(data: bytes) -> None:
     bound, named, text = json.loads(data)
     if not _flags_are_taken(check_allowed_hosts, named):
         raise Refused
-    hosts, host = AllowedHosts.of(bound, named), _in_header(text)
+    hosts, host = AllowedHosts.for_server(bound, named), _in_header(text)
     for name in named:
-        assert named_host(named_host(name)) == named_host(name)
+        assert normalized_host(normalized_host(name)) == normalized_host(name)
         address = _address(name.strip("[]"))
         sent = f"[{address.compressed}]" if isinstance(address, ipaddress.IPv6Address) else str(address or name)
-        assert hosts.has(_in_header(sent)), f"{name} is allowed and refused"
+        assert hosts.allows(_in_header(sent)), f"{name} is allowed and refused"
     is_served = CrossSiteGuard(hosts, ()).refusal(_scope({"host": host})) is None
     for spelling in (host.upper(), host.lower(), host.swapcase()):
         if host.isascii():
-            assert hosts.has(spelling) == is_served, "case decides"
+            assert hosts.allows(spelling) == is_served, "case decides"
     if ANY in named:
         return
     if is_served:
@@ -169,9 +169,9 @@ def _origins(data: bytes) -> None:
         _check_sent_by_browsers(canonical_origin(origin))
         assert canonical_origin(canonical_origin(origin)) == canonical_origin(origin)
     origin, host = _in_header(origin), None if host is None else _in_header(host)
-    hosts, is_listed = AllowedHosts.of("127.0.0.1", (ANY,)), ANY in listed or origin in listed
+    hosts, is_listed = AllowedHosts.for_server("127.0.0.1", (ANY,)), ANY in listed or origin in listed
     scope = _scope({"host": host, "origin": origin, "sec-fetch-site": site})
-    answer = asyncio.run(exchanged(for_browsers(_answer, listed), scope))
+    answer = asyncio.run(exchanged(with_cors(_answer, listed), scope))
     assert ("access-control-allow-origin" in answer.headers) == is_listed, "only pages of listed origins read it"
     if CrossSiteGuard(hosts, listed).refusal(scope) is None:
         assert is_listed or _is_same_origin(origin, host), f"{origin!r} is not listed"
@@ -229,7 +229,7 @@ def _media_types(data: bytes) -> None:
     path, content_type = json.loads(data)
     sent = _in_header(content_type)
     scope = _scope({"content-type": sent}) | {"path": path}
-    if media_type_refusal(scope) is not None:
+    if check_content_type(scope) is not None:
         assert sent.lower() != "application/json"
         raise Refused
     assert not _needs_no_preflight(sent), f"a page sends {sent!r} without asking"

@@ -7,44 +7,53 @@ from typing import Any
 
 import msgspec
 
-from onward.api.attempts import decoded
-from onward.engine.door import Limits, admit
+from onward.api.attempts import decode_cluster_message
+from onward.engine.door import EngineLimits, create_request
 from onward.engine.request_queue import RequestQueue
 from onward.errors import ClientError
 from onward.obs.metrics import merge, usable
-from onward.pd.handoff import DecodeSide, Lease, PrefillSide, Times
+from onward.pd.handoff import DecodeSide, GrantedLease, HandoffTimeouts, PrefillSide
 from onward.proto import SCHEMA_VERSION, control
 from onward.proto import handoff as pd
 from onward.proto.cursor import ChoiceCursor
 from onward.proto.handoff import ToDecode, ToPrefill
-from onward.proto.keys import KeyEntry
+from onward.proto.keys import ApiKeyEntry
 from onward.proto.kv_events import KvEvents
-from onward.proto.kv_transfer import Counted, Endpoint, Expect, KvReport, Layout, LeaseQuiet, Revoke, Sent
-from onward.proto.request import Abort, AbortByName, AskKvEvents, ErrorInfo, Submit, ToEngine
-from onward.proto.router import Attempt, Find, GivenChoice, Load, Registration
-from onward.proto.sampling import Sampling
-from onward.proto.stats import EngineStats, Family, Series
-from onward.proto.wire import ShmWire
+from onward.proto.kv_transfer import (
+    ExpectWrites,
+    KvEndpoint,
+    KvLayout,
+    KvReport,
+    LeaseQuiesced,
+    PushComplete,
+    RevokeLease,
+    WritesComplete,
+)
+from onward.proto.request import Abort, AbortByName, ErrorInfo, QueryKvEvents, Submit, ToEngine
+from onward.proto.router import Attempt, ChoiceSnapshot, FindStream, InstanceLoad, Registration
+from onward.proto.sampling import SamplingParams
+from onward.proto.stats import EngineStats, MetricFamily, MetricSeries
+from onward.proto.wire import ShmWireAddress
 from onward.router.admin import decode_registration
-from onward.router.events import EventSplitter, MalformedEvent, read_event
-from onward.router.replicas import Replicas
+from onward.router.events import EventSplitter, MalformedEvent, parse_event
+from onward.router.replicas import InstanceRegistry
 from onward.transport.decoding import decode_message
 from onward.worker.transfer import messages as link
-from onward.worker.transfer.backend import Invitation
-from onward.worker.transfer.channel import Channel, LinkLost
-from onward.worker.transfer.geometry import Geometry
-from onward.worker.transfer.handshake import Secret
+from onward.worker.transfer.backend import RemoteMemoryInfo
+from onward.worker.transfer.channel import FramedChannel, LinkClosed
+from onward.worker.transfer.geometry import PageGeometry
+from onward.worker.transfer.handshake import ClusterSecret
 from onward.worker.transfer.link import ReceiverLink
-from onward.worker.transfer.sink import RuleBroken, Sink
+from onward.worker.transfer.sink import KvReceiver, ProtocolViolation
 from tests.fuzz.case import Target
 from tests.fuzz.mutation import byte_cases, cases
 
-LAYOUT = Layout("f", "float32", 16, 2, 2, 8)
-ENDPOINT = Endpoint("tcp", "tcp:127.0.0.1:5", "d")
+LAYOUT = KvLayout("f", "float32", 16, 2, 2, 8)
+ENDPOINT = KvEndpoint("tcp", "tcp:127.0.0.1:5", "d")
 ERROR = ErrorInfo(code="aborted", message="m", status=409, retryable=False)
-TIMES = Times(lease_s=5.0, offer_hold_s=1.0, handover_timeout_s=30.0)
-LIMITS = Limits(max_model_len=64, num_blocks=16, block_size=16)
-PREFILL = pd.Prefill(1, LAYOUT, "r", [1, 2, 3], 3, Sampling(seed=5))
+TIMES = HandoffTimeouts(lease_s=5.0, offer_hold_s=1.0, handoff_timeout_s=30.0)
+LIMITS = EngineLimits(max_model_len=64, num_blocks=16, block_size=16)
+PREFILL = pd.PrefillRequest(1, LAYOUT, "r", [1, 2, 3], 3, SamplingParams(seed=5))
 
 
 def _tree(message: Any) -> Any:
@@ -71,13 +80,13 @@ def _events(data: bytes) -> None:
     splitter = EventSplitter(max_event_bytes=1 << 12)
     for at in range(0, len(data), 7):
         for event in splitter.feed(data[at : at + 7]):
-            read_event(event)
+            parse_event(event)
 
 
 TO_PREFILL: list[Any] = [
-    _tree([PREFILL, pd.Grant(1, "p", "l", ENDPOINT, 0, [1], 5.0, True), pd.Taken(1)]),
-    _tree([PREFILL, pd.Heartbeat(1, [1], "p"), pd.Cancel(1, ERROR, "p"), pd.Ping()]),
-    _tree([PREFILL, pd.Refuse(1, ERROR, "p"), pd.Gone("d"), PREFILL]),
+    _tree([PREFILL, pd.LeaseGrant(1, "p", "l", ENDPOINT, 0, [1], 5.0, True), pd.PrefillTaken(1)]),
+    _tree([PREFILL, pd.HandoffHeartbeat(1, [1], "p"), pd.CancelHandoff(1, ERROR, "p"), pd.Ping()]),
+    _tree([PREFILL, pd.RefuseHandoff(1, ERROR, "p"), pd.PeerGone("d"), PREFILL]),
 ]
 
 
@@ -113,7 +122,7 @@ def _to_engine(data: bytes) -> None:
     named = [
         msgspec.structs.replace(one, request_id=f"{number}-{one.request_id}") for number, one in enumerate(submits)
     ]
-    requests = [admit(one, "api", LIMITS, now_s=5.0) for one in named]
+    requests = [create_request(one, "api", LIMITS, now_s=5.0) for one in named]
     for request in requests:
         queue.add(request)
     for request in reversed(requests):
@@ -128,39 +137,39 @@ def _to_prefill(data: bytes) -> None:
             if key := getattr(event, "key", None):
                 side.offer(key, 1, now_s=turn * 0.5) if hasattr(event, "prefill") else None
         side.tick(turn * 0.5 + 0.1)
-        _sendable(side.drain())
+        _sendable(side.take_messages())
     side.tick(1e6)
-    assert sum(side.states().values()) == 0, "a lease ends whatever was said"
+    assert sum(side.count_by_state().values()) == 0, "a lease ends whatever was said"
 
 
-SUBMIT = Submit(1, "r", 1, [1, 2], Sampling(seed=5), [3], 5.0, 60.0, 1, "s", max_drafts=1)
+SUBMIT = Submit(1, "r", 1, [1, 2], SamplingParams(seed=5), [3], 5.0, 60.0, 1, "s", max_draft_tokens=1)
 TO_ENGINE: list[Any] = [
     _tree([SUBMIT, msgspec.structs.replace(SUBMIT, request_id="q", waited_s=4.0), Abort(2, "r", 1, "stop", 1)]),
-    _tree([SUBMIT, SUBMIT, SUBMIT, AbortByName(2, 1, ["r"], given_ago_s=5.0), AskKvEvents(3, 1, -1)]),
+    _tree([SUBMIT, SUBMIT, SUBMIT, AbortByName(2, 1, ["r"], received_ago_s=5.0), QueryKvEvents(3, 1, -1)]),
 ]
 TO_DECODE: list[Any] = [
-    _tree([pd.Offer(1, "p", 1), pd.Ready(1, "p", [5], 0, None, None, [], [9]), pd.Pong("p")]),
-    _tree([pd.Offer(1, "p", 1), pd.Heartbeat(3, [1], "p"), pd.Cancel(1, ERROR, "p")]),
-    _tree([pd.Pong("p"), pd.Refuse(1, ERROR, "p"), pd.Gone("p"), pd.Offer(2, "q", 4)]),
+    _tree([pd.PrefillOffer(1, "p", 1), pd.PrefillDone(1, "p", [5], 0, None, None, [], [9]), pd.Pong("p")]),
+    _tree([pd.PrefillOffer(1, "p", 1), pd.HandoffHeartbeat(3, [1], "p"), pd.CancelHandoff(1, ERROR, "p")]),
+    _tree([pd.Pong("p"), pd.RefuseHandoff(1, ERROR, "p"), pd.PeerGone("p"), pd.PrefillOffer(2, "q", 4)]),
 ]
 
 
 def _to_decode(data: bytes) -> None:
     side = DecodeSide("d", TIMES)
     for _ in range(2):
-        side.ask("p-address", msgspec.structs.replace(PREFILL, handover=side.next_number()), 0.0)
+        side.request_prefill("p-address", msgspec.structs.replace(PREFILL, handoff_id=side.next_handoff_id()), 0.0)
     for turn, message in enumerate(_messages(data, ToDecode)):
         now_s = turn * 0.5
         side.receive("p-address", message, now_s)
         for event in side.take_events():
             if hasattr(event, "num_blocks"):
                 number = getattr(event, "handover", 0)
-                side.grant(number, Lease(f"l{number}-{turn}", ENDPOINT, 0, [1], True), now_s)
-                side.counted(f"l{number}-{turn}", [9], now_s)
+                side.grant(number, GrantedLease(f"l{number}-{turn}", ENDPOINT, 0, [1], True), now_s)
+                side.on_kv_received(f"l{number}-{turn}", [9], now_s)
         side.tick(now_s + 0.1)
-        _sendable(side.drain())
+        _sendable(side.take_messages())
     side.tick(1e6)
-    assert sum(side.states().values()) == 0, "every hand-over ends"
+    assert sum(side.count_by_state().values()) == 0, "every hand-over ends"
 
 
 def _sendable(outbox: list[tuple[str, Any]]) -> None:
@@ -171,11 +180,15 @@ def _sendable(outbox: list[tuple[str, Any]]) -> None:
 LINK: list[Any] = [
     _tree(
         [
-            link.Greeting(SCHEMA_VERSION, b"n" * 16, "d", LAYOUT), link.Claim(b"p" * 32), link.Join("l", [1, 2]),
-            link.Wrote("l", [(0, 8)]), link.Written("l"), link.Left("l"),
+            link.SenderHello(SCHEMA_VERSION, b"n" * 16, "d", LAYOUT),
+            link.SenderProof(b"p" * 32),
+            link.OpenPush("l", [1, 2]),
+            link.PagesWritten("l", [(0, 8)]),
+            link.AllPagesWritten("l"),
+            link.WritingStopped("l"),
         ]
     )
-]  # fmt: skip
+]
 
 
 def _link_case(tree: Any) -> bytes:
@@ -189,33 +202,43 @@ def _link(data: bytes) -> None:
     with ours, theirs:
         theirs.setblocking(False)
         theirs.send(data[:50_000])
-        visitor = ReceiverLink(ours, Secret("ab" * 32), "d", LAYOUT, lambda: Invitation(b"", ()))
+        visitor = ReceiverLink(ours, ClusterSecret("ab" * 32), "d", LAYOUT, lambda: RemoteMemoryInfo(b"", ()))
         assert not list(visitor.messages(8))
         assert not visitor.is_open
 
 
-GEOMETRY = Geometry(num_layers=2, num_blocks=4, page_bytes=8)
+GEOMETRY = PageGeometry(num_layers=2, num_blocks=4, page_bytes=8)
 JOINED = [
-    link.Join("l", [1, 2]),
-    link.Incoming("l", [(8, 16), (40, 16)]),
+    link.OpenPush("l", [1, 2]),
+    link.PayloadHeader("l", [(8, 16), (40, 16)]),
     b"\1" * 32,
-    link.Written("l"),
-    link.Left("l"),
+    link.AllPagesWritten("l"),
+    link.WritingStopped("l"),
 ]
 SINK: list[Any] = [
     [_tree(one) if isinstance(one, msgspec.Struct) else one for one in JOINED],
-    [*_tree(JOINED[:1]), *_tree([link.Incoming("l", [(8, 8)])]), b"\1" * 8, *_tree([link.Left("l"), JOINED[0]])],
-    [*_tree(JOINED[:1]), *_tree([link.Incoming("m", [(0, 8)])]), b"\1" * 8, *_tree([link.Wrote("l", [(8, 8)])])],
+    [
+        *_tree(JOINED[:1]),
+        *_tree([link.PayloadHeader("l", [(8, 8)])]),
+        b"\1" * 8,
+        *_tree([link.WritingStopped("l"), JOINED[0]]),
+    ],
+    [
+        *_tree(JOINED[:1]),
+        *_tree([link.PayloadHeader("m", [(0, 8)])]),
+        b"\1" * 8,
+        *_tree([link.PagesWritten("l", [(8, 8)])]),
+    ],
 ]
 
 
 class _NoBackend:
     """Bytes come on the link, so there is nobody else to let in."""
 
-    def invite(self, writer: int) -> Invitation:
-        return Invitation(b"", ())
+    def register_sender(self, writer: int) -> RemoteMemoryInfo:
+        return RemoteMemoryInfo(b"", ())
 
-    def expel(self, writer: int) -> None:
+    def unregister_sender(self, writer: int) -> None:
         return
 
     def close(self) -> None:
@@ -234,75 +257,112 @@ def _sink(data: bytes) -> None:
     """From somebody who has, and still may write to the blocks of its lease alone."""
     memory = bytearray(GEOMETRY.num_bytes)
     reports: list[KvReport] = []
-    sink = Sink(memoryview(memory), GEOMETRY, _NoBackend(), is_in_band=True, report=reports.append)
-    sink.command(Expect("l", [1, 2], True))
+    sink = KvReceiver(memoryview(memory), GEOMETRY, _NoBackend(), is_in_band=True, report=reports.append)
+    sink.execute(ExpectWrites("l", [1, 2], True))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.send(data[:50_000])
-        channel = Channel(ours, link.ToReceiver)
-        sink.welcome(1, channel)
+        channel = FramedChannel(ours, link.ToReceiver)
+        sink.add_sender(1, channel)
         try:
             while (message := channel.receive()) is not None:
-                sink.hear(1, message, 0.0)
+                sink.receive(1, message, 0.0)
         finally:
-            sink.lose(1, "the case is over")
-            sink.command(Revoke("l"))
+            sink.remove_sender(1, "the case is over")
+            sink.execute(RevokeLease("l"))
             pages = [memory[at : at + 8] for at in range(0, len(memory), 8)]
             assert not any(any(page) for i, page in enumerate(pages) if i % 4 not in (1, 2)), "only the lease's blocks"
-            assert isinstance(reports[-1], LeaseQuiet)
+            assert isinstance(reports[-1], LeaseQuiesced)
 
 
-REPORTS = [_tree(Counted("l", [1], 5, 0.5)), _tree(Sent("l", [1], 5, 0.5)), ["push_failed", "l", "m"]]
+REPORTS = [_tree(WritesComplete("l", [1], 5, 0.5)), _tree(PushComplete("l", [1], 5, 0.5)), ["push_failed", "l", "m"]]
 ATTEMPT = Attempt(
-    schema_version=SCHEMA_VERSION, path="/v1/completions", body=b"{}", request_id="r", epoch=1, seed=5, created_s=5,
-    waited_s=1.0, label="l", deadline_s=5.0, choices=[GivenChoice([1, 2], "stop")], num_cached_tokens=1,
-    prompt_token_ids=[1, 2], prefill_peers=["tcp://a"], final=True, skip_to=[ChoiceCursor(1)], usage_told=True,
-)  # fmt: skip
+    schema_version=SCHEMA_VERSION,
+    path="/v1/completions",
+    body=b"{}",
+    request_id="r",
+    attempt_epoch=1,
+    seed=5,
+    created_s=5,
+    waited_s=1.0,
+    client_request_id="l",
+    deadline_in_s=5.0,
+    choices=[ChoiceSnapshot([1, 2], "stop")],
+    num_cached_tokens=1,
+    prompt_token_ids=[1, 2],
+    prefill_peers=["tcp://a"],
+    is_final=True,
+    reader_positions=[ChoiceCursor(1)],
+    usage_sent=True,
+)
 REGISTRATION = Registration(
-    schema_version=SCHEMA_VERSION, instance="i", url="http://h:1", role="mixed", state="ready", model="m", fingerprint="f",
-    layout=LAYOUT, handoff_address="tcp://h:2", max_tokens=100, block_size=16, engine="e", step=5, load=Load(1, 1, 1, 1, 1),
-    kv_events=KvEvents(0, [(True, b"a" * 16), (False, b"b" * 16)]), pids={"api": [1]}, text_hash="t",
-)  # fmt: skip
+    schema_version=SCHEMA_VERSION,
+    instance="i",
+    url="http://h:1",
+    role="mixed",
+    state="ready",
+    model="m",
+    fingerprint="f",
+    kv_layout=LAYOUT,
+    handoff_address="tcp://h:2",
+    max_tokens=100,
+    block_size=16,
+    engine="e",
+    step=5,
+    load=InstanceLoad(1, 1, 1, 1, 1),
+    kv_events=KvEvents(0, [(True, b"a" * 16), (False, b"b" * 16)]),
+    pids_by_role={"api": [1]},
+    tokenizer_hash="t",
+)
 
 
 def _attempt(data: bytes) -> None:
-    _check_finite(msgspec.to_builtins(decoded(msgspec.msgpack.Decoder(Attempt), data)))
-    decoded(msgspec.msgpack.Decoder(Find), data)
+    _check_finite(msgspec.to_builtins(decode_cluster_message(msgspec.msgpack.Decoder(Attempt), data)))
+    decode_cluster_message(msgspec.msgpack.Decoder(FindStream), data)
 
 
 def _registration(data: bytes) -> None:
     registration = decode_registration(data)
     _check_finite(msgspec.to_builtins(registration))
-    replicas = Replicas("r", wants_kv_events=True)
+    replicas = InstanceRegistry("r", wants_kv_events=True)
     for instance in ("", "j"):
         other = msgspec.structs.replace(REGISTRATION, instance="j", url="http://h:2")
         replicas.register(registration if not instance else other, 1.0)
         msgspec.msgpack.encode(replicas.register(registration, 2.0))
-        replicas.all(3.0), replicas.tick(1e6)
+        replicas.list_instances(3.0), replicas.tick(1e6)
 
 
 STATS = EngineStats(7, True, 0.5, {"running": 1}, {"free": 5}, 3)
 FAMILIES = [
-    Family("a_total", "counter", "h", [Series({"k": "v"}, 5.0), Series({"k": "w"}, 1.0)]),
-    Family("b", "histogram", "h", [Series({}, buckets=[1, 0, 2], sum=3.5)], [0.5, 1.0]),
+    MetricFamily("a_total", "counter", "h", [MetricSeries({"k": "v"}, 5.0), MetricSeries({"k": "w"}, 1.0)]),
+    MetricFamily("b", "histogram", "h", [MetricSeries({}, buckets=[1, 0, 2], sum=3.5)], [0.5, 1.0]),
 ]
 FROM_CHILD = [
     _tree(one)
     for one in (
-        control.Snapshot(1, FAMILIES, STATS), control.Snapshot(2, FAMILIES), control.Progress("loading", 0.5),
-        control.Ready(), control.RunsAlone("r"), control.AskInstance(3), control.RenewWorker("w", "cause"),
+        control.MetricsSnapshot(1, FAMILIES, STATS),
+        control.MetricsSnapshot(2, FAMILIES),
+        control.StartupProgress("loading", 0.5),
+        control.ChildReady(),
+        control.IsolatedRequestRunning("r"),
+        control.QueryInstance(3),
+        control.ReplaceWorker("w", "cause"),
     )
-]  # fmt: skip
-WIRE = ShmWire("w", 8, 4, 1024, 1024, 5, 6)
+]
+WIRE = ShmWireAddress("w", 8, 4, 1024, 1024, 5, 6)
 TO_CHILD = [
     _tree(one)
     for one in (
-        control.InstanceView(1, "i", [control.ProcessView("api", 5, "i", "ready")], {"api": 1}, FAMILIES, STATS, {"a": 0}),
-        control.NewKeys([KeyEntry(name="a", digest="0a", max_in_flight=1, tokens_per_minute=1, priority=1)]),
-        control.Stop(5.0), control.AskSnapshot(1), control.EngineGone("e", "cause", "r"),
+        control.InstanceView(
+            1, "i", [control.ProcessView("api", 5, "i", "ready")], {"api": 1}, FAMILIES, STATS, {"a": 0}
+        ),
+        control.UpdateApiKeys([ApiKeyEntry(name="a", digest="0a", max_in_flight=1, tokens_per_minute=1, priority=1)]),
+        control.StopChild(5.0),
+        control.QueryMetrics(1),
+        control.EngineGone("e", "cause", "r"),
         control.WorkerStarting("w", WIRE, "tcp:h:5"),
     )
-]  # fmt: skip
+]
 
 
 def _control(data: bytes, union: Any) -> None:
@@ -327,8 +387,8 @@ TARGETS = [
     Target("to_engine", cases(TO_ENGINE, _msgpack), _to_engine, (msgspec.DecodeError, ClientError)),
     Target("to_prefill", cases(TO_PREFILL, _msgpack), _to_prefill, (msgspec.DecodeError,)),
     Target("to_decode", cases(TO_DECODE, _msgpack), _to_decode, (msgspec.DecodeError,)),
-    Target("kv_link", cases(LINK, _link_case), _link, (LinkLost,)),
-    Target("kv_sink", cases(SINK, _sink_case), _sink, (LinkLost, RuleBroken)),
+    Target("kv_link", cases(LINK, _link_case), _link, (LinkClosed,)),
+    Target("kv_sink", cases(SINK, _sink_case), _sink, (LinkClosed, ProtocolViolation)),
     Target(
         "kv_report",
         cases(REPORTS, _msgpack),

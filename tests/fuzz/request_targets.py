@@ -6,25 +6,25 @@ from typing import Any
 from hypothesis import strategies as st
 
 from onward.api.openai import decode_chat, decode_completion, decode_tokens
-from onward.api.requests import Bounds
+from onward.api.requests import ValidationContext
 from onward.api.responses.request import decode_response
 from onward.errors import ClientError, InvalidRequest, StartupError
 from onward.proto.cursor import format_cursor, parse_cursor
-from onward.proto.model import ModelText
+from onward.proto.model import TokenizerFiles
 from onward.text.chat_template import ChatTemplate
 from onward.text.gguf_tokenizer import build_tokenizer
-from onward.text.length_check import CODE
-from onward.text.prompt_tokens import ChatMessage, PromptTokens
-from onward.web.aborts import decode_abort, decode_abort_for
+from onward.text.length_check import CONTEXT_LENGTH_EXCEEDED
+from onward.text.prompt_tokens import ChatMessage, PromptTokenizer
+from onward.web.aborts import decode_abort, decode_routed_abort
 from onward.web.keys import parse_table
-from onward.web.template_fields import rendering_of
+from onward.web.template_fields import template_options
 from tests.fuzz.case import Target
 from tests.fuzz.mutation import byte_cases, cases
 from tests.models.checkpoints import GPT2_TOKENIZER
 
 HUGE_TIMES = 300_000
 MAX_COUNTED_CHARS = 20_000
-BOUNDS = Bounds("m", vocab_size=1000, max_choices=8)
+BOUNDS = ValidationContext("m", vocab_size=1000, max_choices=8)
 SHARED: dict[str, Any] = {
     "model": "m", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 9, "temperature": 0.5,
     "top_p": 0.5, "top_k": 5, "min_p": 0.1, "seed": 7, "stop": ["a", "b"], "stop_token_ids": [1], "min_tokens": 1,
@@ -89,8 +89,8 @@ def _json(tree: Any) -> bytes:
     return json.dumps(tree).encode()
 
 
-def _prompt_tokens() -> PromptTokens:
-    return PromptTokens(ModelText(build_tokenizer(GPT2_TOKENIZER).to_str(), TEMPLATE, None, None))
+def _prompt_tokens() -> PromptTokenizer:
+    return PromptTokenizer(TokenizerFiles(build_tokenizer(GPT2_TOKENIZER).to_str(), TEMPLATE, None, None))
 
 
 _TOKENS = _prompt_tokens()
@@ -98,18 +98,18 @@ _TOKENS = _prompt_tokens()
 
 def _chat_prompt(body: bytes) -> None:
     request, _ = decode_chat(body, BOUNDS)
-    request.generated(), request.told_reasons(), request.rescored_from(), request.stop_strings()
-    token_ids = _TOKENS.of_chat(request.messages, 0, rendering_of(request)) if request.messages else []
+    request.prior_token_ids(), request.prior_finish_reasons(), request.rescore_positions(), request.stop_strings()
+    token_ids = _TOKENS.tokenize_chat(request.messages, 0, template_options(request)) if request.messages else []
     assert all(0 <= token_id < 1000 for token_id in token_ids)
 
 
 def _completion(body: bytes) -> None:
     request, _ = decode_completion(body, BOUNDS)
-    request.generated(), request.told_reasons(), request.rescored_from()
+    request.prior_token_ids(), request.prior_finish_reasons(), request.rescore_positions()
     for index, prompt in enumerate(request.prompts()):
         assert request.prompt_path(index)
         if isinstance(prompt, str):
-            _TOKENS.of_text(prompt)
+            _TOKENS.tokenize_text(prompt)
 
 
 def _huge_text(data: bytes) -> None:
@@ -118,14 +118,14 @@ def _huge_text(data: bytes) -> None:
     text = "".join(piece * times for piece, times in repeated)
     try:
         if is_chat:
-            _TOKENS.of_chat([ChatMessage("user", text)], 0, max_tokens=max_tokens)
+            _TOKENS.tokenize_chat([ChatMessage("user", text)], 0, max_tokens=max_tokens)
         else:
-            _TOKENS.of_text(text, max_tokens)
+            _TOKENS.tokenize_text(text, max_tokens)
     except InvalidRequest as refused:
         # The check by characters is exact only for tokenizers that drop nothing; this one drops what it does not know.
-        is_known = all(_TOKENS.of_text(character) for character in set(text))
-        if refused.code == CODE and len(text) <= MAX_COUNTED_CHARS and is_known:
-            assert len(_TOKENS.of_text(text)) > max_tokens, "it would have fitted"
+        is_known = all(_TOKENS.tokenize_text(character) for character in set(text))
+        if refused.code == CONTEXT_LENGTH_EXCEEDED and len(text) <= MAX_COUNTED_CHARS and is_known:
+            assert len(_TOKENS.tokenize_text(text)) > max_tokens, "it would have fitted"
         raise
 
 
@@ -137,17 +137,17 @@ def _huge_texts() -> st.SearchStrategy[bytes]:
 
 def _tokens(body: bytes) -> None:
     request, _ = decode_tokens(body, BOUNDS)
-    request.generated(), request.told_reasons(), request.rescored_from()
+    request.prior_token_ids(), request.prior_finish_reasons(), request.rescore_positions()
 
 
 def _response(body: bytes) -> None:
     request = decode_response(body, BOUNDS)
-    token_ids = _TOKENS.of_chat(request.messages, 0, rendering_of(request))
+    token_ids = _TOKENS.tokenize_chat(request.messages, 0, template_options(request))
     assert all(0 <= token_id < 1000 for token_id in token_ids)
 
 
 def _aborts(body: bytes) -> None:
-    decode_abort_for(body)
+    decode_routed_abort(body)
     decode_abort(body)
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from onward.config import cache_dir
-from onward.grammar.faults import GrammarFailed, GrammarRefused, TokenRefused
-from onward.grammar.grammars import Grammars
+from onward.grammar.faults import GrammarLimitExceeded, InvalidGrammar, TokenNotAllowed
+from onward.grammar.grammars import GrammarCompiler
 from onward.proto.sampling import Grammar
 from onward.text.tokenizer import Tokenizer
 
@@ -58,7 +58,7 @@ def _extract(archive: Path, folder: Path) -> None:
                 (folder / name).write_bytes(source.read())
 
 
-def run_all(grammars: Grammars, tokenizer: Tokenizer) -> "list[FileResult]":
+def run_all(grammars: GrammarCompiler, tokenizer: Tokenizer) -> "list[FileResult]":
     return [run_file(path, grammars, tokenizer) for path in sorted(fetched().glob("*.json"))]
 
 
@@ -77,7 +77,7 @@ class FileResult:
     """Invalid instances that could be an output."""
 
 
-def run_file(path: Path, grammars: Grammars, tokenizer: Tokenizer) -> FileResult:
+def run_file(path: Path, grammars: GrammarCompiler, tokenizer: Tokenizer) -> FileResult:
     result = FileResult(path.stem)
     for group in json.loads(path.read_text(encoding="utf-8")):
         schema = group["schema"]
@@ -85,7 +85,7 @@ def run_file(path: Path, grammars: Grammars, tokenizer: Tokenizer) -> FileResult
         grammar = Grammar("json_schema", json.dumps(schema))
         try:
             grammars.check(grammar)
-        except GrammarRefused as refused:
+        except InvalidGrammar as refused:
             result.refused.append(str(refused))
             if not _names_something(str(refused), schema):
                 result.unnamed.append(f"{group['description']}: {refused}")
@@ -95,7 +95,7 @@ def run_file(path: Path, grammars: Grammars, tokenizer: Tokenizer) -> FileResult
 
 
 def _run_instances(
-    result: FileResult, group: dict[str, Any], grammar: Grammar, grammars: Grammars, tokenizer: Tokenizer
+    result: FileResult, group: dict[str, Any], grammar: Grammar, grammars: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     for test in group["tests"]:
         is_allowed = _can_be_output(test["data"], grammar, grammars, tokenizer)
@@ -108,11 +108,11 @@ def _run_instances(
                 result.wrongly_allowed.append(f"{group['description']}: {test['description']}")
 
 
-def _can_be_output(data: Any, grammar: Grammar, grammars: Grammars, tokenizer: Tokenizer) -> bool:
+def _can_be_output(data: Any, grammar: Grammar, grammars: GrammarCompiler, tokenizer: Tokenizer) -> bool:
     """Byte by byte, as no model would write it: whole tokens come to the same bytes. What is left to one token only is
     taken as it is."""
     matcher, left = grammars.matcher(grammar), json.dumps(data, ensure_ascii=False).encode()
-    pieces = tokenizer.table.pieces
+    pieces = tokenizer.table.token_bytes_list
     try:
         while left:
             if matcher.done:
@@ -124,7 +124,7 @@ def _can_be_output(data: Any, grammar: Grammar, grammars: Grammars, tokenizer: T
             matcher.advance(token_id)
             left = left[len(pieces[token_id]) :]
         return matcher.done or matcher.mask().may_end
-    except (TokenRefused, GrammarFailed):
+    except (TokenNotAllowed, GrammarLimitExceeded):
         return False
 
 

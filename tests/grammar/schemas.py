@@ -5,8 +5,8 @@ import json
 import random
 from typing import Any
 
-from onward.grammar.grammars import Grammars
-from onward.grammar.matcher import Matcher
+from onward.grammar.grammars import GrammarCompiler
+from onward.grammar.matcher import GrammarMatcher
 from onward.proto.sampling import Grammar
 from onward.text.tokenizer import Tokenizer
 from tests.models.default_model import default_model
@@ -70,11 +70,11 @@ def tokenizer() -> Tokenizer:
 
 
 @functools.cache
-def grammars() -> Grammars:
-    return Grammars(tokenizer())
+def grammars() -> GrammarCompiler:
+    return GrammarCompiler(tokenizer())
 
 
-def walk(matcher: Matcher, seed: int, max_tokens: int = 400) -> tuple[list[int], bool]:
+def walk(matcher: GrammarMatcher, seed: int, max_tokens: int = 400) -> tuple[list[int], bool]:
     """Any allowed token, each as likely as the others: a model that has no idea. Whether it has come to an end."""
     choose, token_ids = random.Random(seed), []
     while len(token_ids) < max_tokens:

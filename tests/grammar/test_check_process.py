@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from onward.grammar.check_process import TOO_LARGE, CheckProcesses
-from onward.grammar.faults import GrammarRefused
+from onward.grammar.check_process import TOO_LARGE, GrammarChecker
+from onward.grammar.faults import InvalidGrammar
 from onward.proto.sampling import Grammar
 from onward.sim import vocabulary
 
@@ -26,22 +26,22 @@ DEEP = Grammar(
 
 
 @pytest.fixture
-def process() -> Iterator[CheckProcesses]:
-    process = CheckProcesses(vocabulary.text().tokenizer or "")
+def process() -> Iterator[GrammarChecker]:
+    process = GrammarChecker(vocabulary.model_text().tokenizer or "")
     yield process
     process.close()
 
 
-def problem(process: CheckProcesses, grammar: Grammar) -> str | None:
+def problem(process: GrammarChecker, grammar: Grammar) -> str | None:
     try:
         process.check(grammar)
-    except GrammarRefused as refused:
+    except InvalidGrammar as refused:
         return str(refused)
     return None
 
 
 @pytest.mark.parametrize("grammar", [HUGE, DEEP], ids=["huge", "deep"])
-def test_what_is_too_much_ends_the_child_and_nobody_else(process: CheckProcesses, grammar: Grammar) -> None:
+def test_what_is_too_much_ends_the_child_and_nobody_else(process: GrammarChecker, grammar: Grammar) -> None:
     assert problem(process, FINE) is None
     [first] = process.pids
     refused = problem(process, grammar)
@@ -54,7 +54,7 @@ def test_what_is_too_much_ends_the_child_and_nobody_else(process: CheckProcesses
     assert process.pids == [second], "its end is remembered"
 
 
-def test_what_is_wrong_is_told_and_the_child_goes_on(process: CheckProcesses) -> None:
+def test_what_is_wrong_is_told_and_the_child_goes_on(process: GrammarChecker) -> None:
     assert problem(process, FINE) is None
     [child] = process.pids
     assert problem(process, Grammar("json_schema", json.dumps({"unevaluatedItems": False}))) is not None
@@ -62,14 +62,14 @@ def test_what_is_wrong_is_told_and_the_child_goes_on(process: CheckProcesses) ->
     assert process.pids == [child]
 
 
-def test_a_child_that_somebody_kills_says_nothing_about_the_grammar(process: CheckProcesses) -> None:
+def test_a_child_that_somebody_kills_says_nothing_about_the_grammar(process: GrammarChecker) -> None:
     assert problem(process, FINE) is None
     [child] = process.pids
     os.kill(child, signal.SIGKILL)
     assert problem(process, Grammar("regex", "abc")) is None
 
 
-def test_the_child_goes_when_its_owner_closes(process: CheckProcesses) -> None:
+def test_the_child_goes_when_its_owner_closes(process: GrammarChecker) -> None:
     assert problem(process, FINE) is None
     [child] = process.pids
     process.close()
@@ -78,7 +78,7 @@ def test_the_child_goes_when_its_owner_closes(process: CheckProcesses) -> None:
 
 
 def test_a_grammar_that_takes_long_does_not_delay_another() -> None:
-    processes = CheckProcesses(vocabulary.text().tokenizer or "", 2)
+    processes = GrammarChecker(vocabulary.model_text().tokenizer or "", 2)
     try:
         assert problem(processes, FINE) is None
         [child] = processes.pids

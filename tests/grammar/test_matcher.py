@@ -6,8 +6,8 @@ import re
 import jsonschema
 import pytest
 
-from onward.grammar.faults import GrammarRefused, TokenRefused
-from onward.grammar.grammars import Grammars
+from onward.grammar.faults import InvalidGrammar, TokenNotAllowed
+from onward.grammar.grammars import GrammarCompiler
 from onward.proto.sampling import Grammar
 from onward.sim import vocabulary
 from onward.text.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ def test_a_matcher_that_replays_any_part_of_an_output_stands_where_the_first_one
 
 def test_what_was_compiled_elsewhere_gives_the_same_masks() -> None:
     token_ids, _ = walk(grammars().matcher(schema_grammar("nested")), seed=5)
-    other = Grammars(tokenizer()).matcher(schema_grammar("nested"), token_ids[:-1])
+    other = GrammarCompiler(tokenizer()).matcher(schema_grammar("nested"), token_ids[:-1])
     assert other.mask() == grammars().matcher(schema_grammar("nested"), token_ids[:-1]).mask()
 
 
@@ -107,7 +107,7 @@ def test_text_is_free_until_a_trigger_and_bound_behind_it(trigger: str) -> None:
     assert matcher.mask().may_end
     matcher.replay(tokenizer().encode(trigger, add_special_tokens=False))
     assert not matcher.mask().may_end
-    with pytest.raises(TokenRefused):
+    with pytest.raises(TokenNotAllowed):
         grammars().matcher(Grammar("structural_tag", json.dumps(tag)), tokenizer().encode(trigger + "sub>"))
     matcher.replay(written('add>{"a": 1}</call>'))
     assert matcher.mask().may_end
@@ -128,12 +128,12 @@ def test_a_choice_or_a_tag_may_have_any_character(character: str) -> None:
 
 
 def test_a_token_that_is_not_allowed_is_named_by_its_position() -> None:
-    with pytest.raises(TokenRefused) as refused:
+    with pytest.raises(TokenNotAllowed) as refused:
         grammars().matcher(Grammar("regex", "abc"), written("abx"))
     assert refused.value.position == 2
-    with pytest.raises(TokenRefused):
+    with pytest.raises(TokenNotAllowed):
         grammars().matcher(Grammar("regex", "abc"), written("abcd"))
-    with pytest.raises(TokenRefused):
+    with pytest.raises(TokenNotAllowed):
         grammars().matcher(Grammar("regex", "abc"), [tokenizer().vocab_size])
 
 
@@ -165,12 +165,12 @@ def test_special_tokens_are_no_text() -> None:
     ],
 )
 def test_a_grammar_that_cannot_be_used_says_why(grammar: Grammar, word: str) -> None:
-    with pytest.raises(GrammarRefused, match=word):
+    with pytest.raises(InvalidGrammar, match=word):
         grammars().check(grammar)
 
 
 def test_only_the_grammars_used_last_are_kept_compiled() -> None:
-    few = Grammars(Tokenizer(vocabulary.text().tokenizer or ""), max_compiled=3)
+    few = GrammarCompiler(Tokenizer(vocabulary.model_text().tokenizer or ""), max_compiled=3)
     for index in range(10):
         few.matcher(Grammar("regex", f"a{{{index + 1}}}"))
         assert few.num_compiled == min(index + 1, 3)

@@ -9,7 +9,7 @@ from tests.grammar.schema_suite import run_all
 
 @pytest.mark.full
 def test_nothing_is_allowed_that_the_suite_calls_invalid_and_who_is_refused_is_told_why() -> None:
-    results = run_all(vocabulary.grammars(), Tokenizer(vocabulary.text().tokenizer or ""))
+    results = run_all(vocabulary.grammars(), Tokenizer(vocabulary.model_text().tokenizer or ""))
     assert sum(result.num_schemas for result in results) > 300
     assert [(result.name, what) for result in results for what in result.wrongly_allowed] == []
     assert [(result.name, what) for result in results for what in result.unnamed] == []

@@ -19,9 +19,9 @@ from onward.kernels.cpu import simd
 from onward.kernels.cpu.exp_sum import exp_sum
 from onward.kernels.cpu.threads import ThreadPool
 from onward.layers.rotary import RotaryTable
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from onward.worker.logprobs import token_logprobs
-from onward.worker.sampler import Draw, Sampler
+from onward.worker.sampler import Sampler, SamplingRow
 from tests.kernels.test_attention import LENGTH, Case
 from tests.worker import exact_int8
 
@@ -57,7 +57,7 @@ def _rows() -> np.ndarray:
 def _sampled() -> np.ndarray:
     kinds = ({}, {"top_k": 40}, {"top_p": 0.7}, {"min_p": 0.05}, {"top_k": 4_500, "top_p": 0.9, "temperature": 1.9})
     rows = _rows()
-    draws = [Draw(Sampling(seed=row, **kinds[row % len(kinds)]), row) for row in range(len(rows))]  # type: ignore[arg-type]
+    draws = [SamplingRow(SamplingParams(seed=row, **kinds[row % len(kinds)]), row) for row in range(len(rows))]  # type: ignore[arg-type]
     return np.array(Sampler(VOCAB, len(rows), ThreadPool(1)).sample(rows, draws), np.int64)
 
 

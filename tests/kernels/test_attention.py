@@ -11,7 +11,7 @@ from onward.kernels.cpu import simd
 from onward.kernels.cpu.batch_attention import CONTEXT, attend_item, rotate_and_attend, rotate_rows
 from onward.kernels.cpu.jit import Kernel
 from onward.kernels.cpu.kv_layout import record_size
-from onward.kernels.cpu.phases import await_all, draw, finish
+from onward.kernels.cpu.phases import claim_items, mark_finished, wait_for_phase
 from onward.kernels.cpu.tiles import row_tile, scratch_size
 from tests.kernels.kernel_runs import run
 
@@ -23,12 +23,12 @@ def _with_int8_kv(thread, context):
     work, kv = simd.int64s(c.work), simd.uint8s(c.kv)
     rotate_rows(c, 0, thread, kv, c.kv_at, c.q_norm, c.k_norm)
     num_items = c.num_tiles * c.num_kv_heads
-    item = draw(work, 1, 0, 1)
+    item = claim_items(work, 1, 0, 1)
     while item < num_items:
         attend_item(c, item, kv, c.kv_at, thread * c.scratch_stride)
-        finish(work, 1, 1)
-        item = draw(work, 1, 0, 1)
-    await_all(work, 1, num_items)
+        mark_finished(work, 1, 1)
+        item = claim_items(work, 1, 0, 1)
+    wait_for_phase(work, 1, num_items)
 
 
 KERNELS = {"float32": rotate_and_attend, "int8": Kernel(_with_int8_kv, CONTEXT)}

@@ -17,16 +17,16 @@ import torch
 import triton
 
 from onward.bench.shapes import SHAPES
-from onward.kernels.batches import padded
-from onward.kernels.triton.activation import silu_gate
+from onward.kernels.batches import padded_batch_size
+from onward.kernels.triton.activation import silu_and_mul
 from onward.kernels.triton.chunk_attention import ChunkPlan, chunk_attention
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
-from onward.kernels.triton.launching import is_launching, only_noting
-from onward.kernels.triton.log_totals import log_totals
+from onward.kernels.triton.launching import is_launching, record_variants
+from onward.kernels.triton.log_totals import logsumexp
 from onward.kernels.triton.norm import add_rms_norm, rms_norm
 from onward.kernels.triton.ops import TritonOps
 from onward.kernels.triton.rotary import rotate_and_store
-from onward.kernels.triton.sampling import Cuts, SampleInputs, SampleScratch, sample
+from onward.kernels.triton.sampling import FilterParams, SampleInputs, SampleScratch, sample
 from onward.models.config import from_hf
 from tests.kernels.compiling import CompiledKernel, compiled_kernels, num_warps_of
 from tests.worker.cuda.small_model import DeviceDriver
@@ -68,7 +68,7 @@ HEADS = [
 
 def decode_plans(head_dim: int) -> list[DecodePlan]:
     """One for each kind of code: how many programs share a row is a number in it, and only "one" is another kind."""
-    batches = sorted({padded(count) for count in range(1, MAX_BATCH + 1)})
+    batches = sorted({padded_batch_size(count) for count in range(1, MAX_BATCH + 1)})
     plans = [
         DecodePlan.choose(batch, num_kv_heads, head_dim, context, fixed_order=True)
         for batch, num_kv_heads, context in itertools.product(batches, KV_HEADS, CONTEXTS)
@@ -119,11 +119,11 @@ def linear_kernels() -> tuple[CompiledKernel, ...]:
             for num_inputs, num_outputs in (
                 (hidden, qkv), (attended, hidden), (middle, hidden), (hidden, config.vocab_size),
             ):  # fmt: skip
-                ops.linear(*_matrices(num_rows, num_inputs, num_outputs))
+                ops.invariant_linear(*_matrices(num_rows, num_inputs, num_outputs))
             x, weight, gate_up = _matrices(num_rows, hidden, 2 * middle)
             out = torch.empty(num_rows, middle, dtype=torch.bfloat16)
-            ops.gated_linear(x, weight, gate_up, out)
-            ops.silu_gate(gate_up, out)
+            ops.invariant_gated_linear(x, weight, gate_up, out)
+            ops.silu_and_mul(gate_up, out)
     return tuple(kernels)
 
 
@@ -142,7 +142,7 @@ def sampling_kernels() -> tuple[CompiledKernel, ...]:
         return torch.empty(rows, dtype=dtype)
 
     inputs = SampleInputs(column(torch.float32), *(column(torch.int64) for _ in range(3)))
-    cuts = Cuts(column(torch.int32), column(torch.float32), column(torch.float32))
+    cuts = FilterParams(column(torch.int32), column(torch.float32), column(torch.float32))
     vocab_size = 151_936
     scratch = SampleScratch.allocate(rows, vocab_size, "cpu")
     with _compiling() as kernels:
@@ -216,7 +216,7 @@ def test_products_and_sampling_are_compiled_without_contraction() -> None:
 
 def test_every_kernel_of_a_fixed_order_step_is_compiled_without_contraction_or_says_why_it_may() -> None:
     ops = TritonOps(max_model_len=SETTINGS["max_model_len"], fixed_order=True)
-    with only_noting() as variants:
+    with record_variants() as variants:
         DeviceDriver(
             EIGHT_KV_HEADS, ops=ops, deterministic=True, max_num_batched_tokens=512, **SETTINGS
         ).runner.rehearse_all()  # fmt: skip
@@ -238,20 +238,20 @@ def _residual_norm(rows: int) -> None:
 
 def _gate(rows: int) -> None:
     gate_up, out = torch.empty(2048, 6144, dtype=torch.bfloat16), torch.empty(2048, 3072, dtype=torch.bfloat16)
-    silu_gate(gate_up[:rows], out[:rows], overlap=True)
+    silu_and_mul(gate_up[:rows], out[:rows], overlap=True)
 
 
 def _log_totals(rows: int) -> None:
-    log_totals(torch.empty(rows, 151_936))
+    logsumexp(torch.empty(rows, 151_936))
 
 
 def _log_totals_of_an_odd_vocabulary(rows: int) -> None:
-    log_totals(torch.empty(rows, 50_257))
+    logsumexp(torch.empty(rows, 50_257))
 
 
 @pytest.mark.parametrize("run", [_norm, _residual_norm, _gate, _log_totals, _log_totals_of_an_odd_vocabulary])
 def test_one_kernel_serves_every_number_of_rows(run: Callable[[int], None]) -> None:
-    with only_noting() as variants:
+    with record_variants() as variants:
         for rows in ROW_COUNTS:
             run(rows)
     assert len(variants) == 1, variants

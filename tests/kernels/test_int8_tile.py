@@ -7,7 +7,7 @@ from numba import carray
 
 from onward.kernels import reference
 from onward.kernels.cpu import simd
-from onward.kernels.cpu.dot import claimed_levels
+from onward.kernels.cpu.dot import supported_levels
 from onward.kernels.cpu.int8_tile import int8_tile
 from onward.kernels.cpu.jit import Kernel
 from onward.kernels.packing import BYTES_RECORD, NIBBLES_RECORD, pack
@@ -44,7 +44,7 @@ def _weights(is_nibbles: bool) -> np.ndarray:
 
 
 @pytest.mark.parametrize("is_nibbles", [True, False], ids=["nibbles", "bytes"])
-@pytest.mark.parametrize("level", claimed_levels())
+@pytest.mark.parametrize("level", supported_levels())
 def test_a_product_has_the_bits_of_its_reference_in_any_company(level: str, is_nibbles: bool) -> None:
     packed = pack(_weights(is_nibbles))
     assert (packed.shape[-1] == NIBBLES_RECORD) == is_nibbles

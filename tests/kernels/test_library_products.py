@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from onward.kernels.triton.library_products import LibraryProducts, default_product, unsplit_product
+from onward.kernels.triton.library_products import LibraryMatmuls, default_matmul, matmul_without_split_k
 
 
 def _tensors(rows: int = 96) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -20,39 +20,39 @@ class Reference:
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         self.num_calls += 1
-        default_product(x, weight, out)
+        default_matmul(x, weight, out)
         if self._is_off and self.num_calls == 5:
             out[-1, -1] = torch.nextafter(out[-1, -1], torch.tensor(torch.inf))
 
 
 def second_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    default_product(x, weight, out)
+    default_matmul(x, weight, out)
 
 
-WAYS = (default_product, second_product)
+WAYS = (default_matmul, second_product)
 
 
 def test_an_equal_product_is_used() -> None:
-    assert LibraryProducts(Reference(is_off=False), WAYS).equal_to_reference(*_tensors()) is default_product
+    assert LibraryMatmuls(Reference(is_off=False), WAYS).find_bit_equal(*_tensors()) is default_matmul
 
 
 def test_one_differing_element_in_any_trial_rules_a_product_out() -> None:
     # The fifth comparison of the first product fails, and none of the second one's.
-    assert LibraryProducts(Reference(is_off=True), WAYS).equal_to_reference(*_tensors()) is second_product
+    assert LibraryMatmuls(Reference(is_off=True), WAYS).find_bit_equal(*_tensors()) is second_product
 
 
 def test_no_product_is_used_where_all_differ() -> None:
     def reference(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         torch.mul(x @ weight.T, 1.001, out=out)
 
-    assert LibraryProducts(reference, WAYS).equal_to_reference(*_tensors()) is None
+    assert LibraryMatmuls(reference, WAYS).find_bit_equal(*_tensors()) is None
 
 
 def test_each_size_is_tried_once_and_with_16_million_elements() -> None:
     reference = Reference(is_off=False)
-    products = LibraryProducts(reference, WAYS)
+    products = LibraryMatmuls(reference, WAYS)
     for rows in (96, 96, 32):
-        products.equal_to_reference(*_tensors(rows))
+        products.find_bit_equal(*_tensors(rows))
     assert reference.num_calls == -(-(1 << 24) // (96 * 48)) + -(-(1 << 24) // (32 * 48))
 
 
@@ -67,5 +67,5 @@ def test_settings_of_torch_are_as_before_when_a_product_without_splits_is_done()
         )
 
     before = settings()
-    unsplit_product(*(tensor.cuda().bfloat16() for tensor in _tensors()))
+    matmul_without_split_k(*(tensor.cuda().bfloat16() for tensor in _tensors()))
     assert settings() == before

@@ -6,7 +6,7 @@ import pytest
 
 from onward.kernels import reference
 from onward.kernels.packing import BYTES_RECORD, NIBBLES_RECORD, pack
-from onward.kernels.quantize import alternate
+from onward.kernels.quantize import interleave_gate_up
 
 
 def _normal(*shape: int) -> np.ndarray:
@@ -60,4 +60,4 @@ def test_outputs_are_padded_with_zeros_to_whole_pairs_of_tiles(outputs: int) -> 
 
 def test_gate_and_up_alternate_in_tiles() -> None:
     gate, up = np.full((32, 4), 1.0), np.full((32, 4), 2.0)
-    assert alternate(gate, up)[:, 0].tolist() == [1.0] * 16 + [2.0] * 16 + [1.0] * 16 + [2.0] * 16
+    assert interleave_gate_up(gate, up)[:, 0].tolist() == [1.0] * 16 + [2.0] * 16 + [1.0] * 16 + [2.0] * 16

@@ -6,7 +6,7 @@ from numba import carray
 from onward.kernels import reference
 from onward.kernels.cpu import simd
 from onward.kernels.cpu.jit import Kernel
-from onward.kernels.cpu.quantized import Quantized, quantize_group
+from onward.kernels.cpu.quantized import QuantizedActivations, quantize_group
 from onward.kernels.cpu.rope import mean_square
 from tests.kernels.kernel_runs import run
 
@@ -59,13 +59,15 @@ def test_lanes_fold_in_a_fixed_order() -> None:
     np.testing.assert_allclose(y[16:], x[:16] ** 2 + x[:16] - 1, atol=1e-6)
 
 
-GROUP_CONTEXT = np.dtype([(name, np.int64) for name in ("size", "x", *Quantized._fields)])
+GROUP_CONTEXT = np.dtype([(name, np.int64) for name in ("size", "x", *QuantizedActivations._fields)])
 
 
 def _quantize(thread, context):
     c = carray(context, 1)[0]
     x = simd.floats(c.x)
-    target = Quantized(simd.int8s(c.values), simd.floats(c.scales), simd.floats(c.totals), simd.int32s(c.corrections))
+    target = QuantizedActivations(
+        simd.int8s(c.values), simd.floats(c.scales), simd.floats(c.totals), simd.int32s(c.corrections)
+    )
     for group in range(c.size):
         quantize_group(simd.load(x, group * 32), simd.load(x, group * 32 + 16), target, group)
 
@@ -73,7 +75,7 @@ def _quantize(thread, context):
 def test_rows_are_quantized_with_the_bits_of_the_reference() -> None:
     x = np.random.default_rng(4).standard_normal((5, 96), dtype=np.float32)
     x[2, 32:64] = 0
-    ours = Quantized.allocate(5, 96)
+    ours = QuantizedActivations.allocate(5, 96)
     run(Kernel(_quantize, GROUP_CONTEXT), size=15, x=x, **ours._asdict())
     for mine, expected in zip(ours, reference.quantize_rows(x), strict=True):
         np.testing.assert_array_equal(mine, expected.reshape(-1))
@@ -82,6 +84,6 @@ def test_rows_are_quantized_with_the_bits_of_the_reference() -> None:
 def test_a_single_value_that_is_no_number_shows_in_its_groups_scale() -> None:
     x = np.ones((1, 96), np.float32)
     x[0, 40] = np.nan
-    ours = Quantized.allocate(1, 96)
+    ours = QuantizedActivations.allocate(1, 96)
     run(Kernel(_quantize, GROUP_CONTEXT), size=3, x=x, **ours._asdict())
     assert np.isnan(ours.scales).tolist() == [False, True, False]

@@ -10,7 +10,7 @@ from numba import carray
 from onward.kernels.cpu import simd
 from onward.kernels.cpu.atomics import pause
 from onward.kernels.cpu.jit import Kernel
-from onward.kernels.cpu.phases import WORDS_PER_PHASE, await_all, draw, finish
+from onward.kernels.cpu.phases import WORDS_PER_PHASE, claim_items, mark_finished, wait_for_phase
 from onward.kernels.cpu.threads import ThreadPool
 
 CONTEXT = np.dtype([(name, np.int64) for name in ("work", "num_phases", "size", "cells")])
@@ -21,15 +21,15 @@ def _ripple(thread, context):
     c = carray(context, 1)[0]
     work, cells = simd.int64s(c.work), simd.int64s(c.cells)
     for phase in range(c.num_phases):
-        i = draw(work, phase, 0, 1)
+        i = claim_items(work, phase, 0, 1)
         while i < c.size:
             for _ in range((i * 7 + phase * 5) % 11 * 100):  # some items take long, so that threads drift apart
                 pause()
             before = cells[phase * c.size + i] + cells[phase * c.size + (i + 1) % c.size]
             cells[(phase + 1) * c.size + i] = before & 0xFFFFFF
-            finish(work, phase, 1)
-            i = draw(work, phase, 0, 1)
-        await_all(work, phase, c.size)
+            mark_finished(work, phase, 1)
+            i = claim_items(work, phase, 0, 1)
+        wait_for_phase(work, phase, c.size)
 
 
 RIPPLE = Kernel(_ripple, CONTEXT)

@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from onward.bench.shapes import SHAPES
-from onward.kernels.batches import padded
+from onward.kernels.batches import padded_batch_size
 from onward.kernels.triton import reference
 from onward.kernels.triton.chunk_attention import ChunkPlan, chunk_attention
 from onward.kernels.triton.chunk_tiles import chunk_tiles
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
 from onward.kernels.triton.linear_plan import LinearPlan, library_rows
-from onward.kernels.triton.log_totals import log_totals
+from onward.kernels.triton.log_totals import logsumexp
 from onward.kernels.triton.norm import add_rms_norm, rms_norm
 from onward.kernels.triton.ops import TritonOps
 from onward.kernels.triton.rotary import rotate_and_store
-from onward.kernels.triton.sampling import Cuts, SampleInputs, SampleScratch, sample
+from onward.kernels.triton.sampling import FilterParams, SampleInputs, SampleScratch, sample
 from onward.models.config import from_hf
 
 pytestmark = pytest.mark.gpu
@@ -113,7 +113,7 @@ HEADS = [
 
 def _decode_plans(head_dim: int) -> list[DecodePlan]:
     """Of each kind in use the one with the most programs for a row, and the one with the fewest."""
-    batches = sorted({padded(count) for count in range(1, 513)})
+    batches = sorted({padded_batch_size(count) for count in range(1, 513)})
     kinds: dict[tuple[bool, int], list[DecodePlan]] = {}
     for batch, num_kv_heads in itertools.product(batches, (1, 2, 4, 8)):
         plan = DecodePlan.choose(batch, num_kv_heads, head_dim, 4096, fixed_order=True)
@@ -250,9 +250,9 @@ def test_a_products_rows_are_the_same_in_batches_of_any_size(shape: str, matrix:
 
     def product(count: int) -> torch.Tensor:
         if gates:
-            ops.gated_linear(x[:count], weight, out[:count], act[:count])
+            ops.invariant_gated_linear(x[:count], weight, out[:count], act[:count])
             return act[:count]
-        ops.linear(x[:count], weight, out[:count])
+        ops.invariant_linear(x[:count], weight, out[:count])
         return out[:count]
 
     def results() -> Iterator[tuple[str, torch.Tensor]]:
@@ -297,7 +297,7 @@ def test_the_normaliser_of_a_row_is_the_same_alone_and_among_others(vocab_size: 
 
     def results() -> Iterator[tuple[str, torch.Tensor]]:
         for count in (192, 1, 3, 64):
-            yield f"among {count} rows", torch.cat([log_totals(part.clone()) for part in logits.split(count)])
+            yield f"among {count} rows", torch.cat([logsumexp(part.clone()) for part in logits.split(count)])
 
     assert_equal_results(results(), least=4 * 192)
 
@@ -310,7 +310,7 @@ class Draws:
     """bfloat16: another type holds the same numbers."""
     temperatures: torch.Tensor
     seeds: torch.Tensor
-    cuts: Cuts
+    cuts: FilterParams
 
     def tokens(
         self, position: int, rows: slice = slice(None), *, with_cuts: bool, dtype: torch.dtype = torch.bfloat16
@@ -325,20 +325,20 @@ class Draws:
         token_ids, is_valid = (torch.full((count,), -1, dtype=torch.int32, device=DEVICE) for _ in range(2))
         scratch = SampleScratch.allocate(count, logits.shape[1], DEVICE)
         columns = self.cuts.top_ks, self.cuts.top_ps, self.cuts.min_ps
-        cuts = Cuts(*(column[rows].clone() for column in columns)) if with_cuts else None
+        cuts = FilterParams(*(column[rows].clone() for column in columns)) if with_cuts else None
         sample(logits, inputs, token_ids, is_valid, scratch, cuts)
         assert is_valid.all()
         return token_ids
 
 
-def _no_cuts(count: int) -> Cuts:
-    return Cuts(
+def _no_cuts(count: int) -> FilterParams:
+    return FilterParams(
         torch.zeros(count, dtype=torch.int32, device=DEVICE), torch.ones(count, device=DEVICE),
         torch.zeros(count, device=DEVICE),
     )  # fmt: skip
 
 
-def _cuts_of_odd_rows(count: int) -> Cuts:
+def _cuts_of_odd_rows(count: int) -> FilterParams:
     """top-k, top-p, min-p, and all of them, in turn; rows between them have none."""
     cuts = _no_cuts(count)
     cuts.top_ks[1::8], cuts.top_ps[3::8], cuts.min_ps[5::8] = 40, 0.9, 0.02

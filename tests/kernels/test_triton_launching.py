@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from onward.kernels.triton.launching import compiling_share, launch
+from onward.kernels.triton.launching import compile_share, launch
 
 
 class Kernel:
@@ -24,7 +24,7 @@ class Kernel:
 def _compiled(part: int, of: int) -> list[tuple[object, ...]]:
     kernels = Kernel("a"), Kernel("b")
     x = torch.zeros(64)
-    with compiling_share(part, of):
+    with compile_share(part, of):
         for number in (1, 2, 3, 16, 32):
             for kernel in kernels:
                 launch(kernel, (1,), x, number, BLOCK=64)
@@ -42,7 +42,7 @@ def test_what_is_the_same_kernel_to_triton_is_compiled_once() -> None:
 
 def test_a_number_that_no_kernel_is_made_for_makes_none() -> None:
     kernel = Kernel("c")
-    with compiling_share(0, 1):
+    with compile_share(0, 1):
         for number in (1, 3, 16):
             launch(kernel, (1,), torch.zeros(64), number, BLOCK=64)
     assert len(kernel.compiled) == 1

@@ -8,8 +8,8 @@ from onward.kernels import reference as cpu_reference
 from onward.kernels.cpu.threads import ThreadPool
 from onward.kernels.triton import reference
 from onward.kernels.triton.chunk_tiles import chunk_tiles
-from onward.proto.sampling import Sampling
-from onward.worker.sampler import Draw, Sampler
+from onward.proto.sampling import SamplingParams
+from onward.worker.sampler import Sampler, SamplingRow
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -38,7 +38,7 @@ def test_norm_rotation_and_gate_agree_with_the_cpus() -> None:
     found = reference.rotate(tx, torch.from_numpy(cos), torch.from_numpy(sin))
     np.testing.assert_allclose(found.numpy(), cpu_reference.rotate(x, cos, sin), atol=1e-6)
     gate, up = np.split(x, 2, axis=-1)
-    np.testing.assert_allclose(reference.silu_gate(tx).numpy(), cpu_reference.silu_times(gate, up), atol=1e-6)
+    np.testing.assert_allclose(reference.silu_and_mul(tx).numpy(), cpu_reference.silu_and_mul(gate, up), atol=1e-6)
 
 
 @pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(0, 1.0, 0.0), (5, 1.0, 0.0), (0, 0.7, 0.0), (9, 0.8, 0.1)])
@@ -48,9 +48,9 @@ def test_the_cpus_sampler_draws_what_the_reference_says(top_k: int, top_p: float
     sampler = Sampler(300, 1, ThreadPool(1))
     for position in range(20):
         seed = 2**63 + 977 * position
-        sampling = Sampling(seed=seed, choice=2, temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p)
-        token = sampler.sample(logits.copy(), [Draw(sampling, position)])[0]
-        weights = reference.kept_weights(torch.from_numpy(logits[0]), 0.8, top_k, top_p, min_p)
+        sampling = SamplingParams(seed=seed, choice_index=2, temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p)
+        token = sampler.sample(logits.copy(), [SamplingRow(sampling, position)])[0]
+        weights = reference.filtered_weights(torch.from_numpy(logits[0]), 0.8, top_k, top_p, min_p)
         ends = weights.cumsum(0) / weights.sum()
         assert token == int(torch.searchsorted(ends, reference.uniform(seed, 2, position), right=True))
 

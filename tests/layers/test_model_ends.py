@@ -5,7 +5,7 @@ import pytest
 
 from onward.kernels import reference
 from onward.kernels.cpu.threads import ThreadPool
-from onward.layers.model_ends import ModelEnds, open_ends
+from onward.layers.model_ends import EmbeddingAndHead, open_embedding_and_head
 from onward.proto.model import ModelConfig
 from tests.worker import small_int8
 from tests.worker.driver import prepared
@@ -13,7 +13,7 @@ from tests.worker.driver import prepared
 TOKENS = np.array([3, 96, 0, 41, 3], np.int32)
 
 
-def _ends(config: ModelConfig, kind: str) -> tuple[ModelEnds, np.ndarray, np.ndarray]:
+def _ends(config: ModelConfig, kind: str) -> tuple[EmbeddingAndHead, np.ndarray, np.ndarray]:
     """The ends, and the matrices that they stand for."""
     random = np.random.default_rng(3)
     if kind == "int8":
@@ -27,7 +27,11 @@ def _ends(config: ModelConfig, kind: str) -> tuple[ModelEnds, np.ndarray, np.nda
         matrices = matrices[:1] if config.tie_word_embeddings else matrices
         names = ("model.embed_tokens.weight", "lm_head.weight")
         model, weights = prepared(config), dict(zip(names, matrices, strict=False))
-    return open_ends(model, weights, ThreadPool(1), max_embedded=8, max_logits=4), matrices[0], matrices[-1]
+    return (
+        open_embedding_and_head(model, weights, ThreadPool(1), max_embedded=8, max_logits=4),
+        matrices[0],
+        matrices[-1],
+    )
 
 
 @pytest.mark.parametrize("kind", ["float", "int8"])

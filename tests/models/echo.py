@@ -9,7 +9,7 @@ import numpy as np
 
 from onward.config import DEFAULT_MODEL, cache_dir
 from onward.models.names import EMBED, FINAL_NORM, expected_tensors
-from onward.models.store import find
+from onward.models.store import resolve_source
 from onward.proto.model import ModelConfig
 from tests.models.checkpoints import write_folder
 from tests.models.default_model import default_model
@@ -27,7 +27,9 @@ def write_echo_model(folder: Path) -> Path:
     """For `draft:`. Its one layer adds nothing."""
     config = one_layer()
     tensors = {name: np.zeros(shape, np.float32) for name, shape in expected_tensors(config).items()}
-    opened = find(DEFAULT_MODEL, with_weights=True, cache_dir=cache_dir(), progress=lambda message, part: None).open()
+    opened = resolve_source(
+        DEFAULT_MODEL, with_weights=True, cache_dir=cache_dir(), progress=lambda message, part: None
+    ).open()
     tensors[EMBED] = opened.open_tensors()[EMBED]
     tensors[FINAL_NORM][:] = SURE
     return write_folder(folder, config, tensors)

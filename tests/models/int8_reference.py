@@ -47,4 +47,4 @@ def _mlp(config: ModelConfig, part: Mapping[str, np.ndarray], hidden: np.ndarray
     both = _linear(part["gate_up"], reference.rms_norm(hidden, part["post_norm"], config.rms_norm_eps))
     tiles = both.reshape(len(hidden), -1, 2, 16)
     gate, up = (tiles[:, :, i].reshape(len(hidden), -1) for i in range(2))
-    return _linear(part["down"], reference.silu_times(gate, up))
+    return _linear(part["down"], reference.silu_and_mul(gate, up))

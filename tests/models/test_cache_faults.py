@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from onward.models.cache_faults import is_of_cache
+from onward.models.cache_faults import is_cache_error
 
 CACHE = Path("/home/me/.cache/onward")
 
@@ -25,7 +25,7 @@ def fault(number: int, path: str | None = None) -> OSError:
     ],
 )
 def test_a_folder_that_cannot_be_made_or_written_is_the_caches_fault(one: OSError) -> None:
-    assert is_of_cache(one, CACHE)
+    assert is_cache_error(one, CACHE)
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_a_folder_that_cannot_be_made_or_written_is_the_caches_fault(one: OSErro
     ],
 )
 def test_a_model_that_cannot_be_read_or_fetched_is_not(one: OSError) -> None:
-    assert not is_of_cache(one, CACHE)
+    assert not is_cache_error(one, CACHE)

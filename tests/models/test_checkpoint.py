@@ -6,7 +6,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from onward.errors import StartupError
-from onward.models.checkpoint import check, weight_files
+from onward.models.checkpoint import check_checkpoint, weight_files
 from onward.models.names import LM_HEAD
 from tests.models.checkpoints import VARIANTS, random_tensors, tiny_config, write_folder
 
@@ -20,7 +20,7 @@ def test_complete_checkpoints_are_accepted(tmp_path: Path, architecture: str, ti
     folder = write_folder(tmp_path, config, random_tensors(config), num_shards)
     files = weight_files(folder)
     assert len(files) == num_shards
-    check(files, config, source="it")
+    check_checkpoint(files, config, source="it")
 
 
 def test_missing_extra_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_missing_extra_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
 
     def refusal(name: str, changed: dict[str, np.ndarray]) -> str:
         with pytest.raises(StartupError) as refused:
-            check(weight_files(write_folder(tmp_path / name, config, changed)), config, source=name)
+            check_checkpoint(weight_files(write_folder(tmp_path / name, config, changed)), config, source=name)
         return str(refused.value)
 
     assert bias in refusal("lacking", {name: array for name, array in tensors.items() if name != bias})
@@ -43,7 +43,7 @@ def test_copies_of_what_is_known_are_ignored(tmp_path: Path) -> None:
     tensors = random_tensors(config)
     tensors[LM_HEAD] = tensors["model.embed_tokens.weight"].copy()
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(4, dtype=np.float32)
-    check(weight_files(write_folder(tmp_path, config, tensors)), config, source="it")
+    check_checkpoint(weight_files(write_folder(tmp_path, config, tensors)), config, source="it")
 
 
 def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, config, random_tensors(config), num_shards=2)
     save_file(random_tensors(config), folder / "model-00002-of-00002.safetensors")
     with pytest.raises(StartupError, match="twice"):
-        check(weight_files(folder), config, source="it")
+        check_checkpoint(weight_files(folder), config, source="it")
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:

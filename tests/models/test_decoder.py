@@ -6,8 +6,8 @@ import pytest
 from onward.errors import StartupError
 from onward.kernels.quantize import quantize_model
 from onward.models.decoder import check_supported
-from onward.proto.sampling import Pooling, Sampling
-from onward.proto.step import Advanced, Embedding, Run, Tokens
+from onward.proto.sampling import Pooling, SamplingParams
+from onward.proto.step import RunSlot, SlotAdvanced, SlotEmbedding, SlotTokens
 from tests.models import small_models
 from tests.models.int8_reference import reference_logits
 from tests.worker.driver import Driver, prepared
@@ -83,9 +83,9 @@ def test_int8_follows_float32_closely_enough_to_generate(model: small_models.Sma
 def test_a_step_past_the_prompt_samples_its_own_next_token(model: small_models.SmallModel) -> None:
     driver = Driver(prepared(model.config), model.tensors, threads=1)
     request = driver.assign(2, _tokens(model, 9), room=4)
-    events = driver.step(assign=[request], run=[Run(2, request.epoch, 9)])
+    events = driver.step(assign=[request], run=[RunSlot(2, request.slot_epoch, 9)])
     expected = int(model.their_logits(request.token_ids)[-1].argmax())
-    assert events == [Tokens(2, request.epoch, 0, 9, [expected])]
+    assert events == [SlotTokens(2, request.slot_epoch, 0, 9, [expected])]
 
 
 @pytest.mark.parametrize(("field", "value"), [("head_dim", 40), ("hidden_size", 100), ("intermediate_size", 48)])
@@ -121,12 +121,12 @@ def test_int8_vectors_have_the_same_bits_in_any_chunking_and_are_close(
 
 
 def _vector(driver: Driver, token_ids: list[int], pooling: Pooling, chunks: list[int]) -> np.ndarray:
-    request = driver.assign(0, token_ids, sampling=Sampling(seed=0, pooling=pooling))
-    events = driver.step(assign=[request], run=[Run(0, request.epoch, chunks[0])])
+    request = driver.assign(0, token_ids, sampling=SamplingParams(seed=0, pooling=pooling))
+    events = driver.step(assign=[request], run=[RunSlot(0, request.slot_epoch, chunks[0])])
     for count in chunks[1:]:
-        assert isinstance(events[0], Advanced)
-        events = driver.step(run=[Run(0, request.epoch, count)])
+        assert isinstance(events[0], SlotAdvanced)
+        events = driver.step(run=[RunSlot(0, request.slot_epoch, count)])
     driver.give_back(request.block_ids)
     [event] = events
-    assert isinstance(event, Embedding)
+    assert isinstance(event, SlotEmbedding)
     return np.frombuffer(event.vector, "<f4")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from onward.config import DEFAULT_MODEL, cache_dir
-from onward.models.store import find
-from onward.proto.step import Run
-from onward.worker.batch import Span
+from onward.models.store import resolve_source
+from onward.proto.step import RunSlot
+from onward.worker.batch import TokenSpan
 from tests.models.default_model import PROMPTS, default_model, driver, prompt_ids, tokenizer
 from tests.models.evaluation_texts import texts
 from tests.models.gguf_in_transformers import transformers_model
@@ -24,7 +24,9 @@ NUM_TOKENS = 64
 def theirs() -> Any:
     """The same file through transformers."""
     torch.set_num_threads(1)
-    source = find(DEFAULT_MODEL, with_weights=True, cache_dir=cache_dir(), progress=lambda message, fraction: None)
+    source = resolve_source(
+        DEFAULT_MODEL, with_weights=True, cache_dir=cache_dir(), progress=lambda message, fraction: None
+    )
     return transformers_model(source.path)  # type: ignore[union-attr]
 
 
@@ -120,7 +122,7 @@ def test_int8_logits_are_the_same_bits_in_any_batch(alone: np.ndarray) -> None:
         for slot in choose.sample(range(20), choose.randint(1, 20)):
             count = min(choose.choice([1, 1, 1, 2, 5, 9, 17]), (100 if slot == 0 else 90) - done[slot])
             if count > 0 and sum(span.count for span in spans) + count <= 128:
-                spans.append(Span(slot, done[slot], count, samples=True))
+                spans.append(TokenSpan(slot, done[slot], count, is_sampled=True))
                 done[slot] += count
         if not spans:
             continue
@@ -137,10 +139,10 @@ def test_int8_logits_are_the_same_bits_after_a_prefix_hit(alone: np.ndarray, num
     ours: Driver = driver("int8", max_num_seqs=100)
     token_ids = _text_ids(100)
     first = ours.assign(0, token_ids)
-    ours.step(assign=[first], run=[Run(0, first.epoch, 100)])
+    ours.step(assign=[first], run=[RunSlot(0, first.slot_epoch, 100)])
     blocks = first.block_ids[: num_shared // 16] + ours.blocks_for(100 - num_shared)
     ours.step(assign=[ours.assign(9, token_ids, blocks=blocks, num_computed=num_shared)])
-    logits = ours.runner.logits_of([Span(9, num_shared, 100 - num_shared, samples=True)])
+    logits = ours.runner.logits_of([TokenSpan(9, num_shared, 100 - num_shared, is_sampled=True)])
     np.testing.assert_array_equal(logits, alone[num_shared:])
 
 

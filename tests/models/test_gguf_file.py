@@ -7,7 +7,7 @@ import pytest
 from onward.errors import StartupError
 from onward.models.gguf_file import GgufFile, is_dequantizable
 from onward.models.names import LM_HEAD
-from onward.models.rope_factors import of_scaling
+from onward.models.rope_factors import rope_divisors
 from onward.proto.model import RopeScaling
 from tests.models.checkpoints import VARIANTS, random_tensors, tiny_config, write_gguf
 
@@ -85,7 +85,7 @@ def test_a_type_that_cannot_be_dequantized_is_named(tmp_path: Path) -> None:
 def test_llama3_rope_scaling_is_found_in_its_tensor(tmp_path: Path) -> None:
     scaling = RopeScaling(32.0, 1.0, 4.0, 8192)
     config = tiny_config(head_dim=64, rope_theta=500000.0, rope_scaling=scaling)
-    divisors = np.asarray(of_scaling(scaling, 500000.0, 64), dtype=np.float32)
+    divisors = np.asarray(rope_divisors(scaling, 500000.0, 64), dtype=np.float32)
     path = write_gguf(tmp_path / "model.gguf", config, random_tensors(config), extra={"rope_freqs.weight": divisors})
     assert GgufFile(path).config == config
 

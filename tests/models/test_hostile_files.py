@@ -153,7 +153,7 @@ def test_files_of_text_have_a_largest_size(tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     sparse(tmp_path / "chat_template.jinja", b"x", MAX_TEMPLATE_BYTES + 1)
     with pytest.raises(StartupError, match=r"chat_template\.jinja is larger"):
-        texts.of_folder(tmp_path)
+        texts.read_folder_text_metadata(tmp_path)
     sparse(tmp_path / "tokenizer.json", b"{", 1 << 40)
     with pytest.raises(StartupError, match=r"tokenizer\.json is larger"):
         texts.has_tokenizer(tmp_path)

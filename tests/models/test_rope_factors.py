@@ -4,7 +4,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from onward.errors import StartupError
-from onward.models.rope_factors import of_scaling, to_scaling
+from onward.models.rope_factors import fit_rope_scaling, rope_divisors
 from onward.proto.model import RopeScaling
 
 SCALINGS = [
@@ -16,7 +16,7 @@ SCALINGS = [
 
 
 def stored(scaling: RopeScaling, theta: float, head_dim: int) -> list[float]:
-    return np.asarray(of_scaling(scaling, theta, head_dim), dtype=np.float32).tolist()
+    return np.asarray(rope_divisors(scaling, theta, head_dim), dtype=np.float32).tolist()
 
 
 @pytest.mark.parametrize(("scaling", "theta", "head_dim"), SCALINGS)
@@ -32,32 +32,32 @@ def test_divisors_are_those_of_transformers(scaling: RopeScaling, theta: float, 
     config = LlamaConfig(head_dim=head_dim, rope_parameters=parameters, max_position_embeddings=131072)
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
     plain = theta ** (-np.arange(0, head_dim, 2) / head_dim)
-    np.testing.assert_allclose(plain / scaled.numpy(), of_scaling(scaling, theta, head_dim), rtol=1e-5)
+    np.testing.assert_allclose(plain / scaled.numpy(), rope_divisors(scaling, theta, head_dim), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("scaling", "theta", "head_dim"), SCALINGS)
 def test_scaling_is_recovered_from_its_divisors(scaling: RopeScaling, theta: float, head_dim: int) -> None:
     divisors = stored(scaling, theta, head_dim)
-    recovered = to_scaling(divisors, theta, head_dim)
+    recovered = fit_rope_scaling(divisors, theta, head_dim)
     assert recovered is not None
-    np.testing.assert_allclose(of_scaling(recovered, theta, head_dim), divisors, rtol=1e-4)
+    np.testing.assert_allclose(rope_divisors(recovered, theta, head_dim), divisors, rtol=1e-4)
 
 
 def test_usual_scaling_is_recovered_exactly() -> None:
     scaling, theta, head_dim = SCALINGS[1]
-    assert to_scaling(stored(scaling, theta, head_dim), theta, head_dim) == scaling
+    assert fit_rope_scaling(stored(scaling, theta, head_dim), theta, head_dim) == scaling
 
 
 def test_divisors_of_one_are_no_scaling() -> None:
-    assert to_scaling([1.0] * 32, 10000.0, 64) is None
+    assert fit_rope_scaling([1.0] * 32, 10000.0, 64) is None
 
 
 @pytest.mark.parametrize("divisors", [[1.0, 2.0] * 16, [8.0] + [1.0] * 31, [float(i + 1) for i in range(32)]])
 def test_divisors_of_another_kind_are_refused(divisors: list[float]) -> None:
     with pytest.raises(StartupError, match="rope_freqs"):
-        to_scaling(divisors, 10000.0, 64)
+        fit_rope_scaling(divisors, 10000.0, 64)
 
 
 def test_wrong_number_of_divisors_is_refused() -> None:
     with pytest.raises(StartupError, match="16 values, expected 32"):
-        to_scaling([1.0] * 16, 10000.0, 64)
+        fit_rope_scaling([1.0] * 16, 10000.0, 64)

@@ -46,22 +46,22 @@ def remove_seal(folder: Path) -> None:
 @pytest.mark.parametrize("damage", [cut, zero_pages, change_small, remove_file, break_seal, remove_seal])
 def test_a_damaged_folder_is_noticed_and_built_again(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     folder = tmp_path / "cache" / "it"
-    sealed_folder.build(folder, write)
+    sealed_folder.build_folder(folder, write)
     assert sealed_folder.is_intact(folder)
     damage(folder)
     assert not sealed_folder.is_intact(folder)
-    sealed_folder.build(folder, write)
+    sealed_folder.build_folder(folder, write)
     assert sealed_folder.is_intact(folder)
     assert left_over(tmp_path / "cache") == []
 
 
 def test_an_intact_folder_is_not_built_again(tmp_path: Path) -> None:
-    sealed_folder.build(tmp_path / "it", write)
+    sealed_folder.build_folder(tmp_path / "it", write)
 
     def must_not_run(folder: Path) -> None:
         raise AssertionError("built twice")
 
-    sealed_folder.build(tmp_path / "it", must_not_run)
+    sealed_folder.build_folder(tmp_path / "it", must_not_run)
 
 
 def test_a_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        sealed_folder.build(tmp_path / "it", fail)
+        sealed_folder.build_folder(tmp_path / "it", fail)
     assert not (tmp_path / "it").exists()
     assert left_over(tmp_path) == []
 
@@ -83,7 +83,7 @@ def test_what_a_build_that_was_killed_has_left_is_removed_by_a_later_one(tmp_pat
         (left / "weights").write_bytes(b"half")
     for path in (old / "weights", old, other / "weights", other):
         os.utime(path, (0, 0))
-    sealed_folder.build(folder, write)
+    sealed_folder.build_folder(folder, write)
     assert sealed_folder.is_intact(folder)
     assert not old.exists()
     assert young.exists(), "somebody may be writing it"
@@ -96,12 +96,12 @@ def test_a_folder_that_another_process_put_there_meanwhile_is_kept(tmp_path: Pat
 
     def write_while_another_finishes(mine: Path) -> None:
         theirs = tmp_path / "other"
-        sealed_folder.build(theirs, write)
+        sealed_folder.build_folder(theirs, write)
         theirs.rename(folder)
         write(mine)
         (mine / "mine").touch()
 
-    sealed_folder.build(folder, write_while_another_finishes)
+    sealed_folder.build_folder(folder, write_while_another_finishes)
     assert sealed_folder.is_intact(folder)
     assert not (folder / "mine").exists()
 
@@ -112,7 +112,7 @@ def build_and_count(folder: Path, log: Path) -> None:
             file.write("built\n")
         write(target)
 
-    sealed_folder.build(folder, counted)
+    sealed_folder.build_folder(folder, counted)
     assert sealed_folder.is_intact(folder)
 
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from onward.obs.memory_groups import memory_groups
+from onward.obs.memory_groups import memory_cgroups
 from tests.obs.control_groups import MIB, write_group, write_proc
 
 
 def left(proc: Path) -> list[int | None]:
-    return [group.headroom_bytes() for chain in memory_groups(proc) for group in chain]
+    return [group.headroom_bytes() for chain in memory_cgroups(proc) for group in chain]
 
 
 def test_a_nested_group_of_version_2_is_under_the_limits_of_all_above_it(tmp_path: Path) -> None:
@@ -72,5 +72,5 @@ def test_a_system_with_both_versions_has_the_limits_of_both(tmp_path: Path) -> N
 
 
 def test_without_control_groups_there_is_no_limit(tmp_path: Path) -> None:
-    assert memory_groups(tmp_path) == []
+    assert memory_cgroups(tmp_path) == []
     assert left(write_proc(tmp_path / "proc", tmp_path / "nowhere", "/")) == [None]

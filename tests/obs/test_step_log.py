@@ -42,6 +42,6 @@ def test_a_full_disk_ends_the_log_and_nothing_else(caplog: pytest.LogCaptureFixt
 
 def test_steps_that_died_with_their_worker_are_forgotten() -> None:
     steps = StepLog()
-    steps.planned(StepPlan(1), 0.0, overlapped=False)
-    steps.lost()
+    steps.record_plan(StepPlan(1), 0.0, overlapped=False)
+    steps.discard_in_flight()
     assert not steps._open

@@ -7,10 +7,10 @@ import pytest
 from onward.config import EngineConfig
 from onward.errors import InvalidRequest
 from onward.llm import LLM, SamplingOptions
-from onward.offline.output import Output
+from onward.offline.output import OfflineRequest
 from onward.proto.model import PreparedModel
 from onward.proto.request import TokenDelta
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from onward.proto.step import StepPlan, StepResult, TokenLogprobs
 from onward.sim.worker import HashWorker, expected_logprobs
 from onward.text.text_stream import TextStream
@@ -31,10 +31,10 @@ class Overhearing(HashWorker):
 
     def __init__(self) -> None:
         super().__init__(64, 16, vocab_size=VOCAB, max_model_len=256)
-        self.samplings: list[Sampling] = []
+        self.samplings: list[SamplingParams] = []
 
     def step(self, plan: StepPlan) -> StepResult:
-        self.samplings += [assign.sampling for assign in plan.assign]
+        self.samplings += [assign.sampling_params for assign in plan.assign]
         return super().step(plan)
 
 
@@ -51,10 +51,10 @@ def test_the_worker_is_told_what_was_asked_for(model: PreparedModel) -> None:
         logprobs=2,
         prompt_logprobs=1,
     )
-    with LLM.over(model, worker, CONFIG) as llm:
+    with LLM.from_runner(model, worker, CONFIG) as llm:
         llm.generate([1, 2, 3], options)
     assert worker.samplings == [
-        Sampling(
+        SamplingParams(
             3,
             max_tokens=2,
             end_token_ids=(small_model.EOS,),
@@ -72,7 +72,7 @@ def test_the_worker_is_told_what_was_asked_for(model: PreparedModel) -> None:
 @pytest.mark.parametrize(("asked", "told"), [(1e-39, 0.0), (9e-6, 0.0), (1e-5, 1e-5), (0, 0.0), (0.7, 0.7)])
 def test_a_temperature_that_would_overflow_is_greedy(model: PreparedModel, asked: float, told: float) -> None:
     worker = Overhearing()
-    with LLM.over(model, worker, CONFIG) as llm:
+    with LLM.from_runner(model, worker, CONFIG) as llm:
         llm.generate([1, 2, 3], SamplingOptions(max_tokens=1, seed=3, temperature=asked))
     assert [sampling.temperature for sampling in worker.samplings] == [told]
 
@@ -80,7 +80,7 @@ def test_a_temperature_that_would_overflow_is_greedy(model: PreparedModel, asked
 def test_a_completion_has_the_logprobs_of_its_tokens_and_of_its_prompt(model: PreparedModel) -> None:
     prompt = list(range(40))
     options = SamplingOptions(max_tokens=8, temperature=0, ignore_eos=True, logprobs=3, prompt_logprobs=1)
-    with LLM.over(model, Overhearing(), CONFIG) as llm:
+    with LLM.from_runner(model, Overhearing(), CONFIG) as llm:
         for _ in range(2):
             [completion] = llm.generate(prompt, options)
             assert completion.logprobs == [expected_logprobs(token, 3) for token in completion.token_ids]
@@ -91,10 +91,10 @@ def test_a_completion_has_the_logprobs_of_its_tokens_and_of_its_prompt(model: Pr
 
 def test_logprobs_behind_a_stop_string_are_not_part_of_the_output() -> None:
     table = TokenTable([bytes([byte]) for byte in range(256)])
-    output = Output("r", [1], Sampling(seed=1, logprobs=0), TextStream(table, ("lo",)))
+    output = OfflineRequest("r", [1], SamplingParams(seed=1, logprobs=0), TextStream(table, ("lo",)))
     told = [TokenLogprobs(-float(position), 1) for position in range(8)]
-    output.take(TokenDelta("r", 1, 0, [*b"hell"], 1, 0, logprobs=told[:4]))
-    output.take(TokenDelta("r", 1, 4, [*b"o yo"], 1, 0, logprobs=told[4:]))
+    output.apply_delta(TokenDelta("r", 1, 0, [*b"hell"], 1, 0, logprobs=told[:4]))
+    output.apply_delta(TokenDelta("r", 1, 4, [*b"o yo"], 1, 0, logprobs=told[4:]))
     completion = output.completion()
     assert (completion.text, completion.token_ids, completion.logprobs) == ("hel", [*b"hello"], told[:5])
 
@@ -133,6 +133,6 @@ def test_a_bad_word_that_is_none_is_named_by_its_place(words: list[object]) -> N
 
 
 def test_a_bias_for_a_token_that_does_not_exist_is_refused(model: PreparedModel) -> None:
-    with LLM.over(model, Overhearing(), CONFIG) as llm, pytest.raises(InvalidRequest) as raised:
+    with LLM.from_runner(model, Overhearing(), CONFIG) as llm, pytest.raises(InvalidRequest) as raised:
         llm.generate([1], SamplingOptions(logit_bias={VOCAB: 1}))
     assert raised.value.param == "logit_bias"

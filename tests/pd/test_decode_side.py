@@ -3,8 +3,18 @@
 import pytest
 
 from onward.pd import decode_side, faults
-from onward.pd.handoff import Arrived, DecodeSide, Ended, OfferCame
-from onward.proto.handoff import Cancel, Gone, Grant, Heartbeat, Offer, Prefill, Ready, Refuse, Taken
+from onward.pd.handoff import DecodeSide, HandoffFailed, KvArrived, OfferReceived
+from onward.proto.handoff import (
+    CancelHandoff,
+    HandoffHeartbeat,
+    LeaseGrant,
+    PeerGone,
+    PrefillDone,
+    PrefillOffer,
+    PrefillRequest,
+    PrefillTaken,
+    RefuseHandoff,
+)
 from onward.proto.request import ErrorInfo
 from tests.pd.messages import ENDPOINT, TIMES, lease, prefill
 
@@ -16,34 +26,34 @@ class Decode(DecodeSide):
 
     def __init__(self) -> None:
         super().__init__("decode-1", TIMES)
-        self.ask("p", prefill(self.next_number()), 0.0)
-        self.drain()
+        self.request_prefill("p", prefill(self.next_handoff_id()), 0.0)
+        self.take_messages()
 
     def offered(self, now_s: float = 1.0) -> "Decode":
-        self.receive("p", Offer(1, "P1", 2), now_s)
+        self.receive("p", PrefillOffer(1, "P1", 2), now_s)
         self.take_events()
         return self
 
     def granted(self, now_s: float = 1.0, *, checksums: bool = True) -> "Decode":
         self.offered(now_s).grant(1, lease("lease-1", checksums=checksums), now_s)
-        self.drain()
+        self.take_messages()
         return self
 
     def said(self) -> list:
-        return [message for _, message in self.drain()]
+        return [message for _, message in self.take_messages()]
 
-    def ended(self) -> Ended:
+    def ended(self) -> HandoffFailed:
         [event] = self.take_events()
-        assert isinstance(event, Ended)
+        assert isinstance(event, HandoffFailed)
         return event
 
     @property
     def num_live(self) -> int:
-        return sum(self.states().values())
+        return sum(self.count_by_state().values())
 
 
-def ready(checksums: list[int], incarnation: str = "P1", number: int = 1) -> Ready:
-    return Ready(number, incarnation, [42], 0, checksums=checksums)
+def ready(checksums: list[int], incarnation: str = "P1", number: int = 1) -> PrefillDone:
+    return PrefillDone(number, incarnation, [42], 0, checksums=checksums)
 
 
 def codes(messages: list) -> list[tuple[type, str]]:
@@ -56,9 +66,9 @@ def test_a_prefill_is_repeated_until_the_peer_is_heard_of() -> None:
     assert side.said() == []
     side.tick(0.5)
     side.tick(1.0)
-    assert side.drain() == [("p", prefill(1)), ("p", prefill(1))]
-    side.receive("p", Heartbeat(1, [1], "P1"), 1.1)
-    side.drain()
+    assert side.take_messages() == [("p", prefill(1)), ("p", prefill(1))]
+    side.receive("p", HandoffHeartbeat(1, [1], "P1"), 1.1)
+    side.take_messages()
     side.tick(3.0)
     assert side.said() == []
 
@@ -66,17 +76,17 @@ def test_a_prefill_is_repeated_until_the_peer_is_heard_of() -> None:
 def test_an_offer_is_reported_once_however_often_it_comes() -> None:
     side = Decode()
     for _ in range(3):
-        side.receive("p", Offer(1, "P1", 2), 1.0)
-    assert side.take_events() == [OfferCame(1, 2)]
-    assert side.states() == {"asked": 0, "offered": 1, "granted": 0}
+        side.receive("p", PrefillOffer(1, "P1", 2), 1.0)
+    assert side.take_events() == [OfferReceived(1, 2)]
+    assert side.count_by_state() == {"asked": 0, "offered": 1, "granted": 0}
 
 
 def test_an_offer_that_comes_again_gets_the_same_grant_again() -> None:
     side = Decode().offered()
     assert side.grant(1, lease("lease-1"), 1.0)
-    side.receive("p", Offer(1, "P1", 2), 1.5)
+    side.receive("p", PrefillOffer(1, "P1", 2), 1.5)
     first, second = side.said()
-    assert first == second == Grant(1, "P1", "lease-1", ENDPOINT, 0, [7, 8], 5.0, True)
+    assert first == second == LeaseGrant(1, "P1", "lease-1", ENDPOINT, 0, [7, 8], 5.0, True)
     assert side.take_events() == []
 
 
@@ -85,7 +95,7 @@ def test_an_offer_that_is_held_for_too_long_is_refused() -> None:
     side.tick(1.4)
     assert side.said() == []
     side.tick(1.5)
-    assert codes(side.said()) == [(Refuse, "pd_no_decode_blocks")]
+    assert codes(side.said()) == [(RefuseHandoff, "pd_no_decode_blocks")]
     ended = side.ended()
     assert (ended.error.code, ended.error.stage, ended.lease_id) == ("pd_no_decode_blocks", "offer", None)
 
@@ -93,7 +103,7 @@ def test_an_offer_that_is_held_for_too_long_is_refused() -> None:
 def test_a_grant_for_an_offer_that_has_ended_meanwhile_is_given_to_nobody() -> None:
     side = Decode().offered(1.0)
     side.tick(1.5)
-    side.drain()
+    side.take_messages()
     assert not side.grant(1, lease("lease-1"), 1.5)
     assert side.said() == []
     assert side.ended().lease_id is None
@@ -102,15 +112,15 @@ def test_a_grant_for_an_offer_that_has_ended_meanwhile_is_given_to_nobody() -> N
 def test_a_refusal_of_ours_ends_the_hand_over_without_an_event() -> None:
     side = Decode().offered()
     side.refuse(1, WHY, 1.0)
-    assert side.drain() == [("p", Refuse(1, WHY, "P1"))]
+    assert side.take_messages() == [("p", RefuseHandoff(1, WHY, "P1"))]
     assert (side.take_events(), side.num_live) == ([], 0)
 
 
-@pytest.mark.parametrize("message", [Refuse(1, WHY, "P1"), Cancel(1, WHY, "P1")])
-def test_a_refusal_of_the_peer_ends_the_hand_over_with_its_error(message: Refuse | Cancel) -> None:
+@pytest.mark.parametrize("message", [RefuseHandoff(1, WHY, "P1"), CancelHandoff(1, WHY, "P1")])
+def test_a_refusal_of_the_peer_ends_the_hand_over_with_its_error(message: RefuseHandoff | CancelHandoff) -> None:
     side = Decode().granted()
     side.receive("p", message, 2.0)
-    assert side.ended() == Ended(1, WHY, "lease-1")
+    assert side.ended() == HandoffFailed(1, WHY, "lease-1")
     assert side.said() == []
 
 
@@ -118,26 +128,26 @@ def test_it_arrives_when_the_peer_is_ready_and_all_was_counted() -> None:
     side = Decode().granted()
     side.receive("p", ready([5, 6]), 2.0)
     assert (side.take_events(), side.said()) == ([], [])
-    side.counted("lease-1", [5, 6], 2.1)
-    assert side.take_events() == [Arrived(1, ready([5, 6]))]
-    assert side.said() == [Taken(1)]
+    side.on_kv_received("lease-1", [5, 6], 2.1)
+    assert side.take_events() == [KvArrived(1, ready([5, 6]))]
+    assert side.said() == [PrefillTaken(1)]
     assert side.num_live == 0
 
 
 def test_what_was_counted_waits_for_the_word_of_the_peer() -> None:
     side = Decode().granted()
-    side.counted("lease-1", [5, 6], 2.0)
+    side.on_kv_received("lease-1", [5, 6], 2.0)
     assert (side.take_events(), side.said()) == ([], [])
     side.receive("p", ready([5, 6]), 2.1)
-    assert side.take_events() == [Arrived(1, ready([5, 6]))]
+    assert side.take_events() == [KvArrived(1, ready([5, 6]))]
 
 
 @pytest.mark.parametrize("counted", [[5, 7], [5], []])
 def test_checksums_that_differ_end_the_hand_over(counted: list[int]) -> None:
     side = Decode().granted()
     side.receive("p", ready([5, 6]), 2.0)
-    side.counted("lease-1", counted, 2.1)
-    assert codes(side.said()) == [(Cancel, "pd_transfer_failed")]
+    side.on_kv_received("lease-1", counted, 2.1)
+    assert codes(side.said()) == [(CancelHandoff, "pd_transfer_failed")]
     ended = side.ended()
     assert (ended.error.code, ended.lease_id, ended.error.stage) == ("pd_transfer_failed", "lease-1", "transfer")
 
@@ -145,101 +155,107 @@ def test_checksums_that_differ_end_the_hand_over(counted: list[int]) -> None:
 def test_checksums_that_were_not_asked_for_are_not_compared() -> None:
     side = Decode().granted(checksums=False)
     side.receive("p", ready([5, 6]), 2.0)
-    side.counted("lease-1", [], 2.1)
-    assert isinstance(side.take_events()[0], Arrived)
+    side.on_kv_received("lease-1", [], 2.1)
+    assert isinstance(side.take_events()[0], KvArrived)
 
 
 def test_a_peer_that_is_ready_without_a_grant_is_not_believed() -> None:
     side = Decode().offered()
     side.receive("p", ready([5, 6]), 2.0)
-    assert codes(side.said()) == [(Cancel, "pd_prefill_failed")]
+    assert codes(side.said()) == [(CancelHandoff, "pd_prefill_failed")]
     assert side.ended().lease_id is None
 
 
 def test_ready_that_comes_again_is_answered_with_taken_again() -> None:
     side = Decode().granted()
-    side.counted("lease-1", [5, 6], 2.0)
+    side.on_kv_received("lease-1", [5, 6], 2.0)
     for _ in range(3):
         side.receive("p", ready([5, 6]), 2.0)
-    assert side.said() == [Taken(1)] * 3
+    assert side.said() == [PrefillTaken(1)] * 3
     assert len(side.take_events()) == 1
 
 
 def test_a_peer_that_missed_taken_is_told_when_it_next_asks() -> None:
     side = Decode().granted()
-    side.counted("lease-1", [5, 6], 2.0)
+    side.on_kv_received("lease-1", [5, 6], 2.0)
     side.receive("p", ready([5, 6]), 2.0)
-    side.drain()
-    side.receive("p", Heartbeat(9, [1], "P1"), 2.5)
-    assert side.said() == [Taken(1), Heartbeat(9, [], "P1")]
+    side.take_messages()
+    side.receive("p", HandoffHeartbeat(9, [1], "P1"), 2.5)
+    assert side.said() == [PrefillTaken(1), HandoffHeartbeat(9, [], "P1")]
 
 
 def test_what_was_taken_is_remembered_for_a_bounded_number_of_hand_overs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_side, "REMEMBERED", 3)
+    monkeypatch.setattr(decode_side, "MAX_REMEMBERED", 3)
     side = DecodeSide("decode-1", TIMES)
     for number in range(1, 6):
-        side.ask("p", prefill(side.next_number()), 0.0)
-        side.receive("p", Offer(number, "P1", 2), 0.0)
+        side.request_prefill("p", prefill(side.next_handoff_id()), 0.0)
+        side.receive("p", PrefillOffer(number, "P1", 2), 0.0)
         side.grant(number, lease(f"lease-{number}"), 0.0)
-        side.counted(f"lease-{number}", [5], 0.0)
+        side.on_kv_received(f"lease-{number}", [5], 0.0)
         side.receive("p", ready([5], number=number), 0.0)
-    side.drain()
+    side.take_messages()
     for number in range(1, 6):
         side.receive("p", ready([5], number=number), 1.0)
-    assert [type(message) for _, message in side.drain()] == [Cancel, Cancel, Taken, Taken, Taken]
+    assert [type(message) for _, message in side.take_messages()] == [
+        CancelHandoff,
+        CancelHandoff,
+        PrefillTaken,
+        PrefillTaken,
+        PrefillTaken,
+    ]
 
 
 def test_a_late_offer_of_an_abandoned_peer_is_cancelled_with_the_reason() -> None:
     side = Decode()
     side.cancel(1, WHY, 1.0)
-    side.drain()
-    side.receive("p", Offer(1, "P1", 2), 2.0)
-    assert side.drain() == [("p", Cancel(1, WHY, "P1"))]
+    side.take_messages()
+    side.receive("p", PrefillOffer(1, "P1", 2), 2.0)
+    assert side.take_messages() == [("p", CancelHandoff(1, WHY, "P1"))]
     assert side.take_events() == []
 
 
-@pytest.mark.parametrize("message", [Offer(77, "P1", 2), ready([5], number=77)])
-def test_a_word_about_a_hand_over_that_we_never_had_is_cancelled(message: Offer | Ready) -> None:
+@pytest.mark.parametrize("message", [PrefillOffer(77, "P1", 2), ready([5], number=77)])
+def test_a_word_about_a_hand_over_that_we_never_had_is_cancelled(message: PrefillOffer | PrefillDone) -> None:
     side = Decode()
     side.receive("p", message, 1.0)
-    assert codes(side.said()) == [(Cancel, "pd_prefill_failed")]
+    assert codes(side.said()) == [(CancelHandoff, "pd_prefill_failed")]
     assert side.take_events() == []
 
 
 def test_another_peer_cannot_speak_for_the_one_that_was_asked() -> None:
     side = Decode()
-    side.receive("q", Offer(1, "Q1", 2), 1.0)
-    assert [(peer, type(message)) for peer, message in side.drain()] == [("q", Cancel)]
-    side.receive("q", Cancel(1, WHY, "Q1"), 1.0)
-    assert side.states()["asked"] == 1
+    side.receive("q", PrefillOffer(1, "Q1", 2), 1.0)
+    assert [(peer, type(message)) for peer, message in side.take_messages()] == [("q", CancelHandoff)]
+    side.receive("q", CancelHandoff(1, WHY, "Q1"), 1.0)
+    assert side.count_by_state()["asked"] == 1
 
 
 def test_a_heartbeat_is_answered_with_what_is_still_wanted() -> None:
     side = Decode()
-    side.ask("p", prefill(side.next_number()), 0.0)
+    side.request_prefill("p", prefill(side.next_handoff_id()), 0.0)
     side.cancel(1, WHY, 0.5)
-    side.drain()
-    side.receive("p", Heartbeat(4, [1, 2, 99], "P1"), 1.0)
-    assert side.drain() == [("p", Heartbeat(4, [2], "P1"))]
+    side.take_messages()
+    side.receive("p", HandoffHeartbeat(4, [1, 2, 99], "P1"), 1.0)
+    assert side.take_messages() == [("p", HandoffHeartbeat(4, [2], "P1"))]
 
 
 def test_heartbeats_extend_the_lease_and_silence_ends_it() -> None:
     side = Decode().granted(1.0)
     for second in range(2, 12):
-        side.receive("p", Heartbeat(second, [1], "P1"), float(second))
+        side.receive("p", HandoffHeartbeat(second, [1], "P1"), float(second))
         side.tick(float(second))
     side.tick(16.9)
     assert side.take_events() == []
-    side.drain()
+    side.take_messages()
     side.tick(17.0)
-    assert codes(side.said()) == [(Cancel, "pd_lease_expired")]
+    assert codes(side.said()) == [(CancelHandoff, "pd_lease_expired")]
     ended = side.ended()
     assert (ended.error.code, ended.lease_id) == ("pd_lease_expired", "lease-1")
 
 
 def test_a_heartbeat_about_others_does_not_extend_a_lease() -> None:
     side = Decode().granted(1.0)
-    side.receive("p", Heartbeat(1, [], "P1"), 5.0)
+    side.receive("p", HandoffHeartbeat(1, [], "P1"), 5.0)
     side.tick(7.0)
     assert side.ended().error.code == "pd_lease_expired"
 
@@ -257,28 +273,28 @@ def test_a_peer_that_never_answers_has_failed() -> None:
 def test_a_message_that_comes_in_the_turn_of_its_deadline_is_in_time() -> None:
     side = Decode().granted(1.0)
     side.receive("p", ready([5, 6]), 7.0)
-    side.counted("lease-1", [5, 6], 7.0)
+    side.on_kv_received("lease-1", [5, 6], 7.0)
     side.tick(7.0)
-    assert isinstance(side.take_events()[0], Arrived)
+    assert isinstance(side.take_events()[0], KvArrived)
 
 
 @pytest.mark.parametrize(("is_ready", "code"), [(False, "pd_prefill_failed"), (True, "pd_transfer_failed")])
 def test_a_hand_over_has_a_limit_although_the_peer_is_alive(is_ready: bool, code: str) -> None:
     side = Decode().granted()
     for second in range(2, 60):
-        side.receive("p", ready([5]) if is_ready else Heartbeat(second, [1], "P1"), float(second))
+        side.receive("p", ready([5]) if is_ready else HandoffHeartbeat(second, [1], "P1"), float(second))
         side.tick(float(second))
     assert side.take_events() == []
-    side.drain()
+    side.take_messages()
     side.tick(60.0)
-    assert codes(side.said()) == [(Cancel, code)]
+    assert codes(side.said()) == [(CancelHandoff, code)]
     assert side.ended().error.code == code
 
 
 def test_a_lost_writer_ends_the_hand_over() -> None:
     side = Decode().granted()
-    side.writer_lost("lease-1", "connection reset", 2.0)
-    assert codes(side.said()) == [(Cancel, "pd_transfer_failed")]
+    side.on_sender_lost("lease-1", "connection reset", 2.0)
+    assert codes(side.said()) == [(CancelHandoff, "pd_transfer_failed")]
     ended = side.ended()
     assert ended.lease_id == "lease-1"
     assert "connection reset" in ended.error.message
@@ -286,25 +302,25 @@ def test_a_lost_writer_ends_the_hand_over() -> None:
 
 def test_a_writer_that_leaves_when_all_was_counted_is_not_missed() -> None:
     side = Decode().granted()
-    side.counted("lease-1", [5], 2.0)
-    side.writer_lost("lease-1", "connection reset", 2.0)
+    side.on_kv_received("lease-1", [5], 2.0)
+    side.on_sender_lost("lease-1", "connection reset", 2.0)
     side.receive("p", ready([5]), 2.1)
-    assert isinstance(side.take_events()[0], Arrived)
+    assert isinstance(side.take_events()[0], KvArrived)
 
 
 def test_reports_about_a_lease_that_is_over_change_nothing() -> None:
     side = Decode().granted()
     side.cancel(1, WHY, 2.0)
-    side.drain()
-    side.counted("lease-1", [5], 2.1)
-    side.writer_lost("lease-1", "connection reset", 2.1)
+    side.take_messages()
+    side.on_kv_received("lease-1", [5], 2.1)
+    side.on_sender_lost("lease-1", "connection reset", 2.1)
     assert (side.take_events(), side.said()) == ([], [])
 
 
 def test_our_cancel_returns_the_lease_to_revoke_and_tells_the_peer() -> None:
     side = Decode().granted()
     assert side.cancel(1, WHY, 2.0) == "lease-1"
-    assert side.drain() == [("p", Cancel(1, WHY, "P1"))]
+    assert side.take_messages() == [("p", CancelHandoff(1, WHY, "P1"))]
     assert side.take_events() == []
     assert side.cancel(1, WHY, 2.1) is None
 
@@ -313,13 +329,17 @@ def test_our_cancel_returns_the_lease_to_revoke_and_tells_the_peer() -> None:
 def test_our_cancel_wins_over_an_event_that_nobody_has_seen_yet(is_counted: bool) -> None:
     side = Decode().granted()
     side.receive("p", ready([5]), 2.0)
-    side.counted("lease-1", [5] if is_counted else [6], 2.0)
+    side.on_kv_received("lease-1", [5] if is_counted else [6], 2.0)
     assert side.cancel(1, WHY, 2.0) == "lease-1"
     assert side.take_events() == []
 
 
-@pytest.mark.parametrize("message", [Heartbeat(1, [], "P2"), Offer(1, "P2", 2), ready([5], "P2"), Gone("P1")])
-def test_a_new_incarnation_ends_what_was_with_the_old_one(message: Heartbeat | Offer | Ready | Gone) -> None:
+@pytest.mark.parametrize(
+    "message", [HandoffHeartbeat(1, [], "P2"), PrefillOffer(1, "P2", 2), ready([5], "P2"), PeerGone("P1")]
+)
+def test_a_new_incarnation_ends_what_was_with_the_old_one(
+    message: HandoffHeartbeat | PrefillOffer | PrefillDone | PeerGone,
+) -> None:
     side = Decode().granted()
     side.receive("p", message, 2.0)
     ended = side.ended()
@@ -328,74 +348,74 @@ def test_a_new_incarnation_ends_what_was_with_the_old_one(message: Heartbeat | O
 
 def test_a_new_incarnation_is_told_that_a_granted_hand_over_is_not_for_it() -> None:
     side = Decode().granted()
-    side.receive("p", Offer(1, "P2", 2), 2.0)
+    side.receive("p", PrefillOffer(1, "P2", 2), 2.0)
     cancels = side.said()
-    assert all(isinstance(message, Cancel) for message in cancels)
+    assert all(isinstance(message, CancelHandoff) for message in cancels)
     assert [message.incarnation for message in cancels] == ["P1", "P2"]
 
 
 def test_a_new_incarnation_takes_up_what_nobody_has_spoken_of() -> None:
     side = Decode().granted()
-    side.ask("p", prefill(side.next_number()), 2.0)
-    side.receive("p", Offer(2, "P2", 2), 2.1)
-    assert [type(event) for event in side.take_events()] == [Ended, OfferCame]
+    side.request_prefill("p", prefill(side.next_handoff_id()), 2.0)
+    side.receive("p", PrefillOffer(2, "P2", 2), 2.1)
+    assert [type(event) for event in side.take_events()] == [HandoffFailed, OfferReceived]
 
 
 def test_another_address_with_another_incarnation_ends_nothing() -> None:
     side = Decode().granted()
-    side.receive("q", Heartbeat(1, [], "Q1"), 2.0)
-    assert side.states()["granted"] == 1
+    side.receive("q", HandoffHeartbeat(1, [], "Q1"), 2.0)
+    assert side.count_by_state()["granted"] == 1
 
 
 def test_a_late_word_of_an_old_incarnation_does_not_end_what_is_with_the_new_one() -> None:
     side = Decode().offered()
-    side.receive("p", Heartbeat(1, [], "P2"), 2.0)
-    side.ask("p", prefill(side.next_number()), 2.0)
-    side.receive("p", Offer(2, "P2", 2), 2.1)
+    side.receive("p", HandoffHeartbeat(1, [], "P2"), 2.0)
+    side.request_prefill("p", prefill(side.next_handoff_id()), 2.0)
+    side.receive("p", PrefillOffer(2, "P2", 2), 2.1)
     side.take_events()
-    side.receive("p", Heartbeat(3, [1], "P1"), 2.2)
-    assert (side.take_events(), side.states()["offered"]) == ([], 1)
+    side.receive("p", HandoffHeartbeat(3, [1], "P1"), 2.2)
+    assert (side.take_events(), side.count_by_state()["offered"]) == ([], 1)
 
 
 def test_a_hand_over_stays_with_the_incarnation_that_spoke_of_it_first() -> None:
     side = Decode()
     for incarnation in ("P1", "P2"):
-        side.receive("p", Heartbeat(1, [], incarnation), 1.0)
-    side.receive("p", Heartbeat(2, [1], "P1"), 1.1)
-    side.drain()
-    side.receive("p", Offer(1, "P2", 2), 1.2)
-    side.receive("p", Heartbeat(2, [1], "P2"), 1.2)
+        side.receive("p", HandoffHeartbeat(1, [], incarnation), 1.0)
+    side.receive("p", HandoffHeartbeat(2, [1], "P1"), 1.1)
+    side.take_messages()
+    side.receive("p", PrefillOffer(1, "P2", 2), 1.2)
+    side.receive("p", HandoffHeartbeat(2, [1], "P2"), 1.2)
     cancel, answer = side.said()
-    assert (type(cancel), cancel.incarnation) == (Cancel, "P2")
-    assert answer == Heartbeat(2, [], "P2")
-    assert (side.take_events(), side.states()["asked"]) == ([], 1)
+    assert (type(cancel), cancel.incarnation) == (CancelHandoff, "P2")
+    assert answer == HandoffHeartbeat(2, [], "P2")
+    assert (side.take_events(), side.count_by_state()["asked"]) == ([], 1)
 
 
 def test_a_late_word_of_an_incarnation_that_is_gone_binds_nothing() -> None:
     side = Decode()
-    side.receive("p", Gone("P1"), 1.0)
-    side.receive("p", Heartbeat(3, [1], "P1"), 1.1)
-    side.drain()
-    side.receive("p", Offer(1, "P2", 2), 1.2)
-    assert side.take_events() == [OfferCame(1, 2)]
+    side.receive("p", PeerGone("P1"), 1.0)
+    side.receive("p", HandoffHeartbeat(3, [1], "P1"), 1.1)
+    side.take_messages()
+    side.receive("p", PrefillOffer(1, "P2", 2), 1.2)
+    assert side.take_events() == [OfferReceived(1, 2)]
 
 
 def test_an_end_withdraws_an_offer_that_nobody_has_seen_yet() -> None:
     side = Decode()
-    side.receive("p", Offer(1, "P1", 2), 1.0)
-    side.receive("p", Cancel(1, WHY, "P1"), 1.0)
-    assert side.take_events() == [Ended(1, WHY, None)]
+    side.receive("p", PrefillOffer(1, "P1", 2), 1.0)
+    side.receive("p", CancelHandoff(1, WHY, "P1"), 1.0)
+    assert side.take_events() == [HandoffFailed(1, WHY, None)]
 
 
 def test_closing_tells_every_peer_that_works_for_us_once() -> None:
     side = Decode()
-    side.ask("p", prefill(side.next_number()), 0.0)
-    side.ask("q", prefill(side.next_number()), 0.0)
-    side.ask("r", prefill(side.next_number()), 0.0)
+    side.request_prefill("p", prefill(side.next_handoff_id()), 0.0)
+    side.request_prefill("q", prefill(side.next_handoff_id()), 0.0)
+    side.request_prefill("r", prefill(side.next_handoff_id()), 0.0)
     side.cancel(4, WHY, 0.0)
-    side.drain()
+    side.take_messages()
     side.close()
-    assert side.drain() == [("p", Gone("decode-1")), ("q", Gone("decode-1"))]
+    assert side.take_messages() == [("p", PeerGone("decode-1")), ("q", PeerGone("decode-1"))]
     assert side.num_live == 0
 
 
@@ -412,19 +432,19 @@ def test_each_error_says_where_it_happened() -> None:
 
 def test_numbers_are_never_used_twice() -> None:
     side = DecodeSide("decode-1", TIMES)
-    numbers = [side.next_number() for _ in range(100)]
+    numbers = [side.next_handoff_id() for _ in range(100)]
     assert len(set(numbers)) == 100
-    assert isinstance(prefill(numbers[0]), Prefill)
+    assert isinstance(prefill(numbers[0]), PrefillRequest)
 
 
 def test_what_could_not_be_sent_is_said_again_soon() -> None:
     side = DecodeSide("d", TIMES)
-    number = side.next_number()
-    side.ask("p", prefill(number), 0.0)
-    assert len(side.drain()) == 1
-    side.unsent("p", 0.0)
-    side.unsent("another", 0.0)
+    number = side.next_handoff_id()
+    side.request_prefill("p", prefill(number), 0.0)
+    assert len(side.take_messages()) == 1
+    side.on_send_failed("p", 0.0)
+    side.on_send_failed("another", 0.0)
     side.tick(0.001)
-    assert side.drain() == []
+    assert side.take_messages() == []
     side.tick(0.03)
-    assert [message.handover for _, message in side.drain()] == [number]
+    assert [message.handoff_id for _, message in side.take_messages()] == [number]

@@ -8,7 +8,16 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.pd.handoff import DecodeSide, Dropped, Ended, Granted, OfferCame, PrefillSide, Times, WorkCame
+from onward.pd.handoff import (
+    DecodeSide,
+    GrantReceived,
+    HandoffCancelled,
+    HandoffFailed,
+    HandoffTimeouts,
+    OfferReceived,
+    PrefillRequested,
+    PrefillSide,
+)
 from onward.proto.handoff import ToDecode, ToPrefill
 from tests.pd.messages import lease, prefill
 from tests.pd.world import CALM, TIMES, Weather, World
@@ -42,7 +51,7 @@ STORM = Weather(
     hesitation=0.6,
 )
 
-LONG_ENOUGH_S = 2 * TIMES.lease_s + TIMES.handover_timeout_s + 3
+LONG_ENOUGH_S = 2 * TIMES.lease_s + TIMES.handoff_timeout_s + 3
 """Pauses and messages under way come to their end, then every wait does."""
 
 
@@ -114,9 +123,9 @@ def test_a_writer_that_is_cut_off_stops_before_its_blocks_are_given_up(
     """Time goes in fiftieths of a lease. What is said from `cut_at` on does not come through."""
     random = Random(seed)
     offset_s = random.uniform(0, 1e6)
-    times = Times(lease_s, lease_s, 1000 * lease_s)
+    times = HandoffTimeouts(lease_s, lease_s, 1000 * lease_s)
     p, d = PrefillSide("P1", times), DecodeSide("D1", times)
-    d.ask("p", prefill(d.next_number()), offset_s)
+    d.request_prefill("p", prefill(d.next_handoff_id()), offset_s)
     under_way: list[tuple[int, Callable[[float, float], None]]] = []
     seen: dict[type, int] = {}
     for tick in range(400):
@@ -128,17 +137,17 @@ def test_a_writer_that_is_cut_off_stops_before_its_blocks_are_given_up(
         d.tick(now_d)
         for event in [*p.take_events(), *d.take_events()]:
             seen.setdefault(type(event), tick)
-            if isinstance(event, WorkCame):
+            if isinstance(event, PrefillRequested):
                 p.offer(event.key, 2, now_p)
-            if isinstance(event, OfferCame):
-                d.grant(event.handover, lease("lease-1"), now_d)
-        to_p = [(tick + 1 + delay_to_p, partial(_deliver_to_prefill, p, message)) for _, message in d.drain()]
-        to_d = [(tick + 1 + delay_to_d, partial(_deliver_to_decode, d, message)) for _, message in p.drain()]
+            if isinstance(event, OfferReceived):
+                d.grant(event.handoff_id, lease("lease-1"), now_d)
+        to_p = [(tick + 1 + delay_to_p, partial(_deliver_to_prefill, p, message)) for _, message in d.take_messages()]
+        to_d = [(tick + 1 + delay_to_d, partial(_deliver_to_decode, d, message)) for _, message in p.take_messages()]
         if tick < cut_at:
             under_way += [item for item in [*to_p, *to_d] if random.random() >= loss]
-    assert not any([*p.states().values(), *d.states().values()])
-    if Granted in seen:
-        assert seen[Dropped] <= seen[Ended]
+    assert not any([*p.count_by_state().values(), *d.count_by_state().values()])
+    if GrantReceived in seen:
+        assert seen[HandoffCancelled] <= seen[HandoffFailed]
 
 
 def _deliver_to_prefill(side: PrefillSide, message: ToPrefill, now_p: float, now_d: float) -> None:

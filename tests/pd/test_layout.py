@@ -4,23 +4,23 @@ import msgspec
 import pytest
 
 from onward.pd import faults, layout
-from onward.proto.kv_transfer import Layout
+from onward.proto.kv_transfer import KvLayout
 from tests.pd.messages import LAYOUT
 
 
 def test_equal_layouts_have_no_difference() -> None:
-    assert layout.difference(LAYOUT, msgspec.structs.replace(LAYOUT)) is None
+    assert layout.layout_difference(LAYOUT, msgspec.structs.replace(LAYOUT)) is None
 
 
-@pytest.mark.parametrize("field", Layout.__struct_fields__)
+@pytest.mark.parametrize("field", KvLayout.__struct_fields__)
 def test_a_difference_in_any_field_is_named_with_both_values(field: str) -> None:
     other = "other" if isinstance(getattr(LAYOUT, field), str) else 99
-    difference = layout.difference(LAYOUT, msgspec.structs.replace(LAYOUT, **{field: other}))
+    difference = layout.layout_difference(LAYOUT, msgspec.structs.replace(LAYOUT, **{field: other}))
     assert difference == f"{field} is {getattr(LAYOUT, field)!r} here and {other!r} there"
 
 
 def test_all_differences_are_named_at_once() -> None:
-    difference = layout.difference(LAYOUT, msgspec.structs.replace(LAYOUT, dtype="bfloat16", block_size=32))
+    difference = layout.layout_difference(LAYOUT, msgspec.structs.replace(LAYOUT, dtype="bfloat16", block_size=32))
     assert difference == "dtype is 'float16' here and 'bfloat16' there; block_size is 16 here and 32 there"
 
 

@@ -13,24 +13,24 @@ from typing import Any
 
 from onward.pd import faults
 from onward.pd.handoff import (
-    Arrived,
     DecodeSide,
-    Dropped,
-    Ended,
-    Finished,
-    Granted,
-    HandoverKey,
-    Lease,
-    OfferCame,
+    GrantedLease,
+    GrantReceived,
+    HandoffCancelled,
+    HandoffCompleted,
+    HandoffFailed,
+    HandoffKey,
+    HandoffTimeouts,
+    KvArrived,
+    OfferReceived,
+    PrefillRequested,
     PrefillSide,
-    Times,
-    WorkCame,
 )
-from onward.proto.handoff import Grant, Ready, ToDecode, ToPrefill
+from onward.proto.handoff import LeaseGrant, PrefillDone, ToDecode, ToPrefill
 from tests.pd.messages import ENDPOINT, prefill
 
 STEP_S = 0.05
-TIMES = Times(lease_s=1.0, offer_hold_s=0.3, handover_timeout_s=4.0)
+TIMES = HandoffTimeouts(lease_s=1.0, offer_hold_s=0.3, handoff_timeout_s=4.0)
 NUM_BLOCKS = 6
 OWN_CHOICE = faults.prefill_failed("given up by its own side")
 
@@ -120,8 +120,8 @@ class PrefillInstance(Instance):
         super().__init__(world, rate)
         self.address = address
         self.side = PrefillSide(world.name(address), TIMES)
-        self.queue: list[HandoverKey] = []
-        self.pushes: dict[HandoverKey, Push] = {}
+        self.queue: list[HandoffKey] = []
+        self.pushes: dict[HandoffKey, Push] = {}
 
     def turn(self) -> None:
         while self.inbox:
@@ -131,30 +131,30 @@ class PrefillInstance(Instance):
         for event in self.side.take_events():
             self._handle(event)
         self._work()
-        for decode, message in self.side.drain():
+        for decode, message in self.side.take_messages():
             self.world.send(decode, self.address, message)
 
-    def _handle(self, event: WorkCame | Granted | Finished | Dropped) -> None:
+    def _handle(self, event: PrefillRequested | GrantReceived | HandoffCompleted | HandoffCancelled) -> None:
         self.world.seen[type(event).__name__] += 1
         match event:
-            case WorkCame():
+            case PrefillRequested():
                 self.queue.append(event.key)
-            case Granted():
+            case GrantReceived():
                 self._open(event.key, event.grant)
-            case Finished():
+            case HandoffCompleted():
                 assert event.key not in self.pushes, "taken while it was still being written"
-            case Dropped():
+            case HandoffCancelled():
                 self._release(event.key)
 
-    def _open(self, key: HandoverKey, grant: Grant) -> None:
-        memory = self.world.memories[key.decode]
+    def _open(self, key: HandoffKey, grant: LeaseGrant) -> None:
+        memory = self.world.memories[key.decode_incarnation]
         if grant.lease_id not in memory.open_leases:
             self.side.fail(key, faults.transfer_failed("the door is shut"), self.now_s)
             return
         assert all(push.lease_id != grant.lease_id for push in self.world.pushes()), "two writers under one lease"
         self.pushes[key] = Push(grant.lease_id, memory, grant.block_ids)
 
-    def _release(self, key: HandoverKey) -> None:
+    def _release(self, key: HandoffKey) -> None:
         self.pushes.pop(key, None)
         if key in self.queue:
             self.queue.remove(key)
@@ -162,7 +162,7 @@ class PrefillInstance(Instance):
     def _work(self) -> None:
         world = self.world
         if world.happens(world.weather.renewal):
-            self.side.renew(world.name(self.address), self.now_s)
+            self.side.reset(world.name(self.address), self.now_s)
         for key in [*self.queue, *self.pushes]:
             if world.happens(world.weather.whim):
                 self._release(key)
@@ -172,7 +172,7 @@ class PrefillInstance(Instance):
         for key, push in list(self.pushes.items()):
             self._write(key, push)
 
-    def _write(self, key: HandoverKey, push: Push) -> None:
+    def _write(self, key: HandoffKey, push: Push) -> None:
         world = self.world
         if len(push.sums) < len(push.blocks):
             value = world.random.getrandbits(32) + 1
@@ -197,10 +197,10 @@ class DecodeInstance(Instance):
         self.outcomes: Counter[int] = Counter()
 
     def ask(self, address: str) -> int:
-        number = self.side.next_number()
+        number = self.side.next_handoff_id()
         self.asked.add(number)
         self.peer_of[number] = address
-        self.side.ask(address, prefill(number), self.now_s)
+        self.side.request_prefill(address, prefill(number), self.now_s)
         return number
 
     def turn(self) -> None:
@@ -213,7 +213,7 @@ class DecodeInstance(Instance):
             self._handle(event)
         self._answer_offers()
         self._change_of_mind()
-        for peer, message in self.side.drain():
+        for peer, message in self.side.take_messages():
             self.world.send(peer, self.side.incarnation, message)
 
     def _read_data_plane(self) -> None:
@@ -223,30 +223,30 @@ class DecodeInstance(Instance):
             if self.world.random.random() < 0.5:
                 continue
             if lease_id in self.world.finished_writers:
-                self.side.counted(lease_id, [self.memory.contents[block] for block in blocks], self.now_s)
+                self.side.on_kv_received(lease_id, [self.memory.contents[block] for block in blocks], self.now_s)
             elif lease_id in self.world.begun_writers - writing and self.world.random.random() < 0.1:
-                self.side.writer_lost(lease_id, "its connection ended", self.now_s)
+                self.side.on_sender_lost(lease_id, "its connection ended", self.now_s)
         for lease_id, blocks in list(self.memory.revoked.items()):
             if lease_id not in writing:
                 self.memory.free(blocks)
                 del self.memory.revoked[lease_id]
 
-    def _handle(self, event: OfferCame | Arrived | Ended) -> None:
-        number = event.handover
+    def _handle(self, event: OfferReceived | KvArrived | HandoffFailed) -> None:
+        number = event.handoff_id
         assert not self.outcomes[number], "an event after the end"
         match event:
-            case OfferCame():
+            case OfferReceived():
                 assert number not in self.leases, "offered again after it was granted"
                 self.offers[number] = event.num_blocks
-            case Arrived():
+            case KvArrived():
                 self.world.seen["Arrived"] += 1
                 self._take(number, event.ready)
-            case Ended():
+            case HandoffFailed():
                 self.world.seen[event.error.code] += 1
                 self._check_end(number, event)
                 self._end(number, event.lease_id)
 
-    def _take(self, number: int, ready: Ready) -> None:
+    def _take(self, number: int, ready: PrefillDone) -> None:
         self.outcomes[number] += 1
         lease_id = self.leases.pop(number)
         blocks = self.memory.open_leases.pop(lease_id)
@@ -254,7 +254,7 @@ class DecodeInstance(Instance):
         assert [self.memory.contents[block] for block in blocks] == ready.checksums, "incomplete data was taken"
         self.memory.free(blocks)
 
-    def _check_end(self, number: int, event: Ended) -> None:
+    def _check_end(self, number: int, event: HandoffFailed) -> None:
         assert event.lease_id == self.leases.get(number), "the wrong lease to revoke"
         writer = self.world.prefills[self.peer_of[number]]
         gave_up = "prefill instance was silent" in event.error.message
@@ -281,7 +281,7 @@ class DecodeInstance(Instance):
             if blocks is not None:
                 del self.offers[number]
                 self.leases[number] = lease_id
-                assert self.side.grant(number, Lease(lease_id, ENDPOINT, 0, blocks, True), self.now_s)
+                assert self.side.grant(number, GrantedLease(lease_id, ENDPOINT, 0, blocks, True), self.now_s)
 
     def _change_of_mind(self) -> None:
         for number in self.asked:
@@ -337,7 +337,7 @@ class World:
     def _restart_decode(self) -> None:
         if self.random.random() < 0.5:
             self.decode.side.close()
-            for peer, message in self.decode.side.drain():
+            for peer, message in self.decode.side.take_messages():
                 self.send(peer, self.decode.side.incarnation, message)
         self.decode = DecodeInstance(self, self._rate())
 
@@ -376,9 +376,9 @@ class World:
         return self.random.uniform(1 - self.max_drift, 1 + self.max_drift)
 
     def check_nothing_is_left(self) -> None:
-        assert not any(self.decode.side.states().values()), "the decode side has not ended"
+        assert not any(self.decode.side.count_by_state().values()), "the decode side has not ended"
         for instance in self.prefills.values():
-            assert not any(instance.side.states().values()), "a prefill side has not ended"
+            assert not any(instance.side.count_by_state().values()), "a prefill side has not ended"
             assert not instance.queue
         assert not list(self.pushes()), "somebody still writes"
         assert self.decode.memory.owner == [None] * NUM_BLOCKS, "blocks were not given back"

@@ -3,21 +3,21 @@
 import pytest
 
 from onward.errors import StartupError
-from onward.proto.speculation import Speculation, num_drafts_of, read_speculation
+from onward.proto.speculation import SpeculativeConfig, num_draft_tokens_of, parse_speculative
 
 
 @pytest.mark.parametrize(
     "text,meant",
     [
-        ("ngram:4", Speculation("ngram", 4)),
-        ("draft:/models/small.gguf:3", Speculation("draft", 3, "/models/small.gguf")),
-        ("draft:c:/models/small:3", Speculation("draft", 3, "c:/models/small")),
-        ("eagle:./head:1", Speculation("eagle", 1, "./head")),
+        ("ngram:4", SpeculativeConfig("ngram", 4)),
+        ("draft:/models/small.gguf:3", SpeculativeConfig("draft", 3, "/models/small.gguf")),
+        ("draft:c:/models/small:3", SpeculativeConfig("draft", 3, "c:/models/small")),
+        ("eagle:./head:1", SpeculativeConfig("eagle", 1, "./head")),
     ],
 )
-def test_a_proposer_its_path_and_a_number(text: str, meant: Speculation) -> None:
-    assert read_speculation(text) == meant
-    assert num_drafts_of(text) == meant.num_drafts
+def test_a_proposer_its_path_and_a_number(text: str, meant: SpeculativeConfig) -> None:
+    assert parse_speculative(text) == meant
+    assert num_draft_tokens_of(text) == meant.num_draft_tokens
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def test_a_proposer_its_path_and_a_number(text: str, meant: Speculation) -> None
 )
 def test_what_is_wrong_is_said_with_what_would_be_right(text: str, why: str) -> None:
     with pytest.raises(StartupError, match=why) as caught:
-        read_speculation(text)
+        parse_speculative(text)
     assert "ngram:N, draft:PATH:N or eagle:PATH:N" in caught.value.message
 
 
 def test_without_the_flag_nobody_drafts() -> None:
-    assert num_drafts_of(None) == 0
+    assert num_draft_tokens_of(None) == 0

@@ -8,30 +8,30 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from onward.api.attempts import decoded
+from onward.api.attempts import decode_cluster_message
 from onward.errors import ClientError
 from onward.proto import SCHEMA_VERSION
 from onward.proto.control import FromChild, ToChild
-from onward.proto.handoff import Grant, Prefill, ToDecode, ToPrefill
-from onward.proto.kv_transfer import Endpoint, KvCommand, KvReport, Layout
-from onward.proto.request import Deltas, ErrorInfo, FromEngine, Submit, ToEngine
+from onward.proto.handoff import LeaseGrant, PrefillRequest, ToDecode, ToPrefill
+from onward.proto.kv_transfer import KvCommand, KvEndpoint, KvLayout, KvReport
+from onward.proto.request import ErrorInfo, FromEngine, Submit, ToEngine, TokenDeltas
 from onward.proto.router import (
-    AskResponse,
     Attempt,
-    Facts,
-    Progress,
-    Record,
-    RegisterAnswer,
+    PromptUsage,
+    QueryResponse,
     Registration,
+    RegistrationReply,
+    StreamProgress,
+    StreamRecord,
 )
-from onward.proto.sampling import Sampling
-from onward.proto.shelf import FromShelf, ToShelf
+from onward.proto.sampling import SamplingParams
+from onward.proto.shelf import FromStreamStore, ToStreamStore
 from onward.proto.step import StepPlan, StepResult, WorkerHello
 from onward.router.admin import decode_registration
-from onward.router.events import MalformedEvent, read_event
-from onward.router.failures import info_from_body
+from onward.router.events import MalformedEvent, parse_event
+from onward.router.failures import parse_error_info
 from onward.transport.decoding import decode_message
-from onward.transport.shm_rows import SideRecord
+from onward.transport.shm_rows import RowExtras
 from onward.worker.transfer import messages as link
 
 WIRES: dict[str, Any] = {
@@ -39,7 +39,7 @@ WIRES: dict[str, Any] = {
     "from_engine": FromEngine,
     "plan": StepPlan,
     "result": StepResult,
-    "side_record": SideRecord,
+    "side_record": RowExtras,
     "hello": WorkerHello,
     "to_prefill": ToPrefill,
     "to_decode": ToDecode,
@@ -48,14 +48,14 @@ WIRES: dict[str, Any] = {
     "to_receiver": link.ToReceiver,
     "to_writer": link.ToWriter,
     "attempt": Attempt,
-    "facts": Facts,
-    "progress": Progress,
+    "facts": PromptUsage,
+    "progress": StreamProgress,
     "registration": Registration,
-    "register_answer": RegisterAnswer,
-    "record": Record,
-    "ask_response": AskResponse,
-    "to_shelf": ToShelf,
-    "from_shelf": FromShelf,
+    "register_answer": RegistrationReply,
+    "record": StreamRecord,
+    "ask_response": QueryResponse,
+    "to_shelf": ToStreamStore,
+    "from_shelf": FromStreamStore,
     "to_child": ToChild,
     "from_child": FromChild,
 }
@@ -69,8 +69,8 @@ METRICS = {"Series.value", "Series.sum", "Series.buckets[]", "Family.bounds[]"}
 """The supervisor leaves out the series and takes the rest of the snapshot (`tests/supervisor/test_child_numbers.py`)."""
 UNBOUNDED = LOGPROBS | WORDS | PLACES | METRICS
 NOT_FINITE = [math.nan, math.inf, -math.inf]
-LAYOUT = Layout("f", "float32", 16, 2, 2, 8)
-PREFILL = Prefill(1, LAYOUT, "r", [1, 2, 3], 3, Sampling(seed=5))
+LAYOUT = KvLayout("f", "float32", 16, 2, 2, 8)
+PREFILL = PrefillRequest(1, LAYOUT, "r", [1, 2, 3], 3, SamplingParams(seed=5))
 
 
 def numbers_in(kind: inspect.Type, path: str, seen: set[type]) -> Iterator[tuple[str, inspect.Type]]:
@@ -113,7 +113,7 @@ def test_every_number_of_a_wire_has_a_lowest_and_a_highest_value(wire: str) -> N
 
 def attempt(**fields: Any) -> bytes:
     usual = Attempt(
-        schema_version=SCHEMA_VERSION, path="/v1/completions", body=b"{}", request_id="r", epoch=1, seed=5,
+        schema_version=SCHEMA_VERSION, path="/v1/completions", body=b"{}", request_id="r", attempt_epoch=1, seed=5,
         created_s=5, waited_s=1.0,
     )  # fmt: skip
     return msgspec.msgpack.encode(msgspec.structs.replace(usual, **fields))
@@ -122,7 +122,7 @@ def attempt(**fields: Any) -> bytes:
 @pytest.mark.parametrize("value", [*NOT_FINITE, -1.0, 1e300])
 def test_an_attempt_whose_arrival_is_no_time_is_refused(value: float) -> None:
     with pytest.raises(ClientError, match="waited_s"):
-        decoded(msgspec.msgpack.Decoder(Attempt), attempt(waited_s=value))
+        decode_cluster_message(msgspec.msgpack.Decoder(Attempt), attempt(waited_s=value))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_an_attempt_whose_arrival_is_no_time_is_refused(value: float) -> None:
 )
 def test_an_attempt_with_a_number_out_of_range_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ClientError):
-        decoded(msgspec.msgpack.Decoder(Attempt), attempt(**fields))
+        decode_cluster_message(msgspec.msgpack.Decoder(Attempt), attempt(**fields))
 
 
 @pytest.mark.parametrize("value", NOT_FINITE)
@@ -147,10 +147,10 @@ def test_an_attempt_with_a_number_out_of_range_is_refused(fields: dict[str, Any]
     "message",
     [
         lambda value: msgspec.structs.replace(PREFILL, waited_s=value),
-        lambda value: msgspec.structs.replace(PREFILL, deadline_s=value),
-        lambda value: msgspec.structs.replace(PREFILL, sampling=Sampling(5, temperature=value)),
-        lambda value: msgspec.structs.replace(PREFILL, sampling=Sampling(5, logit_bias=((1, value),))),
-        lambda value: Grant(1, "p", "l", Endpoint("tcp", "tcp:h:5", "d"), 0, [1], value, True),
+        lambda value: msgspec.structs.replace(PREFILL, deadline_in_s=value),
+        lambda value: msgspec.structs.replace(PREFILL, sampling_params=SamplingParams(5, temperature=value)),
+        lambda value: msgspec.structs.replace(PREFILL, sampling_params=SamplingParams(5, logit_bias=((1, value),))),
+        lambda value: LeaseGrant(1, "p", "l", KvEndpoint("tcp", "tcp:h:5", "d"), 0, [1], value, True),
     ],
     ids=["waited", "deadline", "temperature", "bias", "lease"],
 )
@@ -161,7 +161,7 @@ def test_a_peer_s_message_with_what_is_no_number_is_refused(message: Any, value:
 
 @pytest.mark.parametrize("value", NOT_FINITE)
 def test_an_engine_takes_no_submit_whose_place_in_the_queue_is_undefined(value: float) -> None:
-    submit = Submit(1, "r", 1, [1], Sampling(5), waited_s=value)
+    submit = Submit(1, "r", 1, [1], SamplingParams(5), waited_s=value)
     with pytest.raises(msgspec.DecodeError):
         decode_message(msgspec.msgpack.Decoder(ToEngine), msgspec.msgpack.encode(submit))
 
@@ -171,7 +171,7 @@ def test_an_error_s_status_is_one_of_http_s_for_errors(status: int) -> None:
     error = msgspec.msgpack.encode(ErrorInfo("c", "m", status))
     with pytest.raises(msgspec.DecodeError):
         decode_message(msgspec.msgpack.Decoder(ErrorInfo), error)
-    told = info_from_body(b'{"error":{"message":"m","code":"c","status":%d}}' % status, None)
+    told = parse_error_info(b'{"error":{"message":"m","code":"c","status":%d}}' % status, None)
     assert 400 <= told.status <= 599
 
 
@@ -179,18 +179,18 @@ def test_an_error_s_status_is_one_of_http_s_for_errors(status: int) -> None:
 def test_a_router_makes_room_for_no_more_choices_than_there_can_be(number: bytes) -> None:
     facts = b'event: facts\ndata: {"num_prompt_tokens":3,"num_cached_tokens":1,"num_choices":%b}' % number
     with pytest.raises(MalformedEvent):
-        read_event(facts)
+        parse_event(facts)
 
 
 @pytest.mark.parametrize("words", [b"e -1 2 3", b"e 1 99999999999999999999 3", b"e 1 2 nan", b"e 1 2 " + b"9" * 5000])
 def test_progress_with_a_number_out_of_range_is_no_progress(words: bytes) -> None:
-    assert read_event(b": progress " + words) is None
+    assert parse_event(b": progress " + words) is None
 
 
 def test_a_registration_with_a_load_below_nothing_is_refused() -> None:
     usual = Registration(
         schema_version=SCHEMA_VERSION, instance="i", url="http://h:1", role="mixed", state="ready", model="m",
-        fingerprint="f", layout=LAYOUT,
+        fingerprint="f", kv_layout=LAYOUT,
     )  # fmt: skip
     assert decode_registration(msgspec.msgpack.encode(usual)) == usual
     for fields in ({"max_tokens": -1}, {"block_size": -16}, {"step": -1}):
@@ -201,11 +201,15 @@ def test_a_registration_with_a_load_below_nothing_is_refused() -> None:
 @pytest.mark.parametrize("value", [*NOT_FINITE, -1.0, 1e9])
 def test_a_router_cannot_tell_an_instance_to_register_at_no_time_or_without_pause(value: float) -> None:
     with pytest.raises(msgspec.DecodeError):
-        decode_message(msgspec.msgpack.Decoder(RegisterAnswer), msgspec.msgpack.encode(RegisterAnswer("r", value)))
+        decode_message(
+            msgspec.msgpack.Decoder(RegistrationReply), msgspec.msgpack.encode(RegistrationReply("r", value))
+        )
 
 
 def test_logprobs_that_are_no_numbers_pass_between_our_processes() -> None:
     """A model may say so, and that is no reason to lose the step of the other requests."""
     result = StepResult(1, [])
     assert decode_message(msgspec.msgpack.Decoder(StepResult), msgspec.msgpack.encode(result)) == result
-    assert decode_message(msgspec.msgpack.Decoder(FromEngine), msgspec.msgpack.encode(Deltas(1, []))) == Deltas(1, [])
+    assert decode_message(
+        msgspec.msgpack.Decoder(FromEngine), msgspec.msgpack.encode(TokenDeltas(1, []))
+    ) == TokenDeltas(1, [])

@@ -13,7 +13,7 @@ import msgspec
 from onward.config import RouterConfig
 from onward.proto.cursor import Cursor, parse_cursor
 from onward.router.main import RouterProcess
-from onward.web.key_file import KeySource
+from onward.web.key_file import ApiKeySource
 from tests.router.stand_in_instance import StandInInstance, text_of, token
 
 CHAT = "/v1/chat/completions"
@@ -126,7 +126,9 @@ def assert_seamless(received: Received, seed: int, num_tokens: int, num_choices:
         assert received.roles(index) == 1
     positions = [[choice.position for choice in cursor.choices] for cursor in received.cursors]
     assert positions == sorted(positions) and len(positions) == num_tokens * num_choices
-    assert [cursor.epoch for cursor in received.cursors] == sorted(cursor.epoch for cursor in received.cursors)
+    assert [cursor.attempt_epoch for cursor in received.cursors] == sorted(
+        cursor.attempt_epoch for cursor in received.cursors
+    )
 
 
 @asynccontextmanager
@@ -136,7 +138,7 @@ async def running_router(
     cluster_key: str = "",
     settle_s: float = 0.0,
     keep_alive_s: float = 15.0,
-    key_source: KeySource | None = None,
+    key_source: ApiKeySource | None = None,
     **config: Any,
 ) -> AsyncIterator[Router]:
     plain = key_source.plain if key_source is not None else config.get("api_key", ())

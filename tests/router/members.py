@@ -3,23 +3,23 @@
 import msgspec
 
 from onward.proto import SCHEMA_VERSION
-from onward.proto.kv_transfer import Layout
-from onward.proto.router import Load, Registration
-from onward.router.replicas import Replica, State
+from onward.proto.kv_transfer import KvLayout
+from onward.proto.router import InstanceLoad, Registration
+from onward.router.replicas import InstanceInfo, InstanceState
 
-LAYOUT = Layout("weights-and-kernels", "float16", 16, 30, 3, 64)
-A_REPLICA = Replica(
-    instance="a",
+LAYOUT = KvLayout("weights-and-kernels", "float16", 16, 30, 3, 64)
+A_REPLICA = InstanceInfo(
+    instance_id="a",
     url="http://a",
     role="mixed",
-    state=State.READY,
+    state=InstanceState.READY,
     fingerprint=LAYOUT.fingerprint,
     handoff_address="",
     max_tokens=1000,
     block_size=16,
-    load=Load(max_running=10, num_blocks=100, free_blocks=100),
-    booked=0,
-    broken_until_s=0.0,
+    load=InstanceLoad(max_running=10, num_blocks=100, free_blocks=100),
+    num_reserved=0,
+    circuit_open_until_s=0.0,
 )
 A_REGISTRATION = Registration(
     schema_version=SCHEMA_VERSION,
@@ -29,7 +29,7 @@ A_REGISTRATION = Registration(
     state="ready",
     model="a-model",
     fingerprint=LAYOUT.fingerprint,
-    layout=LAYOUT,
+    kv_layout=LAYOUT,
     max_tokens=1000,
     block_size=16,
 )

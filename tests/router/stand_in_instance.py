@@ -22,14 +22,14 @@ from onward.proto.router import (
     PROBE_PATH,
     REGISTER_PATH,
     Attempt,
-    Close,
-    Closed,
-    Facts,
-    Find,
-    Load,
-    Record,
-    RegisterAnswer,
+    CloseAttempt,
+    ClosedAttempt,
+    FindStream,
+    InstanceLoad,
+    PromptUsage,
     Registration,
+    RegistrationReply,
+    StreamRecord,
 )
 
 NUM_PROMPT_TOKENS = 5
@@ -89,10 +89,10 @@ class StandInInstance:
         """Whose the router said it means."""
         self.key: str | None = None
         """An admin's, for a router that asks for one."""
-        self.records: dict[str, Record] = {}
-        self.closes: Callable[[Close], Closed] | None = None
+        self.records: dict[str, StreamRecord] = {}
+        self.closes: Callable[[CloseAttempt], ClosedAttempt] | None = None
         """How it ends the answer to a request that the router gives up. None: it does not answer that."""
-        self.asked_to_close: list[Close] = []
+        self.asked_to_close: list[CloseAttempt] = []
         self.behave: Callable[[Attempt, int], Behaviour] = lambda attempt, number: Behaviour()
         """By the attempt and how many came here before."""
         self.seen = asyncio.Condition()
@@ -127,11 +127,11 @@ class StandInInstance:
     def register_with(self, router_url: str) -> None:
         self._registering = asyncio.create_task(self._register_forever(router_url))
 
-    async def register_once(self, session: aiohttp.ClientSession, router_url: str) -> RegisterAnswer:
+    async def register_once(self, session: aiohttp.ClientSession, router_url: str) -> RegistrationReply:
         body = msgspec.msgpack.encode(self.registration())
         headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
         async with session.post(router_url + REGISTER_PATH, data=body, headers=headers) as response:
-            return msgspec.msgpack.decode(await response.read(), type=RegisterAnswer)
+            return msgspec.msgpack.decode(await response.read(), type=RegistrationReply)
 
     async def _register_forever(self, router_url: str) -> None:
         async with aiohttp.ClientSession() as session:
@@ -149,12 +149,12 @@ class StandInInstance:
             state=self.state,
             model="hash",
             fingerprint=self.fingerprint,
-            layout=None,
+            kv_layout=None,
             handoff_address=self.handoff_address,
             max_tokens=self.max_tokens,
             block_size=4,
-            load=Load(max_running=64, num_blocks=100, free_blocks=100),
-            pids={"api": [1]},
+            load=InstanceLoad(max_running=64, num_blocks=100, free_blocks=100),
+            pids_by_role={"api": [1]},
         )
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -185,12 +185,12 @@ class StandInInstance:
         elif path == ATTEMPT_PATH:
             await self._attempt(msgspec.msgpack.decode(body, type=Attempt), reader, writer)
         elif path == CLOSE_PATH and self.closes is not None:
-            self.asked_to_close.append(msgspec.msgpack.decode(body, type=Close))
+            self.asked_to_close.append(msgspec.msgpack.decode(body, type=CloseAttempt))
             respond(writer, 200, msgspec.msgpack.encode(self.closes(self.asked_to_close[-1])))
         elif path == PROBE_PATH:
             respond(writer, 200, msgspec.msgpack.encode(self.registration()))
         elif path == FIND_PATH:
-            record = self.records.get(msgspec.msgpack.decode(body, type=Find).request_id)
+            record = self.records.get(msgspec.msgpack.decode(body, type=FindStream).request_id)
             respond(writer, 200 if record else 404, msgspec.msgpack.encode(record) if record else b"")
         elif path == ABORT_PATH:
             asked = msgspec.json.decode(body)
@@ -280,11 +280,15 @@ class _Answer:
         own = body.get("generated_token_ids") or body.get("completion_token_ids") or []
         self._tokens = [list(one.token_ids) if one is not None else list(own) for one in given]
         self._reasons = [one.finish_reason if one is not None else None for one in given]
-        self._skip_to = attempt.skip_to
+        self._skip_to = attempt.reader_positions
         self._told = [len(tokens) for tokens in self._tokens]
 
     def events(self):
-        yield b"event: facts\ndata: " + msgspec.json.encode(Facts(NUM_PROMPT_TOKENS, 2, len(self._tokens))) + b"\n\n"
+        yield (
+            b"event: facts\ndata: "
+            + msgspec.json.encode(PromptUsage(NUM_PROMPT_TOKENS, 2, len(self._tokens)))
+            + b"\n\n"
+        )
         if not self._attempt.choices and not self._skip_to and self._streams:
             for index in range(len(self._tokens)):
                 yield self._event(None, {"index": index, "delta": {"role": "assistant"}, "finish_reason": None})
@@ -305,7 +309,7 @@ class _Answer:
         yield b"data: [DONE]\n\n"
 
     def _fail(self):
-        if self._attempt.final and self._behaviour.error.get("code") == "pd_preempted":
+        if self._attempt.is_final and self._behaviour.error.get("code") == "pd_preempted":
             self._reasons = [reason or "pd_reschedule" for reason in self._reasons]
             if self._streams:
                 choice = {
@@ -339,7 +343,9 @@ class _Answer:
     def _cursor(self, new: dict[int, list[int]]) -> str:
         choices = [ChoiceCursor(len(t), r) for t, r in zip(self._tokens, self._reasons, strict=True)]
         attempt = self._attempt
-        return format_cursor(Cursor(attempt.request_id, attempt.seed, attempt.epoch, choices, new, attempt.created_s))
+        return format_cursor(
+            Cursor(attempt.request_id, attempt.seed, attempt.attempt_epoch, choices, new, attempt.created_s)
+        )
 
     def _head(self) -> dict[str, Any]:
         return {"id": f"chatcmpl-{self._attempt.request_id}", "created": self._attempt.created_s, "model": "hash"}

@@ -15,9 +15,9 @@ import uvloop
 from onward.api.openai import decode_chat
 from onward.errors import InvalidRequest
 from onward.proto.cursor import parse_cursor
-from onward.proto.router import PROOF_HEADER, REGISTER_PATH, TOKENIZE_PATH, GivenChoice, Record
-from onward.router.replicas import State
-from onward.transport.proof import prove
+from onward.proto.router import REGISTER_PATH, SIGNATURE_HEADER, TOKENIZE_PATH, ChoiceSnapshot, StreamRecord
+from onward.router.replicas import InstanceState
+from onward.transport.proof import sign_request
 from tests.router.harness import CHAT, Answer, Received, Router, assert_seamless, expected_text, running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance, events_of, text_of, token
 
@@ -40,7 +40,7 @@ def two_instances() -> tuple[StandInInstance, StandInInstance]:
 def first_fails(behaviour: Behaviour, *instances: StandInInstance) -> None:
     """The first attempt at a request, wherever it goes."""
     for instance in instances:
-        instance.behave = lambda attempt, _: behaviour if attempt.epoch == 1 else Behaviour()
+        instance.behave = lambda attempt, _: behaviour if attempt.attempt_epoch == 1 else Behaviour()
 
 
 async def read_until(router: Router, body: dict[str, Any], num_cursors: int) -> Received:
@@ -71,7 +71,7 @@ def joined(first: Received, second: Received) -> Received:
 
 async def until_detached(router: Router) -> None:
     async with asyncio.timeout(5):
-        while router.process.serving.core.routes():
+        while router.process.serving.core.live_streams():
             await asyncio.sleep(0.01)
 
 
@@ -112,7 +112,7 @@ def test_what_is_not_given_is_fixed_by_the_router() -> None:
             for name in ("seed", "created_s", "request_id", "label", "body", "path"):
                 assert len({getattr(attempt, name) for attempt in attempts}) == 1
             seed = attempts[0].seed
-            assert 0 <= seed < 2**53 and attempts[0].label == "mine"
+            assert 0 <= seed < 2**53 and attempts[0].client_request_id == "mine"
             assert_seamless(answer.stream, seed, 6)
 
     uvloop.run(scenario())
@@ -122,7 +122,7 @@ async def answers_cut_at(router: Router, body: dict[str, Any], cuts: Iterable[in
     """Each request's first attempt breaks after so many bytes."""
     for instance in router.instances:
         instance.behave = lambda attempt, _: Behaviour(
-            cut_after_bytes=int(attempt.label) if attempt.epoch == 1 else None
+            cut_after_bytes=int(attempt.client_request_id) if attempt.attempt_epoch == 1 else None
         )
     return await asyncio.gather(*(router.post(body, headers={"x-request-id": str(cut)}) for cut in cuts))
 
@@ -304,9 +304,9 @@ def test_a_question_that_is_passed_on_is_refused_with_the_time_to_come_back() ->
     uvloop.run(scenario())
 
 
-def states(router: Router) -> dict[str, State]:
+def states(router: Router) -> dict[str, InstanceState]:
     serving = router.process.serving
-    return {one.instance: one.state for one in serving.core.replicas.all(serving.clock.now_s())}
+    return {one.instance_id: one.state for one in serving.core.instances.list_instances(serving.clock.now_s())}
 
 
 class UnreachableInstance(StandInInstance):
@@ -349,7 +349,7 @@ def test_a_stream_that_fails_over_to_an_unreachable_instance_is_not_lost() -> No
             assert not (await unreachable.register_once(router.session, router.url)).error
             await breaking.stop()
             async with asyncio.timeout(PATIENCE_S):
-                while states(router)["unreachable"] is not State.SUSPECT:
+                while states(router)["unreachable"] is not InstanceState.SUSPECT:
                     await asyncio.sleep(0.01)
             await sound.start()
             await sound.register_once(router.session, router.url)
@@ -411,7 +411,7 @@ def test_requests_wait_for_the_first_instance() -> None:
         async with running_router(a, registers=False) as router:
             assert (await router.get("/health")).status == 503
             asking = asyncio.create_task(router.post(STREAM))
-            while not router.process.serving.core.routes():
+            while not router.process.serving.core.live_streams():
                 await asyncio.sleep(0.01)
             a.register_with(router.url)
             assert_seamless((await asking).stream, 7, 6)
@@ -424,7 +424,7 @@ def test_requests_beyond_the_queue_are_told_to_come_back() -> None:
     async def scenario() -> None:
         async with running_router(max_queue=1) as router:
             waiting = asyncio.create_task(router.post(STREAM))
-            while not router.process.serving.core.routes():
+            while not router.process.serving.core.live_streams():
                 await asyncio.sleep(0.01)
             answer = await router.post(STREAM)
             assert (answer.status, answer.headers["retry-after"]) == (429, "1")
@@ -478,7 +478,7 @@ def test_a_client_that_goes_stops_the_work_and_may_come_back() -> None:
             await a.wait_until(lambda: len(a.cancelled) == 1)
             answer = await router.get(CHAT, {"Last-Event-ID": first.last_id})
             second = answer.stream
-            assert [cursor.epoch for cursor in second.cursors] == [2, 2, 2]
+            assert [cursor.attempt_epoch for cursor in second.cursors] == [2, 2, 2]
             assert_seamless(joined(first, second), 7, 6)
             assert len(second.usages()) == 1
             assert [len(choice.token_ids) for choice in a.attempts[1].choices] == [3]
@@ -493,7 +493,7 @@ def test_a_resumed_stream_is_admitted_like_a_new_one_and_a_refusal_loses_nothing
         limited = {"code": "rate_limited", "message": "max_in_flight", "retryable": True}
         refusing = Behaviour(status=429, error=limited, headers={"retry-after": "7"})
         by_epoch = {1: Behaviour(silent_after=4, gate=gate), 2: refusing}
-        a.behave = lambda attempt, _: by_epoch.get(attempt.epoch, Behaviour())
+        a.behave = lambda attempt, _: by_epoch.get(attempt.attempt_epoch, Behaviour())
         async with running_router(a) as router:
             first = await read_until(router, WITH_USAGE, 3)
             await a.wait_until(lambda: len(a.cancelled) == 1)
@@ -501,7 +501,7 @@ def test_a_resumed_stream_is_admitted_like_a_new_one_and_a_refusal_loses_nothing
             assert (refused.status, refused.headers["retry-after"]) == (429, "7")
             second = (await router.get(CHAT, {"Last-Event-ID": first.last_id})).stream
             assert_seamless(joined(first, second), 7, 6)
-            assert [attempt.was_taken for attempt in a.attempts] == [False, False, False]
+            assert [attempt.was_accepted for attempt in a.attempts] == [False, False, False]
 
     uvloop.run(scenario())
 
@@ -526,13 +526,13 @@ def test_the_clients_deadline_holds_although_it_comes_back(remembers: bool) -> N
             await until_detached(router)
             if not remembers:  # as a router that was restarted
                 told = instance.attempts[-1]
-                made = msgspec.structs.replace(told, choices=[GivenChoice([token(7, 0, 0), token(7, 0, 1)])])
-                instance.records[told.request_id] = Record(attempt=made)
-                router.process.serving.core.records.drop(told.request_id)
+                made = msgspec.structs.replace(told, choices=[ChoiceSnapshot([token(7, 0, 0), token(7, 0, 1)])])
+                instance.records[told.request_id] = StreamRecord(attempt=made)
+                router.process.serving.core.detached.drop(told.request_id)
             async with router.session.get(router.url + CHAT, headers={"Last-Event-ID": first.last_id}) as response:
                 assert response.status == 200
-            left_s = instance.attempts[-1].deadline_s
-            assert instance.attempts[-1].epoch == 2 and left_s is not None and left_s <= 60.0
+            left_s = instance.attempts[-1].deadline_in_s
+            assert instance.attempts[-1].attempt_epoch == 2 and left_s is not None and left_s <= 60.0
 
     uvloop.run(scenario())
 
@@ -562,9 +562,9 @@ def test_another_router_finds_the_record_at_the_instances() -> None:
             first = await read_until(router, STREAM, 3)
             holder = a if a.attempts else b
             made = [token(7, 0, position) for position in range(4)]
-            kept = msgspec.structs.replace(holder.attempts[0], choices=[GivenChoice(made)])
+            kept = msgspec.structs.replace(holder.attempts[0], choices=[ChoiceSnapshot(made)])
             await until_detached(router)
-            holder.records[kept.request_id] = Record(attempt=kept)
+            holder.records[kept.request_id] = StreamRecord(attempt=kept)
             async with running_router(a, b) as other:
                 second = (await other.get(CHAT, {"Last-Event-ID": first.last_id})).stream
                 assert_seamless(joined(first, second), 7, 6)
@@ -579,8 +579,8 @@ def test_a_router_that_has_just_started_waits_for_the_instances_before_it_knows_
         async with running_router(a) as router:
             first = await read_until(router, STREAM, 3)
             await until_detached(router)
-            kept = msgspec.structs.replace(a.attempts[0], choices=[GivenChoice([token(7, 0, i) for i in range(4)])])
-            a.records[kept.request_id] = Record(attempt=kept)
+            kept = msgspec.structs.replace(a.attempts[0], choices=[ChoiceSnapshot([token(7, 0, i) for i in range(4)])])
+            a.records[kept.request_id] = StreamRecord(attempt=kept)
             async with running_router(a, registers=False, settle_s=10.0) as other:
                 asking = asyncio.create_task(other.get(CHAT, {"Last-Event-ID": first.last_id}))
                 await asyncio.sleep(0)
@@ -601,8 +601,8 @@ def test_a_stream_is_not_unknown_while_its_instance_cannot_be_asked(is_registere
         async with running_router(a) as router:
             first = await read_until(router, STREAM, 3)
             await until_detached(router)
-            kept = msgspec.structs.replace(a.attempts[0], choices=[GivenChoice([token(7, 0, i) for i in range(4)])])
-            a.records[kept.request_id] = Record(attempt=kept)
+            kept = msgspec.structs.replace(a.attempts[0], choices=[ChoiceSnapshot([token(7, 0, i) for i in range(4)])])
+            a.records[kept.request_id] = StreamRecord(attempt=kept)
             async with running_router(a, registers=is_registered) as other:
                 await a.stop()
                 asked = await other.get(CHAT, {"Last-Event-ID": first.last_id})
@@ -658,10 +658,10 @@ def test_a_stream_that_nobody_has_is_unknown_and_a_repeated_post_makes_it_again(
             other_seed = await router.post(STREAM | {"seed": 8}, headers={"Last-Event-ID": first.last_id})
             assert (other_seed.status, other_seed.json["error"]["param"]) == (400, "seed")
             # It breaks once more, in the middle of what the client has already.
-            a.behave = lambda attempt, _: Behaviour(cut_after_bytes=130) if attempt.epoch == 2 else Behaviour()
+            a.behave = lambda attempt, _: Behaviour(cut_after_bytes=130) if attempt.attempt_epoch == 2 else Behaviour()
             again = (await router.post(STREAM, headers={"Last-Event-ID": first.last_id})).stream
             assert_seamless(joined(first, again), 7, 6)
-            assert [attempt.epoch for attempt in a.attempts] == [2, 3]
+            assert [attempt.attempt_epoch for attempt in a.attempts] == [2, 3]
 
     uvloop.run(scenario())
 
@@ -722,20 +722,20 @@ def test_instances_prove_that_they_hold_the_clusters_key() -> None:
             wall_s = router.process.serving.clock.wall_s()
             proofs = {
                 "": 401,
-                prove("cd" * 32, "POST", REGISTER_PATH, body, wall_s): 401,
-                prove(key, "POST", REGISTER_PATH, b"other", wall_s): 401,
-                prove(key, "POST", REGISTER_PATH, body, wall_s): 200,
+                sign_request("cd" * 32, "POST", REGISTER_PATH, body, wall_s): 401,
+                sign_request(key, "POST", REGISTER_PATH, b"other", wall_s): 401,
+                sign_request(key, "POST", REGISTER_PATH, body, wall_s): 200,
             }
             for proof, status in proofs.items():
-                headers = {PROOF_HEADER: proof}
+                headers = {SIGNATURE_HEADER: proof}
                 async with router.session.post(router.url + REGISTER_PATH, data=body, headers=headers) as response:
                     assert response.status == status
             assert (await router.get("/internal/status")).status == 200
             assert_seamless((await router.post(STREAM)).stream, 7, 6)
         async with running_router(cluster_key=key, api_key=("k",)) as router:
             assert (await router.get("/internal/status")).status == 401
-            proof = prove(key, "GET", "/internal/status", b"", router.process.serving.clock.wall_s())
-            assert (await router.get("/internal/status", {PROOF_HEADER: proof})).status == 200
+            proof = sign_request(key, "GET", "/internal/status", b"", router.process.serving.clock.wall_s())
+            assert (await router.get("/internal/status", {SIGNATURE_HEADER: proof})).status == 200
 
     uvloop.run(scenario())
 
@@ -869,6 +869,6 @@ def test_many_streams_at_once_each_get_their_own() -> None:
             with contextlib.suppress(TimeoutError):
                 await until_detached(router)
             assert all(one["streams"] == 0 for one in (await router.get("/internal/status")).json["instances"])
-            assert parse_cursor(answers[-1].stream.last_id).epoch == 2
+            assert parse_cursor(answers[-1].stream.last_id).attempt_epoch == 2
 
     uvloop.run(scenario())

@@ -68,7 +68,7 @@ def test_what_instances_answer_with_an_error_costs_the_budget(fails_after: int) 
         instances = [StandInInstance("a"), StandInInstance("b")]
         for instance in instances:
             instance.behave = lambda attempt, _: Behaviour(
-                fails_after=fails_after if attempt.epoch == 1 else 0, error=BROKEN
+                fails_after=fails_after if attempt.attempt_epoch == 1 else 0, error=BROKEN
             )
         async with running_router(*instances, retry_budget=0.0, preempt_retry_count=1000) as router:
             asking = [asyncio.create_task(router.post(STREAM | {"deadline_ms": 800})) for _ in range(20)]
@@ -94,7 +94,7 @@ def test_the_last_decode_instance_is_kept_out_of_the_next_attempt_where_that_is_
         async with running_router(*instances, **config) as router:
             answer = await router.post(STREAM, headers={"X-Session-Id": "one"})
             assert_seamless(answer.stream, 7, 6)
-            order = [name for _, name in sorted((a.epoch, i.name) for i in instances for a in i.attempts)]
+            order = [name for _, name in sorted((a.attempt_epoch, i.name) for i in instances for a in i.attempts)]
             assert len(order) >= 6
             stays = [one == other for one, other in itertools.pairwise(order)]
             assert not any(stays) if excludes else all(stays)
@@ -105,10 +105,12 @@ def test_the_last_decode_instance_is_kept_out_of_the_next_attempt_where_that_is_
 def test_the_only_decode_instance_is_taken_again_although_it_should_be_kept_out() -> None:
     async def scenario() -> None:
         only = StandInInstance("only", role="decode")
-        only.behave = lambda attempt, _: Behaviour(fails_after=2 if attempt.epoch == 1 else None, error=PREEMPTED)
+        only.behave = lambda attempt, _: Behaviour(
+            fails_after=2 if attempt.attempt_epoch == 1 else None, error=PREEMPTED
+        )
         async with running_router(only, preempt_retry_exclude_decode=True) as router:
             assert_seamless((await router.post(STREAM)).stream, 7, 6)
-            assert [attempt.epoch for attempt in only.attempts] == [1, 2]
+            assert [attempt.attempt_epoch for attempt in only.attempts] == [1, 2]
 
     run(scenario)
 
@@ -136,10 +138,10 @@ def test_a_deadline_ends_a_stream_that_its_instance_does_not_end(tokens: int) ->
 def test_the_time_that_is_left_goes_along_with_every_attempt() -> None:
     async def scenario() -> None:
         a = StandInInstance("a")
-        a.behave = lambda attempt, _: Behaviour(fails_after=1 if attempt.epoch < 3 else None, error=PREEMPTED)
+        a.behave = lambda attempt, _: Behaviour(fails_after=1 if attempt.attempt_epoch < 3 else None, error=PREEMPTED)
         async with running_router(a) as router:
             assert (await router.post(STREAM | {"deadline_ms": 9000}, path=CHAT)).stream.num_done == 1
-            left = [attempt.deadline_s for attempt in a.attempts if attempt.deadline_s is not None]
+            left = [attempt.deadline_in_s for attempt in a.attempts if attempt.deadline_in_s is not None]
             assert len(left) == 3 and left == sorted(left, reverse=True) and 0 < left[-1] < left[0] <= 9
 
     run(scenario)

@@ -4,40 +4,40 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.router.budget import FLOOR, MAX_PACE_S, PACE_BURST, PACED_PER_S, WINDOW_S, RetryBudget
+from onward.router.budget import MAX_PACE_S, MIN_RETRIES_PER_WINDOW, PACE_BURST, PACED_PER_S, WINDOW_S, RetryBudget
 
 
 def granted(budget: RetryBudget, asked: int, now_s: float) -> int:
-    return sum(budget.may_retry(now_s) for _ in range(asked))
+    return sum(budget.try_spend(now_s) for _ in range(asked))
 
 
 def test_a_small_cluster_may_retry_although_a_share_of_few_is_none() -> None:
-    assert granted(RetryBudget(0.2), 100, 0.0) == FLOOR
+    assert granted(RetryBudget(0.2), 100, 0.0) == MIN_RETRIES_PER_WINDOW
 
 
 def test_an_outage_does_not_become_a_storm() -> None:
     budget = RetryBudget(0.2)
     for number in range(1000):
-        budget.request(number / 100)
+        budget.record_request(number / 100)
     assert granted(budget, 1000, 10.0) == 200
 
 
 def test_what_was_spent_comes_back_after_a_minute() -> None:
     budget = RetryBudget(0.2)
     granted(budget, 100, 0.5)
-    assert not budget.may_retry(0.5 + WINDOW_S / 2)
-    assert budget.may_retry(1.0 + WINDOW_S)
+    assert not budget.try_spend(0.5 + WINDOW_S / 2)
+    assert budget.try_spend(1.0 + WINDOW_S)
 
 
 def test_requests_of_long_ago_allow_nothing_now() -> None:
     budget = RetryBudget(0.2)
     for _ in range(1000):
-        budget.request(0.0)
-    assert granted(budget, 1000, WINDOW_S + 1) == FLOOR
+        budget.record_request(0.0)
+    assert granted(budget, 1000, WINDOW_S + 1) == MIN_RETRIES_PER_WINDOW
 
 
 def test_a_share_of_zero_leaves_the_floor_and_without_it_nothing() -> None:
-    assert granted(RetryBudget(0.0), 100, 0.0) == FLOOR
+    assert granted(RetryBudget(0.0), 100, 0.0) == MIN_RETRIES_PER_WINDOW
     assert granted(RetryBudget(0.0, floor=0), 100, 0.0) == 0
 
 
@@ -51,29 +51,29 @@ def test_within_any_minute_no_more_is_granted_than_floor_and_share(
     for is_request, pause_s in events:
         now_s += pause_s
         if is_request:
-            budget.request(now_s)
+            budget.record_request(now_s)
             requests.append(now_s)
-        elif budget.may_retry(now_s):
+        elif budget.try_spend(now_s):
             retries.append(now_s)
             # Whole seconds are counted: a request may count for up to one longer than the window.
             recent = sum(at_s > now_s - WINDOW_S - 1 for at_s in requests)
-            assert sum(at_s > now_s - WINDOW_S + 1 for at_s in retries) <= max(FLOOR, share * recent)
+            assert sum(at_s > now_s - WINDOW_S + 1 for at_s in retries) <= max(MIN_RETRIES_PER_WINDOW, share * recent)
 
 
 def test_the_first_resumes_start_at_once_and_the_others_one_after_another() -> None:
     budget = RetryBudget(0.2)
-    waits = [budget.pace(5.0) for _ in range(PACE_BURST + 3)]
+    waits = [budget.pacing_delay_s(5.0) for _ in range(PACE_BURST + 3)]
     assert waits[:PACE_BURST] == [0.0] * PACE_BURST
     assert waits[PACE_BURST:] == pytest.approx([1 / PACED_PER_S, 2 / PACED_PER_S, 3 / PACED_PER_S])
 
 
 def test_no_resume_waits_longer_than_the_bound_however_many_there_are() -> None:
     budget = RetryBudget(0.0, floor=0)
-    assert max(budget.pace(0.0) for _ in range(10_000)) == MAX_PACE_S
+    assert max(budget.pacing_delay_s(0.0) for _ in range(10_000)) == MAX_PACE_S
 
 
 def test_once_the_wave_is_over_nobody_waits() -> None:
     budget = RetryBudget(0.2)
     for _ in range(10_000):
-        budget.pace(0.0)
-    assert budget.pace(MAX_PACE_S + 1) == 0.0
+        budget.pacing_delay_s(0.0)
+    assert budget.pacing_delay_s(MAX_PACE_S + 1) == 0.0

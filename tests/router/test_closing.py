@@ -8,9 +8,9 @@ import msgspec
 import pytest
 import uvloop
 
-from onward.proto.router import Close, Closed, GivenChoice
-from onward.router.closing import partial_of
-from onward.router.stream import Choice, Origin, Stream
+from onward.proto.router import ChoiceSnapshot, CloseAttempt, ClosedAttempt
+from onward.router.closing import build_partial
+from onward.router.stream import ClientRequest, ClientStream, DeliveredChoice
 from tests.router.harness import running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance, token
 from tests.router.test_core import World
@@ -31,15 +31,15 @@ def resume_from(tokens: list[int]) -> dict[str, Any]:
     return {"seed": 7, "resume": fields}
 
 
-def writes(asked: Close) -> Closed:
+def writes(asked: CloseAttempt) -> ClosedAttempt:
     """As an instance would: it says what it was asked for."""
     said = {"said": [asked.error.code, *(len(choice.token_ids) for choice in asked.attempt.choices)], "usage": None}
     is_aborted = asked.error.code == "aborted"
     if not msgspec.json.decode(asked.attempt.body).get("stream"):
-        return Closed(200 if is_aborted else asked.error.status, msgspec.json.encode(said))
+        return ClosedAttempt(200 if is_aborted else asked.error.status, msgspec.json.encode(said))
     name = b"" if is_aborted else b"event: error\n"
     fields = {"choices": []} | said if is_aborted else {"error": {"code": asked.error.code}, "partial": said}
-    return Closed(200, name + b"data: " + msgspec.json.encode(fields) + b"\n\n")
+    return ClosedAttempt(200, name + b"data: " + msgspec.json.encode(fields) + b"\n\n")
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -48,7 +48,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def num_told(stream: Stream) -> int:
+def num_told(stream: ClientStream) -> int:
     return sum(len(choice.token_ids) for choice in stream.choices)
 
 
@@ -66,7 +66,7 @@ def test_an_aborted_request_ends_as_an_instance_writes_it(body: dict[str, Any], 
         instance.closes = writes
         async with running_router(instance, stall_timeout_s=1000.0) as router:
             asking = asyncio.create_task(router.post(body))
-            streams = router.process.serving.core.routes
+            streams = router.process.serving.core.live_streams
             await until(lambda: [num_told(route.stream) for route in streams()] == [num_tokens])
             await instance.wait_until(lambda: len(instance.attempts) == 1)
             await router.post({"all": True}, path="/v1/abort")
@@ -79,7 +79,7 @@ def test_an_aborted_request_ends_as_an_instance_writes_it(body: dict[str, Any], 
             else:
                 assert answer.json["said"] == said
             [asked] = instance.asked_to_close
-            assert asked.attempt.choices == ([GivenChoice(TOKENS[:num_tokens])] if num_tokens else [])
+            assert asked.attempt.choices == ([ChoiceSnapshot(TOKENS[:num_tokens])] if num_tokens else [])
             assert len(instance.attempts) == 1, "nothing is generated for it any more"
 
     run(scenario())
@@ -94,7 +94,7 @@ def test_an_abort_after_the_last_token_waits_for_the_whole_answer() -> None:
         instance.closes = writes
         async with running_router(instance, stall_timeout_s=1000.0) as router:
             asking = asyncio.create_task(router.post(BODY))
-            streams = router.process.serving.core.routes
+            streams = router.process.serving.core.live_streams
             await until(lambda: [num_told(route.stream) for route in streams()] == [len(TOKENS)])
             await router.post({"all": True}, path="/v1/abort")
             gate.set()
@@ -112,7 +112,7 @@ def test_an_abort_after_the_last_token_ends_the_request_where_its_answer_is_lost
         instance.behave = lambda *_: Behaviour(silent_after=len(TOKENS), gate=gate)
         async with running_router(instance, stall_timeout_s=1000.0) as router:
             asking = asyncio.create_task(router.post(BODY))
-            streams = router.process.serving.core.routes
+            streams = router.process.serving.core.live_streams
             await until(lambda: [num_told(route.stream) for route in streams()] == [len(TOKENS)])
             await router.post({"all": True}, path="/v1/abort")
             await instance.stop()
@@ -174,7 +174,7 @@ def test_an_aborted_request_that_no_instance_can_end_is_told_how_to_continue(bod
         instance.behave = lambda *_: Behaviour(silent_after=2)
         async with running_router(instance, stall_timeout_s=1000.0) as router:
             asking = asyncio.create_task(router.post(body))
-            streams = router.process.serving.core.routes
+            streams = router.process.serving.core.live_streams
             await until(lambda: [num_told(route.stream) for route in streams()] == [2])
             await router.post({"all": True}, path="/v1/abort")
             answer = await asking
@@ -201,14 +201,14 @@ def test_an_error_that_an_instance_has_written_is_passed_on_with_its_part() -> N
     run(scenario())
 
 
-def stream_of(body: dict[str, Any], *choices: Choice) -> Stream:
-    origin = Origin("r", 7, 0, 0.0, "/v1/completions", msgspec.json.encode(body), streams=False)
-    return Stream(origin, 3, choices=list(choices))
+def stream_of(body: dict[str, Any], *choices: DeliveredChoice) -> ClientStream:
+    origin = ClientRequest("r", 7, 0, 0.0, "/v1/completions", msgspec.json.encode(body), is_streaming=False)
+    return ClientStream(origin, 3, choices=list(choices))
 
 
 def test_what_a_router_says_itself_is_only_how_to_continue() -> None:
-    choices = [Choice([1, 2], "stop"), Choice([3]), Choice([], "abort")]
-    assert partial_of(stream_of({"n": 3}, *choices)) == {
+    choices = [DeliveredChoice([1, 2], "stop"), DeliveredChoice([3]), DeliveredChoice([], "abort")]
+    assert build_partial(stream_of({"n": 3}, *choices)) == {
         "seed": 7,
         "resume": {
             "seed": 7,
@@ -216,8 +216,8 @@ def test_what_a_router_says_itself_is_only_how_to_continue() -> None:
             "generated_finish_reasons": ["stop", None, None],
         },
     }
-    assert partial_of(stream_of({"n": 1, "best_of": 3}, *choices)) is None, "that cannot be continued from tokens"
-    assert partial_of(stream_of({}, Choice())) is None
+    assert build_partial(stream_of({"n": 1, "best_of": 3}, *choices)) is None, "that cannot be continued from tokens"
+    assert build_partial(stream_of({}, DeliveredChoice())) is None
 
 
 @pytest.mark.parametrize(("reason", "num_kept"), [("abort", 0), (None, 1)])
@@ -226,5 +226,5 @@ def test_a_stream_that_was_aborted_at_its_instance_is_not_kept(reason: str | Non
     route = world.open()
     world.start(route, tokens=2)
     route.stream.choices[0].finish_reason = reason
-    world.core.close(route, world.now_s, keep=True)
-    assert len(world.core.records) == num_kept
+    world.core.close_stream(route, world.now_s, keep=True)
+    assert len(world.core.detached) == num_kept

@@ -13,11 +13,11 @@ from onward.obs.metrics import Registry
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import ChoiceCursor, Cursor
 from onward.proto.request import ErrorInfo
-from onward.proto.router import Progress, Registration
-from onward.router.core import ABORTED, MAX_WAIT_S, Dispatch, Finish, GiveUp, RouterCore, Wait, block_hashes
-from onward.router.events import Advance, Failure, WholeAnswer
-from onward.router.route import Route
-from onward.router.stream import Cause, Origin
+from onward.proto.router import Registration, StreamProgress
+from onward.router.core import ABORTED, MAX_INSTANCE_WAIT_S, Dispatch, Finish, GiveUp, RouterCore, Wait, block_hashes
+from onward.router.events import CompleteBody, TokenEvent, UpstreamErrorEvent
+from onward.router.route import RoutedStream
+from onward.router.stream import ClientRequest, FailureCause
 
 NO_BLOCKS = ErrorInfo("pd_preempted", "PD Error: no blocks", 503, True)
 LIVING = ErrorInfo("internal_error", "something went wrong", 500, True)
@@ -48,11 +48,11 @@ class World:
             state=state,
             model="m",
             fingerprint=self.fingerprints[name],
-            layout=None,
+            kv_layout=None,
         )
 
-    def open(self, **fields: Any) -> Route:
-        origin = Origin(
+    def open(self, **fields: Any) -> RoutedStream:
+        origin = ClientRequest(
             request_id=next(self._ids),
             seed=1,
             created_s=1,
@@ -61,12 +61,12 @@ class World:
             body=b"{}",
             **({"streams": True} | fields),
         )
-        return self.core.open(origin, self.now_s)
+        return self.core.open_stream(origin, self.now_s)
 
-    def step(self, route: Route) -> Any:
-        return self.core.next_step(route, self.now_s)
+    def step(self, route: RoutedStream) -> Any:
+        return self.core.next_action(route, self.now_s)
 
-    def dispatch(self, route: Route) -> Dispatch:
+    def dispatch(self, route: RoutedStream) -> Dispatch:
         step = self.step(route)
         waited = 0
         while isinstance(step, Wait):
@@ -77,28 +77,28 @@ class World:
         assert isinstance(step, Dispatch), step
         return step
 
-    def start(self, route: Route, tokens: int = 0) -> str:
+    def start(self, route: RoutedStream, tokens: int = 0) -> str:
         dispatch = self.dispatch(route)
-        self.core.accepted(route, self.now_s)
+        self.core.on_accepted(route, self.now_s)
         for _ in range(tokens):
             self.advance(route)
-        return dispatch.instance
+        return dispatch.instance_id
 
-    def advance(self, route: Route) -> None:
+    def advance(self, route: RoutedStream) -> None:
         stream = route.stream
         position = len(stream.choices[0].token_ids) + 1 if stream.choices else 1
         cursor = Cursor(stream.request_id, 1, stream.epoch, [ChoiceCursor(position)], {0: [position]})
-        was_new = not stream.advanced
-        stream.hear(Advance(b"x", cursor, True), self.now_s)
+        was_new = not stream.attempt_advanced
+        stream.on_event(TokenEvent(b"x", cursor, True), self.now_s)
         if was_new:
-            self.core.advanced(route, self.now_s)
+            self.core.on_first_tokens(route, self.now_s)
 
-    def fail(self, route: Route, cause: Cause = Cause.LOST, info: ErrorInfo | None = None) -> None:
+    def fail(self, route: RoutedStream, cause: FailureCause = FailureCause.LOST, info: ErrorInfo | None = None) -> None:
         if info is None:
-            route.stream.lose(cause, "it failed")
+            route.stream.fail_lost(cause, "it failed")
         else:
             route.stream.fail(cause, info)
-        self.core.ended(route, self.now_s)
+        self.core.on_attempt_ended(route, self.now_s)
 
     def pass_time(self, seconds: float) -> None:
         """Instances go on registering meanwhile."""
@@ -115,7 +115,7 @@ def test_a_lost_stream_goes_to_another_instance_with_its_tokens() -> None:
     first = world.start(route, tokens=3)
     world.fail(route)
     second = world.dispatch(route)
-    assert second.instance != first
+    assert second.instance_id != first
     assert [choice.token_ids for choice in second.attempt.choices] == [[1, 2, 3]]
 
 
@@ -146,7 +146,7 @@ def test_attempts_without_progress_are_bounded_for_all_streams_together() -> Non
     for route in routes:
         world.start(route)
     for route in routes:
-        world.fail(route, Cause.ERROR, LIVING)
+        world.fail(route, FailureCause.ERROR, LIVING)
     assert world.core.metrics.budget_refusals.value() == 20, "ten are free in each minute"
     world.pass_time(1.0)
     steps = [world.step(route) for route in routes]
@@ -162,11 +162,11 @@ def test_a_stream_goes_on_as_soon_as_the_budget_has_something_for_it() -> None:
     for _ in range(10):
         route = world.open()
         world.start(route)
-        world.fail(route, Cause.ERROR, LIVING)
+        world.fail(route, FailureCause.ERROR, LIVING)
     world.pass_time(55.0)
     late = world.open()
     world.start(late)
-    world.fail(late, Cause.ERROR, LIVING)
+    world.fail(late, FailureCause.ERROR, LIVING)
     refused_s = world.now_s
     assert isinstance(world.dispatch(late), Dispatch)
     assert 4.0 < world.now_s - refused_s < 7.0, "the first ten are a minute old"
@@ -186,8 +186,8 @@ def test_the_first_resume_after_progress_is_never_refused_but_paced() -> None:
     assert isinstance(world.step(late), Wait), "new requests come after them"
 
 
-@pytest.mark.parametrize("cause", [Cause.LOST, Cause.STALL, Cause.RESTART, Cause.GONE])
-def test_every_stream_of_an_instance_that_dies_goes_on_also_without_a_token(cause: Cause) -> None:
+@pytest.mark.parametrize("cause", [FailureCause.LOST, FailureCause.STALL, FailureCause.RESTART, FailureCause.GONE])
+def test_every_stream_of_an_instance_that_dies_goes_on_also_without_a_token(cause: FailureCause) -> None:
     world = World("a", "b", retry_budget=0.0)
     routes = [world.open() for _ in range(60)]
     for route in routes:
@@ -214,24 +214,24 @@ def test_when_the_budget_is_spent_a_preempted_request_gets_its_tokens_in_its_own
     world = World("a", preempt_retry_count=100, retry_budget=0.0)
     route = world.open()
     world.start(route, tokens=2)
-    world.fail(route, Cause.ERROR, NO_BLOCKS)
+    world.fail(route, FailureCause.ERROR, NO_BLOCKS)
     for _ in range(30):
         dispatch = world.dispatch(route)
-        world.core.accepted(route, world.now_s)
-        if dispatch.attempt.final:
+        world.core.on_accepted(route, world.now_s)
+        if dispatch.attempt.is_final:
             break
-        world.fail(route, Cause.ERROR, NO_BLOCKS)
+        world.fail(route, FailureCause.ERROR, NO_BLOCKS)
     else:
         raise AssertionError("no attempt was final")
-    world.fail(route, Cause.ERROR, NO_BLOCKS)
+    world.fail(route, FailureCause.ERROR, NO_BLOCKS)
     assert isinstance(world.step(route), GiveUp)
 
 
 def test_without_retries_every_attempt_is_final() -> None:
     world = World("a", "b", preempt_retry_count=0)
     route = world.open()
-    assert world.dispatch(route).attempt.final
-    world.core.accepted(route, world.now_s)
+    assert world.dispatch(route).attempt.is_final
+    world.core.on_accepted(route, world.now_s)
     world.advance(route)
     world.fail(route)
     assert isinstance(world.step(route), GiveUp)
@@ -241,8 +241,8 @@ def test_an_error_that_is_not_retryable_is_the_end() -> None:
     world = World("a", "b")
     route = world.open()
     world.start(route, tokens=1)
-    route.stream.hear(Failure(ErrorInfo("crashed_worker", "three crashes", 500)), world.now_s)
-    world.core.ended(route, world.now_s)
+    route.stream.on_event(UpstreamErrorEvent(ErrorInfo("crashed_worker", "three crashes", 500)), world.now_s)
+    world.core.on_attempt_ended(route, world.now_s)
     step = world.step(route)
     assert isinstance(step, GiveUp) and step.info.code == "crashed_worker"
 
@@ -253,26 +253,26 @@ def test_exclude_decode_keeps_the_last_instance_out_unless_it_is_the_only_one() 
         route = world.open(session="s")
         for _ in range(6):
             last = world.start(route, tokens=1)
-            world.fail(route, Cause.ERROR, NO_BLOCKS)
-            assert world.dispatch(route).instance != last
-            world.core.accepted(route, world.now_s)
+            world.fail(route, FailureCause.ERROR, NO_BLOCKS)
+            assert world.dispatch(route).instance_id != last
+            world.core.on_accepted(route, world.now_s)
             world.advance(route)
-            world.fail(route, Cause.ERROR, NO_BLOCKS)
+            world.fail(route, FailureCause.ERROR, NO_BLOCKS)
     alone = World("a", preempt_retry_exclude_decode=True)
     route = alone.open()
     alone.start(route, tokens=1)
-    alone.fail(route, Cause.ERROR, NO_BLOCKS)
-    assert alone.dispatch(route).instance == "a"
+    alone.fail(route, FailureCause.ERROR, NO_BLOCKS)
+    assert alone.dispatch(route).instance_id == "a"
 
 
-@pytest.mark.parametrize("cause", [Cause.REFUSED, Cause.UNREACHABLE])
-def test_a_refused_connection_is_no_attempt_and_the_stream_waits(cause: Cause) -> None:
+@pytest.mark.parametrize("cause", [FailureCause.REFUSED, FailureCause.UNREACHABLE])
+def test_a_refused_connection_is_no_attempt_and_the_stream_waits(cause: FailureCause) -> None:
     world = World("a", preempt_retry_count=0)
     route = world.open()
     for _ in range(20):
         world.dispatch(route)
         world.fail(route, cause)
-    assert route.stream.failures == 0
+    assert route.stream.num_failures == 0
     assert isinstance(world.step(route), Wait)
 
 
@@ -280,7 +280,7 @@ def test_waiting_for_an_instance_ends_after_a_bound() -> None:
     world = World()
     route = world.open()
     assert isinstance(world.step(route), Wait)
-    world.now_s += MAX_WAIT_S
+    world.now_s += MAX_INSTANCE_WAIT_S
     step = world.step(route)
     assert isinstance(step, GiveUp) and step.info.status == 503
 
@@ -304,7 +304,7 @@ def test_a_deadline_cuts_a_running_stream_that_its_instance_does_not_end() -> No
     world.now_s += 1
     world.advance(route)
     assert world.core.tick(world.now_s) == [route]
-    world.core.ended(route, world.now_s)
+    world.core.on_attempt_ended(route, world.now_s)
     step = world.step(route)
     assert isinstance(step, GiveUp) and step.info.code == "deadline_exceeded"
 
@@ -315,7 +315,7 @@ def test_too_many_waiting_requests_are_told_to_come_back() -> None:
     assert all(isinstance(world.step(route), Wait) for route in waiting)
     step = world.step(world.open())
     assert isinstance(step, GiveUp) and (step.info.status, step.info.retry_after_s) == (429, 1.0)
-    world.core.close(waiting[0], world.now_s, keep=False)
+    world.core.close_stream(waiting[0], world.now_s, keep=False)
     assert isinstance(world.step(world.open()), Wait), "one place is free again"
 
 
@@ -325,8 +325,8 @@ def test_a_new_request_is_not_retried_where_all_are_overloaded() -> None:
     full = ErrorInfo("overloaded", "full", 429, True, retry_after_s=3.0)
     tried = set()
     for _ in range(2):
-        tried.add(world.dispatch(route).instance)
-        world.fail(route, Cause.OVERLOADED, full)
+        tried.add(world.dispatch(route).instance_id)
+        world.fail(route, FailureCause.OVERLOADED, full)
     assert tried == {"a", "b"}
     step = world.step(route)
     assert isinstance(step, GiveUp) and step.info == full
@@ -337,7 +337,9 @@ def test_where_all_are_overloaded_the_client_is_told_the_shortest_time() -> None
     route = world.open()
     for retry_after_s in (3.0, 2.0, None):
         world.dispatch(route)
-        world.fail(route, Cause.OVERLOADED, ErrorInfo("overloaded", "full", 429, True, retry_after_s=retry_after_s))
+        world.fail(
+            route, FailureCause.OVERLOADED, ErrorInfo("overloaded", "full", 429, True, retry_after_s=retry_after_s)
+        )
     step = world.step(route)
     assert isinstance(step, GiveUp) and (step.info.status, step.info.retry_after_s) == (429, 2.0)
 
@@ -348,9 +350,9 @@ def test_a_resume_waits_as_long_as_an_overloaded_instance_says() -> None:
     world.start(route, tokens=1)
     world.fail(route)
     world.dispatch(route)
-    world.fail(route, Cause.OVERLOADED, ErrorInfo("overloaded", "full", 429, True, retry_after_s=3.0))
+    world.fail(route, FailureCause.OVERLOADED, ErrorInfo("overloaded", "full", 429, True, retry_after_s=3.0))
     begun_s = world.now_s
-    assert world.dispatch(route).instance == "a"
+    assert world.dispatch(route).instance_id == "a"
     assert world.now_s - begun_s == pytest.approx(3.0, abs=0.1)
 
 
@@ -359,10 +361,10 @@ def test_a_resume_that_is_rejected_goes_to_another_instance_and_never_back() -> 
     route = world.open()
     first = world.start(route, tokens=1)
     world.fail(route)
-    second = world.dispatch(route).instance
-    world.fail(route, Cause.REJECTED, ErrorInfo("invalid_request", "too long", 400))
-    assert world.dispatch(route).instance == first
-    world.fail(route, Cause.REJECTED, ErrorInfo("invalid_request", "too long", 400))
+    second = world.dispatch(route).instance_id
+    world.fail(route, FailureCause.REJECTED, ErrorInfo("invalid_request", "too long", 400))
+    assert world.dispatch(route).instance_id == first
+    world.fail(route, FailureCause.REJECTED, ErrorInfo("invalid_request", "too long", 400))
     step = world.step(route)
     assert second != first and isinstance(step, GiveUp) and step.info.status == 400
 
@@ -371,8 +373,8 @@ def test_a_first_rejection_is_the_clients_to_see() -> None:
     world = World("a", "b")
     route = world.open()
     world.dispatch(route)
-    route.stream.fail(Cause.REJECTED, ErrorInfo("invalid_request", "n: wrong", 400, param="n"), b"as it came")
-    world.core.ended(route, world.now_s)
+    route.stream.fail(FailureCause.REJECTED, ErrorInfo("invalid_request", "n: wrong", 400, param="n"), b"as it came")
+    world.core.on_attempt_ended(route, world.now_s)
     assert world.step(route) == GiveUp(ErrorInfo("invalid_request", "n: wrong", 400, param="n"), b"as it came")
 
 
@@ -384,13 +386,13 @@ def test_a_stall_is_when_nothing_moves_and_a_queue_or_a_long_prefill_is_none() -
     cut, second = [], 0
     for second in range(40):
         world.pass_time(1.0)
-        queued.stream.hear(Progress("e", 7, 0, 100 - second), world.now_s)
-        stalled.stream.hear(Progress("e", 7, 0, 3), world.now_s)
+        queued.stream.on_event(StreamProgress("e", 7, 0, 100 - second), world.now_s)
+        stalled.stream.on_event(StreamProgress("e", 7, 0, 3), world.now_s)
         cut = world.core.tick(world.now_s)
         if cut:
             break
-    assert cut == [stalled] and stalled.stream.failed is not None
-    assert stalled.stream.failed.cause is Cause.STALL
+    assert cut == [stalled] and stalled.stream.failure is not None
+    assert stalled.stream.failure.cause is FailureCause.STALL
     assert second == 10, "the first line that is like the one before does not count"
 
 
@@ -401,9 +403,9 @@ def test_a_slow_client_is_no_stall() -> None:
     route.stream.is_sending = True
     world.pass_time(60)
     assert world.core.tick(world.now_s) == []
-    assert world.core.unread(world.now_s) == []
+    assert world.core.streams_with_stalled_client(world.now_s) == []
     world.pass_time(60)
-    assert world.core.unread(world.now_s) == [route], "but after a while it counts as gone"
+    assert world.core.streams_with_stalled_client(world.now_s) == [route], "but after a while it counts as gone"
 
 
 def test_a_drained_instance_loses_its_streams_to_others_and_that_is_no_attempt() -> None:
@@ -413,9 +415,9 @@ def test_a_drained_instance_loses_its_streams_to_others_and_that_is_no_attempt()
     world.states[first] = "draining"
     world.register()
     assert world.core.tick(world.now_s) == [route]
-    world.core.ended(route, world.now_s)
+    world.core.on_attempt_ended(route, world.now_s)
     second = world.dispatch(route)
-    assert second.instance != first and route.stream.failures == 0
+    assert second.instance_id != first and route.stream.num_failures == 0
 
 
 def test_a_stream_may_return_to_an_instance_that_was_taken_back_into_service() -> None:
@@ -426,11 +428,11 @@ def test_a_stream_may_return_to_an_instance_that_was_taken_back_into_service() -
     world.states[first] = "draining"
     world.register()
     assert world.core.tick(world.now_s) == [route]
-    world.core.ended(route, world.now_s)
+    world.core.on_attempt_ended(route, world.now_s)
     world.states[other], world.states[first] = "draining", "ready"
     world.register()
     world.pass_time(2.0)
-    assert world.dispatch(route).instance == first
+    assert world.dispatch(route).instance_id == first
 
 
 def test_an_instance_is_told_how_many_others_could_take_its_streams() -> None:
@@ -438,7 +440,7 @@ def test_an_instance_is_told_how_many_others_could_take_its_streams() -> None:
     world.states["c"] = "draining"
     world.register()
     told = {name: world.core.register(world.registration(name, state), 100.0) for name, state in world.states.items()}
-    assert {name: answer.num_others for name, answer in told.items()} == {"a": 1, "b": 1, "c": 2}
+    assert {name: answer.num_other_instances for name, answer in told.items()} == {"a": 1, "b": 1, "c": 2}
 
 
 def test_the_only_instance_keeps_its_streams_while_it_drains() -> None:
@@ -472,26 +474,26 @@ def test_a_stream_waits_for_an_instance_that_restarts_a_process() -> None:
     world.pass_time(4.0)
     assert isinstance(world.step(route), Wait)
     world.pass_time(1.5)
-    assert world.dispatch(route).instance == other
+    assert world.dispatch(route).instance_id == other
 
 
 def test_a_stream_whose_instance_reports_a_restart_moves_after_the_grace() -> None:
     world = World("a", "b", restart_grace_s=3.0, stall_timeout_s=100.0)
     route = world.open()
     world.start(route, tokens=1)
-    route.stream.hear(Progress("-", 0, 0, 0), world.now_s)
+    route.stream.on_event(StreamProgress("-", 0, 0, 0), world.now_s)
     world.pass_time(2.0)
     assert world.core.tick(world.now_s) == []
     world.pass_time(1.5)
     assert world.core.tick(world.now_s) == [route]
-    assert route.stream.failed is not None and route.stream.failed.cause is Cause.RESTART
+    assert route.stream.failure is not None and route.stream.failure.cause is FailureCause.RESTART
 
 
 def test_a_restart_is_waited_for_where_there_is_no_other_instance() -> None:
     world = World("a", restart_grace_s=3.0, stall_timeout_s=10.0)
     route = world.open()
     world.start(route, tokens=1)
-    route.stream.hear(Progress("-", 0, 0, 0), world.now_s)
+    route.stream.on_event(StreamProgress("-", 0, 0, 0), world.now_s)
     world.pass_time(30.0)
     assert world.core.tick(world.now_s) == []
 
@@ -501,8 +503,8 @@ def test_streams_of_an_instance_that_is_gone_move_unless_they_move_by_themselves
     silent, lively = world.open(), world.open()
     for route in (silent, lively):
         world.start(route, tokens=1)
-    gone = lively.stream.instance
-    while silent.stream.instance != gone:
+    gone = lively.stream.instance_id
+    while silent.stream.instance_id != gone:
         world.fail(silent)
         world.start(silent, tokens=1)
     assert gone is not None
@@ -514,8 +516,8 @@ def test_streams_of_an_instance_that_is_gone_move_unless_they_move_by_themselves
         cut = world.core.tick(world.now_s)
         if cut:
             break
-    assert cut == [silent] and silent.stream.failed is not None
-    assert silent.stream.failed.cause is Cause.GONE
+    assert cut == [silent] and silent.stream.failure is not None
+    assert silent.stream.failure.cause is FailureCause.GONE
 
 
 def test_a_live_label_is_taken_and_free_after_its_stream() -> None:
@@ -523,7 +525,7 @@ def test_a_live_label_is_taken_and_free_after_its_stream() -> None:
     route = world.open(label="mine")
     with pytest.raises(Conflict):
         world.open(label="mine")
-    world.core.close(route, world.now_s, keep=True)
+    world.core.close_stream(route, world.now_s, keep=True)
     world.open(label="mine")
 
 
@@ -532,13 +534,13 @@ def test_an_aborted_stream_ends_once_and_cannot_come_back() -> None:
     route = world.open(label="mine")
     world.start(route, tokens=1)
     aborted = world.core.abort(["mine", "other"], world.now_s)
-    assert (aborted.routes, aborted.known) == ([route], {"mine"})
+    assert (aborted.running, aborted.known_names) == ([route], {"mine"})
     world.fail(route)
     assert world.step(route) == GiveUp(ABORTED, None)
-    world.core.close(route, world.now_s, keep=True)
-    assert len(world.core.records) == 0
+    world.core.close_stream(route, world.now_s, keep=True)
+    assert len(world.core.detached) == 0
     with pytest.raises(NotFound):
-        world.core.check_alive(route.stream.request_id, world.now_s)
+        world.core.check_not_aborted(route.stream.request_id, world.now_s)
 
 
 @pytest.mark.parametrize(
@@ -550,9 +552,9 @@ def test_a_whole_answer_that_came_before_an_abort_is_told(reason: str | None, is
     route = world.open(streams=False)
     world.start(route, tokens=1)
     route.stream.choices[0].finish_reason = reason
-    route.stream.hear(WholeAnswer(b"{}"), world.now_s)
+    route.stream.on_event(CompleteBody(b"{}"), world.now_s)
     world.core.abort(None, world.now_s)
-    world.core.ended(route, world.now_s)
+    world.core.on_attempt_ended(route, world.now_s)
     assert world.step(route) == (Finish() if is_told else GiveUp(ABORTED, None))
 
 
@@ -560,48 +562,54 @@ def test_an_abort_reaches_a_stream_whose_client_has_gone() -> None:
     world = World("a")
     route = world.open(label="mine")
     world.start(route, tokens=1)
-    world.core.close(route, world.now_s, keep=True)
+    world.core.close_stream(route, world.now_s, keep=True)
     aborted = world.core.abort(["mine"], world.now_s)
-    assert (aborted.routes, aborted.ids, aborted.known) == ([], [route.stream.request_id], {"mine"})
-    assert len(world.core.records) == 0
+    assert (aborted.running, aborted.ids, aborted.known_names) == ([], [route.stream.request_id], {"mine"})
+    assert len(world.core.detached) == 0
     with pytest.raises(NotFound):
-        world.core.check_alive(route.stream.request_id, world.now_s)
+        world.core.check_not_aborted(route.stream.request_id, world.now_s)
 
 
 def test_an_abort_of_all_means_streams_whose_client_has_gone_too() -> None:
     world = World("a")
     gone, running = world.open(label="gone"), world.open(label="running")
     world.start(gone, tokens=1)
-    world.core.close(gone, world.now_s, keep=True)
+    world.core.close_stream(gone, world.now_s, keep=True)
     aborted = world.core.abort(None, world.now_s)
-    assert aborted.routes == [running]
-    assert aborted.known == {gone.stream.request_id, running.stream.request_id}
-    assert len(world.core.records) == 0
+    assert aborted.running == [running]
+    assert aborted.known_names == {gone.stream.request_id, running.stream.request_id}
+    assert len(world.core.detached) == 0
 
 
 def test_records_end_with_their_time() -> None:
     world = World("a", detach_ttl_s=5.0)
     route = world.open()
     world.start(route, tokens=1)
-    world.core.close(route, world.now_s, keep=True)
+    world.core.close_stream(route, world.now_s, keep=True)
     request_id = route.stream.request_id
-    assert world.core.records.find(request_id, world.now_s + 4.9) is not None
+    assert world.core.detached.find(request_id, world.now_s + 4.9) is not None
     world.core.tick(world.now_s + 5.0)
-    assert len(world.core.records) == 0
+    assert len(world.core.detached) == 0
 
 
 def test_bookings_are_given_back_however_an_attempt_ends() -> None:
     world = World("a")
-    for end in (Cause.LOST, Cause.REFUSED, Cause.UNREACHABLE, Cause.REJECTED, Cause.DRAIN):
+    for end in (
+        FailureCause.LOST,
+        FailureCause.REFUSED,
+        FailureCause.UNREACHABLE,
+        FailureCause.REJECTED,
+        FailureCause.DRAIN,
+    ):
         route = world.open()
         world.dispatch(route)
-        assert world.core.replicas.all(world.now_s)[0].booked == 1
+        assert world.core.instances.list_instances(world.now_s)[0].num_reserved == 1
         world.fail(route, end)
-        assert world.core.replicas.all(world.now_s)[0].booked == 0
+        assert world.core.instances.list_instances(world.now_s)[0].num_reserved == 0
     route = world.open()
     world.dispatch(route)
-    world.core.close(route, world.now_s, keep=True)
-    assert world.core.replicas.all(world.now_s)[0].booked == 0
+    world.core.close_stream(route, world.now_s, keep=True)
+    assert world.core.instances.list_instances(world.now_s)[0].num_reserved == 0
 
 
 def test_resumes_are_counted_by_cause_and_by_whether_they_can_be_exact() -> None:
@@ -628,7 +636,7 @@ def test_the_log_says_which_streams_were_carried_on_and_which_were_not(caplog: p
         world.fail(route)
         other = world.start(route, tokens=1)
         world.fail(doomed)
-        world.core.close(doomed, world.now_s, keep=False)
+        world.core.close_stream(doomed, world.now_s, keep=False)
     resumed, failed = caplog.records
     assert (resumed.levelname, failed.levelname) == ("INFO", "WARNING")
     for fact in (route.stream.request_id, "cause=lost", "outcome=exact", f"from={left} to={other}", "pause_s="):
@@ -653,7 +661,7 @@ def test_a_stream_that_lacks_only_its_end_needs_no_instance() -> None:
     route = world.open()
     world.start(route)
     cursor = Cursor(route.stream.request_id, 1, 1, [ChoiceCursor(1, "stop")], {0: [5]})
-    route.stream.hear(Advance(b"x", cursor, True), world.now_s)
+    route.stream.on_event(TokenEvent(b"x", cursor, True), world.now_s)
     world.fail(route)
     assert world.step(route) == Finish()
 

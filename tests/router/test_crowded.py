@@ -1,19 +1,19 @@
 """Instances that take a request and then have no room for its prompt: another one is tried, and it is no failed attempt."""
 
 from onward.proto.request import ErrorInfo
-from onward.router.core import MAX_WAIT_S, Dispatch, GiveUp, Wait
-from onward.router.events import Failure
-from onward.router.route import Route
+from onward.router.core import MAX_INSTANCE_WAIT_S, Dispatch, GiveUp, Wait
+from onward.router.events import UpstreamErrorEvent
+from onward.router.route import RoutedStream
 from tests.router.test_core import World
 
 NO_ROOM = ErrorInfo("pd_no_decode_blocks", "PD Error: no free blocks", 503, True)
 
 
-def turn_away(world: World, route: Route) -> str:
+def turn_away(world: World, route: RoutedStream) -> str:
     """Whoever it is sent to has begun, and finds no room."""
     instance = world.start(route)
-    route.stream.hear(Failure(NO_ROOM), world.now_s)
-    world.core.ended(route, world.now_s)
+    route.stream.on_event(UpstreamErrorEvent(NO_ROOM), world.now_s)
+    world.core.on_attempt_ended(route, world.now_s)
     return instance
 
 
@@ -22,7 +22,7 @@ def test_another_instance_is_tried_at_once_and_the_same_one_after_a_rest() -> No
     route = world.open()
     assert {turn_away(world, route), turn_away(world, route)} == {"a", "b"}
     assert isinstance(world.step(route), Wait)
-    assert world.dispatch(route).instance in ("a", "b")
+    assert world.dispatch(route).instance_id in ("a", "b")
 
 
 def test_it_costs_none_of_the_attempts_and_nothing_of_the_budget() -> None:
@@ -41,17 +41,17 @@ def test_it_ends_after_a_bound_that_begins_anew_with_each_token() -> None:
     started_s = world.now_s
     turn_away(world, route)
     world.start(route, tokens=1)
-    route.stream.hear(Failure(NO_ROOM), world.now_s)
-    world.core.ended(route, world.now_s)
+    route.stream.on_event(UpstreamErrorEvent(NO_ROOM), world.now_s)
+    world.core.on_attempt_ended(route, world.now_s)
     since_s = world.now_s
     while isinstance(step := world.step(route), Wait | Dispatch):
-        assert world.now_s - since_s <= MAX_WAIT_S
+        assert world.now_s - since_s <= MAX_INSTANCE_WAIT_S
         if isinstance(step, Wait):
             world.pass_time(step.seconds)
         else:
-            world.core.accepted(route, world.now_s)
-            route.stream.hear(Failure(NO_ROOM), world.now_s)
-            world.core.ended(route, world.now_s)
+            world.core.on_accepted(route, world.now_s)
+            route.stream.on_event(UpstreamErrorEvent(NO_ROOM), world.now_s)
+            world.core.on_attempt_ended(route, world.now_s)
     assert isinstance(step, GiveUp)
     assert step.info == NO_ROOM
-    assert world.now_s - started_s > MAX_WAIT_S
+    assert world.now_s - started_s > MAX_INSTANCE_WAIT_S

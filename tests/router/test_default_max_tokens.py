@@ -5,7 +5,7 @@ import uvloop
 
 from onward.proto import SCHEMA_VERSION
 from onward.proto.router import Attempt
-from onward.router.origin import stream_of_record
+from onward.router.origin import stream_from_record
 from tests.router.harness import running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance
 
@@ -35,9 +35,9 @@ def test_a_stream_that_an_instance_has_kept_keeps_its_limit_at_another_router() 
         path="/v1/completions",
         body=msgspec.json.encode(BODY),
         request_id="r" * 32,
-        epoch=1,
+        attempt_epoch=1,
         seed=7,
         created_s=1,
         default_max_tokens=9,
     )
-    assert stream_of_record(attempt, 0.0).attempt(0.0, []).default_max_tokens == 9
+    assert stream_from_record(attempt, 0.0).build_attempt(0.0, []).default_max_tokens == 9

@@ -7,8 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onward.proto.cursor import ChoiceCursor
-from onward.proto.router import Facts, Progress
-from onward.router.events import Advance, Done, EventSplitter, Failure, MalformedEvent, Plain, WholeAnswer, read_event
+from onward.proto.router import PromptUsage, StreamProgress
+from onward.router.events import (
+    CompleteBody,
+    DoneEvent,
+    EventSplitter,
+    MalformedEvent,
+    PlainChunk,
+    TokenEvent,
+    UpstreamErrorEvent,
+    parse_event,
+)
 
 EVENTS = [
     b"event: facts\ndata: {}",
@@ -42,32 +51,32 @@ def test_an_event_may_not_grow_without_bound() -> None:
 
 
 def test_events_are_told_apart() -> None:
-    advance = read_event(b"id: 1;r;9;7;2;3:stop;0:5\ndata: {}")
-    assert isinstance(advance, Advance)
-    assert (advance.is_for_client, advance.cursor.epoch) == (True, 2)
+    advance = parse_event(b"id: 1;r;9;7;2;3:stop;0:5\ndata: {}")
+    assert isinstance(advance, TokenEvent)
+    assert (advance.has_data, advance.cursor.attempt_epoch) == (True, 2)
     assert advance.cursor.choices == [ChoiceCursor(3, "stop")]
-    alone = read_event(b"id: 1;r;9;7;2;3;0:5")
-    assert isinstance(alone, Advance) and not alone.is_for_client
-    assert read_event(b'data: {"a":1}') == Plain(b'data: {"a":1}')
-    assert read_event(b"data: [DONE]") == Done()
-    assert read_event(b'event: answer\ndata: {"a":1}') == WholeAnswer(b'{"a":1}')
+    alone = parse_event(b"id: 1;r;9;7;2;3;0:5")
+    assert isinstance(alone, TokenEvent) and not alone.has_data
+    assert parse_event(b'data: {"a":1}') == PlainChunk(b'data: {"a":1}')
+    assert parse_event(b"data: [DONE]") == DoneEvent()
+    assert parse_event(b'event: answer\ndata: {"a":1}') == CompleteBody(b'{"a":1}')
     facts = b'event: facts\ndata: {"num_prompt_tokens":5,"num_cached_tokens":2,"num_choices":1}'
-    assert read_event(facts) == Facts(5, 2, 1)
-    assert read_event(b": progress engine-1 17 300 2") == Progress("engine-1", 17, 300, 2)
-    assert read_event(b": anything else") is None
-    assert read_event(b"event: later\ndata: 1") is None
+    assert parse_event(facts) == PromptUsage(5, 2, 1)
+    assert parse_event(b": progress engine-1 17 300 2") == StreamProgress("engine-1", 17, 300, 2)
+    assert parse_event(b": anything else") is None
+    assert parse_event(b"event: later\ndata: 1") is None
 
 
 def test_a_comment_that_shares_an_event_does_not_hide_it() -> None:
-    assert read_event(b": progress e 1 2 3\ndata: [DONE]") == Done()
+    assert parse_event(b": progress e 1 2 3\ndata: [DONE]") == DoneEvent()
 
 
 def test_an_error_event_keeps_what_a_machine_needs() -> None:
     body = (
         b'{"error":{"message":"PD Error: m","code":"pd_preempted","retryable":true,"stage":"decode","retry_after_s":2}}'
     )
-    failure = read_event(b"event: error\ndata: " + body)
-    assert isinstance(failure, Failure)
+    failure = parse_event(b"event: error\ndata: " + body)
+    assert isinstance(failure, UpstreamErrorEvent)
     info = failure.info
     assert (info.code, info.retryable, info.stage, info.retry_after_s) == ("pd_preempted", True, "decode", 2)
     assert info.status == 503
@@ -78,4 +87,4 @@ def test_an_error_event_keeps_what_a_machine_needs() -> None:
 )
 def test_what_breaks_the_protocol_is_said_to(event: bytes) -> None:
     with pytest.raises(MalformedEvent):
-        read_event(event)
+        parse_event(event)

@@ -10,8 +10,8 @@ import uvloop
 from onward.proto.request import ErrorInfo
 from onward.proto.router import Registration
 from onward.router.core import ABORTED, GiveUp
-from onward.router.events import WholeAnswer
-from onward.router.stream import Cause, Stream
+from onward.router.events import CompleteBody
+from onward.router.stream import ClientStream, FailureCause
 from tests.router.harness import assert_seamless, expected_text, running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance
 from tests.router.test_core import World
@@ -31,7 +31,7 @@ def pair(behaviour: Behaviour) -> tuple[StandInInstance, StandInInstance]:
     """Two instances of which whichever comes first fails."""
     instances = (StandInInstance("a"), StandInInstance("b"))
     for instance in instances:
-        instance.behave = lambda attempt, _: behaviour if attempt.epoch == 1 else Behaviour()
+        instance.behave = lambda attempt, _: behaviour if attempt.attempt_epoch == 1 else Behaviour()
     return instances
 
 
@@ -113,7 +113,9 @@ def test_f46_when_all_attempts_fail_mid_stream_there_is_an_error_and_an_end() ->
     async def scenario() -> None:
         instances = (StandInInstance("a"), StandInInstance("b"))
         for instance in instances:
-            instance.behave = lambda attempt, _: Behaviour(fails_after=2 if attempt.epoch == 1 else 0, error=LOST)
+            instance.behave = lambda attempt, _: Behaviour(
+                fails_after=2 if attempt.attempt_epoch == 1 else 0, error=LOST
+            )
         async with running_router(*instances, preempt_retry_count=2) as router:
             answer = await router.post(CHAT_BODY | {"stream": True})
             received = answer.stream
@@ -155,14 +157,16 @@ def test_f48_an_abort_by_id_reaches_the_instance_that_has_it_now_and_both_sides_
         instances = (StandInInstance("a"), StandInInstance("b"))
         for instance in instances:
             instance.behave = lambda attempt, _: (
-                Behaviour(fails_after=2, error=LOST) if attempt.epoch == 1 else Behaviour(silent_after=1, gate=gate)
+                Behaviour(fails_after=2, error=LOST)
+                if attempt.attempt_epoch == 1
+                else Behaviour(silent_after=1, gate=gate)
             )
         async with running_router(*instances, stall_timeout_s=1000.0) as router:
             asking = asyncio.create_task(router.post(CHAT_BODY | {"stream": True}, headers={"x-request-id": "mine"}))
             while sum(len(instance.attempts) for instance in instances) < 2:
                 await asyncio.sleep(0.01)
             (request_id,) = {attempt.request_id for instance in instances for attempt in instance.attempts}
-            now_at = next(one for one in instances if any(attempt.epoch == 2 for attempt in one.attempts))
+            now_at = next(one for one in instances if any(attempt.attempt_epoch == 2 for attempt in one.attempts))
             answer = await router.post({"ids": [f"chatcmpl-{request_id}", "nobody"]}, path="/v1/abort")
             assert answer.json == {"aborted": [f"chatcmpl-{request_id}"], "unknown": ["nobody"]}
             received = (await asking).stream
@@ -227,11 +231,11 @@ def test_f50_how_an_aborted_stream_ends_is_decided_once() -> None:
     run(scenario())
 
 
-CROSSING: dict[str, Callable[[Stream], object]] = {
-    "answer": lambda stream: stream.hear(WholeAnswer(b"{}"), 100.0),
-    "lost": lambda stream: stream.lose(Cause.LOST, "gone"),
-    "refused": lambda stream: stream.lose(Cause.REFUSED, "nobody there"),
-    "final": lambda stream: stream.fail(Cause.ERROR, ErrorInfo("crashed_worker", "three times", 500)),
+CROSSING: dict[str, Callable[[ClientStream], object]] = {
+    "answer": lambda stream: stream.on_event(CompleteBody(b"{}"), 100.0),
+    "lost": lambda stream: stream.fail_lost(FailureCause.LOST, "gone"),
+    "refused": lambda stream: stream.fail_lost(FailureCause.REFUSED, "nobody there"),
+    "final": lambda stream: stream.fail(FailureCause.ERROR, ErrorInfo("crashed_worker", "three times", 500)),
 }
 
 
@@ -241,9 +245,9 @@ def test_f50_an_abort_that_crosses_another_end_stays_an_abort(crossing: str) -> 
     route = world.open(label="mine")
     world.start(route, tokens=1)
     CROSSING[crossing](route.stream)
-    assert world.core.abort(["mine"], world.now_s).routes == [route]
-    world.core.ended(route, world.now_s)
-    route.settle(ErrorInfo("unavailable", "the router is stopping", 503))
+    assert world.core.abort(["mine"], world.now_s).running == [route]
+    world.core.on_attempt_ended(route, world.now_s)
+    route.set_final_error(ErrorInfo("unavailable", "the router is stopping", 503))
     assert world.step(route) == GiveUp(ABORTED, None)
 
 
@@ -262,7 +266,10 @@ def test_f51_nothing_stays_booked_when_a_dispatch_fails(fault: str) -> None:
             answer = await router.post(CHAT_BODY | {"deadline_ms": 500})
             assert answer.status == {"refused": 504, "overloaded": 429, "failed": 503}[fault]
             serving = router.process.serving
-            booked = {one.instance: one.booked for one in serving.core.replicas.all(serving.clock.now_s())}
+            booked = {
+                one.instance_id: one.num_reserved
+                for one in serving.core.instances.list_instances(serving.clock.now_s())
+            }
             assert booked == {"a": 0, "b": 0, "p": 0}
 
     run(scenario())

@@ -17,7 +17,7 @@ def test_the_old_connection_of_a_client_that_came_back_is_cut_and_leaves_no_trac
     async def scenario() -> None:
         a = StandInInstance("a")
         a.behave = lambda attempt, _: (
-            Behaviour(silent_after=3, gate=asyncio.Event()) if attempt.epoch == 1 else Behaviour()
+            Behaviour(silent_after=3, gate=asyncio.Event()) if attempt.attempt_epoch == 1 else Behaviour()
         )
         async with running_router(a) as router, router.session.post(router.url + CHAT, json=STREAM) as response:
             data = b""

@@ -9,14 +9,14 @@ import uvloop
 
 from onward.clock import SystemClock
 from onward.router import posting
-from onward.router.posting import MAX_HELD_BYTES, Connection, NotReached, Poster
+from onward.router.posting import MAX_BUFFERED_BYTES, UpstreamConnectError, UpstreamConnection, UpstreamConnectionPool
 from onward.transport.http_urls import ServerUrl
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-async def served(handler: Handler, client: Callable[[str, Poster], Awaitable[None]]) -> None:
+async def served(handler: Handler, client: Callable[[str, UpstreamConnectionPool], Awaitable[None]]) -> None:
     handling: set[asyncio.Task[None]] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -32,7 +32,7 @@ async def served(handler: Handler, client: Callable[[str, Poster], Awaitable[Non
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
-    poster = Poster(SystemClock())
+    poster = UpstreamConnectionPool(SystemClock())
     try:
         await asyncio.wait_for(client(f"http://{host}:{port}", poster), 20)
     finally:
@@ -52,7 +52,7 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-async def read_all(answer: Connection) -> bytes:
+async def read_all(answer: UpstreamConnection) -> bytes:
     return b"".join([piece async for piece in answer.iter_any()])
 
 
@@ -74,7 +74,7 @@ def test_pieces_are_there_as_they_come_and_the_connection_is_used_again() -> Non
             writer.write(chunk(b"two") + b"0\r\n\r\n")
         writer.close()
 
-    async def client(url: str, poster: Poster) -> None:
+    async def client(url: str, poster: UpstreamConnectionPool) -> None:
         for _ in range(3):
             go_on.clear()
             answer = await poster.post(url, "/path", b"body", {"x-name": "value"})
@@ -103,7 +103,7 @@ def test_whoever_leaves_before_the_end_closes_the_connection() -> None:
         felt.set()
         writer.close()
 
-    async def client(url: str, poster: Poster) -> None:
+    async def client(url: str, poster: UpstreamConnectionPool) -> None:
         answer = await poster.post(url, "/", b"", {})
         assert await anext(answer.iter_any()) == b"one"
         answer.release()
@@ -117,7 +117,7 @@ def test_whoever_leaves_before_the_end_closes_the_connection() -> None:
 def test_connections_of_an_instance_that_is_gone_do_not_keep_others_from_being_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(posting, "MAX_IDLE", 2)
+    monkeypatch.setattr(posting, "MAX_IDLE_CONNECTIONS", 2)
     heard: list[bytes] = []
     leave = asyncio.Event()
 
@@ -133,13 +133,13 @@ def test_connections_of_an_instance_that_is_gone_do_not_keep_others_from_being_k
                 await request(reader)
                 writer.write(HEAD + b"0\r\n\r\n")
 
-    async def ask(url: str, poster: Poster) -> Connection:
+    async def ask(url: str, poster: UpstreamConnectionPool) -> UpstreamConnection:
         answer = await poster.post(url, "/", b"", {})
         await read_all(answer)
         return answer
 
-    async def client(url: str, poster: Poster) -> None:
-        async def with_another(other: str, unused: Poster) -> None:
+    async def client(url: str, poster: UpstreamConnectionPool) -> None:
+        async def with_another(other: str, unused: UpstreamConnectionPool) -> None:
             lost = [await ask(url, poster) for _ in range(2)]
             for answer in lost:
                 answer.release()
@@ -163,8 +163,8 @@ def test_nobody_there_is_told_from_somebody_who_breaks_off() -> None:
         await writer.drain()
         writer.close()
 
-    async def client(url: str, poster: Poster) -> None:
-        with pytest.raises(NotReached):
+    async def client(url: str, poster: UpstreamConnectionPool) -> None:
+        with pytest.raises(UpstreamConnectError):
             await poster.post("http://127.0.0.1:1", "/", b"", {})
         answer = await poster.post(url, "/", b"half", {})
         with pytest.raises(OSError):
@@ -189,7 +189,7 @@ def test_an_answer_that_nobody_reads_is_held_within_a_bound_and_comes_whole_in_t
         await writer.drain()
         writer.close()
 
-    async def client(url: str, poster: Poster) -> None:
+    async def client(url: str, poster: UpstreamConnectionPool) -> None:
         answer = await poster.post(url, "/", bytes(4 << 20), {})
         pieces, largest, total = answer.iter_any(), 0, 0
         while not answer._is_paused:
@@ -197,7 +197,7 @@ def test_an_answer_that_nobody_reads_is_held_within_a_bound_and_comes_whole_in_t
         async for piece in pieces:
             largest, total = max(largest, len(piece)), total + len(piece)
         assert total == len(block) * num_blocks
-        assert largest < 2 * MAX_HELD_BYTES
+        assert largest < 2 * MAX_BUFFERED_BYTES
 
     asyncio.run(served(handler, client))
 
@@ -216,8 +216,8 @@ UNUSABLE_URLS = [
 @pytest.mark.parametrize("url", UNUSABLE_URLS)
 def test_whatever_keeps_a_connection_from_being_made_is_a_failed_attempt(url: str) -> None:
     async def scenario() -> None:
-        with pytest.raises(NotReached):
-            await Poster(SystemClock()).post(url, "/", b"", {})
+        with pytest.raises(UpstreamConnectError):
+            await UpstreamConnectionPool(SystemClock()).post(url, "/", b"", {})
 
     asyncio.run(scenario())
 
@@ -227,8 +227,8 @@ def test_an_error_of_any_kind_while_connecting_is_a_failed_attempt(host: str, po
     """Also where the check of URLs has let it through."""
 
     async def scenario() -> None:
-        with pytest.raises(NotReached):
-            await Poster(SystemClock())._connected(ServerUrl("http", host, port))
+        with pytest.raises(UpstreamConnectError):
+            await UpstreamConnectionPool(SystemClock())._connect(ServerUrl("http", host, port))
 
     for run in (asyncio.run, uvloop.run):
         run(scenario())

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from onward.engine.kv_event_log import KvEventLog
 from onward.proto.kv_events import KvEvents
-from onward.router.prefix_index import EVERYTHING, PrefixIndex
+from onward.router.prefix_index import RESEND_ALL, PrefixIndex
 
 BLOCKS = [bytes([number]) for number in range(20)]
 Change = tuple[bool, bytes]
@@ -50,17 +50,17 @@ def test_blocks_that_were_forgotten_match_no_more() -> None:
 def test_a_gap_starts_the_index_anew_and_asks_for_everything() -> None:
     index = PrefixIndex()
     index.apply("a", learnt(0, b"1"))
-    assert index.apply("a", learnt(2, b"3")) == EVERYTHING
+    assert index.apply("a", learnt(2, b"3")) == RESEND_ALL
     assert index.matched_blocks("a", [b"1"]) == 0
-    assert index.apply("a", learnt(3, b"4")) == EVERYTHING
+    assert index.apply("a", learnt(3, b"4")) == RESEND_ALL
     assert index.apply("a", learnt(2, b"1", b"3", reset=True)) == 4
     assert index.matched_blocks("a", [b"1", b"3"]) == 2
 
 
 def test_a_router_that_comes_later_takes_no_half_of_the_story() -> None:
     index = PrefixIndex()
-    assert index.expected("a") == EVERYTHING
-    assert index.apply("a", learnt(7, b"8")) == EVERYTHING
+    assert index.next_event_number("a") == RESEND_ALL
+    assert index.apply("a", learnt(7, b"8")) == RESEND_ALL
 
 
 def test_changes_that_were_told_before_are_passed_over() -> None:
@@ -130,15 +130,15 @@ def test_it_comes_to_know_what_an_engine_has_cached_whatever_was_lost_on_the_way
         if act == "learn":
             block = BLOCKS[number % len(BLOCKS)]
             names[block] = None
-            log.note(True, block)
+            log.append(True, block)
         elif act == "forget" and names:
-            log.note(False, names.popitem()[0])
+            log.append(False, names.popitem()[0])
         elif act == "renew":
             names.clear()
-            log.renew()
+            log.reset()
         elif act == "lost":
-            log.since(index.expected("a"), names)
+            log.since(index.next_event_number("a"), names)
         elif act == "tell":
-            expected = index.apply("a", log.since(index.expected("a"), names))
+            expected = index.apply("a", log.since(index.next_event_number("a"), names))
             assert knows(index, "a") == set(names)
-            assert expected == index.expected("a") != EVERYTHING
+            assert expected == index.next_event_number("a") != RESEND_ALL

@@ -24,40 +24,40 @@ import uvloop
 from onward.obs.metrics import Registry
 from onward.proto.cursor import parse_cursor
 from onward.proto.request import CallerLimits
-from onward.proto.router import GivenChoice, Record
-from onward.router.admin import Admin
-from onward.router.app import GENERATING_PATHS, routes_of
-from onward.router.generation import GenerationEndpoint
-from onward.router.responses import FoundResponses
-from onward.web.callers import Access
-from onward.web.key_file import KeySource
+from onward.proto.router import ChoiceSnapshot, StreamRecord
+from onward.router.admin import RouterAdminEndpoints
+from onward.router.app import GENERATION_PATHS, build_routes
+from onward.router.generation import RouterGenerationEndpoint
+from onward.router.responses import ClusterResponseStore
+from onward.web.callers import RouteAccess
+from onward.web.key_file import ApiKeySource
 from onward.web.keys import table_text
-from onward.web.owned_ids import owned_id
+from onward.web.owned_ids import make_owned_id
 from tests.router.harness import CHAT, Answer, Received, Router, assert_seamless, running_router
 from tests.router.stand_in_instance import Behaviour, StandInInstance, token
 from tests.web import certificate, doors
 
 ACCESS = {
-    **dict.fromkeys(GENERATING_PATHS, Access.USER),
-    "/v1/responses/{response_id}": Access.USER,
-    "/v1/responses/{response_id}/cancel": Access.USER,
-    "/v1/responses/{response_id}/input_items": Access.USER,
-    "/v1/embeddings": Access.USER,
-    "/v1/abort": Access.USER,
-    "/tokenize": Access.USER,
-    "/detokenize": Access.USER,
-    "/openapi.json": Access.USER,
-    "/v1/models": Access.USER,
-    "/v1/models/{model:path}": Access.USER,
-    "/health": Access.OPEN,
-    "/version": Access.USER,
-    "/live": Access.OPEN,
-    "/docs": Access.OPEN,
-    "/": Access.OPEN,
-    "/metrics": Access.ADMIN,
-    "/info": Access.ADMIN,
-    "/internal/status": Access.ADMIN,
-    "/internal/register": Access.CLUSTER,
+    **dict.fromkeys(GENERATION_PATHS, RouteAccess.USER),
+    "/v1/responses/{response_id}": RouteAccess.USER,
+    "/v1/responses/{response_id}/cancel": RouteAccess.USER,
+    "/v1/responses/{response_id}/input_items": RouteAccess.USER,
+    "/v1/embeddings": RouteAccess.USER,
+    "/v1/abort": RouteAccess.USER,
+    "/tokenize": RouteAccess.USER,
+    "/detokenize": RouteAccess.USER,
+    "/openapi.json": RouteAccess.USER,
+    "/v1/models": RouteAccess.USER,
+    "/v1/models/{model:path}": RouteAccess.USER,
+    "/health": RouteAccess.OPEN,
+    "/version": RouteAccess.USER,
+    "/live": RouteAccess.OPEN,
+    "/docs": RouteAccess.OPEN,
+    "/": RouteAccess.OPEN,
+    "/metrics": RouteAccess.ADMIN,
+    "/info": RouteAccess.ADMIN,
+    "/internal/status": RouteAccess.ADMIN,
+    "/internal/register": RouteAccess.CLUSTER,
 }
 STREAM: dict[str, Any] = {
     "model": "hash",
@@ -82,16 +82,16 @@ def write(path: Path, *names: str) -> None:
 
 def keyed_router(path: Path, *instances: StandInInstance, **more: Any) -> AbstractAsyncContextManager[Router]:
     """The instances show a key that is not in the file."""
-    return running_router(*instances, key_source=KeySource(("ow-key-of-instances",), str(path)), **more)
+    return running_router(*instances, key_source=ApiKeySource(("ow-key-of-instances",), str(path)), **more)
 
 
 def test_every_route_and_method_is_closed_as_the_table_says(key_file: Path) -> None:
     async def scenario() -> None:
         async with keyed_router(key_file, StandInInstance("a")) as router:
             serving = router.process.serving
-            generating = dict.fromkeys(GENERATING_PATHS, GenerationEndpoint(serving, None))
-            admin = Admin(serving, Registry(), "")
-            routes = routes_of(serving, admin, generating, None, FoundResponses(serving))
+            generating = dict.fromkeys(GENERATION_PATHS, RouterGenerationEndpoint(serving, None))
+            admin = RouterAdminEndpoints(serving, Registry(), "")
+            routes = build_routes(serving, admin, generating, None, ClusterResponseStore(serving))
             assert {route.path: route.access for route in routes} == ACCESS, "a new route belongs into the table"
 
             def ask(question: doors.Question) -> int:
@@ -222,7 +222,7 @@ async def reading(router: Router, name: str) -> AsyncIterator[tuple[str, aiohttp
 
 async def assert_unknown(router: Router, name: str, place: str) -> None:
     """In the same words as one that never was."""
-    request_id, never = parse_cursor(place).request_id, owned_id("ab" * 16, "user")
+    request_id, never = parse_cursor(place).request_id, make_owned_id("ab" * 16, "user")
     told: dict[str, list[tuple[int, str]]] = {}
     for one in (request_id, never):
         headers = as_caller(name) | {"Last-Event-ID": place.replace(request_id, one)}
@@ -235,13 +235,15 @@ async def assert_unknown(router: Router, name: str, place: str) -> None:
 def test_a_stream_whose_client_has_gone_is_there_for_its_caller_and_for_admins(key_file: Path) -> None:
     async def scenario() -> None:
         a, gate = StandInInstance("a"), asyncio.Event()
-        a.behave = lambda attempt, _: Behaviour(silent_after=2, gate=gate) if attempt.epoch == 1 else Behaviour()
+        a.behave = lambda attempt, _: (
+            Behaviour(silent_after=2, gate=gate) if attempt.attempt_epoch == 1 else Behaviour()
+        )
         async with keyed_router(key_file, a) as router:
             for name in ("user", "admin"):
                 async with reading(router, "user") as (place, _, _):
                     pass
                 async with asyncio.timeout(5):
-                    while router.process.serving.core.routes():
+                    while router.process.serving.core.live_streams():
                         await asyncio.sleep(0.01)
                 await assert_unknown(router, "other", place)
                 own = await router.get(CHAT, as_caller(name) | {"Last-Event-ID": place})
@@ -254,16 +256,20 @@ def test_a_stream_whose_client_has_gone_is_there_for_its_caller_and_for_admins(k
 def test_a_record_that_only_an_instance_has_is_its_callers_too(key_file: Path) -> None:
     async def scenario() -> None:
         a, gate = StandInInstance("a"), asyncio.Event()
-        a.behave = lambda attempt, _: Behaviour(silent_after=2, gate=gate) if attempt.epoch == 1 else Behaviour()
+        a.behave = lambda attempt, _: (
+            Behaviour(silent_after=2, gate=gate) if attempt.attempt_epoch == 1 else Behaviour()
+        )
         async with keyed_router(key_file, a) as router:
             async with reading(router, "user") as (place, _, _):
                 pass
-            attempt = msgspec.structs.replace(a.attempts[0], choices=[GivenChoice([token(7, 0, i) for i in range(2)])])
-            a.records[attempt.request_id] = Record(attempt=attempt)
+            attempt = msgspec.structs.replace(
+                a.attempts[0], choices=[ChoiceSnapshot([token(7, 0, i) for i in range(2)])]
+            )
+            a.records[attempt.request_id] = StreamRecord(attempt=attempt)
             async with asyncio.timeout(5):
-                while router.process.serving.core.routes():
+                while router.process.serving.core.live_streams():
                     await asyncio.sleep(0.01)
-            router.process.serving.core.records.drop(attempt.request_id)
+            router.process.serving.core.detached.drop(attempt.request_id)
             await assert_unknown(router, "other", place)
             own = await router.get(CHAT, as_caller("user") | {"Last-Event-ID": place})
             assert own.status == 200 and own.stream.num_done == 1
@@ -287,14 +293,16 @@ def test_nobody_else_can_cut_a_stream_off_by_coming_back_for_it(key_file: Path) 
 def test_an_abort_of_a_stream_whose_client_has_gone_reaches_what_an_instance_has_kept_of_it(key_file: Path) -> None:
     async def scenario() -> None:
         a, gate = StandInInstance("a"), asyncio.Event()
-        a.behave = lambda attempt, _: Behaviour(silent_after=2, gate=gate) if attempt.epoch == 1 else Behaviour()
+        a.behave = lambda attempt, _: (
+            Behaviour(silent_after=2, gate=gate) if attempt.attempt_epoch == 1 else Behaviour()
+        )
         async with keyed_router(key_file, a) as router:
             async with reading(router, "user") as (place, _, _):
                 pass
             async with asyncio.timeout(5):
-                while router.process.serving.core.routes():
+                while router.process.serving.core.live_streams():
                     await asyncio.sleep(0.01)
-            a.records[a.attempts[0].request_id] = Record(attempt=a.attempts[0])
+            a.records[a.attempts[0].request_id] = StreamRecord(attempt=a.attempts[0])
             name = f"chatcmpl-{a.attempts[0].request_id}"
             assert await abort(router, "user", ids=[name]) == {"aborted": [name], "unknown": []}
             assert a.attempts[0].request_id in a.aborted[-1]

@@ -9,12 +9,12 @@ def test_a_record_that_does_not_reach_the_clients_place_is_as_good_as_none() -> 
     route = world.open()
     world.start(route, tokens=2)
     world.fail(route)
-    world.core.close(route, world.now_s, keep=True)
+    world.core.close_stream(route, world.now_s, keep=True)
     request_id = route.stream.request_id
-    known = world.core.records.find(request_id, world.now_s)
+    known = world.core.detached.find(request_id, world.now_s)
     assert known is not None
     beyond, within = (Cursor(request_id, 1, 1, [ChoiceCursor(position)]) for position in (3, 2))
-    assert world.core.continue_stream(known, beyond, world.now_s) is None
-    again = world.core.continue_stream(known, within, world.now_s)
+    assert world.core.resume_stream(known, beyond, world.now_s) is None
+    again = world.core.resume_stream(known, within, world.now_s)
     assert again is not None
     assert again.stream.choices[0].token_ids == [1, 2]

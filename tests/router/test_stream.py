@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from onward.proto.cursor import ChoiceCursor, Cursor, parse_cursor
 from onward.proto.request import ErrorInfo
-from onward.proto.router import Attempt, Facts, Progress
-from onward.router.events import Advance, EventSplitter, read_event
-from onward.router.stream import MAX_HELD, Cause, Origin, Stream, continued
+from onward.proto.router import Attempt, PromptUsage, StreamProgress
+from onward.router.events import EventSplitter, TokenEvent, parse_event
+from onward.router.stream import MAX_HELD_CHUNKS, ClientRequest, ClientStream, FailureCause, resume_at_cursor
 from tests.router.harness import Received, assert_seamless, expected_text
 from tests.router.stand_in_instance import Behaviour, events_of, token
 
@@ -16,38 +16,38 @@ SEED, LENGTH = 11, 5
 PREEMPTED = {"code": "pd_preempted", "message": "PD Error: no blocks", "retryable": True, "stage": "decode"}
 
 
-def new_stream(*, n: int = 1, streams: bool = True, usage: bool = False, retry_limit: int = 3) -> Stream:
+def new_stream(*, n: int = 1, streams: bool = True, usage: bool = False, retry_limit: int = 3) -> ClientStream:
     body = {"n": n, "stream": streams, "max_tokens": LENGTH, "stream_options": {"include_usage": usage}}
-    origin = Origin(
+    origin = ClientRequest(
         request_id="r" * 32,
         seed=SEED,
         created_s=1000,
         arrived_at_s=1000.5,
         path="/v1/chat/completions",
         body=msgspec.json.encode(body),
-        streams=streams,
+        is_streaming=streams,
         wants_usage=usage,
     )
-    return Stream(origin, retry_limit)
+    return ClientStream(origin, retry_limit)
 
 
 def wire_events(attempt: Attempt, behaviour: Behaviour | None = None) -> list[bytes]:
     return EventSplitter().feed(b"".join(events_of(attempt, behaviour or Behaviour())))
 
 
-def begin(stream: Stream, now_s: float = 0.0) -> Attempt:
-    stream.begin("a", now_s)
-    return stream.attempt(now_s, [])
+def begin(stream: ClientStream, now_s: float = 0.0) -> Attempt:
+    stream.begin_attempt("a", now_s)
+    return stream.build_attempt(now_s, [])
 
 
-def play(stream: Stream, events: list[bytes], now_s: float = 0.0) -> list[bytes]:
+def play(stream: ClientStream, events: list[bytes], now_s: float = 0.0) -> list[bytes]:
     """What the client gets of them."""
     out = []
     for raw in events:
-        event = read_event(raw)
-        if event is not None and (piece := stream.hear(event, now_s)) is not None:
+        event = parse_event(raw)
+        if event is not None and (piece := stream.on_event(event, now_s)) is not None:
             out.append(piece)
-        if stream.failed is not None or stream.is_complete:
+        if stream.failure is not None or stream.is_complete:
             break
     return out
 
@@ -57,26 +57,26 @@ def received(pieces: list[bytes]) -> Received:
     return Received.of(b"".join(piece + b"\n\n" for piece in pieces) + done)
 
 
-def run_with_cuts(stream: Stream, cuts: list[int]) -> list[bytes]:
+def run_with_cuts(stream: ClientStream, cuts: list[int]) -> list[bytes]:
     """Each attempt breaks after so many events; the last one does not."""
     out: list[bytes] = []
     for cut in [*cuts, None]:
-        if stream.is_complete or stream.owes_only_the_end:
+        if stream.is_complete or stream.lacks_only_end_marker:
             break
         out += play(stream, wire_events(begin(stream))[:cut])
-        stream.lose(Cause.LOST, "cut")
+        stream.fail_lost(FailureCause.LOST, "cut")
         stream.end_attempt()
     return out
 
 
 def test_an_attempt_says_whether_an_instance_has_let_the_request_in_before() -> None:
     stream = new_stream()
-    assert not begin(stream).was_taken
+    assert not begin(stream).was_accepted
     stream.end_attempt()
-    assert not begin(stream).was_taken, "the first one has turned it away"
-    stream.accepted(0.0)
+    assert not begin(stream).was_accepted, "the first one has turned it away"
+    stream.on_accepted(0.0)
     stream.end_attempt()
-    assert begin(stream).was_taken
+    assert begin(stream).was_accepted
 
 
 @settings(deadline=None)
@@ -103,7 +103,7 @@ def test_events_told_twice_or_by_an_older_attempt_are_never_forwarded(data: st.D
     old = wire_events(begin(stream))
     cut = data.draw(st.integers(0, len(old) - 2))
     out = play(stream, old[:cut])
-    stream.lose(Cause.LOST, "cut")
+    stream.fail_lost(FailureCause.LOST, "cut")
     stream.end_attempt()
     late = [raw for raw in old if raw.startswith(b"id: ")]
     events: list[bytes] = []
@@ -124,13 +124,13 @@ def test_usage_is_told_once() -> None:
 def test_an_answer_that_is_not_streamed_is_resumed_from_the_tokens_so_far() -> None:
     stream = new_stream(streams=False, n=2)
     assert play(stream, wire_events(begin(stream))[:4]) == []
-    stream.lose(Cause.LOST, "cut")
+    stream.fail_lost(FailureCause.LOST, "cut")
     stream.end_attempt()
     attempt = begin(stream)
     assert [len(choice.token_ids) for choice in attempt.choices] == [2, 1]
     assert play(stream, wire_events(attempt)) == []
-    assert stream.is_complete and stream.answer is not None
-    whole = msgspec.json.decode(stream.answer)
+    assert stream.is_complete and stream.response_body is not None
+    whole = msgspec.json.decode(stream.response_body)
     assert [choice["message"]["content"] for choice in whole["choices"]] == [
         expected_text(SEED, LENGTH, i) for i in (0, 1)
     ]
@@ -140,10 +140,10 @@ def test_an_attempt_repeats_all_that_was_fixed_and_only_the_epoch_grows() -> Non
     stream = new_stream()
     first = begin(stream)
     play(stream, wire_events(first)[:3])
-    stream.lose(Cause.LOST, "cut")
+    stream.fail_lost(FailureCause.LOST, "cut")
     stream.end_attempt()
     second = begin(stream)
-    assert (first.epoch, second.epoch) == (1, 2)
+    assert (first.attempt_epoch, second.attempt_epoch) == (1, 2)
     for name in ("path", "body", "request_id", "seed", "created_s"):
         assert getattr(first, name) == getattr(second, name)
     assert (first.choices, first.num_cached_tokens) == ([], None)
@@ -154,11 +154,11 @@ def test_an_attempt_repeats_all_that_was_fixed_and_only_the_epoch_grows() -> Non
 def test_the_cached_tokens_of_the_first_admission_stay() -> None:
     stream = new_stream()
     begin(stream)
-    stream.hear(Facts(5, 2, 1), 0.0)
-    stream.lose(Cause.LOST, "cut")
+    stream.on_event(PromptUsage(5, 2, 1), 0.0)
+    stream.fail_lost(FailureCause.LOST, "cut")
     stream.end_attempt()
     begin(stream)
-    stream.hear(Facts(5, 5, 1), 0.0)
+    stream.on_event(PromptUsage(5, 5, 1), 0.0)
     assert stream.num_cached_tokens == 2
 
 
@@ -173,7 +173,7 @@ def test_an_instance_that_ends_too_early_has_failed() -> None:
     stream = new_stream()
     events = wire_events(begin(stream))
     play(stream, [*events[:4], b"data: [DONE]"])
-    assert stream.failed is not None and stream.failed.cause is Cause.LOST
+    assert stream.failure is not None and stream.failure.cause is FailureCause.LOST
     assert not stream.is_complete
 
 
@@ -182,49 +182,57 @@ def test_tokens_that_are_missing_are_a_fault_and_reach_nobody() -> None:
     events = wire_events(begin(stream))
     out = play(stream, [*events[:3], *events[4:]])
     assert len(out) == 1
-    assert stream.failed is not None and stream.failed.cause is Cause.PROTOCOL
+    assert stream.failure is not None and stream.failure.cause is FailureCause.PROTOCOL
 
 
 def test_a_choice_cannot_go_on_after_its_end_and_its_reason_is_decided_once() -> None:
     stream = new_stream(n=2)
     begin(stream)
     place = [ChoiceCursor(1, "stop"), ChoiceCursor(0)]
-    stream.hear(Advance(b"x", Cursor("r" * 32, SEED, 1, place, {0: [5]}), True), 0.0)
+    stream.on_event(TokenEvent(b"x", Cursor("r" * 32, SEED, 1, place, {0: [5]}), True), 0.0)
     later = [ChoiceCursor(1, "abort"), ChoiceCursor(1)]
-    stream.hear(Advance(b"y", Cursor("r" * 32, SEED, 1, later, {1: [6]}), True), 0.0)
+    stream.on_event(TokenEvent(b"y", Cursor("r" * 32, SEED, 1, later, {1: [6]}), True), 0.0)
     assert [choice.finish_reason for choice in stream.choices] == ["stop", None]
-    stream.hear(Advance(b"z", Cursor("r" * 32, SEED, 1, [ChoiceCursor(2), ChoiceCursor(1)], {0: [7]}), True), 0.0)
-    assert stream.failed is not None and stream.failed.cause is Cause.PROTOCOL
+    stream.on_event(
+        TokenEvent(b"z", Cursor("r" * 32, SEED, 1, [ChoiceCursor(2), ChoiceCursor(1)], {0: [7]}), True), 0.0
+    )
+    assert stream.failure is not None and stream.failure.cause is FailureCause.PROTOCOL
 
 
 def test_attempts_are_counted_since_the_last_token() -> None:
     stream = new_stream(retry_limit=2)
     for expected in (1, 2):
         begin(stream)
-        stream.lose(Cause.LOST, "cut")
+        stream.fail_lost(FailureCause.LOST, "cut")
         stream.end_attempt()
-        assert stream.failures == expected
-    assert begin(stream).final
-    play(stream, wire_events(stream.attempt(0.0, []))[:3])
-    assert stream.failures == 0
-    stream.lose(Cause.LOST, "cut")
+        assert stream.num_failures == expected
+    assert begin(stream).is_final
+    play(stream, wire_events(stream.build_attempt(0.0, []))[:3])
+    assert stream.num_failures == 0
+    stream.fail_lost(FailureCause.LOST, "cut")
     stream.end_attempt()
-    assert stream.failures == 1 and not begin(stream).final
+    assert stream.num_failures == 1 and not begin(stream).is_final
 
 
 def test_drains_and_refusals_are_not_counted() -> None:
     stream = new_stream()
-    for cause in (Cause.DRAIN, Cause.REFUSED, Cause.UNREACHABLE, Cause.OVERLOADED, Cause.REJECTED):
+    for cause in (
+        FailureCause.DRAIN,
+        FailureCause.REFUSED,
+        FailureCause.UNREACHABLE,
+        FailureCause.OVERLOADED,
+        FailureCause.REJECTED,
+    ):
         begin(stream)
-        stream.lose(cause, "no attempt")
+        stream.fail_lost(cause, "no attempt")
         stream.end_attempt()
-    assert stream.failures == 0
+    assert stream.num_failures == 0
 
 
 def test_without_retries_the_first_attempt_is_final_and_a_give_up_is_the_answer() -> None:
     stream = new_stream(retry_limit=0)
     attempt = begin(stream)
-    assert attempt.final
+    assert attempt.is_final
     out = play(stream, wire_events(attempt, Behaviour(fails_after=2, error=PREEMPTED)))
     assert stream.is_complete
     assert received(out).finish_reasons() == ["pd_reschedule"]
@@ -233,12 +241,12 @@ def test_without_retries_the_first_attempt_is_final_and_a_give_up_is_the_answer(
 def test_a_give_up_in_the_clients_form_is_carried_on_while_attempts_are_left() -> None:
     stream = new_stream(retry_limit=1)
     begin(stream)
-    stream.lose(Cause.LOST, "cut")
+    stream.fail_lost(FailureCause.LOST, "cut")
     stream.end_attempt()
     attempt = begin(stream)
-    assert attempt.final
+    assert attempt.is_final
     out = play(stream, wire_events(attempt, Behaviour(fails_after=2, error=PREEMPTED)))
-    assert stream.failed is not None and stream.failed.info.code == "pd_preempted"
+    assert stream.failure is not None and stream.failure.error.code == "pd_preempted"
     stream.end_attempt()
     out += play(stream, wire_events(begin(stream)))
     assert_seamless(received(out), SEED, LENGTH)
@@ -248,33 +256,33 @@ def test_only_what_moves_counts_as_movement() -> None:
     stream = new_stream()
     begin(stream, now_s=0.0)
     for now_s, progress, moved_s in [
-        (1.0, Progress("e", 1, 0, 3), 1.0),
-        (2.0, Progress("e", 1, 0, 3), 1.0),
-        (3.0, Progress("e", 1, 0, 2), 3.0),
-        (4.0, Progress("e", 2, 0, 2), 4.0),
-        (5.0, Progress("e", 2, 64, 2), 5.0),
-        (6.0, Progress("-", 2, 64, 2), 6.0),
+        (1.0, StreamProgress("e", 1, 0, 3), 1.0),
+        (2.0, StreamProgress("e", 1, 0, 3), 1.0),
+        (3.0, StreamProgress("e", 1, 0, 2), 3.0),
+        (4.0, StreamProgress("e", 2, 0, 2), 4.0),
+        (5.0, StreamProgress("e", 2, 64, 2), 5.0),
+        (6.0, StreamProgress("-", 2, 64, 2), 6.0),
     ]:
-        stream.hear(progress, now_s)
-        assert stream.moved_s == moved_s
+        stream.on_event(progress, now_s)
+        assert stream.last_progress_at_s == moved_s
     assert stream.reports_restart
 
 
 def test_tokens_that_the_client_brought_are_not_told_again() -> None:
     stream = new_stream()
-    stream.origin = Origin(
+    stream.request = ClientRequest(
         request_id="r" * 32,
         seed=SEED,
         created_s=1,
         arrived_at_s=1.0,
         path="/v1/chat/completions",
         body=msgspec.json.encode({"stream": True, "max_tokens": LENGTH, "generated_token_ids": [1, 2]}),
-        streams=True,
-        given=([1, 2],),
+        is_streaming=True,
+        generated_token_ids=([1, 2],),
     )
     play(stream, wire_events(begin(stream))[:3])
     assert stream.choices[0].token_ids[:2] == [1, 2] and len(stream.choices[0].token_ids) == 3
-    stream.lose(Cause.LOST, "cut")
+    stream.fail_lost(FailureCause.LOST, "cut")
     stream.end_attempt()
     assert len(begin(stream).choices[0].token_ids) == 3
 
@@ -284,10 +292,10 @@ def test_a_client_that_comes_back_continues_from_each_place_it_can_name() -> Non
     pieces = play(whole, wire_events(begin(whole)))
     for count in range(1, LENGTH + 1):
         place = parse_cursor(received(pieces[:count]).last_id)
-        again = continued(whole, place, 3, None)
+        again = resume_at_cursor(whole, place, 3, None)
         assert again is not None
         attempt = begin(again)
-        assert attempt.epoch == 2
+        assert attempt.attempt_epoch == 2
         rest = play(again, wire_events(attempt))
         assert_seamless(received(pieces[:count] + rest), SEED, LENGTH)
 
@@ -296,18 +304,18 @@ def test_a_place_where_the_stream_never_was_is_refused() -> None:
     whole = new_stream()
     play(whole, wire_events(begin(whole))[:4])
     base = Cursor("r" * 32, SEED, 1, [ChoiceCursor(2)])
-    assert continued(whole, base, 3, None) is not None
-    assert continued(whole, msgspec.structs.replace(base, choices=[ChoiceCursor(3)]), 3, None) is None
-    assert continued(whole, msgspec.structs.replace(base, seed=SEED + 1), 3, None) is None
-    assert continued(whole, msgspec.structs.replace(base, choices=base.choices * 2), 3, None) is None
+    assert resume_at_cursor(whole, base, 3, None) is not None
+    assert resume_at_cursor(whole, msgspec.structs.replace(base, choices=[ChoiceCursor(3)]), 3, None) is None
+    assert resume_at_cursor(whole, msgspec.structs.replace(base, seed=SEED + 1), 3, None) is None
+    assert resume_at_cursor(whole, msgspec.structs.replace(base, choices=base.choices * 2), 3, None) is None
 
 
 def test_a_failure_is_decided_once() -> None:
     stream = new_stream()
     begin(stream)
-    stream.fail(Cause.ERROR, ErrorInfo("aborted", "the request was aborted", 409))
-    stream.lose(Cause.STALL, "later")
-    assert stream.failed is not None and stream.failed.info.code == "aborted"
+    stream.fail(FailureCause.ERROR, ErrorInfo("aborted", "the request was aborted", 409))
+    stream.fail_lost(FailureCause.STALL, "later")
+    assert stream.failure is not None and stream.failure.error.code == "aborted"
 
 
 def held(text: str) -> bytes:
@@ -333,7 +341,7 @@ def test_events_that_are_held_when_an_attempt_ends_are_told_by_the_next() -> Non
     stream = new_stream()
     begin(stream)
     assert play(stream, [placed(1, "a", 7), held("b")]) == [placed(1, "a", 7)]
-    stream.lose(Cause.LOST, "cut")
+    stream.fail_lost(FailureCause.LOST, "cut")
     stream.end_attempt()
     begin(stream)
     again = placed(2, "c", 8).replace(b";1;2;", b";2;2;")
@@ -343,5 +351,5 @@ def test_events_that_are_held_when_an_attempt_ends_are_told_by_the_next() -> Non
 def test_an_instance_that_holds_without_end_breaks_the_protocol() -> None:
     stream = new_stream()
     begin(stream)
-    play(stream, [held("x")] * (MAX_HELD + 1))
-    assert stream.failed is not None and stream.failed.cause is Cause.PROTOCOL
+    play(stream, [held("x")] * (MAX_HELD_CHUNKS + 1))
+    assert stream.failure is not None and stream.failure.cause is FailureCause.PROTOCOL

@@ -15,12 +15,12 @@ from onward.config import RouterConfig
 from onward.obs.metrics import Registry
 from onward.proto import SCHEMA_VERSION
 from onward.proto.cursor import ChoiceCursor, Cursor
-from onward.proto.router import Attempt, GivenChoice
+from onward.proto.router import Attempt, ChoiceSnapshot
 from onward.router.core import Dispatch, RouterCore
-from onward.router.events import Advance
-from onward.router.origin import stream_of_record
-from onward.router.stream import Cause, Origin
-from onward.router.tokenizing import BUSY, MAX_INLINE_BYTES, TEXTS, Tokenizing
+from onward.router.events import TokenEvent
+from onward.router.origin import stream_from_record
+from onward.router.stream import ClientRequest, FailureCause
+from onward.router.tokenizing import BUSY, MAX_INLINE_BYTES, TOKENIZE_QUEUE_BOUNDS, RoutingTokenizer
 from tests.api.small_model import chat_prompt
 from tests.router.harness import CHAT, Router, assert_seamless, running_router
 from tests.router.members import registration
@@ -58,10 +58,10 @@ def test_ids_are_made_once_and_go_with_every_attempt(path: str, body: dict[str, 
     async def scenario() -> None:
         a, b = two_instances()
         for instance in (a, b):
-            instance.behave = lambda attempt, _: BROKEN if attempt.epoch == 1 else Behaviour()
+            instance.behave = lambda attempt, _: BROKEN if attempt.attempt_epoch == 1 else Behaviour()
         async with running_router(a, b, policy="prefix") as router:
             answer = await router.post(body, path=path)
-            attempts = sorted(a.attempts + b.attempts, key=lambda attempt: attempt.epoch)
+            attempts = sorted(a.attempts + b.attempts, key=lambda attempt: attempt.attempt_epoch)
             assert [attempt.prompt_token_ids for attempt in attempts] == [ids, ids]
             assert all(msgspec.json.decode(attempt.body) == body for attempt in attempts)
             assert_seamless(answer.stream, 7, 4)
@@ -228,21 +228,24 @@ def test_when_too_many_long_prompts_of_a_caller_wait_the_instances_share_the_wor
     async def scenario(threads: ThreadPoolExecutor, gate: threading.Event) -> None:
         a = TextInstance("a")
         async with running_router(a, policy="prefix") as router:
-            tokenizing = Tokenizing(router.process.serving, Registry(), threads)
-            assert (await tokenizing.with_ids(origin(b'{"prompt":"short"}'))).prompt_token_ids == [*b"short"]
+            tokenizing = RoutingTokenizer(router.process.serving, Registry(), threads)
+            assert (await tokenizing.add_token_ids(origin(b'{"prompt":"short"}'))).prompt_token_ids == [*b"short"]
             threads.submit(gate.wait, 10)
             long = origin(msgspec.json.encode({"prompt": "long " * MAX_INLINE_BYTES}))
-            waiting = [asyncio.create_task(tokenizing.with_ids(long)) for _ in range(1 + TEXTS.waiting_per_caller)]
+            waiting = [
+                asyncio.create_task(tokenizing.add_token_ids(long))
+                for _ in range(1 + TOKENIZE_QUEUE_BOUNDS.waiting_per_caller)
+            ]
             await asyncio.sleep(0)
-            assert (await tokenizing.with_ids(long)) is long
+            assert (await tokenizing.add_token_ids(long)) is long
             assert tokenizing.untokenized.value(BUSY) == 1
-            another = asyncio.create_task(tokenizing.with_ids(replace(long, caller="another")))
+            another = asyncio.create_task(tokenizing.add_token_ids(replace(long, caller="another")))
             await asyncio.sleep(0)
             assert tokenizing.untokenized.value(BUSY) == 1
             gate.set()
             assert (await another).prompt_token_ids
             assert all(one.prompt_token_ids for one in await asyncio.gather(*waiting))
-            assert (await tokenizing.with_ids(long)).prompt_token_ids
+            assert (await tokenizing.add_token_ids(long)).prompt_token_ids
 
     gate = threading.Event()
     with ThreadPoolExecutor(1) as threads:
@@ -267,13 +270,13 @@ def test_a_text_that_no_instance_can_hold_is_passed_on_as_it_came() -> None:
     uvloop.run(scenario())
 
 
-def origin(body: bytes = b"{}", **fields: Any) -> Origin:
+def origin(body: bytes = b"{}", **fields: Any) -> ClientRequest:
     fixed: dict[str, Any] = {"request_id": "0" * 32, "seed": 1, "created_s": 1, "arrived_at_s": 1.0}
-    return Origin(**(fixed | {"path": COMPLETIONS, "body": body, "streams": True} | fields))
+    return ClientRequest(**(fixed | {"path": COMPLETIONS, "body": body, "streams": True} | fields))
 
 
 def dispatched(core: RouterCore, route: Any) -> Attempt:
-    step = core.next_step(route, 0.0)
+    step = core.next_action(route, 0.0)
     assert isinstance(step, Dispatch)
     return step.attempt
 
@@ -281,29 +284,36 @@ def dispatched(core: RouterCore, route: Any) -> Attempt:
 def test_an_instance_that_comes_later_gets_no_ids_of_another_tokenizer() -> None:
     core = RouterCore(RouterConfig(policy="prefix"), "router-1", Registry(), lambda n: 0)
     core.register(registration("a", text_hash="another"), 0.0)
-    route = core.open(origin(prompt_token_ids=[1, 2], known_prompt=[1, 2], text_hash="ours"), 0.0)
+    route = core.open_stream(origin(prompt_token_ids=[1, 2], known_prompt=[1, 2], text_hash="ours"), 0.0)
     assert dispatched(core, route).prompt_token_ids is None
 
 
 def test_a_stream_that_has_begun_with_ids_goes_on_with_them_anywhere() -> None:
     core = RouterCore(RouterConfig(policy="prefix"), "router-1", Registry(), lambda n: 0)
     core.register(registration("a", text_hash="ours"), 0.0)
-    route = core.open(origin(prompt_token_ids=[1, 2], known_prompt=[1, 2], text_hash="ours"), 0.0)
+    route = core.open_stream(origin(prompt_token_ids=[1, 2], known_prompt=[1, 2], text_hash="ours"), 0.0)
     assert dispatched(core, route).prompt_token_ids == [1, 2]
-    core.accepted(route, 0.0)
-    route.stream.hear(Advance(b"", Cursor("0" * 32, 1, 1, [ChoiceCursor(1)], {0: [5]}), True), 0.0)
+    core.on_accepted(route, 0.0)
+    route.stream.on_event(TokenEvent(b"", Cursor("0" * 32, 1, 1, [ChoiceCursor(1)], {0: [5]}), True), 0.0)
     core.register(registration("a", state="leaving"), 0.0)
     core.register(registration("b", text_hash="another"), 0.0)
-    route.stream.lose(Cause.LOST, "the connection was lost")
-    core.ended(route, 0.0)
+    route.stream.fail_lost(FailureCause.LOST, "the connection was lost")
+    core.on_attempt_ended(route, 0.0)
     attempt = dispatched(core, route)
-    assert (attempt.prompt_token_ids, attempt.choices) == ([1, 2], [GivenChoice([5])])
+    assert (attempt.prompt_token_ids, attempt.choices) == ([1, 2], [ChoiceSnapshot([5])])
 
 
 def test_a_record_is_taken_up_with_the_ids_that_it_has() -> None:
     attempt = Attempt(
-        schema_version=SCHEMA_VERSION, path=CHAT, body=msgspec.json.encode(CHAT_BODY), request_id="0" * 32, epoch=1, seed=7,
-        created_s=1, choices=[GivenChoice([5])], prompt_token_ids=CHAT_IDS,
-    )  # fmt: skip
-    taken = stream_of_record(attempt, 0.0).origin
-    assert taken.prompt_token_ids == taken.known_prompt == CHAT_IDS
+        schema_version=SCHEMA_VERSION,
+        path=CHAT,
+        body=msgspec.json.encode(CHAT_BODY),
+        request_id="0" * 32,
+        attempt_epoch=1,
+        seed=7,
+        created_s=1,
+        choices=[ChoiceSnapshot([5])],
+        prompt_token_ids=CHAT_IDS,
+    )
+    taken = stream_from_record(attempt, 0.0).request
+    assert taken.prompt_token_ids == taken.routing_token_ids == CHAT_IDS

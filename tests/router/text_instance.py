@@ -8,18 +8,18 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from onward.proto.kv_events import KvEvents
-from onward.proto.model import ModelText
-from onward.proto.router import TEXT_PATH, Registration
+from onward.proto.model import TokenizerFiles
+from onward.proto.router import TOKENIZER_FILES_PATH, Registration
 from onward.router.core import block_hashes
-from onward.text.prompt_tokens import read_text, text_hash
+from onward.text.prompt_tokens import read_tokenizer_files, tokenizer_hash
 from tests.api import small_model
 from tests.router.stand_in_instance import StandInInstance, respond
 
 
 @cache
-def small_text() -> ModelText:
+def small_text() -> TokenizerFiles:
     with TemporaryDirectory() as folder:
-        return read_text(small_model.prepare(Path(folder)))
+        return read_tokenizer_files(small_model.prepare(Path(folder)))
 
 
 class TextInstance(StandInInstance):
@@ -38,12 +38,12 @@ class TextInstance(StandInInstance):
         changes = [(True, block) for block in self.cached]
         return msgspec.structs.replace(
             super().registration(),
-            text_hash=text_hash(self.announced),
+            tokenizer_hash=tokenizer_hash(self.announced),
             kv_events=KvEvents(0, changes, reset=True),
         )
 
     async def _answer(self, path: str, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if path != TEXT_PATH:
+        if path != TOKENIZER_FILES_PATH:
             await super()._answer(path, body, reader, writer)
             return
         self.num_asked += 1

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from onward.proto.shelf import ShelfRecord
+from onward.proto.shelf import StoreEntry
 
 
-def record_of(name: str, **fields: Any) -> ShelfRecord:
+def record_of(name: str, **fields: Any) -> StoreEntry:
     usual: dict[str, Any] = {
         "names": (),
         "caller": "",
@@ -14,4 +14,4 @@ def record_of(name: str, **fields: Any) -> ShelfRecord:
         "data": b"tokens",
         "ttl_s": 60.0,
     }
-    return ShelfRecord(record_id=name, **(usual | fields))
+    return StoreEntry(request_id=name, **(usual | fields))

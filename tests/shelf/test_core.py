@@ -1,200 +1,208 @@
 """Who has a stream, and who goes on with it: the shelf's side, without a socket."""
 
 from onward.proto.shelf import (
-    Claim,
-    Claimed,
+    ClaimAttempt,
+    ClaimReply,
     Delete,
-    DropNamed,
-    Dropped,
-    Find,
-    Forget,
-    Found,
-    Heard,
-    Hello,
-    Put,
-    Release,
-    Released,
-    Show,
-    Shown,
+    DropByName,
+    DropReply,
+    DropSuperseded,
+    FindEntry,
+    FindReply,
+    LiveStreamReply,
+    PutEntry,
+    QueryLiveStream,
+    ReleaseAttempt,
+    ReleaseReply,
+    StoreHeartbeat,
+    StoreHeartbeatReply,
 )
-from onward.shelf.core import OTHERS_ANSWER_S, SETTLING_S, ShelfCore
+from onward.shelf.core import FINALIZE_TIMEOUT_S, PEER_REPLY_TIMEOUT_S, StreamStoreCore
 from tests.shelf.records import record_of
 
 
-def shelf_of(*apis: str) -> ShelfCore:
-    core = ShelfCore()
+def shelf_of(*apis: str) -> StreamStoreCore:
+    core = StreamStoreCore()
     for api in apis:
-        assert core.receive(api, Hello(7), 0.0) == [(api, Heard(7))]
+        assert core.receive(api, StoreHeartbeat(7), 0.0) == [(api, StoreHeartbeatReply(7))]
     return core
 
 
 def test_what_one_process_has_put_another_finds_at_once() -> None:
     core = shelf_of("a", "b")
     record = record_of("r", epoch=2)
-    assert core.receive("a", Put(record), 0.0) == []
-    assert core.receive("b", Find(1, "r", epoch=2), 0.0) == [("b", Found(1, record))]
-    assert core.receive("b", Find(2, "r", epoch=1), 0.0) == [("b", Found(2, record))]
+    assert core.receive("a", PutEntry(record), 0.0) == []
+    assert core.receive("b", FindEntry(1, "r", attempt_epoch=2), 0.0) == [("b", FindReply(1, record))]
+    assert core.receive("b", FindEntry(2, "r", attempt_epoch=1), 0.0) == [("b", FindReply(2, record))]
 
 
 def test_the_only_process_is_answered_at_once() -> None:
     core = shelf_of("a")
-    assert core.receive("a", Find(1, "r"), 0.0) == [("a", Found(1, None))]
-    assert core.receive("a", Claim(2, "r", 2, ""), 0.0) == [("a", Claimed(2))]
+    assert core.receive("a", FindEntry(1, "r"), 0.0) == [("a", FindReply(1, None))]
+    assert core.receive("a", ClaimAttempt(2, "r", 2, ""), 0.0) == [("a", ClaimReply(2))]
 
 
 def test_a_stream_that_runs_in_another_process_is_shown_and_goes_on() -> None:
     core = shelf_of("a", "b", "c")
-    assert core.receive("b", Find(5, "r", epoch=1), 0.0) == [("a", Show(1, "r")), ("c", Show(1, "r"))]
-    assert core.receive("c", Shown(1, None), 0.0) == []
+    assert core.receive("b", FindEntry(5, "r", attempt_epoch=1), 0.0) == [
+        ("a", QueryLiveStream(1, "r")),
+        ("c", QueryLiveStream(1, "r")),
+    ]
+    assert core.receive("c", LiveStreamReply(1, None), 0.0) == []
     live = record_of("r")
-    assert core.receive("a", Shown(1, live), 0.0) == [("b", Found(5, live))]
-    assert core.num_questions == 0 and core.records.count()["detached"] == 0
+    assert core.receive("a", LiveStreamReply(1, live), 0.0) == [("b", FindReply(5, live))]
+    assert core.num_pending_queries == 0 and core.entries.count()["detached"] == 0
 
 
 def test_a_record_of_an_earlier_attempt_is_not_enough_for_who_has_seen_a_later_one() -> None:
     core = shelf_of("a", "b")
-    core.receive("a", Put(record_of("r", epoch=1)), 0.0)
-    [(_, show)] = core.receive("b", Find(1, "r", epoch=2), 0.0)
-    assert isinstance(show, Show)
+    core.receive("a", PutEntry(record_of("r", epoch=1)), 0.0)
+    [(_, show)] = core.receive("b", FindEntry(1, "r", attempt_epoch=2), 0.0)
+    assert isinstance(show, QueryLiveStream)
     later = record_of("r", epoch=2)
-    assert core.receive("a", Shown(show.number, later), 0.0) == [("b", Found(1, later))]
+    assert core.receive("a", LiveStreamReply(show.query_id, later), 0.0) == [("b", FindReply(1, later))]
 
 
 def test_who_knows_no_epoch_gets_the_latest_there_is() -> None:
     core = shelf_of("a", "b")
     kept = record_of("r", epoch=3)
-    core.receive("a", Put(kept), 0.0)
-    core.receive("b", Find(1, "r"), 0.0)
-    assert core.receive("a", Shown(1, record_of("r", epoch=2)), 0.0) == [("b", Found(1, kept))]
+    core.receive("a", PutEntry(kept), 0.0)
+    core.receive("b", FindEntry(1, "r"), 0.0)
+    assert core.receive("a", LiveStreamReply(1, record_of("r", epoch=2)), 0.0) == [("b", FindReply(1, kept))]
 
 
 def test_a_stream_that_is_left_while_it_is_looked_for_is_found() -> None:
     core = shelf_of("a", "b")
-    core.receive("b", Find(1, "r", epoch=1), 0.0)
+    core.receive("b", FindEntry(1, "r", attempt_epoch=1), 0.0)
     record = record_of("r")
-    core.receive("a", Put(record), 0.0)  # on its way when the question came
-    assert core.receive("a", Shown(1, None), 0.0) == [("b", Found(1, record))]
+    core.receive("a", PutEntry(record), 0.0)  # on its way when the question came
+    assert core.receive("a", LiveStreamReply(1, None), 0.0) == [("b", FindReply(1, record))]
 
 
 def test_a_silent_process_is_waited_for_until_the_deadline() -> None:
     core = shelf_of("a", "b")
-    core.receive("b", Find(1, "r", epoch=1), 0.0)
-    core.receive("b", Claim(2, "s", 2, ""), 0.0)
-    assert core.tick(OTHERS_ANSWER_S - 0.01) == []
-    assert core.tick(OTHERS_ANSWER_S) == [("b", Found(1, None)), ("b", Claimed(2))]
-    assert core.receive("a", Shown(1, record_of("r")), 1.0) == []
+    core.receive("b", FindEntry(1, "r", attempt_epoch=1), 0.0)
+    core.receive("b", ClaimAttempt(2, "s", 2, ""), 0.0)
+    assert core.tick(PEER_REPLY_TIMEOUT_S - 0.01) == []
+    assert core.tick(PEER_REPLY_TIMEOUT_S) == [("b", FindReply(1, None)), ("b", ClaimReply(2))]
+    assert core.receive("a", LiveStreamReply(1, record_of("r")), 1.0) == []
 
 
 def test_a_process_that_dies_or_cannot_be_reached_is_not_waited_for() -> None:
     core = shelf_of("a", "b", "c")
-    letters = core.receive("b", Find(1, "r", epoch=1), 0.0)
-    assert core.unreached(*letters[0], 0.0) == []
-    assert core.api_gone("c", 0.0) == [("b", Found(1, None))]
-    assert core.receive("b", Find(2, "r", epoch=1), 0.0) == [("a", Show(2, "r"))]
-    assert core.api_gone("b", 0.0) == [] and core.num_questions == 0
+    letters = core.receive("b", FindEntry(1, "r", attempt_epoch=1), 0.0)
+    assert core.undelivered(*letters[0], 0.0) == []
+    assert core.api_gone("c", 0.0) == [("b", FindReply(1, None))]
+    assert core.receive("b", FindEntry(2, "r", attempt_epoch=1), 0.0) == [("a", QueryLiveStream(2, "r"))]
+    assert core.api_gone("b", 0.0) == [] and core.num_pending_queries == 0
 
 
 def test_what_a_process_has_put_outlives_it() -> None:
     core = shelf_of("a", "b")
     record = record_of("r")
-    core.receive("a", Put(record), 0.0)
+    core.receive("a", PutEntry(record), 0.0)
     core.api_gone("a", 0.0)
-    assert core.receive("b", Find(1, "r", epoch=1), 0.0) == [("b", Found(1, record))]
+    assert core.receive("b", FindEntry(1, "r", attempt_epoch=1), 0.0) == [("b", FindReply(1, record))]
 
 
 def test_a_later_attempt_ends_the_earlier_one_elsewhere_and_nothing_of_it_is_lost() -> None:
     core = shelf_of("a", "b")
-    assert core.receive("b", Claim(1, "r", 2, "anna"), 0.0) == [("a", Release(1, "r", 2, "anna"))]
+    assert core.receive("b", ClaimAttempt(1, "r", 2, "anna"), 0.0) == [("a", ReleaseAttempt(1, "r", 2, "anna"))]
     record = record_of("r")
-    assert core.receive("a", Released(1, record), 0.0) == [("b", Claimed(1))]
-    assert core.records.get("r", 0.0) == record, "until the later one runs"
-    core.receive("b", Forget("r", 2, ""), 0.0)
-    assert core.records.get("r", 0.0) is None
+    assert core.receive("a", ReleaseReply(1, record), 0.0) == [("b", ClaimReply(1))]
+    assert core.entries.get("r", 0.0) == record, "until the later one runs"
+    core.receive("b", DropSuperseded("r", 2, ""), 0.0)
+    assert core.entries.get("r", 0.0) is None
 
 
 def test_an_attempt_that_was_overtaken_elsewhere_is_refused() -> None:
     core = shelf_of("a", "b", "c")
-    core.receive("b", Claim(1, "r", 2, ""), 0.0)
-    assert core.receive("a", Released(1, held_epoch=3), 0.0) == [("b", Claimed(1, 3))]
-    assert core.receive("c", Released(1), 0.0) == []
+    core.receive("b", ClaimAttempt(1, "r", 2, ""), 0.0)
+    assert core.receive("a", ReleaseReply(1, blocking_epoch=3), 0.0) == [("b", ClaimReply(1, 3))]
+    assert core.receive("c", ReleaseReply(1), 0.0) == []
 
 
 def test_of_two_that_claim_at_once_the_first_wins_unless_the_second_is_later() -> None:
     core = shelf_of("a", "b")
-    core.receive("a", Claim(1, "r", 2, ""), 0.0)
-    assert core.receive("b", Claim(1, "r", 2, ""), 0.0) == [("b", Claimed(1, 2))]
-    assert core.receive("b", Claim(2, "r", 3, ""), 0.0) == [("a", Claimed(1, 3)), ("a", Release(2, "r", 3, ""))]
-    assert core.receive("a", Released(2), 0.0) == [("b", Claimed(2))]
-    assert core.num_questions == 0
+    core.receive("a", ClaimAttempt(1, "r", 2, ""), 0.0)
+    assert core.receive("b", ClaimAttempt(1, "r", 2, ""), 0.0) == [("b", ClaimReply(1, 2))]
+    assert core.receive("b", ClaimAttempt(2, "r", 3, ""), 0.0) == [
+        ("a", ClaimReply(1, 3)),
+        ("a", ReleaseAttempt(2, "r", 3, "")),
+    ]
+    assert core.receive("a", ReleaseReply(2), 0.0) == [("b", ClaimReply(2))]
+    assert core.num_pending_queries == 0
 
 
 def test_what_somebody_is_about_to_end_is_not_taken_up_meanwhile() -> None:
     core = shelf_of("a")
-    core.receive("a", Put(record_of("r", kind="response", epoch=1)), 0.0)
-    assert core.receive("a", Claim(1, "r", 2, "", settles=True), 0.0) == [("a", Claimed(1))]
-    assert core.receive("a", Claim(2, "r", 2, ""), 0.0) == [("a", Claimed(2, 2))]
-    core.receive("a", Put(record_of("r", kind="response", epoch=2)), 0.0)
-    core.tick(SETTLING_S + 1.0)
-    assert core.receive("a", Claim(3, "r", 2, ""), SETTLING_S + 1.0) == [("a", Claimed(3, 2))]
-    assert core.receive("a", Claim(4, "r", 3, ""), SETTLING_S + 1.0) == [("a", Claimed(4))]
+    core.receive("a", PutEntry(record_of("r", kind="response", epoch=1)), 0.0)
+    assert core.receive("a", ClaimAttempt(1, "r", 2, "", to_finalize=True), 0.0) == [("a", ClaimReply(1))]
+    assert core.receive("a", ClaimAttempt(2, "r", 2, ""), 0.0) == [("a", ClaimReply(2, 2))]
+    core.receive("a", PutEntry(record_of("r", kind="response", epoch=2)), 0.0)
+    core.tick(FINALIZE_TIMEOUT_S + 1.0)
+    assert core.receive("a", ClaimAttempt(3, "r", 2, ""), FINALIZE_TIMEOUT_S + 1.0) == [("a", ClaimReply(3, 2))]
+    assert core.receive("a", ClaimAttempt(4, "r", 3, ""), FINALIZE_TIMEOUT_S + 1.0) == [("a", ClaimReply(4))]
 
 
 def test_no_attempt_starts_once_a_response_is_cancelled_and_it_is_found_without_asking_others() -> None:
     core = shelf_of("a", "b")
     cancelled = record_of("r", kind="response", epoch=2, ending="cancelled")
-    core.receive("a", Put(cancelled), 0.0)
-    assert core.receive("b", Claim(1, "r", 9, ""), 0.0) == [("b", Claimed(1, 9))]
-    assert core.receive("b", Find(2, "r"), 0.0) == [("b", Found(2, cancelled))]
+    core.receive("a", PutEntry(cancelled), 0.0)
+    assert core.receive("b", ClaimAttempt(1, "r", 9, ""), 0.0) == [("b", ClaimReply(1, 9))]
+    assert core.receive("b", FindEntry(2, "r"), 0.0) == [("b", FindReply(2, cancelled))]
 
 
 def test_who_does_not_end_what_it_was_about_to_end_holds_it_up_for_a_while_only() -> None:
     core = shelf_of("a")
-    core.receive("a", Claim(1, "r", 2, "", settles=True), 0.0)
-    assert core.receive("a", Claim(2, "r", 2, ""), SETTLING_S) == [("a", Claimed(2))]
+    core.receive("a", ClaimAttempt(1, "r", 2, "", to_finalize=True), 0.0)
+    assert core.receive("a", ClaimAttempt(2, "r", 2, ""), FINALIZE_TIMEOUT_S) == [("a", ClaimReply(2))]
 
 
 def test_what_is_released_too_late_does_not_take_the_place_of_the_stream_that_went_on() -> None:
     core = shelf_of("a", "b")
-    core.receive("b", Claim(1, "r", 2, ""), 0.0)
+    core.receive("b", ClaimAttempt(1, "r", 2, ""), 0.0)
     core.tick(1.0)
-    core.receive("b", Forget("r", 2, ""), 1.0)
-    assert core.receive("a", Released(1, record_of("r")), 5.0) == []
-    assert core.records.get("r", 5.0) is None
+    core.receive("b", DropSuperseded("r", 2, ""), 1.0)
+    assert core.receive("a", ReleaseReply(1, record_of("r")), 5.0) == []
+    assert core.entries.get("r", 5.0) is None
 
 
 def test_nobody_finds_what_is_anothers() -> None:
     core = shelf_of("a", "b")
     record = record_of("r", caller="anna")
-    core.receive("a", Put(record), 0.0)
-    core.receive("b", Find(1, "r", 1, "ben"), 0.0)
-    assert core.receive("a", Shown(1, record), 0.0) == [("b", Found(1, None))]
-    assert core.receive("b", Find(2, "r", 1, "anna"), 0.0) == [("b", Found(2, record))]
-    assert core.receive("b", Find(3, "r", 1), 0.0) == [("b", Found(3, record))]
+    core.receive("a", PutEntry(record), 0.0)
+    core.receive("b", FindEntry(1, "r", 1, "ben"), 0.0)
+    assert core.receive("a", LiveStreamReply(1, record), 0.0) == [("b", FindReply(1, None))]
+    assert core.receive("b", FindEntry(2, "r", 1, "anna"), 0.0) == [("b", FindReply(2, record))]
+    assert core.receive("b", FindEntry(3, "r", 1), 0.0) == [("b", FindReply(3, record))]
 
 
 def test_an_abort_drops_a_record_once() -> None:
     core = shelf_of("a", "b")
-    core.receive("a", Put(record_of("r", names=("label",))), 0.0)
-    assert core.receive("b", DropNamed(1, ["label", "x"]), 0.0) == [("b", Dropped(1, ["label"]))]
-    assert core.receive("a", DropNamed(1, ["label"]), 0.0) == [("a", Dropped(1, []))]
+    core.receive("a", PutEntry(record_of("r", names=("label",))), 0.0)
+    assert core.receive("b", DropByName(1, ["label", "x"]), 0.0) == [("b", DropReply(1, ["label"]))]
+    assert core.receive("a", DropByName(1, ["label"]), 0.0) == [("a", DropReply(1, []))]
 
 
 def test_a_deleted_response_is_unknown_and_no_attempt_at_it_starts() -> None:
     core = shelf_of("a", "b")
     record = record_of("r", kind="response", is_stored=True)
-    core.receive("a", Put(record), 0.0)
-    [(_, asked)] = core.receive("a", Find(1, "r"), 0.0)
-    assert isinstance(asked, Show)
-    assert core.receive("b", Delete(2, "r", ""), 0.0) == [("b", Dropped(2, ["r"]))]
-    assert core.receive("b", Shown(asked.number, record), 0.0) == [("a", Found(1, None))], "also while it runs"
-    core.receive("a", Put(record), 0.0)
-    assert core.receive("a", Find(3, "r"), 0.0) == [("a", Found(3, None))]
-    assert core.receive("a", Claim(4, "r", 7, ""), 0.0) == [("a", Claimed(4, 7))]
+    core.receive("a", PutEntry(record), 0.0)
+    [(_, asked)] = core.receive("a", FindEntry(1, "r"), 0.0)
+    assert isinstance(asked, QueryLiveStream)
+    assert core.receive("b", Delete(2, "r", ""), 0.0) == [("b", DropReply(2, ["r"]))]
+    assert core.receive("b", LiveStreamReply(asked.query_id, record), 0.0) == [("a", FindReply(1, None))], (
+        "also while it runs"
+    )
+    core.receive("a", PutEntry(record), 0.0)
+    assert core.receive("a", FindEntry(3, "r"), 0.0) == [("a", FindReply(3, None))]
+    assert core.receive("a", ClaimAttempt(4, "r", 7, ""), 0.0) == [("a", ClaimReply(4, 7))]
 
 
 def test_it_tells_how_much_it_keeps() -> None:
     core = shelf_of("a")
-    core.receive("a", Put(record_of("r", data=b"x" * 100)), 0.0)
+    core.receive("a", PutEntry(record_of("r", data=b"x" * 100)), 0.0)
     shown = {(one.name, *s.labels.values()): s.value for one in core.registry.snapshot() for s in one.series}
     assert shown["onward_shelf_records", "detached"] == 1 and shown["onward_shelf_bytes", "detached"] > 100
     assert shown["onward_shelf_evicted_total",] == 0

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.proto.shelf import Ending
-from onward.shelf.records import DELETED_S, Bounds, Records, size_of
+from onward.proto.shelf import EntryStatus
+from onward.shelf.records import DELETED_S, EntryTable, RecordLimits, size_of
 from tests.shelf.records import record_of
 
 
-def few(max_records: int = 10, max_bytes: int = 1 << 20) -> Records:
-    return Records({"detached": Bounds(max_records, max_bytes), "ended": Bounds(max_records, max_bytes)})
+def few(max_records: int = 10, max_bytes: int = 1 << 20) -> EntryTable:
+    return EntryTable({"detached": RecordLimits(max_records, max_bytes), "ended": RecordLimits(max_records, max_bytes)})
 
 
 def test_records_are_bounded_in_number_and_the_oldest_goes_first() -> None:
@@ -78,9 +78,9 @@ def test_of_two_with_one_id_the_later_attempt_counts_whichever_comes_first() -> 
 def test_an_earlier_attempt_is_forgotten_and_a_later_one_is_not() -> None:
     records = few()
     records.put(record_of("a", epoch=3), 0.0)
-    records.forget("a", 2, "", 0.0)
+    records.drop_superseded("a", 2, "", 0.0)
     assert records.get("a", 0.0) is not None
-    records.forget("a", 3, "", 0.0)
+    records.drop_superseded("a", 3, "", 0.0)
     assert records.get("a", 0.0) is None
 
 
@@ -88,31 +88,31 @@ def test_nobody_replaces_or_drops_what_is_anothers() -> None:
     records = few()
     records.put(record_of("a", caller="anna", names=("mine",)), 0.0)
     records.put(record_of("a", caller="ben", epoch=9), 0.0)
-    records.forget("a", 9, "ben", 0.0)
-    assert records.drop_named(["a", "mine"], False, "ben", 0.0) == set()
-    assert records.drop_named([], True, "ben", 0.0) == set()
+    records.drop_superseded("a", 9, "ben", 0.0)
+    assert records.drop_by_name(["a", "mine"], False, "ben", 0.0) == set()
+    assert records.drop_by_name([], True, "ben", 0.0) == set()
     found = records.get("a", 0.0)
     assert found is not None and found.caller == "anna"
-    assert records.drop_named(["mine"], False, None, 0.0) == {"mine"}
+    assert records.drop_by_name(["mine"], False, None, 0.0) == {"mine"}
 
 
 def test_a_record_is_dropped_by_its_id_or_its_name() -> None:
     records = few()
     for name, names in (("a", ("mine",)), ("b", ()), ("c", ())):
         records.put(record_of(name, names=names), 0.0)
-    assert records.drop_named(["mine", "b", "x", ""], False, None, 0.0) == {"mine", "b"}
-    assert records.drop_named([], True, None, 0.0) == {"c"}
+    assert records.drop_by_name(["mine", "b", "x", ""], False, None, 0.0) == {"mine", "b"}
+    assert records.drop_by_name([], True, None, 0.0) == {"c"}
     assert records.count()["detached"] == 0
 
 
 def test_an_abort_drops_no_stored_response_and_finds_those_that_have_not_ended() -> None:
-    records = Records()
-    endings: dict[str, Ending] = {"a": "open", "b": "open", "c": "complete", "d": "cancelled"}
+    records = EntryTable()
+    endings: dict[str, EntryStatus] = {"a": "open", "b": "open", "c": "complete", "d": "cancelled"}
     for name, ending in endings.items():
         kind = "detached" if name == "b" else "response"
         records.put(record_of(name, kind=kind, names=("mine",), caller="anna", ending=ending, is_stored=True), 0.0)
     for caller in (None, "anna"):
-        assert records.drop_named(["mine", "c"], False, caller, 0.0) == set()
+        assert records.drop_by_name(["mine", "c"], False, caller, 0.0) == set()
         assert records.open_named(["mine", "c", "x"], False, caller, 0.0) == {"a": ["mine"], "b": ["mine"]}
         assert records.open_named([], True, caller, 0.0) == {"a": ["a"], "b": ["b"]}
     assert records.open_named(["mine"], False, "ben", 0.0) == {}
@@ -120,15 +120,15 @@ def test_an_abort_drops_no_stored_response_and_finds_those_that_have_not_ended()
 
 
 def test_a_deleted_response_does_not_come_back() -> None:
-    records = Records()
+    records = EntryTable()
     records.put(record_of("a", kind="response", caller="anna", is_stored=True), 0.0)
     assert not records.delete("a", "ben", 0.0)
     assert records.delete("a", "anna", 0.0)
     assert not records.delete("a", "anna", 0.0)
     records.put(record_of("a", kind="response", caller="anna", epoch=9, ending="cancelled", is_stored=True), 0.0)
     found = records.get("a", 0.0)
-    assert found is not None and found.ending == "deleted"
-    assert records.open_named(["a"], False, None, 0.0) == {} and records.drop_named(["a"], False, None, 0.0) == set()
+    assert found is not None and found.status == "deleted"
+    assert records.open_named(["a"], False, None, 0.0) == {} and records.drop_by_name(["a"], False, None, 0.0) == set()
     assert records.get("a", DELETED_S) is None, "it is remembered for a while only"
 
 
@@ -154,8 +154,8 @@ def test_the_bounds_hold_and_the_bytes_are_those_of_what_is_there(steps: list[tu
 
 
 @pytest.mark.parametrize("ending", ["complete", "cancelled"])
-def test_a_record_that_has_ended_is_never_replaced(ending: Ending) -> None:
-    records = Records()
+def test_a_record_that_has_ended_is_never_replaced(ending: EntryStatus) -> None:
+    records = EntryTable()
     ended = record_of("a", kind="response", epoch=2, ending=ending)
     records.put(ended, 0.0)
     for later in (
@@ -167,10 +167,10 @@ def test_a_record_that_has_ended_is_never_replaced(ending: Ending) -> None:
 
 
 def test_a_response_is_kept_until_a_later_attempt_replaces_its_record() -> None:
-    records = Records()
+    records = EntryTable()
     for kind in ("detached", "response"):
         records.put(record_of(kind, kind=kind, epoch=1), 0.0)
-        records.forget(kind, 2, "", 0.0)
+        records.drop_superseded(kind, 2, "", 0.0)
     assert records.get("detached", 0.0) is None
     assert records.get("response", 0.0) is not None
     records.put(later := record_of("response", kind="response", epoch=2), 0.0)

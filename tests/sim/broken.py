@@ -5,7 +5,7 @@ import pytest
 from onward.engine.block_pool import BlockPool
 from onward.engine.request import Request
 from onward.engine.scheduler import Scheduler
-from onward.sim.scenario import Ask, Fault, Machine, Scenario
+from onward.sim.scenario import FaultSpec, Scenario, SimInstanceSpec, SimRequest
 
 MARKED = 7
 """The priority of requests that it hits."""
@@ -13,7 +13,7 @@ MARKED = 7
 
 def break_restarts(monkeypatch: pytest.MonkeyPatch, priority: int = MARKED) -> None:
     """When a worker dies, the last token of its requests of this priority becomes another one."""
-    original = Scheduler.renew
+    original = Scheduler.reset
 
     def renew(self: Scheduler, pool: BlockPool) -> list[Request]:
         for request in self.running:
@@ -21,13 +21,13 @@ def break_restarts(monkeypatch: pytest.MonkeyPatch, priority: int = MARKED) -> N
                 request.token_ids[-1] ^= 1
         return original(self, pool)
 
-    monkeypatch.setattr(Scheduler, "renew", renew)
+    monkeypatch.setattr(Scheduler, "reset", renew)
 
 
 def crowded() -> Scenario:
     """Eight faults and ten requests; one of each matters."""
     asks = [
-        Ask(
+        SimRequest(
             f"q{index}",
             2.0 + index / 10,
             prompt=f"the sea {index} café",
@@ -43,14 +43,14 @@ def crowded() -> Scenario:
         for index in range(10)
     ]
     faults = [
-        Fault("lose", "api", 2.5, duration_s=0.5, rate=0.1),
-        Fault("delay", "engine", 2.2, duration_s=0.2, rate=0.1),
-        Fault("repeat", "api", 3.0, duration_s=0.5, rate=0.3),
-        Fault("cut", "http", 3.6, duration_s=0.5, rate=0.1),
-        Fault("kill-worker", "m0", 3.43, duration_s=0.5),
-        Fault("refuse", "http", 4.0, duration_s=0.5, rate=0.3),
-        Fault("lose", "api", 4.5, duration_s=0.5, rate=0.1),
-        Fault("stop-api", "m0", 5.0, duration_s=0.3),
+        FaultSpec("lose", "api", 2.5, duration_s=0.5, rate=0.1),
+        FaultSpec("delay", "engine", 2.2, duration_s=0.2, rate=0.1),
+        FaultSpec("repeat", "api", 3.0, duration_s=0.5, rate=0.3),
+        FaultSpec("cut", "http", 3.6, duration_s=0.5, rate=0.1),
+        FaultSpec("kill-worker", "m0", 3.43, duration_s=0.5),
+        FaultSpec("refuse", "http", 4.0, duration_s=0.5, rate=0.3),
+        FaultSpec("lose", "api", 4.5, duration_s=0.5, rate=0.1),
+        FaultSpec("stop-api", "m0", 5.0, duration_s=0.3),
     ]
-    machine = Machine("m0", num_blocks=200, max_num_seqs=16, num_apis=2, clock_rate=1.05)
+    machine = SimInstanceSpec("m0", num_blocks=200, max_num_seqs=16, num_api_processes=2, clock_rate=1.05)
     return Scenario(1, "engine", [machine], asks, faults, delay_s=0.001)

@@ -10,10 +10,10 @@ from time import perf_counter
 import msgspec
 
 from onward.sim.catalogue import SCENARIOS
-from onward.sim.catalogue_entry import shortfall
-from onward.sim.generate import Choice, scenario_of
-from onward.sim.scenario import Outcome, Scenario, Shape
-from onward.sim.world import run
+from onward.sim.catalogue_entry import find_mismatch
+from onward.sim.generate import FaultSelection, generate_scenario
+from onward.sim.scenario import RunResult, Scenario, Shape
+from onward.sim.world import run_scenario
 from tests.sabotage_kinds import Patches, Sabotage
 
 
@@ -34,13 +34,13 @@ class Row:
             written = SCENARIOS[self.scenario].scenario
             assert written is not None, "a scenario that can be run"
             return msgspec.structs.replace(written, seed=seed)
-        return scenario_of(seed, self.shape, Choice(kinds=self.only))
+        return generate_scenario(seed, self.shape, FaultSelection(kinds=self.only))
 
-    def problem(self, outcome: Outcome) -> str | None:
+    def problem(self, outcome: RunResult) -> str | None:
         """What a run shows to be wrong."""
         if outcome.violation is not None:
-            return f"{outcome.violation.invariant}: {outcome.violation.what}"
-        missed = shortfall(SCENARIOS[self.scenario], outcome) if self.scenario else None
+            return f"{outcome.violation.invariant}: {outcome.violation.description}"
+        missed = find_mismatch(SCENARIOS[self.scenario], outcome) if self.scenario else None
         return None if missed is None else f"scenario: {missed}"
 
 
@@ -64,6 +64,6 @@ def search(row: Row) -> Found | None:
     return None
 
 
-def _run(row: Row, scenario: Scenario) -> Outcome:
+def _run(row: Row, scenario: Scenario) -> RunResult:
     has_to_be_read = bool(row.scenario)
-    return run(scenario, keeps_lines=has_to_be_read, keeps_messages=has_to_be_read)
+    return run_scenario(scenario, keeps_lines=has_to_be_read, keeps_messages=has_to_be_read)

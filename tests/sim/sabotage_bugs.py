@@ -6,33 +6,33 @@ from typing import Any
 
 import msgspec
 
-from onward.api.embeddings import Embeddings, Wanted
-from onward.api.ledger import EPOCHS_PER_ATTEMPT, Actions, Ledger, Order, Promise
-from onward.api.streams import Streams
+from onward.api.embeddings import EmbeddingService, PreparedEmbedding
+from onward.api.ledger import EPOCHS_PER_ATTEMPT, RequestTracker, SubmitSpec, TrackedRequest, TrackerActions
+from onward.api.streams import StreamRegistry
 from onward.engine import policy, request_queue, seating
 from onward.engine.block_pool import BlockPool
 from onward.engine.core import EngineCore
-from onward.engine.outbox import Outbox
-from onward.engine.remote_prefill import Errand, RemotePrefill
+from onward.engine.outbox import ApiOutbox
+from onward.engine.remote_prefill import RemotePrefillClient, RemotePrefillTask
 from onward.engine.request import Request
 from onward.engine.scheduler import Scheduler
-from onward.pd.decode_side import DecodeSide, State
+from onward.pd.decode_side import DecodeHandoffState, DecodeSide
 from onward.proto import block_hash
-from onward.proto.handoff import Offer
+from onward.proto.handoff import PrefillOffer
 from onward.proto.request import Abort, Submit, TokenDelta
-from onward.proto.router import Attempt, Record
+from onward.proto.router import Attempt, StreamRecord
 from onward.proto.step import StepPlan
 from onward.router import generation as router_generation
-from onward.router.origin import Arrival
-from onward.router.responses import FoundResponses
-from onward.router.retrying import Retrying
-from onward.router.route import Route
-from onward.router.serving import Serving
-from onward.router.stream import Failed, Origin, Stream
+from onward.router.origin import RequestMetadata
+from onward.router.responses import ClusterResponseStore
+from onward.router.retrying import RetryPolicy
+from onward.router.route import RoutedStream
+from onward.router.serving import StreamRunner
+from onward.router.stream import AttemptFailure, ClientRequest, ClientStream
 from onward.sim.process import EPOCH_S
 from onward.sim.vocabulary import END_ID
 from onward.text.detokenizer import Detokenizer
-from onward.text.stop_strings import StopMatcher
+from onward.text.stop_strings import StopStringMatcher
 from tests.sabotage_kinds import Patches
 
 
@@ -40,27 +40,27 @@ def a_new_pool_keeps_its_hashes(patch: Patches) -> None:
     def renew(original: Callable, self: Scheduler, pool: BlockPool) -> list[Request]:
         old = self.pool
         charged = original(self, pool)
-        for block, name in enumerate(old._name):
+        for block, name in enumerate(old._block_hash):
             if name is not None and block in pool._free:
                 pool._free.remove(block)
-                pool._cached[block], pool._name[block], pool._by_name[name] = None, name, block
+                pool._cached[block], pool._block_hash[block], pool._by_hash[name] = None, name, block
         return charged
 
-    patch.around(Scheduler, "renew", renew)
+    patch.around(Scheduler, "reset", renew)
 
 
 def an_abort_without_its_epoch(patch: Patches) -> None:
-    def aborts(original: Callable, self: Ledger, epochs: dict[str, int]) -> list[Abort]:
+    def aborts(original: Callable, self: RequestTracker, epochs: dict[str, int]) -> list[Abort]:
         return [msgspec.structs.replace(abort, epoch=None) for abort in original(self, epochs)]
 
-    patch.around(Ledger, "_aborts", aborts)
+    patch.around(RequestTracker, "_abort_messages", aborts)
 
 
 def _change_submissions(patch: Patches, change: Callable[[Submit], Submit]) -> None:
-    def attempt(original: Callable, self: Ledger, promise: Promise, now_s: float) -> list[Submit]:
+    def attempt(original: Callable, self: RequestTracker, promise: TrackedRequest, now_s: float) -> list[Submit]:
         return [change(submit) for submit in original(self, promise, now_s)]
 
-    patch.around(Ledger, "_attempt", attempt)
+    patch.around(RequestTracker, "_resubmit", attempt)
 
 
 def ends_are_filtered_in_the_history(patch: Patches) -> None:
@@ -79,68 +79,72 @@ def the_last_token_is_not_resubmitted(patch: Patches) -> None:
 
 
 def a_resubmission_under_the_same_epoch(patch: Patches) -> None:
-    def attempt(original: Callable, self: Ledger, promise: Promise, now_s: float) -> list[Submit]:
+    def attempt(original: Callable, self: RequestTracker, promise: TrackedRequest, now_s: float) -> list[Submit]:
         if promise.epoch % EPOCHS_PER_ATTEMPT:
             promise.epoch -= 1
         return original(self, promise, now_s)
 
-    patch.around(Ledger, "_attempt", attempt)
+    patch.around(RequestTracker, "_resubmit", attempt)
 
 
 def duplicates_are_delivered(patch: Patches) -> None:
-    def take(original: Callable, self: Ledger, delta: TokenDelta, now_s: float, actions: Actions) -> None:
-        promise = self._promises.get(delta.request_id)
+    def take(
+        original: Callable, self: RequestTracker, delta: TokenDelta, now_s: float, actions: TrackerActions
+    ) -> None:
+        promise = self._requests.get(delta.request_id)
         if promise is not None and promise.epoch == delta.epoch and delta.position < len(promise.tokens):
-            self._advance(promise, 0, delta, actions)
+            self._accept_tokens(promise, 0, delta, actions)
         else:
             original(self, delta, now_s, actions)
 
-    patch.around(Ledger, "_take", take)
+    patch.around(RequestTracker, "_apply_delta", take)
 
 
 def gaps_are_delivered(patch: Patches) -> None:
-    def take(original: Callable, self: Ledger, delta: TokenDelta, now_s: float, actions: Actions) -> None:
-        promise = self._promises.get(delta.request_id)
+    def take(
+        original: Callable, self: RequestTracker, delta: TokenDelta, now_s: float, actions: TrackerActions
+    ) -> None:
+        promise = self._requests.get(delta.request_id)
         if promise is not None and promise.epoch == delta.epoch and delta.position > len(promise.tokens):
-            self._advance(promise, 0, delta, actions)
+            self._accept_tokens(promise, 0, delta, actions)
         else:
             original(self, delta, now_s, actions)
 
-    patch.around(Ledger, "_take", take)
+    patch.around(RequestTracker, "_apply_delta", take)
 
 
 def nobody_compares_what_is_held(patch: Patches) -> None:
-    patch.around(EngineCore, "_tell_holding", lambda original, self: None)
+    patch.around(EngineCore, "_send_held_requests", lambda original, self: None)
 
 
 def everything_is_said_twice(patch: Patches) -> None:
-    def drain(original: Callable, self: Outbox, step: int) -> list:
+    def drain(original: Callable, self: ApiOutbox, step: int) -> list:
         return [message for message in original(self, step) for _ in range(2)]
 
-    patch.around(Outbox, "drain", drain)
+    patch.around(ApiOutbox, "take_messages", drain)
 
 
 def crashes_are_not_charged(patch: Patches) -> None:
-    patch.around(EngineCore, "_charge", lambda original, self, request, now_s: None)
+    patch.around(EngineCore, "_charge_crash", lambda original, self, request, now_s: None)
 
 
 def a_suspect_is_let_go(patch: Patches) -> None:
     """A request that always crashes its worker is started again for ever."""
-    patch.put(policy, "CHARGES_TO_FAIL", 1_000_000)
+    patch.put(policy, "MAX_CRASH_CHARGES", 1_000_000)
 
 
 def names_outlive_their_blocks(patch: Patches) -> None:
     def forget(original: Callable, self: BlockPool, block: int) -> None:
-        name = self._name[block]
+        name = self._block_hash[block]
         original(self, block)
         assert name is not None
-        self._by_name[name] = block
+        self._by_hash[name] = block
 
-    patch.around(BlockPool, "_forget_name", forget)
+    patch.around(BlockPool, "_drop_hash", forget)
 
 
 def a_name_without_what_came_before(patch: Patches) -> None:
-    patch.around(block_hash, "extend", lambda original, parent, token_ids: original(b"", token_ids))
+    patch.around(block_hash, "hash_block", lambda original, parent, token_ids: original(b"", token_ids))
 
 
 def admitted_without_room(patch: Patches) -> None:
@@ -148,11 +152,11 @@ def admitted_without_room(patch: Patches) -> None:
 
 
 def blocks_are_not_given_back(patch: Patches) -> None:
-    def vacate(original: Callable, self: seating.Seating, request: Request, fence_step: int | None) -> None:
+    def vacate(original: Callable, self: seating.SlotAllocator, request: Request, fence_step: int | None) -> None:
         request.block_ids = request.block_ids[:-1]
         original(self, request, fence_step)
 
-    patch.around(seating.Seating, "vacate", vacate)
+    patch.around(seating.SlotAllocator, "release", vacate)
 
 
 def what_is_sent_is_not_held(patch: Patches) -> None:
@@ -168,27 +172,27 @@ def a_late_offer_is_granted(patch: Patches) -> None:
         ended[id(self), number] = self._live[number]
         return original(self, number, *rest, **named)
 
-    def receive_offer(original: Callable, self: DecodeSide, peer: str, offer: Offer, now_s: float) -> None:
-        over = ended.pop((id(self), offer.handover), None)
-        if over is not None and offer.handover not in self._live:
-            over.state, over.grant, over.ready, over.counted = State.ASKED, None, None, None
-            self._live[offer.handover] = over
+    def receive_offer(original: Callable, self: DecodeSide, peer: str, offer: PrefillOffer, now_s: float) -> None:
+        over = ended.pop((id(self), offer.handoff_id), None)
+        if over is not None and offer.handoff_id not in self._live:
+            over.state, over.grant, over.ready, over.counted = DecodeHandoffState.ASKED, None, None, None
+            self._live[offer.handoff_id] = over
         original(self, peer, offer, now_s)
 
-    def forget_errand(original: Callable, self: RemotePrefill, errand: Errand) -> None:
-        number = errand.handover
+    def forget_errand(original: Callable, self: RemotePrefillClient, errand: RemotePrefillTask) -> None:
+        number = errand.handoff_id
         original(self, errand)
         if number is not None:
             self._by_handover[number] = errand
 
-    patch.around(DecodeSide, "_forget", forget)
+    patch.around(DecodeSide, "_remove", forget)
     patch.around(DecodeSide, "_receive_offer", receive_offer)
-    patch.around(RemotePrefill, "_forget", forget_errand)
+    patch.around(RemotePrefillClient, "_end_handoff", forget_errand)
 
 
 def a_lost_writer_is_forgotten(patch: Patches) -> None:
-    patch.around(DecodeSide, "writer_lost", lambda original, self, lease_id, message, now_s: None)
-    patch.around(DecodeSide, "_fail", lambda original, self, number, error: None)
+    patch.around(DecodeSide, "on_sender_lost", lambda original, self, lease_id, message, now_s: None)
+    patch.around(DecodeSide, "_fail_and_tell_peer", lambda original, self, number, error: None)
 
 
 def held_back_bytes_are_dropped(patch: Patches) -> None:
@@ -196,31 +200,33 @@ def held_back_bytes_are_dropped(patch: Patches) -> None:
 
 
 def held_back_text_is_dropped(patch: Patches) -> None:
-    patch.around(StopMatcher, "flush", lambda original, self: "")
+    patch.around(StopStringMatcher, "flush", lambda original, self: "")
 
 
 def nothing_is_held_back(patch: Patches) -> None:
-    def scan(original: Callable, self: StopMatcher, text: str, ignore_matches: bool) -> str:
+    def scan(original: Callable, self: StopStringMatcher, text: str, ignore_matches: bool) -> str:
         released = original(self, text, ignore_matches)
         held, self._held, self._state = self._held, "", 0
         return released + held
 
-    patch.around(StopMatcher, "_scan", scan)
+    patch.around(StopStringMatcher, "_scan", scan)
 
 
 def _change_attempts(patch: Patches, change: Callable[[Attempt], Attempt]) -> None:
-    def attempt(original: Callable, self: Stream, *rest: object) -> Attempt:
+    def attempt(original: Callable, self: ClientStream, *rest: object) -> Attempt:
         return change(original(self, *rest))
 
-    patch.around(Stream, "attempt", attempt)
+    patch.around(ClientStream, "build_attempt", attempt)
 
 
 def each_attempt_draws_its_own_seed(patch: Patches) -> None:
-    _change_attempts(patch, lambda made: msgspec.structs.replace(made, seed=made.seed ^ (made.epoch - 1)))
+    _change_attempts(patch, lambda made: msgspec.structs.replace(made, seed=made.seed ^ (made.attempt_epoch - 1)))
 
 
 def each_attempt_has_its_own_time(patch: Patches) -> None:
-    _change_attempts(patch, lambda made: msgspec.structs.replace(made, created_s=made.created_s + made.epoch - 1))
+    _change_attempts(
+        patch, lambda made: msgspec.structs.replace(made, created_s=made.created_s + made.attempt_epoch - 1)
+    )
 
 
 def retries_begin_without_the_last_token(patch: Patches) -> None:
@@ -232,14 +238,16 @@ def retries_begin_without_the_last_token(patch: Patches) -> None:
 
 
 def every_attempt_has_the_same_epoch(patch: Patches) -> None:
-    _change_attempts(patch, lambda made: msgspec.structs.replace(made, epoch=1))
+    _change_attempts(patch, lambda made: msgspec.structs.replace(made, attempt_epoch=1))
 
 
 def every_loss_is_final(patch: Patches) -> None:
-    def judge(original: Callable, self: Retrying, route: Route, failed: Failed, *rest: object) -> None:
-        route.settle(failed.info)
+    def judge(
+        original: Callable, self: RetryPolicy, route: RoutedStream, failed: AttemptFailure, *rest: object
+    ) -> None:
+        route.set_final_error(failed.error)
 
-    patch.around(Retrying, "judge", judge)
+    patch.around(RetryPolicy, "on_attempt_failed", judge)
 
 
 def silence_is_a_reply(patch: Patches) -> None:
@@ -264,22 +272,24 @@ def a_mean_from_the_cache(patch: Patches) -> None:
 
 
 def vectors_change_places(patch: Patches) -> None:
-    def order(original: Callable, self: Embeddings, wanted: Wanted, index: int) -> Order:
+    def order(original: Callable, self: EmbeddingService, wanted: PreparedEmbedding, index: int) -> SubmitSpec:
         return original(self, wanted, (index + 1) % len(wanted.prompts))
 
-    patch.around(Embeddings, "_order", order)
+    patch.around(EmbeddingService, "_order", order)
 
 
 def who_left_is_computed_for(patch: Patches) -> None:
-    patch.put(Streams, "_release", lambda self, stream: None)
+    patch.put(StreamRegistry, "_release", lambda self, stream: None)
 
 
 def a_cancel_stays_at_the_router(patch: Patches) -> None:
-    async def keep(original: Callable, self: FoundResponses, record: Record, urls: list[str]) -> list[Record]:
+    async def keep(
+        original: Callable, self: ClusterResponseStore, record: StreamRecord, urls: list[str]
+    ) -> list[StreamRecord]:
         return [record] if record.is_cancelled else await original(self, record, urls)
 
-    patch.around(FoundResponses, "_keep", keep)
-    patch.put(Serving, "_cut", lambda self, route: None)
+    patch.around(ClusterResponseStore, "_store_at", keep)
+    patch.put(StreamRunner, "_cancel_attempt", lambda self, route: None)
 
 
 # Who is served first.
@@ -287,14 +297,16 @@ def a_cancel_stays_at_the_router(patch: Patches) -> None:
 
 def the_last_is_first(patch: Patches) -> None:
     def queue_key(original: Callable, request: Request) -> tuple:
-        return request.priority, -request.arrival_s, -request.serial, request.request_id
+        return request.priority, -request.arrival_s, -request.arrival_number, request.request_id
 
     for module in (policy, request_queue):
         patch.around(module, "queue_key", queue_key)
 
 
 def a_router_s_wall_clock_counts(patch: Patches) -> None:
-    def origin_of(original: Callable, path: str, body: bytes, arrival: Arrival, place: Any = None) -> Origin:
-        return replace(original(path, body, arrival, place), arrived_at_s=arrival.wall_s - EPOCH_S)
+    def origin_of(
+        original: Callable, path: str, body: bytes, arrival: RequestMetadata, place: Any = None
+    ) -> ClientRequest:
+        return replace(original(path, body, arrival, place), arrived_at_s=arrival.arrived_wall_s - EPOCH_S)
 
     patch.around(router_generation, "origin_of", origin_of)

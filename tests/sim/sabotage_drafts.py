@@ -4,61 +4,67 @@ from collections.abc import Callable
 
 import msgspec
 
-from onward.engine.plan_draft import PlanDraft
-from onward.engine.remote_prefill import Errand, RemotePrefill
+from onward.engine.plan_draft import StepPlanBuilder
+from onward.engine.remote_prefill import RemotePrefillClient, RemotePrefillTask
 from onward.engine.request import PlannedRun, Request
 from onward.engine.scheduler import Scheduler
-from onward.engine.seating import Seating
+from onward.engine.seating import SlotAllocator
 from onward.engine.token_processor import TokenProcessor
-from onward.proto.handoff import Ready
-from onward.proto.step import Run, StepPlan, Tokens
-from onward.sim.worker import HashWorker, Slot
+from onward.proto.handoff import PrefillDone
+from onward.proto.step import RunSlot, SlotTokens, StepPlan
+from onward.sim.worker import HashWorker, HashWorkerSlot
 from tests.sabotage_kinds import Patches
 
 
 def a_rejected_draft_is_cached(patch: Patches) -> None:
     """The newest token's place still holds what was guessed there."""
 
-    def publish(original: Callable, self: Seating, request: Request) -> None:
+    def publish(original: Callable, self: SlotAllocator, request: Request) -> None:
         computed = request.num_computed
-        if request.drafts.num_verifications:
+        if request.draft_acceptance.num_verifications:
             request.num_computed = len(request.token_ids)
         original(self, request)
         request.num_computed = computed
 
-    patch.around(Seating, "publish_computed", publish)
+    patch.around(SlotAllocator, "cache_computed_blocks", publish)
 
 
 def a_rejected_draft_counts_as_computed(patch: Patches) -> None:
-    def told(original: Callable, self: HashWorker, run: Run, slot: Slot, position: int, *more: object) -> Tokens:
+    def told(
+        original: Callable, self: HashWorker, run: RunSlot, slot: HashWorkerSlot, position: int, *more: object
+    ) -> SlotTokens:
         num_tokens, num_drafted = len(slot.token_ids) - slot.num_prompt - position, more[-1]
         event = original(self, run, slot, position, *more)
         if num_drafted and num_tokens <= num_drafted:  # type: ignore[operator]
             slot.num_computed += 1
         return event
 
-    patch.around(HashWorker, "_told", told)
+    patch.around(HashWorker, "_tokens_event", told)
 
 
 def a_guess_of_the_peer_takes_a_position(patch: Patches) -> None:
-    def arrived(original: Callable, self: RemotePrefill, errand: Errand, ready: Ready, now_s: float) -> None:
+    def arrived(
+        original: Callable, self: RemotePrefillClient, errand: RemotePrefillTask, ready: PrefillDone, now_s: float
+    ) -> None:
         tokens = ready.token_ids + ready.draft_token_ids
         original(self, errand, msgspec.structs.replace(ready, token_ids=tokens), now_s)
 
-    patch.around(RemotePrefill, "_on_arrived", arrived)
+    patch.around(RemotePrefillClient, "_on_arrived", arrived)
 
 
 def a_rejected_draft_takes_a_position(patch: Patches) -> None:
     """The worker tells what it has computed, and not what it has drawn."""
 
-    def told(original: Callable, self: HashWorker, run: Run, slot: Slot, position: int, *more: object) -> Tokens:
+    def told(
+        original: Callable, self: HashWorker, run: RunSlot, slot: HashWorkerSlot, position: int, *more: object
+    ) -> SlotTokens:
         at = slot.num_computed
         if more[-1] and len(slot.token_ids) - slot.num_prompt - position <= more[-1]:  # type: ignore[operator]
             cell = self.memory[slot.block_ids[at // self.block_size]][at % self.block_size]
             slot.token_ids[-1] = cell & 0xFFFFFFFF
         return original(self, run, slot, position, *more)
 
-    patch.around(HashWorker, "_told", told)
+    patch.around(HashWorker, "_tokens_event", told)
 
 
 def what_follows_a_stop_is_kept(patch: Patches) -> None:
@@ -73,14 +79,14 @@ def what_follows_a_stop_is_kept(patch: Patches) -> None:
 
 
 def drafts_in_flight_are_not_counted(patch: Patches) -> None:
-    def seal(original: Callable, self: PlanDraft) -> tuple[StepPlan, list[Request]] | None:
+    def seal(original: Callable, self: StepPlanBuilder) -> tuple[StepPlan, list[Request]] | None:
         sealed = original(self)
         for request in self.runs:
-            planned = request.in_flight[-1]
-            request.in_flight[-1] = PlannedRun(planned.step, planned.num_tokens, planned.samples)
+            planned = request.planned_runs[-1]
+            request.planned_runs[-1] = PlannedRun(planned.step, planned.num_tokens, planned.samples)
         return sealed
 
-    patch.around(PlanDraft, "seal", seal)
+    patch.around(StepPlanBuilder, "build", seal)
 
 
 def drafts_have_no_blocks(patch: Patches) -> None:
@@ -89,4 +95,4 @@ def drafts_have_no_blocks(patch: Patches) -> None:
     ) -> tuple[int, int]:
         return missing, num_drafts
 
-    patch.around(Scheduler, "_with_drafts", with_drafts)
+    patch.around(Scheduler, "_fit_drafts_into_blocks", with_drafts)

@@ -1,14 +1,14 @@
 """The table of deliberate bugs for the simulator: where each shows, and within how many seeds it must."""
 
 from onward.sim.catalogue import SCENARIOS
-from onward.sim.needless import HARMLESS
+from onward.sim.needless import CLIENT_ONLY_FAULTS
 from onward.sim.scenario import Shape
 from tests.sabotage import TABLE as TESTED
 from tests.sim import sabotage_bugs as bugs
 from tests.sim import sabotage_drafts as drafts
 from tests.sim.sabotage import Row
 
-CALM = HARMLESS
+CALM = CLIENT_ONLY_FAULTS
 """Runs in which nothing suffers but single requests: there, whatever had to be repaired is a finding."""
 _TESTED = {sabotage.name: sabotage for sabotage in TESTED}
 

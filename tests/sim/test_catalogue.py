@@ -2,10 +2,10 @@
 
 import pytest
 
-from onward.sim.catalogue import SCENARIOS, Entry
-from onward.sim.catalogue_entry import shortfall
-from onward.sim.faults import KINDS
-from onward.sim.world import run
+from onward.sim.catalogue import SCENARIOS, CatalogueEntry
+from onward.sim.catalogue_entry import find_mismatch
+from onward.sim.faults import FAULT_KINDS
+from onward.sim.world import run_scenario
 from tests.failures.test_named_tests_exist import is_there
 
 NUMBERS = [*range(1, 19), *range(20, 38), *range(40, 52)]
@@ -22,7 +22,7 @@ def test_nearly_all_can_be_simulated() -> None:
 
 
 @pytest.mark.parametrize("entry", SCENARIOS.values(), ids=SCENARIOS)
-def test_the_test_that_an_entry_names_is_there(entry: Entry) -> None:
+def test_the_test_that_an_entry_names_is_there(entry: CatalogueEntry) -> None:
     path, _, name = entry.covered_by.partition("::")
     assert is_there(path, name)
 
@@ -32,8 +32,8 @@ def test_its_run_is_clean_and_what_should_go_wrong_does(name: str) -> None:
     entry = SCENARIOS[name]
     assert entry.scenario is not None
     assert entry.scenario.name == name
-    assert {fault.kind for fault in entry.scenario.faults} <= KINDS.keys()
-    outcome = run(entry.scenario, keeps_lines=True, keeps_messages=True)
+    assert {fault.kind for fault in entry.scenario.faults} <= FAULT_KINDS.keys()
+    outcome = run_scenario(entry.scenario, keeps_lines=True, keeps_messages=True)
     assert outcome.violation is None
-    assert shortfall(entry, outcome) is None
-    assert sum(outcome.ends.values()) == len(entry.scenario.asks)
+    assert find_mismatch(entry, outcome) is None
+    assert sum(outcome.end_reasons.values()) == len(entry.scenario.requests)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from onward.sim.scenario import Scenario
-from onward.sim.world import run
+from onward.sim.world import run_scenario
 from tests.sabotage_kinds import Patches
 from tests.sim import found
 
@@ -19,7 +19,7 @@ def scenario_in(file: Path) -> Scenario:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_what_was_found_does_not_happen_again(file: Path) -> None:
-    assert run(scenario_in(file)).violation is None
+    assert run_scenario(scenario_in(file)).violation is None
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -27,7 +27,7 @@ def test_what_was_found_would_be_found_again(file: Path) -> None:
     patches = Patches()
     try:
         getattr(found, file.stem)(patches)
-        assert run(scenario_in(file)).violation is not None
+        assert run_scenario(scenario_in(file)).violation is not None
     finally:
         patches.undo()
 

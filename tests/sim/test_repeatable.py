@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from onward.sim.generate import scenario_of
+from onward.sim.generate import generate_scenario
 from onward.sim.scenario import Shape
-from onward.sim.world import run
+from onward.sim.world import run_scenario
 
 SEEDS: dict[Shape, range] = {"engine": range(8), "pd": range(5), "cluster": range(2)}
 IN_ANOTHER_PROCESS = """
@@ -36,19 +36,21 @@ for word in sys.argv[1:]:
 @pytest.mark.parametrize("shape", SEEDS)
 def test_a_seed_is_the_same_run_each_time(shape: Shape) -> None:
     for seed in SEEDS[shape]:
-        first, second = (run(scenario_of(seed, shape), keeps_lines=True, keeps_messages=True) for _ in range(2))
+        first, second = (
+            run_scenario(generate_scenario(seed, shape), keeps_lines=True, keeps_messages=True) for _ in range(2)
+        )
         assert first.trace, "something happened"
         assert first == second
 
 
 def test_what_is_kept_of_a_trace_changes_nothing_in_the_run() -> None:
-    outcomes = [run(scenario_of(3, "pd"), keeps_lines=keeps) for keeps in (True, False)]
+    outcomes = [run_scenario(generate_scenario(3, "pd"), keeps_lines=keeps) for keeps in (True, False)]
     assert outcomes[0].digest == outcomes[1].digest
     assert outcomes[0].num_tokens == outcomes[1].num_tokens
 
 
 def test_other_seeds_are_other_runs() -> None:
-    assert len({run(scenario_of(seed, "engine")).digest for seed in range(8)}) == 8
+    assert len({run_scenario(generate_scenario(seed, "engine")).digest for seed in range(8)}) == 8
 
 
 def test_processes_with_different_hash_seeds_see_the_same_runs_down_to_each_message() -> None:

@@ -3,28 +3,28 @@
 import msgspec
 import pytest
 
-from onward.sim.generate import Choice, scenario_of
-from onward.sim.scenario import Ask, Fault, Machine, Outcome, Scenario, Shape
-from onward.sim.world import run
+from onward.sim.generate import FaultSelection, generate_scenario
+from onward.sim.scenario import FaultSpec, RunResult, Scenario, Shape, SimInstanceSpec, SimRequest
+from onward.sim.world import run_scenario
 
 NUM_SEEDS: dict[Shape, int] = {"engine": 40, "pd": 10, "cluster": 8}
-CLIENTS = Choice(kinds=frozenset({"detach", "cancel", "disconnect", "leave"}))
+CLIENTS = FaultSelection(kinds=frozenset({"detach", "cancel", "disconnect", "leave"}))
 
 
 def only_responses(scenario: Scenario, chance: int) -> Scenario:
     """Each request of a drawn scenario as one for a response."""
     is_routed = scenario.num_routers > 0
-    asks = [_as_response(ask, index + chance, is_routed=is_routed) for index, ask in enumerate(scenario.asks)]
-    return msgspec.structs.replace(scenario, asks=asks)
+    asks = [_as_response(ask, index + chance, is_routed=is_routed) for index, ask in enumerate(scenario.requests)]
+    return msgspec.structs.replace(scenario, requests=asks)
 
 
-def _as_response(ask: Ask, number: int, *, is_routed: bool) -> Ask:
-    return Ask(
+def _as_response(ask: SimRequest, number: int, *, is_routed: bool) -> SimRequest:
+    return SimRequest(
         ask.name,
         ask.at_s,
         path="/v1/responses",
         prompt=ask.prompt,
-        streams=number % 2 == 0,
+        is_streaming=number % 2 == 0,
         max_tokens=ask.max_tokens,
         seed=number,
         temperature=ask.temperature,
@@ -33,36 +33,48 @@ def _as_response(ask: Ask, number: int, *, is_routed: bool) -> Ask:
         background=number % 4 != 0,
         detach_s=0.1 * (number % 30) if number % 4 == 1 else None,
         cancel_at_s=0.05 * (number % 20) if number % 8 == 3 else None,
-        drop_at_s=ask.drop_at_s if number % 2 == 0 else [],
+        disconnect_at_s=ask.disconnect_at_s if number % 2 == 0 else [],
     )
 
 
-def runs(shape: Shape, choice: Choice) -> list[Outcome]:
-    return [run(only_responses(scenario_of(seed, shape, choice), seed)) for seed in range(NUM_SEEDS[shape])]
+def runs(shape: Shape, choice: FaultSelection) -> list[RunResult]:
+    return [
+        run_scenario(only_responses(generate_scenario(seed, shape, choice), seed)) for seed in range(NUM_SEEDS[shape])
+    ]
 
 
 @pytest.mark.parametrize("shape", NUM_SEEDS)
 def test_where_clients_alone_disturb_each_response_is_exact_and_none_is_forgotten(shape: Shape) -> None:
     outcomes = runs(shape, CLIENTS)
     assert [one.violation for one in outcomes if one.violation] == []
-    assert sum(one.ends.get("cancelled", 0) for one in outcomes) > 0
-    assert sum(one.fired.get("detach", 0) for one in outcomes) > len(outcomes)
+    assert sum(one.end_reasons.get("cancelled", 0) for one in outcomes) > 0
+    assert sum(one.triggered.get("detach", 0) for one in outcomes) > len(outcomes)
 
 
 @pytest.mark.parametrize("shape", NUM_SEEDS)
 def test_whatever_fails_each_response_is_exact_or_made_again(shape: Shape) -> None:
-    outcomes = runs(shape, Choice())
+    outcomes = runs(shape, FaultSelection())
     assert [one.violation for one in outcomes if one.violation] == []
-    assert sum(one.ends.get("complete", 0) for one in outcomes) > 2 * len(outcomes)
+    assert sum(one.end_reasons.get("complete", 0) for one in outcomes) > 2 * len(outcomes)
 
 
 def test_a_response_in_the_background_outlives_the_process_that_runs_it() -> None:
     asks = [
-        Ask("q0", 2.0, "/v1/responses", "the sea", streams=False, max_tokens=30, seed=1, background=True, detach_s=4.0)
+        SimRequest(
+            "q0",
+            2.0,
+            "/v1/responses",
+            "the sea",
+            is_streaming=False,
+            max_tokens=30,
+            seed=1,
+            background=True,
+            detach_s=4.0,
+        )
     ]
-    faults = [Fault(f"kill-{role}", "m0", at_s) for role, at_s in (("api", 2.2), ("worker", 2.4), ("engine", 2.6))]
-    outcome = run(Scenario(1, "engine", [Machine("m0", step_s=0.05)], asks, faults), keeps_lines=True)
+    faults = [FaultSpec(f"kill-{role}", "m0", at_s) for role, at_s in (("api", 2.2), ("worker", 2.4), ("engine", 2.6))]
+    outcome = run_scenario(Scenario(1, "engine", [SimInstanceSpec("m0", step_s=0.05)], asks, faults), keeps_lines=True)
     assert outcome.violation is None
-    assert outcome.ends == {"complete": 1}
+    assert outcome.end_reasons == {"complete": 1}
     assert not [line for line in outcome.trace if "response_not_found" in line]
-    assert {"kill-api", "kill-worker", "kill-engine", "detach"} <= outcome.fired.keys()
+    assert {"kill-api", "kill-worker", "kill-engine", "detach"} <= outcome.triggered.keys()

@@ -6,17 +6,17 @@ import pytest
 
 from onward.errors import InvalidRequest
 from onward.sim import resume
-from onward.sim.batch import Tally
-from onward.sim.generate import Choice
-from onward.sim.resume import Done, State
+from onward.sim.batch import RunTotals
+from onward.sim.generate import FaultSelection
+from onward.sim.resume import BatchState, CompletedRange
 
 
-def done(start: int, stop: int, code: str = "a", shape: str = "pd") -> Done:
-    return Done(shape, start, stop, code, Tally(num_runs=stop - start, tokens={5: stop - start}))  # type: ignore[arg-type]
+def done(start: int, stop: int, code: str = "a", shape: str = "pd") -> CompletedRange:
+    return CompletedRange(shape, start, stop, code, RunTotals(num_runs=stop - start, tokens={5: stop - start}))  # type: ignore[arg-type]
 
 
 def test_neighbours_become_one_range_with_the_sums_of_both() -> None:
-    state = State()
+    state = BatchState()
     for one in (done(0, 5), done(10, 12), done(5, 10)):
         state.add(one)
     assert [(one.start, one.stop) for one in state.done] == [(0, 12)]
@@ -25,7 +25,7 @@ def test_neighbours_become_one_range_with_the_sums_of_both() -> None:
 
 
 def test_ranges_of_other_code_and_other_shapes_stay_apart() -> None:
-    state = State()
+    state = BatchState()
     for one in (done(0, 5), done(5, 7, code="b"), done(5, 6, shape="engine")):
         state.add(one)
     assert len(state.done) == 3
@@ -35,28 +35,28 @@ def test_ranges_of_other_code_and_other_shapes_stay_apart() -> None:
 
 
 def test_a_state_comes_back_as_it_was_saved(tmp_path: Path) -> None:
-    choice = Choice(frozenset({"lose", "abort"}), {"lose": 2.0})
-    state = State(choice, [done(0, 5)], 3.5)
+    choice = FaultSelection(frozenset({"lose", "abort"}), {"lose": 2.0})
+    state = BatchState(choice, [done(0, 5)], 3.5)
     resume.save(tmp_path / "new" / "state", state)
     assert resume.load(tmp_path / "new" / "state", choice) == state
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["state"]
 
 
 def test_no_file_is_an_empty_state(tmp_path: Path) -> None:
-    assert resume.load(tmp_path / "none", Choice()).done == []
+    assert resume.load(tmp_path / "none", FaultSelection()).done == []
 
 
 def test_a_state_of_other_faults_is_not_mixed_with_these(tmp_path: Path) -> None:
-    resume.save(tmp_path / "state", State(Choice(frozenset({"lose"}))))
+    resume.save(tmp_path / "state", BatchState(FaultSelection(frozenset({"lose"}))))
     with pytest.raises(InvalidRequest, match="other --only"):
-        resume.load(tmp_path / "state", Choice())
+        resume.load(tmp_path / "state", FaultSelection())
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"done": 3}', b'{"schema": 99}'])
 def test_a_damaged_or_foreign_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "state").write_bytes(content)
     with pytest.raises(InvalidRequest, match="state"):
-        resume.load(tmp_path / "state", Choice())
+        resume.load(tmp_path / "state", FaultSelection())
 
 
 def test_the_code_is_known_by_its_contents() -> None:

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from onward.sim import vectors
-from onward.sim.generate import scenario_of
-from onward.sim.scenario import Outcome, Scenario, Shape
-from onward.sim.world import run
+from onward.sim.generate import generate_scenario
+from onward.sim.scenario import RunResult, Scenario, Shape
+from onward.sim.world import run_scenario
 from tests import sabotage_doors, sabotage_responses
 
 NUM_SEEDS: dict[Shape, int] = {"engine": 16, "cluster": 6}
@@ -15,24 +15,26 @@ NUM_SEEDS: dict[Shape, int] = {"engine": 16, "cluster": 6}
 def with_tenants(scenario: Scenario, max_in_flight: int | None = None) -> Scenario:
     names = ("ann", "bob")
     asks = [
-        msgspec.structs.replace(ask, caller=names[number % 2], streams=ask.path != vectors.PATH, seed=number)
-        for number, ask in enumerate(scenario.asks)
+        msgspec.structs.replace(ask, caller=names[number % 2], is_streaming=ask.path != vectors.PATH, seed=number)
+        for number, ask in enumerate(scenario.requests)
     ]
-    machines = [msgspec.structs.replace(machine, num_apis=2) for machine in scenario.machines]
+    machines = [msgspec.structs.replace(machine, num_api_processes=2) for machine in scenario.instances]
     # Where nobody may see an error, nobody has a limit.
-    limit = None if scenario.expects_calm else max_in_flight
-    return msgspec.structs.replace(scenario, asks=asks, machines=machines, callers=list(names), max_in_flight=limit)
+    limit = None if scenario.expects_no_errors else max_in_flight
+    return msgspec.structs.replace(
+        scenario, requests=asks, instances=machines, callers=list(names), max_in_flight=limit
+    )
 
 
-def runs(shape: Shape) -> list[Outcome]:
-    return [run(with_tenants(scenario_of(seed, shape), 4)) for seed in range(NUM_SEEDS[shape])]
+def runs(shape: Shape) -> list[RunResult]:
+    return [run_scenario(with_tenants(generate_scenario(seed, shape), 4)) for seed in range(NUM_SEEDS[shape])]
 
 
 @pytest.mark.parametrize("shape", NUM_SEEDS)
 def test_whatever_fails_nobody_gets_at_the_stream_of_another(shape: Shape) -> None:
     outcomes = runs(shape)
     assert [one.violation for one in outcomes if one.violation] == []
-    assert sum(one.fired.get("pry", 0) for one in outcomes) > 10 * len(outcomes)
+    assert sum(one.triggered.get("pry", 0) for one in outcomes) > 10 * len(outcomes)
 
 
 @pytest.mark.parametrize("name", ["ids-of-anybody", "ledger-aborts-all", "engine-aborts-all", "responses-of-anybody"])
@@ -40,5 +42,5 @@ def test_a_stranger_that_gets_through_is_noticed(name: str) -> None:
     [sabotage] = [one for one in (*sabotage_doors.TABLE, *sabotage_responses.TABLE) if one.name == name]
     shape: Shape = "engine"
     with sabotage.broken():
-        seeds = (with_tenants(scenario_of(seed, shape)) for seed in range(NUM_SEEDS[shape]))
-        assert any(run(seed).violation is not None for seed in seeds)
+        seeds = (with_tenants(generate_scenario(seed, shape)) for seed in range(NUM_SEEDS[shape]))
+        assert any(run_scenario(seed).violation is not None for seed in seeds)

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from onward.clock import Clock, SystemClock
 from onward.config import ServeConfig
 from onward.proto.model import ModelConfig, PreparedModel
-from onward.supervisor.children import Child, ChildState, Role
+from onward.supervisor.children import ChildProcess, ChildState, ProcessRole
 from onward.supervisor.oom import OomWatch
-from onward.supervisor.pd import PdPlan
-from onward.supervisor.routers import resolve_routers
+from onward.supervisor.pd import PdConfig
+from onward.supervisor.routers import resolve_registration
 from onward.supervisor.supervisor import Supervisor
 from onward.transport.control import ControlChannel, control_pair
-from onward.web.key_file import KeySource
+from onward.web.key_file import ApiKeySource
 
 SHAPE = ModelConfig("llama", 32, 8, 16, 1, 1, 1, 8, 256, 1e-5, 1e4)
 
@@ -25,7 +25,7 @@ def supervisor_of(
     config: ServeConfig,
     *,
     with_handoff: bool = False,
-    key_source: KeySource | None = None,
+    key_source: ApiKeySource | None = None,
     clock: Clock | None = None,
     oom_watch: OomWatch | None = None,
 ) -> Iterator[Supervisor]:
@@ -35,8 +35,8 @@ def supervisor_of(
             PreparedModel("small", "", SHAPE, "float32", "none", "", [], None, None, None, None, []),
             listening,
             clock or SystemClock(),
-            pd=PdPlan(cluster_key="ab" * 32, handoff_address="tcp://127.0.0.1:7000"),
-            routers=resolve_routers(config, 4711),
+            pd=PdConfig(cluster_key="ab" * 32, handoff_address="tcp://127.0.0.1:7000"),
+            routers=resolve_registration(config, 4711),
             handoff=handoff if with_handoff else None,
             on_progress=print,
             on_ready=lambda worker: None,
@@ -49,11 +49,11 @@ def supervisor_of(
             made._clean_up()
 
 
-def child_of(supervisor: Supervisor, role: Role, incarnation: str) -> tuple[Child, ControlChannel]:
+def child_of(supervisor: Supervisor, role: ProcessRole, incarnation: str) -> tuple[ChildProcess, ControlChannel]:
     """And its end of the channel, for the test to close."""
     channel, theirs = control_pair()
     process = subprocess.Popen(["sleep", "60"])
-    child = Child(role, 0, incarnation, process, channel, os.pidfd_open(process.pid), 0.0, ChildState.READY)
+    child = ChildProcess(role, 0, incarnation, process, channel, os.pidfd_open(process.pid), 0.0, ChildState.READY)
     supervisor._children.add(child)
     supervisor._selector.register(channel.fileno(), 1, child)
     return child, ControlChannel(theirs)

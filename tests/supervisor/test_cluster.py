@@ -13,7 +13,7 @@ import pytest
 
 from onward.clock import SystemClock
 from onward.errors import StartupError
-from onward.supervisor.cluster import KILL_AFTER_S, Cluster, InstancePlan
+from onward.supervisor.cluster import KILL_AFTER_S, LocalCluster, MemberSpec
 
 READY = "print('  Onward serves', flush=True)"
 WAIT = "import signal; signal.pause()"
@@ -28,36 +28,36 @@ def signal_handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def instance(name: str, script: str) -> InstancePlan:
-    return InstancePlan(name, name.split("-")[0], (sys.executable, "-c", script), "http://127.0.0.1:1", None, 1)
+def instance(name: str, script: str) -> MemberSpec:
+    return MemberSpec(name, name.split("-")[0], (sys.executable, "-c", script), "http://127.0.0.1:1", None, 1)
 
 
 def cluster_of(
-    *plans: InstancePlan,
+    *plans: MemberSpec,
     on_line: Callable[[str, str], None] = lambda name, line: None,
-    on_ready: Callable[[Cluster], None],
+    on_ready: Callable[[LocalCluster], None],
     drain_s: float = 0.0,
-) -> Cluster:
-    return Cluster(
+) -> LocalCluster:
+    return LocalCluster(
         plans,
         SystemClock(),
         inherit_fds=(),
-        greeting="  Onward ",
+        ready_prefix="  Onward ",
         drain_s=drain_s,
         on_line=on_line,
         on_ready=on_ready,
     )
 
 
-def stop(_: Cluster) -> None:
+def stop(_: LocalCluster) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_it_is_ready_when_all_are_and_a_signal_ends_all() -> None:
     pids: list[int] = []
 
-    def ready(cluster: Cluster) -> None:
-        pids.extend(i.process.pid for i in cluster.instances if i.process is not None)
+    def ready(cluster: LocalCluster) -> None:
+        pids.extend(i.process.pid for i in cluster.members if i.process is not None)
         stop(cluster)
 
     plans = [instance("prefill-0", f"{READY}; {WAIT}"), instance("decode-0", f"{READY}; {WAIT}")]
@@ -87,11 +87,11 @@ def test_a_hangup_is_for_those_who_have_a_file_of_keys_once_they_are_ready() -> 
     reading = f"signal.signal(signal.SIGHUP, {say}); {READY}\nwhile True: signal.pause()"
     early = "import os; os.kill(os.getppid(), signal.SIGHUP)"
     plans = [
-        replace(instance("router", f"import signal, sys; {early}; {reading}"), takes_hangups=True),
+        replace(instance("router", f"import signal, sys; {early}; {reading}"), reloads_on_sighup=True),
         instance("decode-0", f"{READY}; {WAIT}"),
     ]
     lines: list[tuple[str, str]] = []
-    all_ready: list[Cluster] = []
+    all_ready: list[LocalCluster] = []
 
     def stop_when_both_were_seen() -> None:
         if all_ready and len(lines) == 3:
@@ -103,14 +103,14 @@ def test_a_hangup_is_for_those_who_have_a_file_of_keys_once_they_are_ready() -> 
             os.kill(os.getpid(), signal.SIGHUP)
         stop_when_both_were_seen()
 
-    def on_ready(made: Cluster) -> None:
+    def on_ready(made: LocalCluster) -> None:
         all_ready.append(made)
         stop_when_both_were_seen()
 
     cluster = cluster_of(*plans, on_line=on_line, on_ready=on_ready)
     cluster.run()
     assert lines == [("router", "again")] * 3
-    assert cluster.instances[1].num_ready == 1, "it would have died of it"
+    assert cluster.members[1].num_times_ready == 1, "it would have died of it"
 
 
 def test_an_instance_that_never_gets_ready_ends_the_cluster_with_its_own_words() -> None:
@@ -128,8 +128,8 @@ def test_an_instance_that_dies_is_started_again_by_the_same_command() -> None:
         if len(lines) == 2:
             stop(cluster)
 
-    def kill(made: Cluster) -> None:
-        process = made.instances[0].process
+    def kill(made: LocalCluster) -> None:
+        process = made.members[0].process
         assert process is not None
         process.kill()
 
@@ -145,8 +145,8 @@ def test_a_second_signal_does_not_wait_for_an_instance_that_will_not_leave() -> 
         instance("decode-0", stubborn), on_line=lambda *_: stop(cluster), on_ready=stop, drain_s=1000.0
     )
     cluster.run()
-    assert cluster.instances[0].process is not None
-    assert cluster.instances[0].process.returncode == -signal.SIGKILL
+    assert cluster.members[0].process is not None
+    assert cluster.members[0].process.returncode == -signal.SIGKILL
 
 
 def test_the_router_leaves_first_and_prefill_instances_last() -> None:
@@ -170,7 +170,7 @@ def test_one_that_will_not_leave_is_ended_before_the_others_are_asked() -> None:
     leave = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit('left')); {READY}; {WAIT}"
 
     def on_line(_: str, line: str) -> None:
-        router = cluster.instances[0].process
+        router = cluster.members[0].process
         assert router is not None
         lines.append((line, router.poll()))
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from contextlib import closing
 
 from onward.config import ServeConfig
-from onward.proto.control import AskDrain, AskSnapshot, AskUndrain, Drain, Snapshot, StartApi, Undrain
+from onward.proto.control import Drain, MetricsSnapshot, QueryMetrics, RequestDrain, RequestUndrain, StartApi, Undrain
 from onward.proto.stats import EngineStats
-from onward.supervisor.children import Role
+from onward.supervisor.children import ProcessRole
 from onward.supervisor.supervisor import Supervisor
 from onward.transport.control import ChannelClosed, ControlChannel
 from tests.supervisor.stand_ins import child_of, supervisor_of
@@ -34,42 +34,42 @@ class StandInEngine(threading.Thread):
         try:
             while select.select([self._channel], [], [], LONG_S)[0]:
                 message = self._channel.receive()
-                if isinstance(message, AskSnapshot):
+                if isinstance(message, QueryMetrics):
                     answer = self._answers[min(self.num_answers, len(self._answers) - 1)]
                     self.num_answers += 1
-                    self._channel.send(Snapshot(message.ask_id, [], answer))
+                    self._channel.send(MetricsSnapshot(message.query_id, [], answer))
         except ChannelClosed:
             self._channel.close()
 
 
 def waits_for(supervisor: Supervisor, answers: list[EngineStats]) -> int:
     """How many answers of its engine an ending supervisor has asked for before it went on."""
-    engine, channel = child_of(supervisor, Role.ENGINE, "engine-1")
-    supervisor._hub.take(engine, Snapshot(1, [], stats()), 0.0)  # what it said before does not count
+    engine, channel = child_of(supervisor, ProcessRole.ENGINE, "engine-1")
+    supervisor._snapshots.record(engine, MetricsSnapshot(1, [], stats()), 0.0)  # what it said before does not count
     stand_in = StandInEngine(channel, answers)
     with closing(socket.socket()) as wakeup:
-        supervisor._let_peers_take_their_kv(wakeup)
+        supervisor._wait_for_handoffs(wakeup)
     engine.kill()
-    supervisor._bury(engine)
+    supervisor._remove_child(engine)
     stand_in.join()
     return stand_in.num_answers
 
 
 def test_one_api_process_asks_and_all_are_told_to_drain_also_those_that_start_later() -> None:
     with supervisor_of(ServeConfig()) as supervisor:
-        first, firsts_end = child_of(supervisor, Role.API, "api-1")
-        _, seconds_end = child_of(supervisor, Role.API, "api-2")
-        _, engines_end = child_of(supervisor, Role.ENGINE, "engine-1")
+        first, firsts_end = child_of(supervisor, ProcessRole.API, "api-1")
+        _, seconds_end = child_of(supervisor, ProcessRole.API, "api-2")
+        _, engines_end = child_of(supervisor, ProcessRole.ENGINE, "engine-1")
         with closing(firsts_end), closing(seconds_end), closing(engines_end):
-            supervisor._on_message(first, AskDrain())
+            supervisor._on_message(first, RequestDrain())
             assert [end.receive() for end in (firsts_end, seconds_end)] == [Drain(), Drain()]
             assert engines_end.receive() is None
-            supervisor._brief_api(first)
+            supervisor._send_start_api(first)
             assert isinstance(firsts_end.receive(), StartApi)
             assert firsts_end.receive() == Drain()
-            supervisor._on_message(first, AskUndrain())
+            supervisor._on_message(first, RequestUndrain())
             assert [end.receive() for end in (firsts_end, seconds_end)] == [Undrain(), Undrain()]
-            supervisor._brief_api(first)
+            supervisor._send_start_api(first)
             assert isinstance(firsts_end.receive(), StartApi)
             assert firsts_end.receive() is None
 
@@ -77,9 +77,9 @@ def test_one_api_process_asks_and_all_are_told_to_drain_also_those_that_start_la
 def test_an_api_process_learns_its_routers_and_what_they_call_it() -> None:
     config = ServeConfig(router="http://127.0.0.1:8080", detach_ttl_s=7.0)
     with supervisor_of(config) as supervisor:
-        api, apis_end = child_of(supervisor, Role.API, "api-1")
+        api, apis_end = child_of(supervisor, ProcessRole.API, "api-1")
         with closing(apis_end):
-            supervisor._brief_api(api)
+            supervisor._send_start_api(api)
             told = apis_end.receive()
             assert isinstance(told, StartApi)
             assert (told.config.routers, told.config.detach_ttl_s) == (("http://127.0.0.1:8080",), 7.0)

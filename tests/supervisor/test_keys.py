@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from onward.config import ServeConfig
-from onward.proto.control import NewKeys, StartApi
-from onward.supervisor.children import Role
-from onward.web.key_file import KeySource
+from onward.proto.control import StartApi, UpdateApiKeys
+from onward.supervisor.children import ProcessRole
+from onward.web.key_file import ApiKeySource
 from onward.web.keys import table_text
 from tests.supervisor.stand_ins import child_of, supervisor_of
 from tests.web import doors
@@ -27,17 +27,17 @@ def test_new_keys_are_told_to_every_api_process_and_a_broken_file_changes_nothin
     write(path, table_text(first))
     with (
         caplog.at_level(logging.INFO, "onward.audit"),
-        supervisor_of(ServeConfig(), key_source=KeySource((), str(path))) as supervisor,
+        supervisor_of(ServeConfig(), key_source=ApiKeySource((), str(path))) as supervisor,
     ):
-        told = [child_of(supervisor, Role.API, f"api-{index}")[1] for index in range(2)]
+        told = [child_of(supervisor, ProcessRole.API, f"api-{index}")[1] for index in range(2)]
         write(path, table_text(first) + table_text(second))
         supervisor._reload_keys()
-        assert [channel.receive() for channel in told] == [NewKeys([first, second])] * 2
+        assert [channel.receive() for channel in told] == [UpdateApiKeys([first, second])] * 2
         write(path, "[[key]]\n")
         supervisor._reload_keys()
         assert [channel.receive() for channel in told] == [None, None]
-        late, channel = child_of(supervisor, Role.API, "late")
-        supervisor._brief_api(late)
+        late, channel = child_of(supervisor, ProcessRole.API, "late")
+        supervisor._send_start_api(late)
         start = channel.receive()
         assert isinstance(start, StartApi) and start.keys == [first, second]
         for one in (*told, channel):
@@ -49,9 +49,9 @@ def test_new_keys_are_told_to_every_api_process_and_a_broken_file_changes_nothin
 
 def test_a_key_of_the_command_line_is_not_among_what_api_processes_show() -> None:
     config = ServeConfig(api_key=("ow-secret",))
-    with supervisor_of(config, key_source=KeySource(config.api_key)) as supervisor:
-        api, channel = child_of(supervisor, Role.API, "api")
-        supervisor._brief_api(api)
+    with supervisor_of(config, key_source=ApiKeySource(config.api_key)) as supervisor:
+        api, channel = child_of(supervisor, ProcessRole.API, "api")
+        supervisor._send_start_api(api)
         start = channel.receive()
         assert isinstance(start, StartApi) and [key.name for key in start.keys] == ["key-1"]
         assert "ow-secret" not in repr(start)

@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from onward.config import ServeConfig
-from onward.supervisor.children import Role
-from onward.supervisor.supervisor import NO_START_S, Supervisor
+from onward.supervisor.children import ProcessRole
+from onward.supervisor.supervisor import START_RETRY_S, Supervisor
 from tests.supervisor.stand_ins import supervisor_of
 
 
@@ -35,33 +35,33 @@ def files_left(count: int) -> Iterator[None]:
             os.close(fd)
 
 
-def roles(supervisor: Supervisor) -> list[Role]:
+def roles(supervisor: Supervisor) -> list[ProcessRole]:
     return [child.role for child in supervisor._children]
 
 
 def test_a_start_that_the_system_does_not_allow_is_tried_again_and_leaves_nothing() -> None:
     with supervisor_of(ServeConfig()) as supervisor:
-        supervisor._restart_at_s[Role.SHELF, 0] = 5.0
+        supervisor._restart_at_s[ProcessRole.STREAM_STORE, 0] = 5.0
         before = open_files()
         for count in (0, 1, 2):  # not even a socket pair, and one without a process
             with files_left(count):
-                supervisor._restart_what_is_due(5.0 + count * NO_START_S)
+                supervisor._restart_due(5.0 + count * START_RETRY_S)
             assert (roles(supervisor), open_files()) == ([], before)
-        supervisor._restart_what_is_due(5.0 + 2.5 * NO_START_S)
+        supervisor._restart_due(5.0 + 2.5 * START_RETRY_S)
         assert roles(supervisor) == []
-        supervisor._restart_what_is_due(5.0 + 3 * NO_START_S)
-        assert roles(supervisor) == [Role.SHELF]
+        supervisor._restart_due(5.0 + 3 * START_RETRY_S)
+        assert roles(supervisor) == [ProcessRole.STREAM_STORE]
 
 
 def test_an_engine_that_could_be_started_without_its_worker_gets_one_later_and_stays_the_only_one() -> None:
     with supervisor_of(ServeConfig()) as supervisor:
         now_s, room = 0.0, 1
-        supervisor._restart_at_s[Role.ENGINE, 0] = now_s
+        supervisor._restart_at_s[ProcessRole.ENGINE, 0] = now_s
         while not roles(supervisor):  # with a little more room each time there is enough for the first of the two
             with files_left(room):
-                supervisor._restart_what_is_due(now_s)
-            now_s, room = now_s + NO_START_S, room + 1
-        assert roles(supervisor) == [Role.ENGINE]
-        supervisor._restart_what_is_due(now_s)
+                supervisor._restart_due(now_s)
+            now_s, room = now_s + START_RETRY_S, room + 1
+        assert roles(supervisor) == [ProcessRole.ENGINE]
+        supervisor._restart_due(now_s)
         assert sorted(role.value for role in roles(supervisor)) == ["engine", "worker"]
         assert not supervisor._restart_at_s

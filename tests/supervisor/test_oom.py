@@ -9,7 +9,7 @@ import pytest
 
 from onward.config import ServeConfig
 from onward.errors import StartupError
-from onward.supervisor.children import Role
+from onward.supervisor.children import ProcessRole
 from onward.supervisor.oom import WINDOW_S, OomCounts, OomEvidence, OomWatch, read_counts
 from onward.supervisor.supervisor import Supervisor
 from tests.obs.control_groups import write_group, write_proc
@@ -40,53 +40,53 @@ def test_a_kill_that_the_own_group_counted_is_certain_and_explains_one_death(tmp
     kernel = Kernel(tmp_path, version)
     kernel.count(own=3, machine=7)
     watch = OomWatch(kernel.read)
-    watch.note(0.0)
-    assert watch.explain() is None
+    watch.sample(0.0)
+    assert watch.explain_kill() is None
     kernel.count(own=4, machine=8)
-    watch.note(1.0)  # the process takes a while to be gone
-    assert watch.explain() is OomEvidence.CERTAIN
-    assert watch.explain() is None
+    watch.sample(1.0)  # the process takes a while to be gone
+    assert watch.explain_kill() is OomEvidence.CERTAIN
+    assert watch.explain_kill() is None
     kernel.count(own=6)
-    assert [watch.explain() for _ in range(3)] == [OomEvidence.CERTAIN, OomEvidence.CERTAIN, None]
+    assert [watch.explain_kill() for _ in range(3)] == [OomEvidence.CERTAIN, OomEvidence.CERTAIN, None]
 
 
 def test_a_kill_elsewhere_on_the_machine_explains_nothing_where_the_own_group_is_counted(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path)
     kernel.count(own=0, machine=7)
     watch = OomWatch(kernel.read)
-    watch.note(0.0)
+    watch.sample(0.0)
     kernel.count(machine=8)
-    assert watch.explain() is None
+    assert watch.explain_kill() is None
 
 
 def test_a_kill_that_only_the_machine_counted_is_likely(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path)
     kernel.count(machine=7)
     watch = OomWatch(kernel.read)
-    watch.note(0.0)
-    assert watch.explain() is None
+    watch.sample(0.0)
+    assert watch.explain_kill() is None
     kernel.count(machine=8)
-    assert watch.explain() is OomEvidence.LIKELY
+    assert watch.explain_kill() is OomEvidence.LIKELY
 
 
 def test_where_nothing_is_counted_a_kill_by_nobody_we_know_is_likely(tmp_path: Path) -> None:
     watch = OomWatch(Kernel(tmp_path).read)
-    watch.note(0.0)
-    assert watch.explain() is OomEvidence.LIKELY
+    watch.sample(0.0)
+    assert watch.explain_kill() is OomEvidence.LIKELY
 
 
 def test_a_kill_of_long_ago_explains_no_death_of_now(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path)
     kernel.count(own=0)
     watch = OomWatch(kernel.read)
-    watch.note(0.0)
+    watch.sample(0.0)
     kernel.count(own=1)
-    watch.note(1.0)
-    watch.note(1.0 + WINDOW_S)
-    assert watch.explain() is None
+    watch.sample(1.0)
+    watch.sample(1.0 + WINDOW_S)
+    assert watch.explain_kill() is None
 
 
-def killed(supervisor: Supervisor, role: Role) -> None:
+def killed(supervisor: Supervisor, role: ProcessRole) -> None:
     child, theirs = child_of(supervisor, role, f"{role.value}-1")
     with closing(theirs):
         child.process.send_signal(signal.SIGKILL)
@@ -101,12 +101,12 @@ def test_log_metric_and_view_say_which_process_was_killed_for_memory(
     kernel.count(own=0)
     with supervisor_of(ServeConfig(), oom_watch=OomWatch(kernel.read)) as supervisor:
         supervisor._was_ready = True
-        supervisor._take_snapshots(0.0)
+        supervisor._request_snapshots(0.0)
         with caplog.at_level(logging.WARNING):
-            killed(supervisor, Role.API)
+            killed(supervisor, ProcessRole.API)
             kernel.count(own=1)
-            killed(supervisor, Role.WORKER)
-        view = supervisor._view(1)
+            killed(supervisor, ProcessRole.WORKER)
+        view = supervisor._instance_view(1)
     by_hand, for_memory = [text for text in caplog.messages if text.startswith("died")]
     assert "role=api" in by_hand and "memory" not in by_hand
     assert "role=worker" in for_memory and OomEvidence.CERTAIN.value in for_memory
@@ -119,19 +119,19 @@ def test_a_process_that_the_supervisor_killed_is_not_taken_for_one_of_the_kernel
     kernel = Kernel(tmp_path)
     with supervisor_of(ServeConfig(), oom_watch=OomWatch(kernel.read)) as supervisor:
         supervisor._was_ready = True
-        child, theirs = child_of(supervisor, Role.WORKER, "worker-1")
+        child, theirs = child_of(supervisor, ProcessRole.WORKER, "worker-1")
         with closing(theirs):
-            child.begin_kill()
+            child.send_sigkill()
             child.process.wait()
             supervisor._reap(0.0)
-        assert not any(supervisor._view(1).oom_kills.values())
+        assert not any(supervisor._instance_view(1).oom_kills.values())
 
 
 def test_a_worker_that_is_killed_for_memory_while_it_starts_is_said_to_be(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path)
     kernel.count(own=0)
     with supervisor_of(ServeConfig(), oom_watch=OomWatch(kernel.read)) as supervisor:
-        supervisor._take_snapshots(0.0)
+        supervisor._request_snapshots(0.0)
         kernel.count(own=1)
         with pytest.raises(StartupError, match=r"lack of memory\); try a smaller --num-kv-blocks"):
-            killed(supervisor, Role.WORKER)
+            killed(supervisor, ProcessRole.WORKER)

@@ -2,17 +2,17 @@ import pytest
 
 from onward.config import ServeConfig
 from onward.errors import StartupError
-from onward.supervisor.own_address import advertised_host, own_address_towards
-from onward.supervisor.pd import PdPlan, check_pd, handoff_port_to_open, kv_host, resolve, warnings_about
+from onward.supervisor.own_address import advertised_host, source_address_to
+from onward.supervisor.pd import PdConfig, check_pd, handoff_port_to_open, kv_host, pd_warnings, resolve_pd
 
 KEY = "ab" * 32
 HERE, THERE = "tcp://127.0.0.1:7000", "tcp://192.0.2.7:7000"
 
 
 def test_a_mixed_instance_by_itself_has_nothing_to_do_with_others() -> None:
-    plan = resolve(ServeConfig(), "", None)
-    assert plan == PdPlan()
-    assert not plan.is_on
+    plan = resolve_pd(ServeConfig(), "", None)
+    assert plan == PdConfig()
+    assert not plan.is_enabled
 
 
 @pytest.mark.parametrize(
@@ -24,23 +24,23 @@ def test_a_mixed_instance_by_itself_has_nothing_to_do_with_others() -> None:
     ],
 )
 def test_whoever_may_get_kv_from_others_says_how(config: ServeConfig) -> None:
-    plan = resolve(config, "", None)
-    assert plan.is_on
+    plan = resolve_pd(config, "", None)
+    assert plan.is_enabled
     assert (plan.kv_backend, plan.kv_host, plan.kv_checksums) == ("shm", "127.0.0.1", False)
 
 
 def test_a_prefill_instance_listens_and_receives_no_kv() -> None:
     config = ServeConfig(role="prefill")
     assert handoff_port_to_open(config) == 0
-    plan = resolve(config, "", 7000)
-    assert plan.is_on
+    plan = resolve_pd(config, "", 7000)
+    assert plan.is_enabled
     assert (plan.handoff_address, plan.kv_backend) == (HERE, None)
 
 
 def test_a_mixed_instance_listens_only_where_it_is_told_to() -> None:
     assert handoff_port_to_open(ServeConfig()) is None
     assert handoff_port_to_open(ServeConfig(handoff_port=7000)) == 7000
-    assert resolve(ServeConfig(handoff_port=7000), "", 7000).is_on
+    assert resolve_pd(ServeConfig(handoff_port=7000), "", 7000).is_enabled
 
 
 @pytest.mark.parametrize(
@@ -56,24 +56,24 @@ def test_a_mixed_instance_listens_only_where_it_is_told_to() -> None:
 def test_auto_takes_shared_memory_only_where_all_peers_are_local(
     peers: str, key: str, wanted: str, backend: str, checksums: bool
 ) -> None:
-    plan = resolve(ServeConfig(role="decode", prefill_peers=peers, kv_backend=wanted), key, None)  # type: ignore[arg-type]
+    plan = resolve_pd(ServeConfig(role="decode", prefill_peers=peers, kv_backend=wanted), key, None)  # type: ignore[arg-type]
     assert (plan.kv_backend, plan.kv_checksums) == (backend, checksums)
 
 
 def test_checksums_are_what_was_said_if_it_was_said() -> None:
     config = ServeConfig(role="decode", prefill_peers=HERE, kv_checksums="on")
-    assert resolve(config, "", None).kv_checksums
+    assert resolve_pd(config, "", None).kv_checksums
     config = ServeConfig(role="decode", prefill_peers=THERE, kv_checksums="off")
-    assert not resolve(config, KEY, None).kv_checksums
+    assert not resolve_pd(config, KEY, None).kv_checksums
 
 
 def test_peers_keep_their_order_and_come_once() -> None:
     config = ServeConfig(role="decode", prefill_peers=f" {THERE} ,{HERE},, {THERE}")
-    assert resolve(config, KEY, None).peers == (THERE, HERE)
+    assert resolve_pd(config, KEY, None).prefill_peers == (THERE, HERE)
 
 
 def test_kv_is_taken_in_where_peers_can_reach_it() -> None:
-    outward = own_address_towards("192.0.2.7")
+    outward = source_address_to("192.0.2.7")
     assert kv_host("0.0.0.0", (HERE,), "") == "127.0.0.1", "without a key nobody outside is let in"
     assert kv_host("192.0.2.1", (THERE,), KEY) == "192.0.2.1", "a host that was named is meant"
     assert kv_host("127.0.0.1", (HERE,), KEY) == "127.0.0.1"
@@ -102,8 +102,8 @@ def test_a_decode_instance_with_a_router_needs_no_peers_to_say_how_kv_comes_to_i
         role="decode", host=host, router=router, prefill_peers=peers, cluster_key_file="k" if key else None
     )
     check_pd(config)
-    plan = resolve(config, key, None)
-    assert plan.is_on
+    plan = resolve_pd(config, key, None)
+    assert plan.is_enabled
     assert plan.kv_backend == backend
 
 
@@ -124,7 +124,7 @@ def test_a_decode_instance_with_a_router_needs_no_peers_to_say_how_kv_comes_to_i
         (ServeConfig(handoff_port=70000), "--handoff-port 70000"),
         (ServeConfig(lease_s=0), "--lease-s"),
         (ServeConfig(offer_hold_s=-1), "--offer-hold-s"),
-        (ServeConfig(handover_timeout_s=float("inf")), "--handover-timeout-s"),
+        (ServeConfig(handoff_timeout_s=float("inf")), "--handover-timeout-s"),
         (ServeConfig(local_prefill_tokens=-1), "--local-prefill-tokens"),
     ],
 )
@@ -153,7 +153,7 @@ def test_what_can_work_is_let_through(config: ServeConfig) -> None:
 
 
 def test_a_decode_instance_without_peers_is_warned_about() -> None:
-    assert "--prefill-peers" in warnings_about(ServeConfig(role="decode"))[0]
-    assert not warnings_about(ServeConfig(role="decode", prefill_peers=HERE))
-    assert not warnings_about(ServeConfig(role="decode", router="http://127.0.0.1:8080"))
-    assert not warnings_about(ServeConfig())
+    assert "--prefill-peers" in pd_warnings(ServeConfig(role="decode"))[0]
+    assert not pd_warnings(ServeConfig(role="decode", prefill_peers=HERE))
+    assert not pd_warnings(ServeConfig(role="decode", router="http://127.0.0.1:8080"))
+    assert not pd_warnings(ServeConfig())

@@ -3,18 +3,18 @@
 from contextlib import closing
 
 from onward.config import ServeConfig
-from onward.proto.control import RenewWorker
-from onward.supervisor.children import Role
+from onward.proto.control import ReplaceWorker
+from onward.supervisor.children import ProcessRole
 from tests.supervisor.stand_ins import child_of, supervisor_of
 
 
 def test_a_worker_is_ended_at_its_engines_word_and_another_one_is_not() -> None:
     with supervisor_of(ServeConfig()) as supervisor:
-        engine, engines_end = child_of(supervisor, Role.ENGINE, "engine-1")
-        worker, workers_end = child_of(supervisor, Role.WORKER, "worker-2")
+        engine, engines_end = child_of(supervisor, ProcessRole.ENGINE, "engine-1")
+        worker, workers_end = child_of(supervisor, ProcessRole.WORKER, "worker-2")
         with closing(engines_end), closing(workers_end):
-            supervisor._on_message(engine, RenewWorker("worker-1", "said too late"))
+            supervisor._on_message(engine, ReplaceWorker("worker-1", "said too late"))
             assert worker.process.poll() is None
-            supervisor._on_message(engine, RenewWorker("worker-2", "too much is quarantined"))
-            assert worker.cause_of_death() == "signal 9 (SIGKILL)"
+            supervisor._on_message(engine, ReplaceWorker("worker-2", "too much is quarantined"))
+            assert worker.exit_cause() == "signal 9 (SIGKILL)"
             assert engine.process.poll() is None

@@ -2,30 +2,30 @@ import pytest
 
 from onward.config import ServeConfig
 from onward.errors import StartupError
-from onward.supervisor.own_address import own_address_towards
-from onward.supervisor.routers import RouterPlan, check_routers, resolve_routers
+from onward.supervisor.own_address import source_address_to
+from onward.supervisor.routers import RegistrationConfig, check_routers, resolve_registration
 
 HERE, THERE = "http://127.0.0.1:8080", "http://192.0.2.7:8080"
 
 
 def test_an_instance_without_routers_registers_with_nobody() -> None:
-    assert resolve_routers(ServeConfig(), 8000).routers == ()
+    assert resolve_registration(ServeConfig(), 8000).router_urls == ()
 
 
 def test_routers_keep_their_order_and_come_once() -> None:
     config = ServeConfig(router=f" {THERE}/ ,{HERE},, {THERE}")
-    assert resolve_routers(config, 8000).routers == (THERE, HERE)
+    assert resolve_registration(config, 8000).router_urls == (THERE, HERE)
 
 
 def test_the_url_has_the_port_that_was_opened() -> None:
     config = ServeConfig(router=HERE, port=0)
-    assert resolve_routers(config, 4711) == RouterPlan((HERE,), "http://127.0.0.1:4711")
-    assert resolve_routers(ServeConfig(router=HERE, host="::1"), 1).own_url == "http://[::1]:1"
+    assert resolve_registration(config, 4711) == RegistrationConfig((HERE,), "http://127.0.0.1:4711")
+    assert resolve_registration(ServeConfig(router=HERE, host="::1"), 1).own_url == "http://[::1]:1"
 
 
 def test_whoever_listens_everywhere_is_called_by_the_address_on_the_way_to_the_router() -> None:
     config = ServeConfig(router=f"{HERE},{THERE}", host="0.0.0.0")
-    assert resolve_routers(config, 1).own_url == f"http://{own_address_towards('192.0.2.7')}:1"
+    assert resolve_registration(config, 1).own_url == f"http://{source_address_to('192.0.2.7')}:1"
 
 
 @pytest.mark.parametrize(("host", "own_url"), [("0.0.0.0", "http://127.0.0.1:1"), ("::", "http://[::1]:1")])
@@ -33,12 +33,12 @@ def test_whoever_listens_everywhere_is_called_by_its_loopback_address_where_all_
     host: str, own_url: str
 ) -> None:
     config = ServeConfig(router=f"{HERE},http://localhost:1", host=host)
-    assert resolve_routers(config, 1).own_url == own_url
+    assert resolve_registration(config, 1).own_url == own_url
 
 
 def test_a_url_that_was_named_is_meant() -> None:
     config = ServeConfig(router=THERE, host="0.0.0.0", advertise_url="https://gpu7:443/")
-    assert resolve_routers(config, 1).own_url == "https://gpu7:443"
+    assert resolve_registration(config, 1).own_url == "https://gpu7:443"
 
 
 @pytest.mark.parametrize(

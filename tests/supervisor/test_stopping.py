@@ -7,33 +7,33 @@ import threading
 from contextlib import closing
 
 from onward.config import ServeConfig
-from onward.proto.control import Stop
-from onward.supervisor.children import ChildState, Role
+from onward.proto.control import StopChild
+from onward.supervisor.children import ChildState, ProcessRole
 from tests.supervisor.stand_ins import child_of, supervisor_of
 
 
 def test_a_worker_that_is_still_loading_is_not_waited_for() -> None:
     with supervisor_of(ServeConfig()) as supervisor, closing(socket.socket()) as wakeup:
-        worker, workers_end = child_of(supervisor, Role.WORKER, "worker-1")
+        worker, workers_end = child_of(supervisor, ProcessRole.WORKER, "worker-1")
         worker.state = ChildState.STARTING
         with closing(workers_end):
-            supervisor._stop_role(Role.WORKER, 0.0, wakeup)
-        assert not supervisor._of(Role.WORKER)
-        assert worker.cause_of_death() == "signal 9 (SIGKILL)"
+            supervisor._stop_role(ProcessRole.WORKER, 0.0, wakeup)
+        assert not supervisor._children_of(ProcessRole.WORKER)
+        assert worker.exit_cause() == "signal 9 (SIGKILL)"
 
 
 def test_who_serves_is_asked_to_stop_and_told_how_long_it_may_take() -> None:
     with supervisor_of(ServeConfig()) as supervisor, closing(socket.socket()) as wakeup:
-        api, apis_end = child_of(supervisor, Role.API, "api-1")
+        api, apis_end = child_of(supervisor, ProcessRole.API, "api-1")
         with closing(apis_end):
             api.process.terminate()
-            supervisor._stop_role(Role.API, 7.0, wakeup)
-            assert apis_end.receive() == Stop(7.0)
+            supervisor._stop_role(ProcessRole.API, 7.0, wakeup)
+            assert apis_end.receive() == StopChild(7.0)
 
 
 def test_a_second_signal_leaves_the_api_processes_no_grace() -> None:
     with supervisor_of(ServeConfig(drain_s=1000.0)) as supervisor, closing(socket.socket()) as wakeup:
-        api, apis_end = child_of(supervisor, Role.API, "api-1")
+        api, apis_end = child_of(supervisor, ProcessRole.API, "api-1")
         heard: list[object] = []
 
         def serve() -> None:
@@ -47,5 +47,5 @@ def test_a_second_signal_leaves_the_api_processes_no_grace() -> None:
             serving.start()
             supervisor._stop_apis(wakeup)
             serving.join()
-        assert heard == [Stop(1000.0), Stop(0.0)]
-        assert not supervisor._of(Role.API)
+        assert heard == [StopChild(1000.0), StopChild(0.0)]
+        assert not supervisor._children_of(ProcessRole.API)

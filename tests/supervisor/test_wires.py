@@ -4,12 +4,12 @@ import msgspec
 
 from onward.api.request_checks import MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS
 from onward.config import ServeConfig
-from onward.proto.kv_transfer import Endpoint, Push
+from onward.proto.kv_transfer import KvEndpoint, KvPush
 from onward.proto.model import ModelConfig, PreparedModel
-from onward.proto.sampling import MAX_BAD_WORD_TOKENS, MAX_GRAMMAR_BYTES, Grammar, Sampling
-from onward.proto.step import Assign, Run, StepPlan
-from onward.proto.thinking import ThinkingRule
-from onward.supervisor.wires import shm_wire
+from onward.proto.sampling import MAX_BAD_WORD_TOKENS, MAX_GRAMMAR_BYTES, Grammar, SamplingParams
+from onward.proto.step import AssignSlot, RunSlot, StepPlan
+from onward.proto.thinking import ReasoningParams
+from onward.supervisor.wires import shm_wire_for
 from onward.text.bad_words import MAX_BAD_WORDS
 
 MAX_MODEL_LEN, BLOCK_SIZE, LARGE = 2048, 16, 2**31 - 1
@@ -17,10 +17,10 @@ CONFIG = ModelConfig("llama", LARGE, 64, 64, 2, 4, 4, 16, MAX_MODEL_LEN, 1e-5, 1
 MODEL = PreparedModel("m", "/m", CONFIG, "float32", "none", "f", [], None, None, None, None, [])
 
 
-def largest_assignment(slot: int) -> Assign:
+def largest_assignment(slot: int) -> AssignSlot:
     num_blocks = MAX_MODEL_LEN // BLOCK_SIZE
     per_word = MAX_BAD_WORD_TOKENS // (2 * MAX_BAD_WORDS)
-    sampling = Sampling(
+    sampling = SamplingParams(
         seed=LARGE,
         temperature=1.1,
         max_tokens=LARGE,
@@ -28,16 +28,16 @@ def largest_assignment(slot: int) -> Assign:
         logit_bias=((LARGE, 1.1),) * MAX_LOGIT_BIASES,
         bad_words=((LARGE,) * per_word,) * (2 * MAX_BAD_WORDS),
         grammar=Grammar("grammar", "x" * MAX_GRAMMAR_BYTES),
-        thinking=ThinkingRule((LARGE,), (LARGE,), True, LARGE, (LARGE,) * 16),
+        reasoning=ReasoningParams((LARGE,), (LARGE,), True, LARGE, (LARGE,) * 16),
     )
-    push = Push("x" * 64, Endpoint("tcp", "x" * 64, "x" * 64), 0, [LARGE] * num_blocks, True)
+    push = KvPush("x" * 64, KvEndpoint("tcp", "x" * 64, "x" * 64), 0, [LARGE] * num_blocks, True)
     tokens, blocks = [LARGE] * MAX_MODEL_LEN, [LARGE] * num_blocks
-    return Assign(slot, LARGE, "x" * 256, tokens, LARGE, LARGE, blocks, sampling, push, LARGE, [LARGE] * 16)
+    return AssignSlot(slot, LARGE, "x" * 256, tokens, LARGE, LARGE, blocks, sampling, push, LARGE, [LARGE] * 16)
 
 
 def test_a_plan_that_gives_every_slot_the_largest_request_there_can_be_fits() -> None:
     for num_slots in (1, 3):
         config = ServeConfig(max_num_seqs=num_slots, block_size=BLOCK_SIZE)
         assigns = [largest_assignment(slot) for slot in range(num_slots)]
-        plan = StepPlan(LARGE, assign=assigns, run=[Run(a.slot, LARGE, LARGE, [LARGE] * 8, 16) for a in assigns])
-        assert len(msgspec.msgpack.encode(plan)) <= shm_wire(config, MODEL, "worker-1").plan_bytes
+        plan = StepPlan(LARGE, assign=assigns, run=[RunSlot(a.slot, LARGE, LARGE, [LARGE] * 8, 16) for a in assigns])
+        assert len(msgspec.msgpack.encode(plan)) <= shm_wire_for(config, MODEL, "worker-1").plan_bytes

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 from hypothesis import strategies as st
 
-from onward.text.message_events import Event, merged
-from onward.text.message_stream import MessageStream
-from onward.text.piecewise import Piecewise
+from onward.text.message_events import MessageEvent, merge_events
+from onward.text.message_stream import MessageParser
+from onward.text.piecewise import IncrementalParser
 
 cuts = st.lists(st.integers(0, 400), max_size=12)
 
@@ -16,15 +16,19 @@ def cut_at(text: str, places: Sequence[int]) -> list[str]:
     return [text[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)], strict=True)]
 
 
-def told(parser: Piecewise | MessageStream, pieces: Sequence[str], *, is_whole: bool = True) -> list[Event]:
+def told(
+    parser: IncrementalParser | MessageParser, pieces: Sequence[str], *, is_whole: bool = True
+) -> list[MessageEvent]:
     """All that the parser says of these pieces; with `is_whole` also of the text's end."""
-    events: list[Event] = []
+    events: list[MessageEvent] = []
     for piece in pieces:
         events += parser.push(piece)
-    return merged(events + (parser.finish() if is_whole else []))
+    return merge_events(events + (parser.finish() if is_whole else []))
 
 
-def check_any_cutting(new_parser: Callable[[], Piecewise], text: str, places: Sequence[int]) -> list[Event]:
+def check_any_cutting(
+    new_parser: Callable[[], IncrementalParser], text: str, places: Sequence[int]
+) -> list[MessageEvent]:
     """However the text is cut the story is the same, at its end and before; and it is the whole text."""
     for is_whole in (False, True):
         once = told(new_parser(), [text], is_whole=is_whole)

@@ -21,7 +21,7 @@ token_lists = st.lists(
 
 
 def whole(token_ids: list[int], skip: bool = True) -> str:
-    pieces = [TABLE.pieces[i] for i in token_ids if not (skip and i == SPECIAL)]
+    pieces = [TABLE.token_bytes_list[i] for i in token_ids if not (skip and i == SPECIAL)]
     return b"".join(pieces).decode("utf-8", "replace")
 
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tokenizers import normalizers
 
 from onward.errors import InvalidRequest
-from onward.proto.model import ModelText
+from onward.proto.model import TokenizerFiles
 from onward.text.gguf_tokenizer import build_tokenizer
-from onward.text.length_check import PIECE_CHARS, check_length
-from onward.text.prompt_tokens import ChatMessage, PromptTokens
+from onward.text.length_check import PIECE_CHARS, check_text_length
+from onward.text.prompt_tokens import ChatMessage, PromptTokenizer
 from onward.text.tokenizer import Tokenizer
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -31,9 +31,9 @@ class Counted:
 
 def test_a_text_of_more_characters_than_could_fit_is_not_tokenized_at_all() -> None:
     count = Counted(1)
-    check_length("x" * 800, 100, 8, count)
+    check_text_length("x" * 800, 100, 8, count)
     with pytest.raises(InvalidRequest, match=r"801 characters.*800.*100 tokens") as refused:
-        check_length("x" * 801, 100, 8, count)
+        check_text_length("x" * 801, 100, 8, count)
     assert refused.value.code == "context_length_exceeded"
     assert count.num_chars == 0
 
@@ -42,14 +42,14 @@ def test_a_long_text_is_tokenized_only_until_it_is_certain_that_it_does_not_fit(
     for num_pieces in (5, 50):
         count = Counted(PIECE_CHARS)
         with pytest.raises(InvalidRequest, match="tokens") as refused:
-            check_length("1" * (num_pieces * PIECE_CHARS), PIECE_CHARS, 128, count)
+            check_text_length("1" * (num_pieces * PIECE_CHARS), PIECE_CHARS, 128, count)
         assert refused.value.code == "context_length_exceeded"
         assert count.num_chars == 3 * PIECE_CHARS
 
 
 def test_a_long_text_of_long_tokens_is_not_refused() -> None:
     count = Counted(PIECE_CHARS // 32)
-    check_length("x" * (32 * PIECE_CHARS), PIECE_CHARS, 32, count)
+    check_text_length("x" * (32 * PIECE_CHARS), PIECE_CHARS, 32, count)
     assert count.num_chars == 32 * PIECE_CHARS
 
 
@@ -61,15 +61,15 @@ def test_whatever_fits_is_tokenized(byte_level_tokenizer: Tokenizer, text: str, 
 
 
 def test_a_chats_prompt_is_refused_while_it_is_rendered(byte_level_metadata: dict[str, Any]) -> None:
-    tokens = PromptTokens(ModelText(build_tokenizer(byte_level_metadata).to_str(), TEMPLATE, None, None))
+    tokens = PromptTokenizer(TokenizerFiles(build_tokenizer(byte_level_metadata).to_str(), TEMPLATE, None, None))
     assert tokens.tokenizer is not None
     most = 10 * tokens.tokenizer.max_bytes_per_token
-    tokens.of_chat([ChatMessage("user", "x" * most)], 0, max_tokens=10)
+    tokens.tokenize_chat([ChatMessage("user", "x" * most)], 0, max_tokens=10)
     with pytest.raises(InvalidRequest) as refused:
-        tokens.of_chat([ChatMessage("user", "x" * most), ChatMessage("user", "x")], 0, max_tokens=10)
+        tokens.tokenize_chat([ChatMessage("user", "x" * most), ChatMessage("user", "x")], 0, max_tokens=10)
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
     with pytest.raises(InvalidRequest) as refused:
-        tokens.of_text("x" * (most + 1), 10)
+        tokens.tokenize_text("x" * (most + 1), 10)
     assert refused.value.code == "context_length_exceeded"
 
 

@@ -2,22 +2,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.text.message_events import CallEnded, Content, Event, Reasoning, merged
-from onward.text.message_stream import MessageStream
-from onward.text.message_text import MessageText
-from onward.text.reasoning.tags import FORMATS as REASONING
-from onward.text.shown_marks import with_marks_shown
-from onward.text.text_stream import CUT_REASONS, TextStream
+from onward.text.message_events import ContentText, MessageEvent, ReasoningText, ToolCallEnded, merge_events
+from onward.text.message_stream import MessageParser
+from onward.text.message_text import ParsedTextStream
+from onward.text.reasoning.tags import REASONING_FORMATS as REASONING
+from onward.text.shown_marks import with_visible_markers
+from onward.text.text_stream import INTERRUPTED_REASONS, TextStream
 from onward.text.token_table import TokenTable
-from onward.text.tool_calls.formats import FORMATS
+from onward.text.tool_calls.formats import TOOL_CALL_FORMATS
 
 PIECES = [
     b"[TOOL_CALLS]", b"[ARGS]", b"[THINK]", b"[/THINK]", b"</s>", b"f", b"{", b"}", b'{"a": ', b'"', "é".encode()[:1],
     "é".encode()[1:], b"1", b"hm", b"\n", b"[", b"STOP",
 ]  # fmt: skip
 SPECIAL = range(5)
-CALLS, THOUGHTS = FORMATS["mistral"], REASONING["mistral"]
-TABLE = with_marks_shown(TokenTable(PIECES, SPECIAL), CALLS.marks + THOUGHTS.marks)
+CALLS, THOUGHTS = TOOL_CALL_FORMATS["mistral"], REASONING["mistral"]
+TABLE = with_visible_markers(TokenTable(PIECES, SPECIAL), CALLS.markers + THOUGHTS.markers)
 IDS = {piece: token_id for token_id, piece in enumerate(PIECES)}
 WHOLE = [b"[THINK]", b"hm", b"[/THINK]", b"\n", b"hm", b"[TOOL_CALLS]", b"f", b'{"a": ', b"1", b"}", b"[TOOL_CALLS]"]
 tokens = st.lists(st.integers(0, len(PIECES) - 1), max_size=24) | st.lists(
@@ -26,12 +26,12 @@ tokens = st.lists(st.integers(0, len(PIECES) - 1), max_size=24) | st.lists(
 )
 
 
-def new_text(max_calls: int | None = None, begins_inside: bool = False) -> MessageText:
-    message = MessageStream(THOUGHTS.parser(begins_inside), CALLS.parser(()), max_calls)
-    return MessageText(TextStream(TABLE, stop=("STOP",), end_token_ids=[4]), message)
+def new_text(max_calls: int | None = None, begins_inside: bool = False) -> ParsedTextStream:
+    message = MessageParser(THOUGHTS.parser(begins_inside), CALLS.parser(()), max_calls)
+    return ParsedTextStream(TextStream(TABLE, stop=("STOP",), end_token_ids=[4]), message)
 
 
-def push_all(text: MessageText, token_ids: list[int]) -> list[Event]:
+def push_all(text: ParsedTextStream, token_ids: list[int]) -> list[MessageEvent]:
     """Told by these tokens, up to where the output stops."""
     for token_id in token_ids:
         if text.stopped:
@@ -56,13 +56,13 @@ def test_cut_at_any_token_and_replayed_the_rest_is_told_as_if_nothing_had_happen
     assert push_all(resumed, token_ids[cut:]) == behind
     resumed.finish(reason)
     assert resumed.take_events() == end
-    assert resumed.num_calls == undisturbed.num_calls
+    assert resumed.num_tool_calls == undisturbed.num_tool_calls
     assert resumed.num_reasoning_tokens == undisturbed.num_reasoning_tokens
 
     at_once = new_text(max_calls, begins_inside)
     told = push_all(at_once, token_ids)
     at_once.finish(reason)
-    assert merged(told + at_once.take_events()) == merged(before + behind + end)
+    assert merge_events(told + at_once.take_events()) == merge_events(before + behind + end)
 
 
 @settings(max_examples=200, deadline=None)
@@ -83,21 +83,21 @@ def test_all_that_is_shown_is_accounted_for(token_ids: list[int], reason: str) -
 def test_marks_that_are_special_tokens_make_calls_and_thoughts_and_other_special_tokens_stay_hidden() -> None:
     text = new_text()
     events = push_all(text, [IDS[piece] for piece in [*WHOLE[:-1], b"</s>"]])
-    assert [event.text for event in events if isinstance(event, Reasoning)] == ["hm"]
-    assert [event.text for event in events if isinstance(event, Content)] == ["hm"]
-    assert text.num_calls == 1
+    assert [event.text for event in events if isinstance(event, ReasoningText)] == ["hm"]
+    assert [event.text for event in events if isinstance(event, ContentText)] == ["hm"]
+    assert text.num_tool_calls == 1
 
 
 def test_an_output_of_one_call_stops_with_the_token_that_ends_it() -> None:
     text = new_text(max_calls=1)
     events = push_all(text, [IDS[piece] for piece in WHOLE])
     assert text.stopped
-    assert events[-1] == CallEnded(0, True)
+    assert events[-1] == ToolCallEnded(0, True)
     assert text.finish("stop") == ""
     assert text.take_events() == []
 
 
-@pytest.mark.parametrize("reason", sorted(CUT_REASONS))
+@pytest.mark.parametrize("reason", sorted(INTERRUPTED_REASONS))
 def test_an_output_that_was_cut_keeps_what_was_held_back(reason: str) -> None:
     text = new_text()
     push_all(text, [IDS[b"["]])
@@ -136,8 +136,8 @@ def test_half_a_character_counts_with_what_it_becomes() -> None:
 
 
 def test_where_no_thinking_is_looked_for_none_is_counted() -> None:
-    message = MessageStream(None, CALLS.parser(()))
-    text = MessageText(TextStream(TABLE), message)
+    message = MessageParser(None, CALLS.parser(()))
+    text = ParsedTextStream(TextStream(TABLE), message)
     text.push(IDS[b"hm"])
     assert text.num_reasoning_tokens is None
 
@@ -148,6 +148,6 @@ def test_tokens_of_what_may_become_a_call_or_a_tag_are_not_covered() -> None:
     covered: list[int] = []
     for num_tokens in range(len(said)):
         text.push(IDS[said[num_tokens]])
-        covered.append(text.num_covered([IDS[piece] for piece in said[: num_tokens + 1]]))
+        covered.append(text.num_emitted_tokens([IDS[piece] for piece in said[: num_tokens + 1]]))
     assert covered[0] == 1 and covered[2:] == [covered[2]] * 2, "a name may go on"
     assert covered[2] <= 3

@@ -1,18 +1,18 @@
 import pytest
 
 from onward.errors import InvalidRequest
-from onward.text.open_message import MARK, up_to_mark, with_mark
+from onward.text.open_message import MARK, add_marker, cut_at_marker
 
 
 @pytest.mark.parametrize("content", ["so ", [{"type": "text", "text": "a"}, {"type": "text", "text": "so "}]])
 def test_the_prompt_is_what_comes_before_the_mark(content: object) -> None:
     first = {"role": "user", "content": "hi"}
-    marked = with_mark([first, {"role": "assistant", "content": content}])
+    marked = add_marker([first, {"role": "assistant", "content": content}])
     assert marked[0] is first
     last = marked[-1]["content"]
     assert (last if isinstance(last, str) else last[-1]["text"]) == "so " + MARK
-    assert up_to_mark(f"<hi><so {MARK}>") == "<hi><so ", "the text's own spaces stay"
-    assert up_to_mark(f"<{MARK}><so {MARK}>") == f"<{MARK}><so ", "the last one is ours, whatever a client has sent"
+    assert cut_at_marker(f"<hi><so {MARK}>") == "<hi><so ", "the text's own spaces stay"
+    assert cut_at_marker(f"<{MARK}><so {MARK}>") == f"<{MARK}><so ", "the last one is ours, whatever a client has sent"
 
 
 @pytest.mark.parametrize(
@@ -20,9 +20,9 @@ def test_the_prompt_is_what_comes_before_the_mark(content: object) -> None:
 )
 def test_without_a_last_text_there_is_nothing_to_leave_open(messages: list[dict[str, object]]) -> None:
     with pytest.raises(InvalidRequest, match="no last message"):
-        with_mark(messages)
+        add_marker(messages)
 
 
 def test_a_template_that_does_not_show_it_is_named() -> None:
     with pytest.raises(InvalidRequest, match="does not show"):
-        up_to_mark("nothing")
+        cut_at_marker("nothing")

@@ -3,7 +3,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onward.errors import InvalidRequest
-from onward.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS, StopMatcher
+from onward.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS, StopStringMatcher
 
 few_letters = st.text(alphabet="abcé", max_size=6)
 stops = st.lists(st.text(alphabet="abcé", min_size=1, max_size=5), min_size=1, max_size=4)
@@ -25,8 +25,8 @@ def num_held(text: str, stop: list[str]) -> int:
     return max(n for n in range(len(text) + 1) if n == 0 or any(text.endswith(s[:n]) and n < len(s) for s in stop))
 
 
-def run(pieces: list[str], stop: list[str]) -> tuple[str, StopMatcher]:
-    matcher = StopMatcher(stop)
+def run(pieces: list[str], stop: list[str]) -> tuple[str, StopStringMatcher]:
+    matcher = StopStringMatcher(stop)
     released = ""
     for piece in pieces:
         released += matcher.push(piece)
@@ -54,7 +54,7 @@ def test_the_result_is_the_definitions_however_the_text_is_cut(pieces: list[str]
 @settings(max_examples=300, deadline=None)
 @given(chunks, stops)
 def test_a_match_is_reported_with_the_piece_that_completes_it(pieces: list[str], stop: list[str]) -> None:
-    matcher = StopMatcher(stop)
+    matcher = StopStringMatcher(stop)
     for count, piece in enumerate(pieces, start=1):
         matcher.push(piece)
         expected = first_match("".join(pieces[:count]), stop)
@@ -70,8 +70,8 @@ def test_a_match_is_reported_with_the_piece_that_completes_it(pieces: list[str],
 def test_a_stop_string_may_begin_but_not_end_where_it_is_passed_over(
     passed: list[str], pieces: list[str], stop: list[str]
 ) -> None:
-    matcher = StopMatcher(stop)
-    released = "".join(map(matcher.pass_over, passed))
+    matcher = StopStringMatcher(stop)
+    released = "".join(map(matcher.push_ignoring_matches, passed))
     before, text = "".join(passed), "".join(passed + pieces)
     assert released == before[: len(before) - num_held(before, stop)]
     for piece in pieces:
@@ -89,7 +89,7 @@ def test_a_stop_string_may_begin_but_not_end_where_it_is_passed_over(
 
 
 def test_text_that_cannot_become_a_stop_string_is_not_held_back() -> None:
-    matcher = StopMatcher(["\n\n", "User:"])
+    matcher = StopStringMatcher(["\n\n", "User:"])
     assert [matcher.push(t) for t in ("Hi", "\n", "you", " Us", "ed", "U", "ser", ":x")] == [
         "Hi", "", "\nyou", " ", "Used", "", "", "",
     ]  # fmt: skip
@@ -99,7 +99,7 @@ def test_text_that_cannot_become_a_stop_string_is_not_held_back() -> None:
 @pytest.mark.parametrize("stop", [[""], ["ok", ""], ["x"] * (MAX_STOP_STRINGS + 1), ["x" * (MAX_STOP_CHARS + 1)]])
 def test_stop_strings_out_of_bounds_are_refused_by_field(stop: list[str]) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        StopMatcher(stop)
+        StopStringMatcher(stop)
     assert refused.value.param == "stop"
 
 

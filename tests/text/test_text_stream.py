@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.text.text_stream import CUT_REASONS, TextStream
+from onward.text.text_stream import INTERRUPTED_REASONS, TextStream
 from onward.text.token_table import TokenTable
 
 PIECES = [
@@ -114,7 +114,7 @@ def test_an_output_that_ended_shows_what_was_held_back(reason: str) -> None:
     assert (released, rest) == (["c", "", ""], "a\ufffd")
 
 
-@pytest.mark.parametrize("reason", sorted(CUT_REASONS))
+@pytest.mark.parametrize("reason", sorted(INTERRUPTED_REASONS))
 def test_an_output_that_was_cut_keeps_what_was_held_back(reason: str) -> None:
     """It may go on elsewhere, where the rest of the character, or of the stop string, will come."""
     released, rest, _ = run([4, 0, 8], Options(("ax",), False, True, 0), reason)
@@ -158,12 +158,14 @@ def test_the_tokens_that_the_text_covers_are_those_whose_text_is_all_shown(
 ) -> None:
     released, _, stream = run(token_ids, chosen, "abort")
     if stream.stopped:
-        assert stream.num_covered(token_ids[: len(released)]) == len(released)
+        assert stream.num_emitted_tokens(token_ids[: len(released)]) == len(released)
     else:
-        assert stream.num_covered(token_ids) == covered(token_ids, chosen, "".join(released))
+        assert stream.num_emitted_tokens(token_ids) == covered(token_ids, chosen, "".join(released))
 
 
 def test_half_a_character_and_the_beginning_of_a_stop_string_are_not_covered() -> None:
     stream = TextStream(TABLE, stop=("ab",))
     assert [stream.push(one) for one in (4, 10)] == ["c", ""]
-    assert stream.num_covered([4, 10]) == 1, "its first character may begin a stop string, its second is incomplete"
+    assert stream.num_emitted_tokens([4, 10]) == 1, (
+        "its first character may begin a stop string, its second is incomplete"
+    )

@@ -3,8 +3,8 @@ import socket
 
 import pytest
 
-from onward.proto.control import AskSnapshot, NewKeys, Progress, Ready
-from onward.proto.keys import KeyEntry
+from onward.proto.control import ChildReady, QueryMetrics, StartupProgress, UpdateApiKeys
+from onward.proto.keys import ApiKeyEntry
 from onward.transport.control import ChannelClosed, ControlChannel, control_pair
 from onward.web.keys import MAX_KEYS, MAX_LIMIT, MAX_NAME_LENGTH
 
@@ -16,11 +16,11 @@ def test_messages_arrive_whole_and_in_order() -> None:
     ours, raw = control_pair()
     theirs = ControlChannel(raw)
     for number in range(3):
-        ours.send(AskSnapshot(number))
-    assert [theirs.receive() for _ in range(3)] == [AskSnapshot(0), AskSnapshot(1), AskSnapshot(2)]
+        ours.send(QueryMetrics(number))
+    assert [theirs.receive() for _ in range(3)] == [QueryMetrics(0), QueryMetrics(1), QueryMetrics(2)]
     assert theirs.receive() is None
-    theirs.send(Ready())
-    assert ours.receive() == Ready()
+    theirs.send(ChildReady())
+    assert ours.receive() == ChildReady()
     ours.close()
     theirs.close()
 
@@ -28,13 +28,13 @@ def test_messages_arrive_whole_and_in_order() -> None:
 def test_the_end_of_one_side_is_felt_on_the_other() -> None:
     ours, raw = control_pair()
     theirs = ControlChannel(raw)
-    theirs.send(Progress("last words"))
+    theirs.send(StartupProgress("last words"))
     theirs.close()
-    assert ours.receive() == Progress("last words")
+    assert ours.receive() == StartupProgress("last words")
     with pytest.raises(ChannelClosed):
         ours.receive()
     with pytest.raises(ChannelClosed):
-        ours.send(AskSnapshot(1))
+        ours.send(QueryMetrics(1))
     ours.close()
 
 
@@ -42,19 +42,19 @@ def test_a_peer_that_does_not_read_never_blocks_the_sender() -> None:
     ours, raw = control_pair()
     theirs = ControlChannel(raw)
     sent = 0
-    while theirs.send(Progress("x" * 10_000)):
+    while theirs.send(StartupProgress("x" * 10_000)):
         sent += 1
         assert sent < 10_000, "the buffer has a bound"
     assert sent > 0
-    assert ours.receive() == Progress("x" * 10_000)
-    assert theirs.send(Progress("room again"))
+    assert ours.receive() == StartupProgress("x" * 10_000)
+    assert theirs.send(StartupProgress("room again"))
     ours.close()
     theirs.close()
 
 
 def test_the_largest_table_of_keys_passes_whatever_buffers_the_kernel_grants() -> None:
     entries = [
-        KeyEntry(
+        ApiKeyEntry(
             name=f"{number:x>{MAX_NAME_LENGTH}}",
             digest=f"{number:064x}",
             max_in_flight=MAX_LIMIT,
@@ -66,10 +66,10 @@ def test_the_largest_table_of_keys_passes_whatever_buffers_the_kernel_grants() -
     ours, raw = control_pair()
     theirs = ControlChannel(raw)
     ours._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_DEFAULT_BYTES)
-    assert ours.send(NewKeys(entries))
-    assert ours.send(AskSnapshot(1))
-    assert theirs.receive() == NewKeys(entries)
-    assert theirs.receive() == AskSnapshot(1)
+    assert ours.send(UpdateApiKeys(entries))
+    assert ours.send(QueryMetrics(1))
+    assert theirs.receive() == UpdateApiKeys(entries)
+    assert theirs.receive() == QueryMetrics(1)
     ours.close()
     theirs.close()
 
@@ -78,9 +78,9 @@ def test_file_descriptors_come_along_with_a_large_message_too() -> None:
     ours, raw = control_pair()
     theirs = ControlChannel(raw)
     read_end, write_end = os.pipe()
-    assert ours.send(NewKeys([KeyEntry(name="x" * 1_000_000, digest="")]), [write_end])
+    assert ours.send(UpdateApiKeys([ApiKeyEntry(name="x" * 1_000_000, digest="")]), [write_end])
     os.close(write_end)
-    assert theirs.receive() == NewKeys([KeyEntry(name="x" * 1_000_000, digest="")])
+    assert theirs.receive() == UpdateApiKeys([ApiKeyEntry(name="x" * 1_000_000, digest="")])
     [given] = theirs.take_fds()
     os.write(given, b"!")
     assert os.read(read_end, 9) == b"!"

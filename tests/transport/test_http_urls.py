@@ -52,4 +52,4 @@ def test_a_url_that_nothing_can_connect_to_is_refused(url: str) -> None:
 
 
 def test_the_port_is_that_of_the_scheme_where_none_is_named() -> None:
-    assert [parse_server_url(url).number for url in ("http://a", "https://a", "https://a:7")] == [80, 443, 7]
+    assert [parse_server_url(url).effective_port for url in ("http://a", "https://a", "https://a:7")] == [80, 443, 7]

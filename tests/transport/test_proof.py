@@ -2,21 +2,21 @@
 
 import pytest
 
-from onward.transport.proof import MAX_AGE_S, is_proven, prove
+from onward.transport.proof import MAX_AGE_S, sign_request, verify_signature
 
 KEY, PATH, BODY, NOW_S = "ab" * 32, "/attempt", b"{}", 1_800_000_000.5
 
 
 def test_a_proof_is_for_one_method_one_path_one_body_and_a_minute() -> None:
-    proof = prove(KEY, "POST", PATH, BODY, NOW_S)
-    assert is_proven(KEY, proof, "POST", PATH, BODY, NOW_S + MAX_AGE_S - 1)
-    assert not is_proven(KEY, proof, "POST", PATH, BODY, NOW_S + MAX_AGE_S + 1)
-    assert not is_proven(KEY, proof, "POST", PATH, BODY, NOW_S - MAX_AGE_S - 1)
+    proof = sign_request(KEY, "POST", PATH, BODY, NOW_S)
+    assert verify_signature(KEY, proof, "POST", PATH, BODY, NOW_S + MAX_AGE_S - 1)
+    assert not verify_signature(KEY, proof, "POST", PATH, BODY, NOW_S + MAX_AGE_S + 1)
+    assert not verify_signature(KEY, proof, "POST", PATH, BODY, NOW_S - MAX_AGE_S - 1)
     for method in ("GET", "DELETE", "post", ""):
-        assert not is_proven(KEY, proof, method, PATH, BODY, NOW_S)
-    assert not is_proven(KEY, proof, "POST", "/other", BODY, NOW_S)
-    assert not is_proven(KEY, proof, "POST", PATH, b"{ }", NOW_S)
-    assert not is_proven("cd" * 32, proof, "POST", PATH, BODY, NOW_S)
+        assert not verify_signature(KEY, proof, method, PATH, BODY, NOW_S)
+    assert not verify_signature(KEY, proof, "POST", "/other", BODY, NOW_S)
+    assert not verify_signature(KEY, proof, "POST", PATH, b"{ }", NOW_S)
+    assert not verify_signature("cd" * 32, proof, "POST", PATH, BODY, NOW_S)
 
 
 @pytest.mark.parametrize(
@@ -24,4 +24,4 @@ def test_a_proof_is_for_one_method_one_path_one_body_and_a_minute() -> None:
 )
 def test_what_is_no_proof_proves_nothing_and_raises_nothing(header: str | None) -> None:
     """Anybody can send it: `²`, which is a digit to some, was an internal error."""
-    assert not is_proven(KEY, header, "POST", PATH, BODY, NOW_S)
+    assert not verify_signature(KEY, header, "POST", PATH, BODY, NOW_S)

@@ -3,65 +3,65 @@
 import asyncio
 
 from onward.proto.shelf import (
-    Claim,
-    Claimed,
+    ClaimAttempt,
+    ClaimReply,
     Delete,
-    DropNamed,
-    Dropped,
-    Find,
-    Forget,
-    Found,
-    FromShelf,
-    Heard,
-    Hello,
-    Put,
-    Release,
-    Released,
-    Show,
-    Shown,
-    ToShelf,
+    DropByName,
+    DropReply,
+    DropSuperseded,
+    FindEntry,
+    FindReply,
+    FromStreamStore,
+    LiveStreamReply,
+    PutEntry,
+    QueryLiveStream,
+    ReleaseAttempt,
+    ReleaseReply,
+    StoreHeartbeat,
+    StoreHeartbeatReply,
+    ToStreamStore,
 )
-from onward.transport.curve import private_addresses
-from onward.transport.shelf import ShelfSocket
-from onward.transport.zmq import Wires
+from onward.transport.curve import make_private_address
+from onward.transport.shelf import StreamStoreClientSocket
+from onward.transport.zmq import SocketPoller
 from tests.shelf.records import record_of
 
 RECORD = record_of("r", names=("mine",), caller="anna", epoch=3, data=bytes(range(256)))
-TO_SHELF: list[ToShelf] = [
-    Hello(5),
-    Put(RECORD),
-    Forget("r", 3, "anna"),
-    Find(1, "r", 2, None),
-    Find(2, "r", 0, "anna"),
-    Claim(3, "r", 4, ""),
-    DropNamed(4, ["r", "mine"], False, "anna"),
+TO_SHELF: list[ToStreamStore] = [
+    StoreHeartbeat(5),
+    PutEntry(RECORD),
+    DropSuperseded("r", 3, "anna"),
+    FindEntry(1, "r", 2, None),
+    FindEntry(2, "r", 0, "anna"),
+    ClaimAttempt(3, "r", 4, ""),
+    DropByName(4, ["r", "mine"], False, "anna"),
     Delete(5, "r", "anna"),
-    Shown(5, RECORD),
-    Released(6, None, 7),
+    LiveStreamReply(5, RECORD),
+    ReleaseReply(6, None, 7),
 ]
-FROM_SHELF: list[FromShelf] = [
-    Heard(5),
-    Found(1, RECORD),
-    Found(1, None),
-    Claimed(3),
-    Claimed(3, 9),
-    Dropped(4, ["r"], {"s": ["mine", "s"]}),
-    Show(5, "r"),
-    Release(6, "r", 7, "anna"),
+FROM_SHELF: list[FromStreamStore] = [
+    StoreHeartbeatReply(5),
+    FindReply(1, RECORD),
+    FindReply(1, None),
+    ClaimReply(3),
+    ClaimReply(3, 9),
+    DropReply(4, ["r"], {"s": ["mine", "s"]}),
+    QueryLiveStream(5, "r"),
+    ReleaseAttempt(6, "r", 7, "anna"),
 ]
 
 
 def test_messages_survive_both_ways_and_each_process_is_known_by_its_name() -> None:
-    to_bind, to_connect = private_addresses("shelf-of-a-test")
+    to_bind, to_connect = make_private_address("shelf-of-a-test")
 
     async def scenario() -> None:
-        wires = Wires()
-        port = wires.shelf_port(to_bind)
-        socket = ShelfSocket(to_connect, "api-1")
+        wires = SocketPoller()
+        port = wires.stream_store_server(to_bind)
+        socket = StreamStoreClientSocket(to_connect, "api-1")
         try:
             assert not port.send("api-1", FROM_SHELF[0]), "it has not spoken yet"
             assert [socket.send(message) for message in TO_SHELF] == [True] * len(TO_SHELF)
-            received: list[tuple[str, ToShelf]] = []
+            received: list[tuple[str, ToStreamStore]] = []
             while len(received) < len(TO_SHELF):
                 await asyncio.to_thread(wires.wait, 1000)
                 while (one := port.receive()) is not None:

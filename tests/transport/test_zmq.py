@@ -10,66 +10,68 @@ import zmq
 from onward.proto import SCHEMA_VERSION
 from onward.proto.request import (
     Abort,
-    Accepted,
-    Deltas,
     ErrorInfo,
     FromEngine,
-    Held,
-    Holding,
+    HeldRequest,
+    HeldRequestsReport,
+    RequestAccepted,
     Submit,
     ToEngine,
     TokenDelta,
+    TokenDeltas,
 )
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from onward.proto.step import (
-    Advanced,
-    Assign,
-    Embedding,
-    Failed,
-    Preempt,
-    Preempted,
-    Run,
+    AssignSlot,
+    PreemptSlot,
+    RunSlot,
+    SlotAdvanced,
+    SlotEmbedding,
+    SlotFailed,
+    SlotPreempted,
+    SlotTokens,
     StepPlan,
     StepResult,
-    Tokens,
     WorkerHello,
 )
-from onward.transport.curve import private_addresses
-from onward.transport.zmq import EngineSocket, Wires
+from onward.transport.curve import make_private_address
+from onward.transport.zmq import EngineClientSocket, SocketPoller
 
 PLAN = StepPlan(
     7,
-    preempt=[Preempt(1, 5)],
-    assign=[Assign(0, 6, "r", [0, 5, 49151], 2, 0, [3, 9], Sampling(seed=-(2**63), top_k=3, end_token_ids=(2,)))],
-    run=[Run(0, 6, 3), Run(2, 4, 1, [17])],
+    preempt=[PreemptSlot(1, 5)],
+    assign=[
+        AssignSlot(0, 6, "r", [0, 5, 49151], 2, 0, [3, 9], SamplingParams(seed=-(2**63), top_k=3, end_token_ids=(2,)))
+    ],
+    run=[RunSlot(0, 6, 3), RunSlot(2, 4, 1, [17])],
 )
 RESULT = StepResult(
     7,
     [
-        Preempted(1, 5, 12),
-        Tokens(0, 6, 0, 3, [0]),
-        Advanced(3, 9, 64),
-        Failed(4, 2, "bad_logits", "NaN"),
-        Embedding(5, 7, 3, b"\0\0\x80?"),
+        SlotPreempted(1, 5, 12),
+        SlotTokens(0, 6, 0, 3, [0]),
+        SlotAdvanced(3, 9, 64),
+        SlotFailed(4, 2, "bad_logits", "NaN"),
+        SlotEmbedding(5, 7, 3, b"\0\0\x80?"),
     ],
     busy_s=0.5,
 )
 HELLO = WorkerHello(SCHEMA_VERSION, "w", "e", 1, "f", 10, 16, 128, 100)
 TO_ENGINE: list[ToEngine] = [
-    Submit(1, "r-0", 1, [1, 0], Sampling(seed=2**63 - 1), [0], 1.5, 2.5, -1, "salt", 1, 16),
+    Submit(1, "r-0", 1, [1, 0], SamplingParams(seed=2**63 - 1), [0], 1.5, 2.5, -1, "salt", 1, 16),
     Abort(2, "r-0", None),
     Abort(3, "r-0", 4, "stop", 0),
 ]
 FROM_ENGINE: list[FromEngine] = [
-    Accepted("r-0", 1),
-    Deltas(
+    RequestAccepted("r-0", 1),
+    TokenDeltas(
         3, [TokenDelta("r-0", 1, 0, [0], 2, 0), TokenDelta("r-1", 1, 4, [], 2, 0, "error", ErrorInfo("c", "m", 400))]
     ),
-    Holding("e", 3, 4, [Held("r-0", 1, 5)]),
+    HeldRequestsReport("e", 3, 4, [HeldRequest("r-0", 1, 5)]),
 ]
 
 
-def receive(wires: Wires, port):
+def receive(wires: SocketPoller, port):
     while (message := port.receive()) is None:
         wires.wait(5000)
     return message
@@ -77,8 +79,8 @@ def receive(wires: Wires, port):
 
 def test_plans_results_and_hellos_cross_the_wire_unchanged(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/w.sock"
-    engine, worker = Wires(), Wires()
-    ours, theirs = engine.worker_port(address), worker.plan_socket(address)
+    engine, worker = SocketPoller(), SocketPoller()
+    ours, theirs = engine.engine_wire_end(address), worker.worker_wire_end(address)
     theirs.send(HELLO)
     assert receive(engine, ours) == HELLO
     ours.send(PLAN)
@@ -91,11 +93,11 @@ def test_plans_results_and_hellos_cross_the_wire_unchanged(tmp_path: Path) -> No
 
 def test_requests_and_deltas_cross_the_wire_unchanged(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/e.sock"
-    engine = Wires()
-    port = engine.api_port(address)
+    engine = SocketPoller()
+    port = engine.engine_server(address)
 
     async def api() -> list[FromEngine]:
-        socket = EngineSocket(address, "api-1")
+        socket = EngineClientSocket(address, "api-1")
         for message in TO_ENGINE:
             assert socket.send(message)
         assert [receive(engine, port) for _ in TO_ENGINE] == [("api-1", message) for message in TO_ENGINE]
@@ -111,13 +113,13 @@ def test_requests_and_deltas_cross_the_wire_unchanged(tmp_path: Path) -> None:
 
 def test_a_message_that_cannot_be_read_is_dropped_and_the_next_one_is_read(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/e.sock"
-    engine = Wires()
-    port = engine.api_port(address)
-    good = Submit(2, "r", 1, [5], Sampling(7), waited_s=1.0)
-    answer = Accepted("r", 1)
+    engine = SocketPoller()
+    port = engine.engine_server(address)
+    good = Submit(2, "r", 1, [5], SamplingParams(7), waited_s=1.0)
+    answer = RequestAccepted("r", 1)
 
     async def api() -> FromEngine:
-        socket = EngineSocket(address, "api-1")
+        socket = EngineClientSocket(address, "api-1")
         for value in (math.nan, math.inf, -math.inf):
             assert socket.send(msgspec.structs.replace(good, waited_s=value))
         assert socket.send(good)
@@ -132,21 +134,21 @@ def test_a_message_that_cannot_be_read_is_dropped_and_the_next_one_is_read(tmp_p
 
 
 def test_a_message_to_an_api_process_that_is_gone_is_refused_and_not_kept(tmp_path: Path) -> None:
-    engine = Wires()
-    port = engine.api_port(f"ipc://{tmp_path}/e.sock")
+    engine = SocketPoller()
+    port = engine.engine_server(f"ipc://{tmp_path}/e.sock")
     assert not port.send("nobody", FROM_ENGINE[0])
     engine.close()
 
 
 def test_nobody_without_the_key_gets_a_message_across() -> None:
-    address, to_connect = private_addresses("test-keys")
-    engine = Wires()
-    port = engine.api_port(address)
+    address, to_connect = make_private_address("test-keys")
+    engine = SocketPoller()
+    port = engine.engine_server(address)
 
     async def api() -> None:
-        stranger = EngineSocket(to_connect.split("#")[0], "stranger")
-        guesser = EngineSocket(to_connect[:-1] + ("0" if to_connect[-1] != "0" else "1"), "guesser")
-        friend = EngineSocket(to_connect, "friend")
+        stranger = EngineClientSocket(to_connect.split("#")[0], "stranger")
+        guesser = EngineClientSocket(to_connect[:-1] + ("0" if to_connect[-1] != "0" else "1"), "guesser")
+        friend = EngineClientSocket(to_connect, "friend")
         for socket in (stranger, guesser, friend):
             socket.send(TO_ENGINE[1])
         assert receive(engine, port) == ("friend", TO_ENGINE[1])
@@ -162,11 +164,11 @@ def test_nobody_without_the_key_gets_a_message_across() -> None:
 def test_sending_never_hides_what_has_arrived(tmp_path: Path) -> None:
     """zmq tells of an arrival once; a send that swallowed it would leave the reader waiting for ever."""
     address = f"ipc://{tmp_path}/e.sock"
-    engine = Wires()
-    port = engine.api_port(address)
+    engine = SocketPoller()
+    port = engine.engine_server(address)
 
     async def api() -> int:
-        socket = EngineSocket(address, "api-1")
+        socket = EngineClientSocket(address, "api-1")
         reader = asyncio.ensure_future(socket.receive())
         received = 0
         for _ in range(300):
@@ -192,8 +194,8 @@ def test_sending_never_hides_what_has_arrived(tmp_path: Path) -> None:
 def test_a_plan_for_a_worker_that_has_just_died_is_nobody_s_fault(tmp_path: Path) -> None:
     """The supervisor will tell the engine; until then there may be something to plan."""
     address = f"ipc://{tmp_path}/w.sock"
-    engine, worker = Wires(), Wires()
-    ours, theirs = engine.worker_port(address), worker.plan_socket(address)
+    engine, worker = SocketPoller(), SocketPoller()
+    ours, theirs = engine.engine_wire_end(address), worker.worker_wire_end(address)
     theirs.send(HELLO)
     assert receive(engine, ours) == HELLO
     worker.close()

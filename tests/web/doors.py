@@ -3,18 +3,20 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from onward.proto.keys import KeyEntry
-from onward.web.callers import Access, GuardedRoute
-from onward.web.keys import HASH_PREFIX, hash_of
+from onward.proto.keys import ApiKeyEntry
+from onward.web.callers import GuardedRoute, RouteAccess
+from onward.web.keys import HASH_PREFIX, hash_key
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 KEYS = {"user": "ow-key-of-a-user", "other": "ow-key-of-another", "admin": "ow-key-of-an-admin"}
 REFUSED = (401, 403)
 
 
-def entries() -> list[KeyEntry]:
+def entries() -> list[ApiKeyEntry]:
     return [
-        KeyEntry(name=name, digest=hash_of(key).removeprefix(HASH_PREFIX), role="admin" if name == "admin" else "user")
+        ApiKeyEntry(
+            name=name, digest=hash_key(key).removeprefix(HASH_PREFIX), role="admin" if name == "admin" else "user"
+        )
         for name, key in KEYS.items()
     ]
 
@@ -27,17 +29,17 @@ def header(name: str | None) -> dict[str, str]:
 class Question:
     method: str
     path: str
-    access: Access
+    access: RouteAccess
     name: str | None
 
     @property
     def expected(self) -> tuple[int, ...] | None:
         """None: whatever it is, it is no refusal."""
-        if self.access is Access.OPEN:
+        if self.access is RouteAccess.OPEN:
             return None
         if self.name is None:
             return (401,)
-        return (403,) if self.name == "user" and self.access is not Access.USER else None
+        return (403,) if self.name == "user" and self.access is not RouteAccess.USER else None
 
 
 def questions(routes: Iterable[GuardedRoute], last: tuple[str, ...] = ()) -> Iterator[Question]:

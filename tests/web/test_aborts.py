@@ -1,7 +1,7 @@
 import pytest
 
 from onward.errors import InvalidRequest
-from onward.web.aborts import MAX_IDS, bare_name, decode_abort
+from onward.web.aborts import MAX_IDS, decode_abort, without_id_prefix
 
 HEX = "5f0c" * 8
 
@@ -46,4 +46,4 @@ def test_a_wrong_body_is_refused_by_the_name_of_its_field(body: bytes, param: st
     ],
 )
 def test_only_what_stands_before_an_id_of_ours_is_taken_off(given: str, bare: str) -> None:
-    assert bare_name(given) == bare
+    assert without_id_prefix(given) == bare

@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from onward.errors import InvalidRequest
-from onward.web.allowed_values import allowed_at
+from onward.web.allowed_values import allowed_values
 from onward.web.body import decode
 
 
@@ -40,7 +40,7 @@ class Outer(msgspec.Struct):
     ],
 )
 def test_a_closed_set_is_found_by_its_path(path: str, values: list[str]) -> None:
-    assert allowed_at(Outer, path) == values
+    assert allowed_values(Outer, path) == values
 
 
 @pytest.mark.parametrize(

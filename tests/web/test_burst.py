@@ -5,29 +5,29 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from onward.web.burst import MAX_CONNECTIONS, Burst, BurstTransport
+from onward.web.burst import MAX_CONNECTIONS, BatchedTransport, WriteBatcher
 
 
 class Server(asyncio.Protocol):
     """Keeps the transports of all its connections."""
 
-    transports: list[BurstTransport]
+    transports: list[BatchedTransport]
 
-    def __init__(self, burst: Burst, transports: list[BurstTransport]) -> None:
+    def __init__(self, burst: WriteBatcher, transports: list[BatchedTransport]) -> None:
         self._burst = burst
         self.transports = transports
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self.transports.append(BurstTransport(transport, self._burst))
+        self.transports.append(BatchedTransport(transport, self._burst))
 
 
 async def _serve(
-    num_connections: int, write: Callable[[list[BurstTransport]], Awaitable[None]]
+    num_connections: int, write: Callable[[list[BatchedTransport]], Awaitable[None]]
 ) -> list[bytes | ConnectionResetError]:
     """What each client has read up to the end of its connection."""
-    transports: list[BurstTransport] = []
-    burst, loop = Burst(), asyncio.get_running_loop()
+    transports: list[BatchedTransport] = []
+    burst, loop = WriteBatcher(), asyncio.get_running_loop()
     server = await loop.create_server(lambda: Server(burst, transports), "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
@@ -44,7 +44,7 @@ async def _serve(
 
 @pytest.mark.parametrize("num_connections", [1, MAX_CONNECTIONS - 1, MAX_CONNECTIONS, 2 * MAX_CONNECTIONS + 3])
 def test_everybody_gets_all_of_several_turns_in_order(num_connections: int) -> None:
-    async def write(transports: list[BurstTransport]) -> None:
+    async def write(transports: list[BatchedTransport]) -> None:
         for turn in range(3):
             for index, transport in enumerate(transports):
                 transport.write(b"%d:%d " % (index, turn))
@@ -59,7 +59,7 @@ def test_everybody_gets_all_of_several_turns_in_order(num_connections: int) -> N
 
 
 def test_what_was_written_before_a_close_arrives_and_nothing_after_it() -> None:
-    async def write(transports: list[BurstTransport]) -> None:
+    async def write(transports: list[BatchedTransport]) -> None:
         transports[0].write(b"last words")
         transports[0].close()
         assert transports[0].is_closing()
@@ -69,7 +69,7 @@ def test_what_was_written_before_a_close_arrives_and_nothing_after_it() -> None:
 
 
 def test_an_aborted_connection_gets_nothing_that_was_waiting_and_the_others_theirs() -> None:
-    async def write(transports: list[BurstTransport]) -> None:
+    async def write(transports: list[BatchedTransport]) -> None:
         for transport in transports:
             transport.write(b"text")
         transports[1].abort()
@@ -84,7 +84,7 @@ def test_an_aborted_connection_gets_nothing_that_was_waiting_and_the_others_thei
 def test_what_waits_counts_as_unread() -> None:
     sizes: list[int] = []
 
-    async def write(transports: list[BurstTransport]) -> None:
+    async def write(transports: list[BatchedTransport]) -> None:
         transports[0].write(b"0123456789")
         sizes.append(transports[0].get_write_buffer_size())
         await asyncio.sleep(0)

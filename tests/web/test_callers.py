@@ -14,14 +14,22 @@ from starlette.types import Receive, Scope, Send
 
 from onward.clock import SystemClock
 from onward.obs.metrics import Registry
-from onward.proto.router import PROOF_HEADER
-from onward.transport.proof import prove
+from onward.proto.router import SIGNATURE_HEADER
+from onward.transport.proof import sign_request
 from onward.web import http
 from onward.web.allowed_hosts import AllowedHosts
-from onward.web.callers import Access, BoundedConnections, Callers, GuardedRoute, Keyring, caller_of, may_see
+from onward.web.callers import (
+    ActiveKeys,
+    Authenticator,
+    ConnectionLimitMiddleware,
+    GuardedRoute,
+    RouteAccess,
+    get_caller,
+    may_access,
+)
 from onward.web.cross_site import CrossSiteGuard
-from onward.web.envelope import Envelope
-from onward.web.keys import ANONYMOUS, Caller, Keys, hash_of, parse_table
+from onward.web.envelope import RequestIdMiddleware
+from onward.web.keys import ANONYMOUS, ApiKeyTable, Caller, hash_key, parse_table
 from tests.web.exchange import Client, body_part, exchanged, request_scope
 
 CLUSTER_KEY = "ab" * 32
@@ -29,29 +37,31 @@ USER = {"Authorization": "Bearer user-key"}
 ADMIN = {"Authorization": "bearer  admin-key "}
 
 
-def keys_of(**more: str) -> Keys:
+def keys_of(**more: str) -> ApiKeyTable:
     fields = "".join(f"{name} = {value}\n" for name, value in more.items())
-    text = f'[[key]]\nname = "user"\nhash = "{hash_of("user-key")}"\n{fields}'
-    return Keys(parse_table(text + f'[[key]]\nname = "admin"\nhash = "{hash_of("admin-key")}"\nrole = "admin"\n', "f"))
+    text = f'[[key]]\nname = "user"\nhash = "{hash_key("user-key")}"\n{fields}'
+    return ApiKeyTable(
+        parse_table(text + f'[[key]]\nname = "admin"\nhash = "{hash_key("admin-key")}"\nrole = "admin"\n', "f")
+    )
 
 
 async def who(request: Request) -> Response:
-    return Response(caller_of(request.scope).name or "nobody")
+    return Response(get_caller(request.scope).name or "nobody")
 
 
-def guarded_app(keyring: Keyring, cluster_key: str = "", **more: Any) -> Envelope:
-    routes = [GuardedRoute(f"/{access.value}", who, methods=["GET"], access=access) for access in Access]
-    routes.append(GuardedRoute("/admin/{name:path}", who, methods=["GET"], access=Access.ADMIN))
-    callers = Callers(keyring, routes, cluster_key, SystemClock(), **more)
+def guarded_app(keyring: ActiveKeys, cluster_key: str = "", **more: Any) -> RequestIdMiddleware:
+    routes = [GuardedRoute(f"/{access.value}", who, methods=["GET"], access=access) for access in RouteAccess]
+    routes.append(GuardedRoute("/admin/{name:path}", who, methods=["GET"], access=RouteAccess.ADMIN))
+    callers = Authenticator(keyring, routes, cluster_key, SystemClock(), **more)
     requests = Registry().counter("requests_total", "", ["path", "status"])
-    return Envelope(Starlette(routes=routes), requests, [], callers.refusal)
+    return RequestIdMiddleware(Starlette(routes=routes), requests, [], callers.check)
 
 
-def ask(app: Envelope, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> Client:
+def ask(app: RequestIdMiddleware, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> Client:
     return asyncio.run(exchanged(app, {**request_scope(path, headers), "method": method}))
 
 
-def statuses(app: Envelope, headers: dict[str, str], paths: Sequence[str]) -> list[int]:
+def statuses(app: RequestIdMiddleware, headers: dict[str, str], paths: Sequence[str]) -> list[int]:
     return [ask(app, path, headers).status for path in paths]
 
 
@@ -59,7 +69,7 @@ PATHS = ("/open", "/user", "/admin", "/cluster", "/admin/a/b", "/nothing")
 
 
 def test_each_route_asks_for_what_it_says() -> None:
-    app = guarded_app(Keyring(keys_of()))
+    app = guarded_app(ActiveKeys(keys_of()))
     assert statuses(app, {}, PATHS) == [200, 401, 401, 401, 401, 401]
     assert statuses(app, USER, PATHS) == [200, 200, 403, 403, 403, 404]
     assert statuses(app, ADMIN, PATHS) == [200, 200, 200, 200, 200, 404]
@@ -70,68 +80,76 @@ def test_each_route_asks_for_what_it_says() -> None:
     "given", ["", "user-key", "Basic user-key", "Bearer", "Bearer user-kez", "Bearer user-key x", "Bearer \xff"]
 )
 def test_what_is_no_key_is_told_to_bring_one(given: str) -> None:
-    answer = ask(guarded_app(Keyring(keys_of())), "/user", {"Authorization": given})
+    answer = ask(guarded_app(ActiveKeys(keys_of())), "/user", {"Authorization": given})
     assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
     error = msgspec.json.decode(answer.body)["error"]
     assert error["code"] == "invalid_api_key" and "user-ke" not in str(error)
 
 
 def test_a_method_that_a_route_does_not_have_is_no_way_around_it() -> None:
-    app = guarded_app(Keyring(keys_of()))
+    app = guarded_app(ActiveKeys(keys_of()))
     assert [ask(app, "/admin", headers, "DELETE").status for headers in ({}, USER, ADMIN)] == [401, 403, 405]
     assert ask(app, "/admin", {}, "OPTIONS").status == 401
-    assert ask(guarded_app(Keyring(keys_of()), answers_preflights=True), "/admin", {}, "OPTIONS").status == 405
+    assert ask(guarded_app(ActiveKeys(keys_of()), answers_preflights=True), "/admin", {}, "OPTIONS").status == 405
 
 
 def test_a_proof_of_the_clusters_key_is_as_good_as_an_admins() -> None:
-    app = guarded_app(Keyring(keys_of()), CLUSTER_KEY)
+    app = guarded_app(ActiveKeys(keys_of()), CLUSTER_KEY)
     now_s = SystemClock().wall_s()
-    proven = {PROOF_HEADER: prove(CLUSTER_KEY, "GET", "/admin", b"", now_s)}
+    proven = {SIGNATURE_HEADER: sign_request(CLUSTER_KEY, "GET", "/admin", b"", now_s)}
     assert ask(app, "/admin", proven).body == b"cluster"
-    for proof in (prove("cd" * 32, "GET", "/admin", b"", now_s), prove(CLUSTER_KEY, "GET", "/user", b"", now_s), "x"):
-        assert ask(app, "/admin", {PROOF_HEADER: proof}).status == 401
+    for proof in (
+        sign_request("cd" * 32, "GET", "/admin", b"", now_s),
+        sign_request(CLUSTER_KEY, "GET", "/user", b"", now_s),
+        "x",
+    ):
+        assert ask(app, "/admin", {SIGNATURE_HEADER: proof}).status == 401
     assert [ask(app, "/admin", proven, method).status for method in ("POST", "DELETE", "HEAD")] == [401] * 3
-    assert ask(guarded_app(Keyring(keys_of())), "/admin", proven).status == 401, "there is no such key"
+    assert ask(guarded_app(ActiveKeys(keys_of())), "/admin", proven).status == 401, "there is no such key"
     assert ask(app, "/cluster", {}).status == 200, "the endpoint looks at what was said, and so at the proof"
 
 
 def test_without_keys_everybody_is_the_anonymous_admin() -> None:
-    app = guarded_app(Keyring(Keys()))
+    app = guarded_app(ActiveKeys(ApiKeyTable()))
     assert statuses(app, {}, PATHS) == [200, 200, 200, 200, 200, 404]
-    assert may_see(ANONYMOUS, "somebody") and not may_see(Caller("a", "user"), "") and may_see(Caller("a", "user"), "a")
+    assert (
+        may_access(ANONYMOUS, "somebody")
+        and not may_access(Caller("a", "user"), "")
+        and may_access(Caller("a", "user"), "a")
+    )
 
 
-GUARD = CrossSiteGuard(AllowedHosts.of("127.0.0.1", ()), ())
+GUARD = CrossSiteGuard(AllowedHosts.for_server("127.0.0.1", ()), ())
 PAGE = {"Host": "attacker.example", "Origin": "http://attacker.example"}
 
 
 def test_pages_are_refused_where_there_are_no_keys_and_nobody_else_is_anywhere() -> None:
-    assert statuses(guarded_app(Keyring(Keys()), guard=GUARD), PAGE, PATHS) == [403] * len(PATHS)
-    behind_a_proxy = guarded_app(Keyring(keys_of()), guard=GUARD)
+    assert statuses(guarded_app(ActiveKeys(ApiKeyTable()), guard=GUARD), PAGE, PATHS) == [403] * len(PATHS)
+    behind_a_proxy = guarded_app(ActiveKeys(keys_of()), guard=GUARD)
     assert statuses(behind_a_proxy, PAGE | USER, PATHS) == [200, 200, 403, 403, 403, 404]
     assert statuses(behind_a_proxy, PAGE | ADMIN, PATHS) == [200, 200, 200, 200, 200, 404]
 
 
 def test_a_router_that_proves_itself_may_call_a_server_without_keys_by_any_name() -> None:
-    app = guarded_app(Keyring(Keys()), CLUSTER_KEY, guard=GUARD)
+    app = guarded_app(ActiveKeys(ApiKeyTable()), CLUSTER_KEY, guard=GUARD)
     name = {"Host": "gpu-7.internal:8000"}
-    proof = prove(CLUSTER_KEY, "GET", "/user", b"", SystemClock().wall_s())
-    assert ask(app, "/user", name | {PROOF_HEADER: proof}).status == 200
+    proof = sign_request(CLUSTER_KEY, "GET", "/user", b"", SystemClock().wall_s())
+    assert ask(app, "/user", name | {SIGNATURE_HEADER: proof}).status == 200
     assert ask(app, "/cluster", name).status == 200, "the endpoint looks at the proof"
-    assert [ask(app, "/user", name | more).status for more in ({}, {PROOF_HEADER: "x"}, USER)] == [403] * 3
+    assert [ask(app, "/user", name | more).status for more in ({}, {SIGNATURE_HEADER: "x"}, USER)] == [403] * 3
 
 
 def test_keys_that_are_read_again_count_at_once() -> None:
-    keyring = Keyring(keys_of())
+    keyring = ActiveKeys(keys_of())
     app = guarded_app(keyring)
     assert ask(app, "/user", USER).status == 200
-    keyring.keys = Keys(keys_of().entries[1:])
+    keyring.keys = ApiKeyTable(keys_of().entries[1:])
     assert (ask(app, "/user", USER).status, ask(app, "/user", ADMIN).status) == (401, 200)
 
 
 def test_a_route_that_does_not_say_whom_it_is_for_cannot_be_built_in() -> None:
     with pytest.raises(TypeError, match="/forgotten"):
-        Callers(Keyring(Keys()), [Route("/forgotten", who)], "", SystemClock())
+        Authenticator(ActiveKeys(ApiKeyTable()), [Route("/forgotten", who)], "", SystemClock())
 
 
 def test_a_caller_has_no_more_exchanges_open_than_its_key_says() -> None:
@@ -142,10 +160,10 @@ def test_a_caller_has_no_more_exchanges_open_than_its_key_says() -> None:
             await gate.wait()
             await http.respond(send, 200, b"")
 
-        routes = [GuardedRoute("/user", who, methods=["GET"], access=Access.USER)]
-        callers = Callers(Keyring(keys_of(max_connections="2")), routes, "", SystemClock())
+        routes = [GuardedRoute("/user", who, methods=["GET"], access=RouteAccess.USER)]
+        callers = Authenticator(ActiveKeys(keys_of(max_connections="2")), routes, "", SystemClock())
         requests = Registry().counter("requests_total", "", ["path", "status"])
-        app = Envelope(BoundedConnections(wait), requests, [], callers.refusal)
+        app = RequestIdMiddleware(ConnectionLimitMiddleware(wait), requests, [], callers.check)
 
         def begin(headers: dict[str, str]) -> "tuple[asyncio.Task[None], Client]":
             client = Client([body_part(b"")])

@@ -16,15 +16,17 @@ from starlette.types import Receive, Scope, Send
 from onward.obs.metrics import Registry
 from onward.proto.router import ATTEMPT_PATH
 from onward.web import http
-from onward.web.connection import BoundedConnection
-from onward.web.connections import Bounds, Connections, affordable_connections
-from onward.web.half_closed import COMMENT, PROBE, note_start
-from onward.web.server import HttpServer, Tls
+from onward.web.connection import LimitedHttpProtocol
+from onward.web.connections import ConnectionLimits, ConnectionTracker, allowed_connections
+from onward.web.half_closed import COMMENT, PROBE, note_response_start
+from onward.web.server import HttpServer, TlsFiles
 from tests.web import certificate
 
 SOON_S = 0.05
 NEVER_S = 1000.0
-PATIENT = Bounds(head_s=NEVER_S, idle_s=NEVER_S, unread_s=NEVER_S, discard_s=NEVER_S)
+PATIENT = ConnectionLimits(
+    head_timeout_s=NEVER_S, idle_timeout_s=NEVER_S, write_timeout_s=NEVER_S, close_timeout_s=NEVER_S
+)
 END_OF_TEST_S = 30.0
 
 
@@ -45,14 +47,14 @@ class App:
                 body = await http.read_body(receive, 1 << 20)
                 await http.respond(send, 200, str(len(body)).encode())
             elif scope["path"].endswith("/slow"):
-                await http.while_connected(receive, self._wait(send))
+                await http.run_until_disconnect(receive, self._wait(send))
             elif scope["path"] == "/parts":
-                await http.while_connected(receive, self._write_parts(scope, send))
+                await http.run_until_disconnect(receive, self._write_parts(scope, send))
             elif scope["path"].startswith("/endless"):
-                await http.while_connected(receive, self._write_on(send))
+                await http.run_until_disconnect(receive, self._write_on(send))
             else:
                 await http.respond(send, 200, b"much" * 10_000 if scope["path"] == "/much" else b"at once")
-        except http.Disconnected:
+        except http.ClientDisconnected:
             self.left.set()
 
     async def _wait(self, send: Send) -> None:
@@ -62,18 +64,18 @@ class App:
 
     async def _write_parts(self, scope: Scope, send: Send) -> None:
         start = http.start_message(200, {"content-type": "text/event-stream"})
-        note_start(scope, start)
+        note_response_start(scope, start)
         await send(start)
-        await send(http.part(b"one "))
+        await send(http.body_message(b"one "))
         self.is_slow.set()
         await self.may_answer.wait()
-        await send(http.part(b""))
-        await send(http.part(b"two", more=False))
+        await send(http.body_message(b""))
+        await send(http.body_message(b"two", more=False))
 
     async def _write_on(self, send: Send) -> None:
         await send(http.start_message(200, {}))
         while True:
-            await send(http.part(b"x" * 4096))
+            await send(http.body_message(b"x" * 4096))
             await asyncio.sleep(0)
 
 
@@ -129,7 +131,7 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(bounds: Bounds, tls: Tls | None = None) -> AsyncIterator[Server]:
+async def serving(bounds: ConnectionLimits, tls: TlsFiles | None = None) -> AsyncIterator[Server]:
     started, registry, app = asyncio.Event(), Registry(), App()
     server = HttpServer(app, started.set, tls=tls, bounds=bounds, registry=registry)
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -146,7 +148,9 @@ async def serving(bounds: Bounds, tls: Tls | None = None) -> AsyncIterator[Serve
             await running
 
 
-def over_sockets(bounds: Bounds, scenario: Callable[[Server], Awaitable[None]], tls: Tls | None = None) -> None:
+def over_sockets(
+    bounds: ConnectionLimits, scenario: Callable[[Server], Awaitable[None]], tls: TlsFiles | None = None
+) -> None:
     async def run() -> None:
         async with asyncio.timeout(END_OF_TEST_S), serving(bounds, tls) as server:
             await scenario(server)
@@ -162,7 +166,14 @@ def error_in(body: bytes) -> dict[str, str]:
     return json.loads(body)["error"]
 
 
-SMALL = Bounds(head_s=NEVER_S, idle_s=NEVER_S, discard_s=SOON_S, max_head_bytes=1000, max_headers=10, max_url_bytes=100)
+SMALL = ConnectionLimits(
+    head_timeout_s=NEVER_S,
+    idle_timeout_s=NEVER_S,
+    close_timeout_s=SOON_S,
+    max_head_bytes=1000,
+    max_headers=10,
+    max_url_bytes=100,
+)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +221,7 @@ def test_a_head_that_comes_too_slowly_is_refused_and_silence_is_ended() -> None:
         assert server.ends == {"head_timeout": 2}
         await server.holds(busy=0, idle=0)
 
-    over_sockets(Bounds(head_s=SOON_S, discard_s=SOON_S), scenario)
+    over_sockets(ConnectionLimits(head_timeout_s=SOON_S, close_timeout_s=SOON_S), scenario)
 
 
 def test_the_head_of_a_later_request_has_a_time_too() -> None:
@@ -221,7 +232,7 @@ def test_the_head_of_a_later_request_has_a_time_too() -> None:
         assert (await client.answer())[0] == 408
         assert await client.is_ended()
 
-    over_sockets(Bounds(head_s=SOON_S, discard_s=SOON_S, idle_s=NEVER_S), scenario)
+    over_sockets(ConnectionLimits(head_timeout_s=SOON_S, close_timeout_s=SOON_S, idle_timeout_s=NEVER_S), scenario)
 
 
 def test_a_request_that_is_under_way_is_not_ended_for_its_heads_time() -> None:
@@ -232,7 +243,7 @@ def test_a_request_that_is_under_way_is_not_ended_for_its_heads_time() -> None:
         server.app.may_answer.set()
         assert (await client.answer())[2] == b"at last"
 
-    over_sockets(Bounds(head_s=SOON_S), scenario)
+    over_sockets(ConnectionLimits(head_timeout_s=SOON_S), scenario)
 
 
 def test_a_client_that_stops_reading_is_cut_off_and_its_stream_hears_that_it_has_left() -> None:
@@ -243,7 +254,7 @@ def test_a_client_that_stops_reading_is_cut_off_and_its_stream_hears_that_it_has
         assert server.ends == {"unread": 1}
         await server.holds(busy=0, idle=0)
 
-    over_sockets(Bounds(unread_s=SOON_S, send_buffer_bytes=4096), scenario)
+    over_sockets(ConnectionLimits(write_timeout_s=SOON_S, send_buffer_bytes=4096), scenario)
 
 
 def test_what_is_unread_at_the_end_of_an_answer_is_not_waited_for_either() -> None:
@@ -258,7 +269,7 @@ def test_what_is_unread_at_the_end_of_an_answer_is_not_waited_for_either() -> No
             assert server.ends == {"unread": 1}
             await server.holds(busy=0, idle=0)
 
-    over_sockets(Bounds(unread_s=SOON_S, send_buffer_bytes=4096, idle_s=NEVER_S), scenario)
+    over_sockets(ConnectionLimits(write_timeout_s=SOON_S, send_buffer_bytes=4096, idle_timeout_s=NEVER_S), scenario)
 
 
 def test_a_client_that_reads_is_never_cut_off() -> None:
@@ -268,7 +279,7 @@ def test_a_client_that_reads_is_never_cut_off() -> None:
             assert len(await client.reader.readexactly(40_000)) == 40_000
         assert server.ends == {}
 
-    over_sockets(Bounds(unread_s=END_OF_TEST_S, send_buffer_bytes=4096), scenario)
+    over_sockets(ConnectionLimits(write_timeout_s=END_OF_TEST_S, send_buffer_bytes=4096), scenario)
 
 
 class Pipe(asyncio.Transport):
@@ -289,10 +300,10 @@ class Pipe(asyncio.Transport):
 
 def test_who_reads_enough_within_each_time_is_waited_for() -> None:
     async def run() -> None:
-        server, bounds = HttpServer(App(), lambda: None), Bounds(unread_s=SOON_S, min_read_bytes=100)
+        server, bounds = HttpServer(App(), lambda: None), ConnectionLimits(write_timeout_s=SOON_S, min_read_bytes=100)
         server.config.load()
-        connection = BoundedConnection(server.config, server.server_state, {}, Connections(bounds, Registry()))
-        assert connection.timeout_keep_alive == bounds.idle_s
+        connection = LimitedHttpProtocol(server.config, server.server_state, {}, ConnectionTracker(bounds, Registry()))
+        assert connection.timeout_keep_alive == bounds.idle_timeout_s
         pipe = Pipe([500, 300, 300, 200, 200, 101])
         connection.connection_made(pipe)
         connection.pause_writing()
@@ -313,12 +324,17 @@ def test_a_router_is_waited_for_longer_since_it_reads_as_its_clients_do() -> Non
         assert server.ends == {"unread": 1}
 
     paths = frozenset({"/endless/of_router"})
-    assert Bounds().patient_paths == {ATTEMPT_PATH}
-    over_sockets(Bounds(unread_s=SOON_S, send_buffer_bytes=4096, patient_paths=paths, patience=NEVER_S), scenario)
+    assert ConnectionLimits().slow_reader_paths == {ATTEMPT_PATH}
+    over_sockets(
+        ConnectionLimits(
+            write_timeout_s=SOON_S, send_buffer_bytes=4096, slow_reader_paths=paths, slow_reader_factor=NEVER_S
+        ),
+        scenario,
+    )
 
 
 def test_what_the_kernel_keeps_for_a_client_is_bounded() -> None:
-    bounds = Bounds(send_buffer_bytes=20_000)
+    bounds = ConnectionLimits(send_buffer_bytes=20_000)
 
     async def run() -> None:
         started = asyncio.Event()
@@ -337,7 +353,9 @@ def test_what_the_kernel_keeps_for_a_client_is_bounded() -> None:
     uvloop.run(run())
 
 
-FEW = Bounds(max_connections=2, num_spare=3, head_s=NEVER_S, idle_s=NEVER_S, discard_s=SOON_S)
+FEW = ConnectionLimits(
+    max_connections=2, num_spare_connections=3, head_timeout_s=NEVER_S, idle_timeout_s=NEVER_S, close_timeout_s=SOON_S
+)
 
 
 def test_more_connections_than_there_may_be_are_turned_away_but_for_the_question_whether_we_live() -> None:
@@ -461,7 +479,7 @@ def test_an_idle_connection_is_closed_after_a_while() -> None:
         assert (await client.answer())[0] == 200
         assert await client.is_ended()
 
-    over_sockets(Bounds(head_s=NEVER_S, idle_s=SOON_S), scenario)
+    over_sockets(ConnectionLimits(head_timeout_s=NEVER_S, idle_timeout_s=SOON_S), scenario)
 
 
 POST_HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
@@ -474,7 +492,7 @@ def test_a_body_that_nobody_needs_is_waited_for_only_so_long() -> None:
         client.send(b"more")
         assert await client.is_ended()
 
-    over_sockets(Bounds(head_s=NEVER_S, idle_s=NEVER_S, discard_s=SOON_S), scenario)
+    over_sockets(ConnectionLimits(head_timeout_s=NEVER_S, idle_timeout_s=NEVER_S, close_timeout_s=SOON_S), scenario)
 
 
 def test_after_a_body_that_nobody_needed_the_connection_goes_on() -> None:
@@ -487,7 +505,7 @@ def test_after_a_body_that_nobody_needed_the_connection_goes_on() -> None:
         assert (await client.answer())[0] == 200
         await server.holds(busy=0, idle=1)
 
-    over_sockets(Bounds(head_s=1.0, discard_s=0.5, idle_s=NEVER_S), scenario)
+    over_sockets(ConnectionLimits(head_timeout_s=1.0, close_timeout_s=0.5, idle_timeout_s=NEVER_S), scenario)
 
 
 def test_a_request_in_the_same_read_as_the_end_of_a_body_is_not_ended_for_the_idle_time() -> None:
@@ -504,7 +522,7 @@ def test_a_request_in_the_same_read_as_the_end_of_a_body_is_not_ended_for_the_id
         server.app.may_answer.set()
         assert (await client.answer())[2] == b"at last"
 
-    over_sockets(Bounds(head_s=NEVER_S, discard_s=NEVER_S, idle_s=SOON_S), scenario)
+    over_sockets(ConnectionLimits(head_timeout_s=NEVER_S, close_timeout_s=NEVER_S, idle_timeout_s=SOON_S), scenario)
 
 
 def test_a_head_that_begins_in_the_same_read_as_the_end_of_a_body_has_a_time_too() -> None:
@@ -514,7 +532,7 @@ def test_a_head_that_begins_in_the_same_read_as_the_end_of_a_body_has_a_time_too
         client.send(b"b" * 500 + b"GET / HT")
         assert (await client.answer())[0] == 408
 
-    over_sockets(Bounds(head_s=SOON_S, discard_s=NEVER_S, idle_s=NEVER_S), scenario)
+    over_sockets(ConnectionLimits(head_timeout_s=SOON_S, close_timeout_s=NEVER_S, idle_timeout_s=NEVER_S), scenario)
 
 
 @pytest.mark.parametrize(("path", "body"), [("/parts", b"one two"), ("/", b"at once")])
@@ -600,7 +618,7 @@ def test_what_is_around_a_body_has_a_bound_too(around: bytes) -> None:
         assert (status, error_in(body)["code"]) == (431, "headers_too_large")
         await server.app.left.wait()
 
-    over_sockets(replace(SMALL, discard_s=NEVER_S), scenario)
+    over_sockets(replace(SMALL, close_timeout_s=NEVER_S), scenario)
 
 
 def test_a_body_in_tiny_pieces_is_taken() -> None:
@@ -626,7 +644,7 @@ def test_a_handshake_that_does_not_come_is_not_waited_for(tmp_path: Path) -> Non
         client.send(get("/"))
         assert (await client.answer())[0] == 200
 
-    over_sockets(Bounds(handshake_s=SOON_S * 4), scenario, Tls(*files))
+    over_sockets(ConnectionLimits(handshake_timeout_s=SOON_S * 4), scenario, TlsFiles(*files))
 
 
 def test_who_does_not_read_over_tls_is_cut_off_as_well(tmp_path: Path) -> None:
@@ -640,9 +658,9 @@ def test_who_does_not_read_over_tls_is_cut_off_as_well(tmp_path: Path) -> None:
         assert server.ends == {"unread": 1}
         await server.holds(busy=0, idle=0)
 
-    over_sockets(Bounds(unread_s=SOON_S, send_buffer_bytes=4096), scenario, Tls(*files))
+    over_sockets(ConnectionLimits(write_timeout_s=SOON_S, send_buffer_bytes=4096), scenario, TlsFiles(*files))
 
 
 def test_no_more_connections_are_promised_than_files_can_be_opened() -> None:
-    assert affordable_connections(10) == 10
-    assert 1 <= affordable_connections(1 << 40) < 1 << 40
+    assert allowed_connections(10) == 10
+    assert 1 <= allowed_connections(1 << 40) < 1 << 40

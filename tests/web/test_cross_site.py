@@ -5,11 +5,11 @@ from starlette.types import Scope
 
 from onward.web.allowed_hosts import AllowedHosts
 from onward.web.cross_site import OPEN_PATHS, CrossSiteGuard
-from onward.web.media_type import media_type_refusal
+from onward.web.media_type import check_content_type
 from tests.web.exchange import request_scope
 
-HERE = AllowedHosts.of("127.0.0.1", ("gpu-box.example",))
-EVERYWHERE = AllowedHosts.of("0.0.0.0", ())
+HERE = AllowedHosts.for_server("127.0.0.1", ("gpu-box.example",))
+EVERYWHERE = AllowedHosts.for_server("0.0.0.0", ())
 OURS = "127.0.0.1:8000"
 
 
@@ -53,7 +53,7 @@ def test_a_host_that_is_no_host_name_is_not_ours(before: str) -> None:
 
 @pytest.mark.parametrize("name", ["[2001:db8::1]", "2001:DB8:0::1"])
 def test_an_address_is_allowed_however_it_is_written(name: str) -> None:
-    assert named({"Host": "[2001:db8::1]:8000"}, hosts=AllowedHosts.of("127.0.0.1", (name,))) is None
+    assert named({"Host": "[2001:db8::1]:8000"}, hosts=AllowedHosts.for_server("127.0.0.1", (name,))) is None
 
 
 @pytest.mark.parametrize("host", ["10.1.2.3:8000", "[2001:db8::1]:8000", "localhost:8000", "127.0.0.1"])
@@ -63,7 +63,7 @@ def test_a_server_that_listens_everywhere_is_called_by_any_address(host: str) ->
 
 def test_a_name_that_was_not_told_is_refused_there_too_unless_any_will_do() -> None:
     assert named({"Host": "onward.default.svc:8000"}, hosts=EVERYWHERE) == "Host"
-    assert named({"Host": "anything"}, hosts=AllowedHosts.of("0.0.0.0", ("*",))) is None
+    assert named({"Host": "anything"}, hosts=AllowedHosts.for_server("0.0.0.0", ("*",))) is None
 
 
 def test_clients_that_are_no_browsers_say_neither_where_they_come_from_nor_need_they_say_a_host() -> None:
@@ -140,7 +140,7 @@ def posted(content_type: str | None, path: str = "/v1/chat/completions", **heade
     [None, "application/json", "Application/JSON; charset=utf-8", "application/vnd.x+json", "application/octet-stream"],
 )
 def test_a_body_of_json_or_of_no_stated_type_is_taken(content_type: str | None) -> None:
-    assert media_type_refusal(posted(content_type)) is None
+    assert check_content_type(posted(content_type)) is None
 
 
 @pytest.mark.parametrize("path", ["/v1/abort", "/internal/register"])
@@ -155,7 +155,7 @@ def test_a_body_of_json_or_of_no_stated_type_is_taken(content_type: str | None) 
     ],
 )
 def test_a_type_that_pages_may_send_without_asking_is_refused(content_type: str, path: str) -> None:
-    refusal = media_type_refusal(posted(content_type, path))
+    refusal = check_content_type(posted(content_type, path))
     assert refusal is not None
     assert (refusal.status, refusal.code, refusal.param) == (415, "unsupported_media_type", "Content-Type")
     assert refusal.message.startswith("Content-Type: must be application/") and "-H 'Content-Type: " in refusal.message
@@ -163,12 +163,12 @@ def test_a_type_that_pages_may_send_without_asking_is_refused(content_type: str,
 
 def test_between_routers_and_instances_a_body_says_what_it_is_or_is_proven() -> None:
     register = "/internal/register"
-    assert media_type_refusal(posted("application/msgpack", register)) is None
-    assert media_type_refusal(posted(None, register, **{"X-Onward-Proof": "x"})) is None
-    refusal = media_type_refusal(posted(None, register))
+    assert check_content_type(posted("application/msgpack", register)) is None
+    assert check_content_type(posted(None, register, **{"X-Onward-Proof": "x"})) is None
+    refusal = check_content_type(posted(None, register))
     assert refusal is not None and refusal.status == 415
-    assert media_type_refusal(posted("application/msgpack")) is not None, "clients send JSON"
+    assert check_content_type(posted("application/msgpack")) is not None, "clients send JSON"
 
 
 def test_requests_without_a_body_need_no_type() -> None:
-    assert media_type_refusal(request_scope("/v1/models", {"Content-Type": "text/plain"})) is None
+    assert check_content_type(request_scope("/v1/models", {"Content-Type": "text/plain"})) is None

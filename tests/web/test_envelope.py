@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 from onward.obs.metrics import Registry
 from onward.proto.request import ErrorInfo
 from onward.web import http
-from onward.web.envelope import Envelope, label_of, show_id
+from onward.web.envelope import RequestIdMiddleware, client_request_id, set_response_request_id
 from tests.web.exchange import Client, exchanged, request_scope
 
 NOT_YOU = ErrorInfo("not_you", "no", 401)
@@ -17,8 +17,8 @@ AN_ID = re.compile("[0-9a-f]{32}")
 
 async def echo_label(scope: Scope, _: Receive, send: Send) -> None:
     if shown := http.header(scope, b"show"):
-        show_id(scope, shown)
-    await http.respond(send, 200, label_of(scope).encode())
+        set_response_request_id(scope, shown)
+    await http.respond(send, 200, client_request_id(scope).encode())
 
 
 def refusal(scope: Scope) -> ErrorInfo | None:
@@ -28,7 +28,7 @@ def refusal(scope: Scope) -> ErrorInfo | None:
 class Wrapped:
     def __init__(self) -> None:
         self.requests = Registry().counter("requests_total", "", ["path", "status"])
-        self._app = Envelope(echo_label, self.requests, ["/known"], refusal)
+        self._app = RequestIdMiddleware(echo_label, self.requests, ["/known"], refusal)
 
     def ask(self, path: str = "/known", **headers: str) -> Client:
         given = {name.replace("_", "-"): value for name, value in headers.items()}

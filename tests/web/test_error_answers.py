@@ -11,9 +11,9 @@ from starlette.types import Receive, Scope, Send
 
 from onward.errors import InvalidRequest, Overloaded
 from onward.proto.request import ErrorInfo
-from onward.web.error_answers import EXCEPTION_HANDLERS, answer_errors
+from onward.web.error_answers import EXCEPTION_HANDLERS, handle_errors
 from onward.web.failures import RequestFailed
-from onward.web.http import Disconnected
+from onward.web.http import ClientDisconnected
 from tests.web.exchange import Client, exchanged, request_scope
 
 ANSWERS: list[tuple[Exception, int, dict[str, Any]]] = [
@@ -29,7 +29,7 @@ def plainly(raised: Exception) -> Client:
         raise raised
 
     async def app(_: Scope, __: Receive, send: Send) -> None:
-        await answer_errors(send, work())
+        await handle_errors(send, work())
 
     return asyncio.run(exchanged(app, request_scope()))
 
@@ -64,7 +64,7 @@ def test_what_is_raised_becomes_an_answer_in_one_form(
 
 
 def test_a_client_that_has_gone_gets_no_answer() -> None:
-    assert plainly(Disconnected()).heard == []
+    assert plainly(ClientDisconnected()).heard == []
 
 
 @pytest.mark.parametrize(("path", "status", "code"), [("/x", 404, "not_found"), ("/", 405, "method_not_allowed")])

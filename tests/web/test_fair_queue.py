@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onward.errors import InvalidRequest, Overloaded, RateLimited
-from onward.web.fair_order import FairOrder, QueueBounds, RefusedWork
-from onward.web.fair_queue import FairQueue
+from onward.web.fair_order import FairScheduler, FairSchedulerLimits, RefusedWorkBudget
+from onward.web.fair_queue import FairExecutor
 
-BOUNDS = QueueBounds(
-    running=2, running_per_caller=1, waiting=8, waiting_per_caller=4, bytes_per_caller=100, refused_s=3
+BOUNDS = FairSchedulerLimits(
+    running=2, running_per_caller=1, waiting=8, waiting_per_caller=4, bytes_per_caller=100, refused_work_s=3
 )
 
 
@@ -68,9 +68,9 @@ async def refusal(task: "asyncio.Task[Any]") -> BaseException | None:
 class Table:
     """A queue, and what has begun in it."""
 
-    def __init__(self, bounds: QueueBounds = BOUNDS) -> None:
+    def __init__(self, bounds: FairSchedulerLimits = BOUNDS) -> None:
         self.threads, self.clock = ByHand(), SetClock()
-        self.queue = FairQueue(self.threads, bounds, self.clock, "texts")
+        self.queue = FairExecutor(self.threads, bounds, self.clock, "texts")
         self.ended: list[str] = []
         self.tasks: list[asyncio.Task[Any]] = []
 
@@ -90,7 +90,7 @@ class Table:
         await self.threads.end()
 
 
-def run(scenario: Callable[[Table], Any], bounds: QueueBounds = BOUNDS) -> None:
+def run(scenario: Callable[[Table], Any], bounds: FairSchedulerLimits = BOUNDS) -> None:
     async def whole() -> None:
         table = Table(bounds)
         await scenario(table)
@@ -138,30 +138,34 @@ def test_a_caller_with_one_request_waits_for_no_queue_of_another() -> None:
 
 
 def test_the_caller_that_was_charged_least_is_next_whether_its_work_was_refused_or_not() -> None:
-    order: FairOrder[str] = FairOrder(QueueBounds(running=1, running_per_caller=1, waiting=9, waiting_per_caller=9))
+    order: FairScheduler[str] = FairScheduler(
+        FairSchedulerLimits(running=1, running_per_caller=1, waiting=9, waiting_per_caller=9)
+    )
     for work in ("slow1", "slow2", "slow3"):
         order.add("slow", work)
     assert order.start_next() == "slow1"
     for work in ("quick1", "quick2", "quick3"):
         order.add("quick", work)
-    order.ended("slow", 10.0)
+    order.finish("slow", 10.0)
     for work in ("quick1", "quick2", "quick3"):
         assert order.start_next() == work
-        order.ended("quick", 1.0)
+        order.finish("quick", 1.0)
     assert order.start_next() == "slow2"
 
 
 def test_a_caller_that_comes_back_starts_level_with_the_others() -> None:
-    order: FairOrder[str] = FairOrder(QueueBounds(running=1, running_per_caller=1, waiting=9, waiting_per_caller=9))
+    order: FairScheduler[str] = FairScheduler(
+        FairSchedulerLimits(running=1, running_per_caller=1, waiting=9, waiting_per_caller=9)
+    )
     order.add("a", "a0")
     for number in range(1, 4):
         order.start_next()
         order.add("a", f"a{number}")
-        order.ended("a", 10.0)
+        order.finish("a", 10.0)
     order.add("b", "b0")
     order.add("b", "b1")
     assert order.start_next() == "b0"
-    order.ended("b", 10.0)
+    order.finish("b", 10.0)
     assert order.start_next() == "a3", "idle time is not saved up"
 
 
@@ -246,7 +250,7 @@ def test_refused_work_is_paid_for_and_other_work_is_not() -> None:
 
 
 def test_refused_work_is_forgotten_in_time() -> None:
-    refused = RefusedWork(10.0)
+    refused = RefusedWorkBudget(10.0)
     refused.charge("a", 30.0, 0.0)
     assert refused.wait_s("a", 0.0) == pytest.approx(120.0)
     assert refused.wait_s("a", 119.0) == pytest.approx(1.0)
@@ -259,8 +263,8 @@ def test_refused_work_is_forgotten_in_time() -> None:
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5)), max_size=60))
 def test_callers_that_always_have_work_get_equal_shares(works: list[tuple[str, int]]) -> None:
     """Whatever their work costs, their charges differ by no more than one piece of work."""
-    order: FairOrder[tuple[str, int]] = FairOrder(
-        QueueBounds(running=1, running_per_caller=1, waiting=100, waiting_per_caller=100)
+    order: FairScheduler[tuple[str, int]] = FairScheduler(
+        FairSchedulerLimits(running=1, running_per_caller=1, waiting=100, waiting_per_caller=100)
     )
     for caller, cost in works:
         order.add(caller, (caller, cost))
@@ -268,7 +272,7 @@ def test_callers_that_always_have_work_get_equal_shares(works: list[tuple[str, i
     used = dict.fromkeys(left, 0.0)
     while (started := order.start_next()) is not None:
         caller, cost = started
-        order.ended(caller, cost)
+        order.finish(caller, cost)
         used[caller] += cost
         left[caller] -= 1
         busy = [used[one] for one, number in left.items() if number]

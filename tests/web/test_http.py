@@ -50,7 +50,7 @@ def test_a_body_without_an_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPa
 
 def test_a_client_that_leaves_within_its_body_is_gone() -> None:
     async def scenario() -> None:
-        with pytest.raises(http.Disconnected):
+        with pytest.raises(http.ClientDisconnected):
             await http.read_body(Client([body_part(b"abc", more=True), DISCONNECT]).receive, 100)
 
     asyncio.run(scenario())
@@ -59,10 +59,10 @@ def test_a_client_that_leaves_within_its_body_is_gone() -> None:
 def test_work_is_stopped_to_its_last_line_when_the_client_goes() -> None:
     async def scenario() -> None:
         client, began, ended = Client(), asyncio.Event(), []
-        running = asyncio.create_task(http.while_connected(client.receive, forever(began, ended)))
+        running = asyncio.create_task(http.run_until_disconnect(client.receive, forever(began, ended)))
         await began.wait()
         client.leave()
-        with pytest.raises(http.Disconnected):
+        with pytest.raises(http.ClientDisconnected):
             await running
         assert ended == ["ended"]
 
@@ -75,7 +75,7 @@ def test_what_the_work_raises_is_raised() -> None:
 
     async def scenario() -> None:
         with pytest.raises(ValueError, match="its own"):
-            await http.while_connected(Client().receive, work())
+            await http.run_until_disconnect(Client().receive, work())
 
     asyncio.run(scenario())
 
@@ -92,8 +92,8 @@ def test_whoever_cancels_the_work_gives_the_client_up_and_the_exchange_is_not_it
 
         async def exchange() -> str:
             try:
-                await http.while_connected(Client().receive, work())
-            except http.Disconnected:
+                await http.run_until_disconnect(Client().receive, work())
+            except http.ClientDisconnected:
                 return "given up"
             return "done"
 
@@ -110,7 +110,7 @@ def test_whoever_cancels_the_work_gives_the_client_up_and_the_exchange_is_not_it
 def test_an_exchange_that_is_cancelled_itself_takes_its_work_along_and_stays_cancelled() -> None:
     async def scenario() -> None:
         began, ended = asyncio.Event(), []
-        running = asyncio.create_task(http.while_connected(Client().receive, forever(began, ended)))
+        running = asyncio.create_task(http.run_until_disconnect(Client().receive, forever(began, ended)))
         await began.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -142,7 +142,7 @@ def test_a_request_that_fails_leaves_nothing_for_the_garbage_collector() -> None
         working = work(body)
         del body
         with contextlib.suppress(ValueError):
-            await http.while_connected(Client().receive, working)
+            await http.run_until_disconnect(Client().receive, working)
         del working
         assert left() is None, "the body is held by the error"
 

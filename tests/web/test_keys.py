@@ -10,24 +10,24 @@ from pathlib import Path
 import pytest
 
 from onward.errors import StartupError
-from onward.proto.keys import KeyEntry
+from onward.proto.keys import ApiKeyEntry
 from onward.proto.request import CallerLimits
 from onward.web import key_file
-from onward.web.key_file import KeySource, add_entry, new_key, read_table
+from onward.web.key_file import ApiKeySource, add_entry, new_key, read_table
 from onward.web.keys import (
     ANONYMOUS,
     HASH_PREFIX,
+    ApiKeyTable,
     Caller,
-    Keys,
-    hash_of,
-    joined,
+    admin_entries,
+    hash_key,
+    merge_tables,
     parse_table,
-    plain_entries,
     table_text,
 )
 
 KEY = "ow-a-key"
-HASH = hash_of(KEY)
+HASH = hash_key(KEY)
 
 
 def entry(name: str = "a", hash: str = HASH, **more: object) -> str:
@@ -37,40 +37,40 @@ def entry(name: str = "a", hash: str = HASH, **more: object) -> str:
 
 def test_a_key_is_found_with_its_role_and_limits_and_no_other_is() -> None:
     text = entry("team", role='"user"', max_in_flight=8, tokens_per_minute=600, priority=-3, max_connections=2)
-    keys = Keys(parse_table(text + entry("boss", hash_of("other"), role='"admin"'), "f"))
+    keys = ApiKeyTable(parse_table(text + entry("boss", hash_key("other"), role='"admin"'), "f"))
     assert keys.find(KEY) == Caller("team", "user", 8, 600, -3, 2)
     assert keys.find("other") == Caller("boss", "admin")
     assert [keys.find(one) for one in ("", "ow-a-ke", KEY + " ", HASH, "caf\xe9")] == [None] * 5
     found = keys.find(KEY)
-    assert found is not None and found.limits == CallerLimits(8, 600) and found.scope == "team"
+    assert found is not None and found.limits == CallerLimits(8, 600) and found.access_filter == "team"
     assert keys.find("other") != ANONYMOUS
 
 
 def test_a_key_whose_digest_begins_like_a_known_one_is_another() -> None:
-    alike = next(one for one in map(str, count()) if hash_of(one)[:12] == HASH[:12])
+    alike = next(one for one in map(str, count()) if hash_key(one)[:12] == HASH[:12])
     assert alike != KEY and len(HASH_PREFIX) + 4 == 12
-    assert Keys(parse_table(entry(), "f")).find(alike) is None
+    assert ApiKeyTable(parse_table(entry(), "f")).find(alike) is None
 
 
 def test_a_role_is_a_users_unless_the_table_says_otherwise() -> None:
     [told] = parse_table(entry(), "f")
     assert (told.role, told.max_in_flight, told.priority) == ("user", None, None)
-    assert Caller("b", "admin").scope is None and ANONYMOUS.limits is None
+    assert Caller("b", "admin").access_filter is None and ANONYMOUS.limits is None
 
 
 def test_plain_keys_are_admins_with_numbers_for_names() -> None:
-    keys = joined(plain_entries(["x", "y"]))
+    keys = merge_tables(admin_entries(["x", "y"]))
     assert [keys.find(one) for one in "xy"] == [Caller("key-1", "admin"), Caller("key-2", "admin")]
     with pytest.raises(StartupError, match="the key of key-2 is given twice"):
-        joined(plain_entries(["x", "x"]))
+        merge_tables(admin_entries(["x", "x"]))
     with pytest.raises(StartupError, match="the name of key-1 is given twice"):
-        joined(plain_entries(["x"]), parse_table(entry("key-1"), "f"))
+        merge_tables(admin_entries(["x"]), parse_table(entry("key-1"), "f"))
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        (entry("a") + entry("a", hash_of("b")), r"f: key 2 \(a\): name"),
+        (entry("a") + entry("a", hash_key("b")), r"f: key 2 \(a\): name"),
         (entry("a") + entry("b"), r"f: key 2 \(b\): hash"),
         (entry("a b"), "f: key 1: name"),
         (entry(""), "f: key 1: name"),
@@ -112,11 +112,11 @@ def test_an_added_key_works_and_leaves_the_rest_of_the_file_as_it_was(tmp_path: 
     [first] = parse_table(entry("first", max_in_flight=3), "f")
     add_entry(path, first)
     path.write_text("# ours\n" + path.read_text())
-    [second] = parse_table(entry("second", hash_of(key), role='"admin"'), "f")
+    [second] = parse_table(entry("second", hash_key(key), role='"admin"'), "f")
     add_entry(path, second)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.read_text().startswith("# ours\n") and read_table(path) == [first, second]
-    assert KeySource((), str(path)).read().find(key) == Caller("second", "admin")
+    assert ApiKeySource((), str(path)).read().find(key) == Caller("second", "admin")
     with pytest.raises(StartupError, match=r"key 3 \(first\): name"):
         add_entry(path, first)
     assert read_table(path) == [first, second] and [one.name for one in tmp_path.iterdir()] == ["keys.toml"]
@@ -124,10 +124,10 @@ def test_an_added_key_works_and_leaves_the_rest_of_the_file_as_it_was(tmp_path: 
 
 def test_keys_that_are_added_at_the_same_time_are_all_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
-    entries = [KeyEntry(name=f"team-{index}", digest=f"{index:064x}") for index in range(16)]
+    entries = [ApiKeyEntry(name=f"team-{index}", digest=f"{index:064x}") for index in range(16)]
     start = threading.Barrier(len(entries))
 
-    def add(one: KeyEntry) -> None:
+    def add(one: ApiKeyEntry) -> None:
         start.wait()
         add_entry(path, one)
 
@@ -146,10 +146,10 @@ def test_a_file_that_another_process_is_writing_is_not_waited_for_without_end(
     holder = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
     with pytest.raises(StartupError, match="another process"):
-        add_entry(path, KeyEntry(name="a", digest="0a" * 32))
+        add_entry(path, ApiKeyEntry(name="a", digest="0a" * 32))
     assert not path.exists()
     os.close(holder)
-    add_entry(path, KeyEntry(name="a", digest="0a" * 32))
+    add_entry(path, ApiKeyEntry(name="a", digest="0a" * 32))
     assert [one.name for one in read_table(path)] == ["a"]
 
 
@@ -166,7 +166,7 @@ def test_a_table_reads_as_it_was_written() -> None:
 
 def test_files_that_others_could_write_or_that_open_every_door_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
-    source = KeySource((), str(path))
+    source = ApiKeySource((), str(path))
     with pytest.raises(StartupError, match=r"--api-keys .* does not exist; make it with `onward keys add"):
         source.read()
     path.write_text("")

@@ -3,22 +3,22 @@
 import secrets
 
 from onward.web.keys import ANONYMOUS, Caller
-from onward.web.owned_ids import may_ask_for, owned_id
+from onward.web.owned_ids import make_owned_id, owns_request_id
 
 ANN, BOB, BOSS = Caller("ann", "user"), Caller("bob", "user"), Caller("boss", "admin")
 
 
 def test_an_id_is_its_owners_and_any_admins_and_nobody_elses() -> None:
     for _ in range(100):
-        own = owned_id(secrets.token_hex(16), ANN.name)
+        own = make_owned_id(secrets.token_hex(16), ANN.name)
         assert len(own) == 32 and int(own, 16) >= 0
-        assert [may_ask_for(one, own) for one in (ANN, BOB, BOSS, ANONYMOUS)] == [True, False, True, True]
+        assert [owns_request_id(one, own) for one in (ANN, BOB, BOSS, ANONYMOUS)] == [True, False, True, True]
 
 
 def test_an_id_that_nobody_has_made_is_nobodys() -> None:
-    for written in ("x", "", secrets.token_hex(16), "a" * 128, owned_id(secrets.token_hex(16), "")):
-        assert [may_ask_for(one, written) for one in (ANN, BOB, BOSS)] == [False, False, True]
+    for written in ("x", "", secrets.token_hex(16), "a" * 128, make_owned_id(secrets.token_hex(16), "")):
+        assert [owns_request_id(one, written) for one in (ANN, BOB, BOSS)] == [False, False, True]
 
 
 def test_without_a_name_an_id_is_as_it_was_drawn() -> None:
-    assert owned_id("ab" * 16, "") == "ab" * 16
+    assert make_owned_id("ab" * 16, "") == "ab" * 16

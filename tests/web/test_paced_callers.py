@@ -14,8 +14,14 @@ from onward.proto.request import ErrorInfo
 from onward.sim.loop import VirtualLoop
 from onward.web import callers, http
 from onward.web.keys import Caller
-from onward.web.pace import BODY_BYTES, FREE_BODY_BYTES, MAX_BODY_BYTES_HELD, MAX_WAITING, REFUSALS
-from onward.web.paced_callers import PacedCallers
+from onward.web.pace import (
+    BODY_BYTE_RATE,
+    MAX_BUFFERED_BODY_BYTES,
+    MAX_THROTTLED_REQUESTS,
+    REFUSAL_RATE,
+    UNTHROTTLED_BODY_BYTES,
+)
+from onward.web.paced_callers import ThrottleMiddleware
 from tests.web.exchange import DISCONNECT, Client, body_part, request_scope
 
 OWN_LIMIT = ErrorInfo("rate_limited", "1 request of this caller is in flight", 429, True, retry_after_s=1.0)
@@ -31,7 +37,7 @@ class World(Clock):
 
     def __init__(self) -> None:
         self.loop = VirtualLoop()
-        self.app = PacedCallers(self._answer, self, Registry())
+        self.app = ThrottleMiddleware(self._answer, self, Registry())
         self.refusals: dict[str, ErrorInfo] = {}
         self.looked_at: Counter[str] = Counter()
         """Requests, by caller."""
@@ -73,11 +79,11 @@ class World(Clock):
         return client
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = callers.caller_of(scope).name
+        caller = callers.get_caller(scope).name
         self.looked_at[caller] += 1
         try:
             await http.read_body(receive, LARGE)
-        except http.Disconnected:
+        except http.ClientDisconnected:
             return
         if caller in self.refusals:
             await http.respond_error(send, self.refusals[caller])
@@ -109,33 +115,36 @@ def test_a_caller_that_is_refused_again_and_again_is_slowed_down_and_others_are_
         for _ in range(num):
             world.begin(again_and_again(world, caller, told[caller]))
     world.run(10.0)
-    assert world.looked_at["a"] <= REFUSALS.at_once + 10.0 * REFUSALS.per_s + 16
-    assert set(told["a"]) == {429} and len(told["a"]) >= 10.0 * REFUSALS.per_s
+    assert world.looked_at["a"] <= REFUSAL_RATE.burst + 10.0 * REFUSAL_RATE.per_s + 16
+    assert set(told["a"]) == {429} and len(told["a"]) >= 10.0 * REFUSAL_RATE.per_s
     assert len(told["b"]) >= 9_000 and set(told["b"]) == {200}
 
 
 def test_a_request_that_has_waited_is_served_if_it_is_within_the_limits_by_then(world: World) -> None:
     world.refusals["a"] = OWN_LIMIT
-    for _ in range(MAX_WAITING):
+    for _ in range(MAX_THROTTLED_REQUESTS):
         world.begin(world.ask("a"))
     world.run(0.0)
     del world.refusals["a"]
     asked = world.begin(world.ask("a"))
     world.run(0.0)
     assert not asked.done()
-    world.run(REFUSALS.max_wait_s)
+    world.run(REFUSAL_RATE.max_wait_s)
     assert asked.result().status == 200
 
 
 def test_requests_beyond_those_that_may_wait_are_refused_before_they_are_looked_at(world: World) -> None:
     world.refusals["a"] = OWN_LIMIT
     told: list[int] = []
-    for _ in range(4 * MAX_WAITING):
+    for _ in range(4 * MAX_THROTTLED_REQUESTS):
         world.begin(again_and_again(world, "a", told, pause_s=1.0))
     world.run(2.0)
     before = world.looked_at["a"]
     world.run(10.0)
-    assert world.looked_at["a"] - before <= 10.0 * MAX_WAITING / REFUSALS.max_wait_s + MAX_WAITING
+    assert (
+        world.looked_at["a"] - before
+        <= 10.0 * MAX_THROTTLED_REQUESTS / REFUSAL_RATE.max_wait_s + MAX_THROTTLED_REQUESTS
+    )
 
 
 @pytest.mark.parametrize("refusal", [FULL, ErrorInfo("invalid_request", "no", 400)])
@@ -161,13 +170,13 @@ def test_without_keys_no_request_waits(world: World) -> None:
 def test_large_bodies_of_a_caller_are_read_at_its_rate_and_small_ones_and_those_of_others_at_once(world: World) -> None:
     large = [world.begin(world.ask("a", large_body())) for _ in range(20)]
     world.run(1.0)
-    free = BODY_BYTES.at_once + 20 * (FREE_BODY_BYTES + 2 * PART)
-    assert 0.9 * BODY_BYTES.per_s <= world.num_taken["a"] <= BODY_BYTES.per_s + free
+    free = BODY_BYTE_RATE.burst + 20 * (UNTHROTTLED_BODY_BYTES + 2 * PART)
+    assert 0.9 * BODY_BYTE_RATE.per_s <= world.num_taken["a"] <= BODY_BYTE_RATE.per_s + free
     others = [world.begin(world.ask("a")), world.begin(world.ask("b", large_body(1 << 20)))]
     world.run(0.001)
     assert all(one.done() for one in others)
     assert not any(one.done() for one in large)
-    world.run(20 * LARGE / BODY_BYTES.per_s)
+    world.run(20 * LARGE / BODY_BYTE_RATE.per_s)
     assert all(one.done() for one in large)
 
 
@@ -176,7 +185,7 @@ def test_bodies_that_do_not_end_hold_no_more_than_the_bound_and_one_body(world: 
     waiting = [world.begin(world.ask("a", list(half))) for _ in range(20)]
     world.run(30.0)
     assert not any(one.done() for one in waiting)
-    assert world.num_taken["a"] <= MAX_BODY_BYTES_HELD + LARGE + 20 * (FREE_BODY_BYTES + 2 * PART)
+    assert world.num_taken["a"] <= MAX_BUFFERED_BODY_BYTES + LARGE + 20 * (UNTHROTTLED_BODY_BYTES + 2 * PART)
     other = world.begin(world.ask("b", large_body()))
     world.run(1.0)
     assert other.done()
@@ -189,7 +198,7 @@ def test_bodies_that_do_not_end_hold_no_more_than_the_bound_and_one_body(world: 
 def test_a_client_that_leaves_within_its_body_holds_nothing(world: World) -> None:
     for _ in range(20):
         world.begin(world.ask("a", [*large_body()[:-1], DISCONNECT]))
-    world.run(20 * LARGE / BODY_BYTES.per_s + 1.0)
+    world.run(20 * LARGE / BODY_BYTE_RATE.per_s + 1.0)
     late = world.begin(world.ask("a", large_body()))
     world.run(1.0)
     assert late.done()

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from onward.web import http
-from onward.web.error_answers import answer_errors
+from onward.web.error_answers import handle_errors
 from onward.web.server import HttpServer
 
 
@@ -115,7 +115,7 @@ async def _read_and_answer(scope: Scope, receive: Receive, send: Send) -> None:
         await http.read_body(receive, 1000)
         await http.respond(send, 200, b"whole")
 
-    await answer_errors(send, work())
+    await handle_errors(send, work())
 
 
 def test_a_body_that_has_not_come_when_the_grace_is_over_is_refused_and_is_no_fault(

@@ -3,10 +3,10 @@
 import asyncio
 
 from onward.errors import Overloaded
-from onward.web.tasks import Tasks
+from onward.web.tasks import TaskPool
 
 
-async def num_started(tasks: Tasks, caller: str) -> int:
+async def num_started(tasks: TaskPool, caller: str) -> int:
     """Until the next one is refused."""
     for number in range(100):
         try:
@@ -19,7 +19,7 @@ async def num_started(tasks: Tasks, caller: str) -> int:
 
 def counts_of(*callers: str) -> list[int]:
     async def scenario() -> list[int]:
-        tasks = Tasks(max_tasks=8)
+        tasks = TaskPool(max_tasks=8)
         counts = [await num_started(tasks, caller) for caller in callers]
         await tasks.close()
         return counts

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from onward.errors import InvalidRequest
-from onward.web.template_child import Job
-from onward.web.template_jail import MAX_TEMPLATE_CHARS, TemplateJail
+from onward.web.template_child import RenderJob
+from onward.web.template_jail import MAX_TEMPLATE_CHARS, TemplateSandbox
 
 MESSAGES: list[dict[str, object]] = [{"role": "user", "content": "Héllo"}]
 DOUBLING = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
@@ -32,14 +32,14 @@ HOSTILE = {
 
 
 @pytest.fixture(scope="module")
-def jail() -> Iterator[TemplateJail]:
-    jail = TemplateJail()
+def jail() -> Iterator[TemplateSandbox]:
+    jail = TemplateSandbox()
     yield jail
     jail.close()
 
 
-def test_a_clients_template_makes_the_prompt(jail: TemplateJail) -> None:
-    job = Job(
+def test_a_clients_template_makes_the_prompt(jail: TemplateSandbox) -> None:
+    job = RenderJob(
         "{{ bos_token }}{% for m in messages %}{{ m.content | tojson }}{% endfor %}{{ x }}{{ strftime_now('%Y') }}",
         MESSAGES,
         created_s=0.0,
@@ -50,21 +50,21 @@ def test_a_clients_template_makes_the_prompt(jail: TemplateJail) -> None:
 
 
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=list(HOSTILE))
-def test_a_hostile_template_is_refused_and_harms_nobody_after_it(jail: TemplateJail, source: str) -> None:
+def test_a_hostile_template_is_refused_and_harms_nobody_after_it(jail: TemplateSandbox, source: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        jail.render(Job(source, MESSAGES, created_s=0.0))
+        jail.render(RenderJob(source, MESSAGES, created_s=0.0))
     assert refused.value.param == "chat_template"
-    assert jail.render(Job("{{ messages[0].content }}", MESSAGES, created_s=0.0)) == "Héllo"
+    assert jail.render(RenderJob("{{ messages[0].content }}", MESSAGES, created_s=0.0)) == "Héllo"
 
 
-def test_a_template_has_a_length(jail: TemplateJail) -> None:
-    assert jail.render(Job("x" * MAX_TEMPLATE_CHARS, [], created_s=0.0)) == "x" * MAX_TEMPLATE_CHARS
+def test_a_template_has_a_length(jail: TemplateSandbox) -> None:
+    assert jail.render(RenderJob("x" * MAX_TEMPLATE_CHARS, [], created_s=0.0)) == "x" * MAX_TEMPLATE_CHARS
     with pytest.raises(InvalidRequest, match="longer than"):
-        jail.render(Job("x" * (MAX_TEMPLATE_CHARS + 1), [], created_s=0.0))
+        jail.render(RenderJob("x" * (MAX_TEMPLATE_CHARS + 1), [], created_s=0.0))
 
 
-def test_the_process_that_renders_has_no_environment_and_no_open_files(jail: TemplateJail) -> None:
-    assert jail.render(Job("", [], created_s=0.0)) == ""
+def test_the_process_that_renders_has_no_environment_and_no_open_files(jail: TemplateSandbox) -> None:
+    assert jail.render(RenderJob("", [], created_s=0.0)) == ""
     child = jail._child
     assert child is not None
     environment = Path(f"/proc/{child.pid}/environ").read_text()
@@ -72,12 +72,12 @@ def test_the_process_that_renders_has_no_environment_and_no_open_files(jail: Tem
 
 
 def test_a_renderer_that_dies_is_replaced() -> None:
-    jail = TemplateJail()
+    jail = TemplateSandbox()
     try:
-        assert jail.render(Job("a", [], created_s=0.0)) == "a"
+        assert jail.render(RenderJob("a", [], created_s=0.0)) == "a"
         assert jail._child is not None
         jail._child.kill()
         jail._child.wait()
-        assert jail.render(Job("b", [], created_s=0.0)) == "b"
+        assert jail.render(RenderJob("b", [], created_s=0.0)) == "b"
     finally:
         jail.close()

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from onward.config import RouterConfig, ServeConfig
 from onward.errors import StartupError
 from onward.web import http
-from onward.web.server import HttpServer, Tls, check_tls, tls_of
+from onward.web.server import HttpServer, TlsFiles, check_tls, tls_files
 from tests.web import certificate
 
 
@@ -28,7 +28,7 @@ async def scheme(scope: Scope, receive: Receive, send: Send) -> None:
 def test_a_client_that_trusts_the_certificate_is_served_and_others_turn_away(files: tuple[str, str]) -> None:
     async def scenario() -> None:
         started = asyncio.Event()
-        server = HttpServer(scheme, started.set, tls=Tls(*files))
+        server = HttpServer(scheme, started.set, tls=TlsFiles(*files))
         with socket.create_server(("127.0.0.1", 0)) as listening:
             serving = asyncio.create_task(server.serve([listening]))
             await started.wait()
@@ -49,20 +49,20 @@ def test_a_client_that_trusts_the_certificate_is_served_and_others_turn_away(fil
 
 @pytest.mark.parametrize("kind", [ServeConfig, RouterConfig])
 def test_certificate_and_key_come_together(kind: type[ServeConfig] | type[RouterConfig]) -> None:
-    assert tls_of(kind()) is None
-    assert tls_of(kind(tls_cert="c", tls_key="k")) == Tls("c", "k")
+    assert tls_files(kind()) is None
+    assert tls_files(kind(tls_cert="c", tls_key="k")) == TlsFiles("c", "k")
     with pytest.raises(StartupError, match="--tls-key is missing"):
-        tls_of(kind(tls_cert="c"))
+        tls_files(kind(tls_cert="c"))
     with pytest.raises(StartupError, match="--tls-cert is missing"):
-        tls_of(kind(tls_key="k"))
+        tls_files(kind(tls_key="k"))
 
 
 def test_files_that_cannot_be_used_are_named(files: tuple[str, str], tmp_path: Path) -> None:
     cert, key = files
-    check_tls(Tls(cert, key))
+    check_tls(TlsFiles(cert, key))
     with pytest.raises(StartupError, match=r"--tls-cert .*/nothing: No such file"):
-        check_tls(Tls(str(tmp_path / "nothing"), key))
+        check_tls(TlsFiles(str(tmp_path / "nothing"), key))
     with pytest.raises(StartupError, match=r"--tls-key .*/nothing: No such file"):
-        check_tls(Tls(cert, str(tmp_path / "nothing")))
+        check_tls(TlsFiles(cert, str(tmp_path / "nothing")))
     with pytest.raises(StartupError, match=r"--tls-cert .* no certificate"):
-        check_tls(Tls(key, key))
+        check_tls(TlsFiles(key, key))

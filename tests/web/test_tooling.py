@@ -12,11 +12,11 @@ from onward.web.tooling import (
     MAX_SCHEMA_DEPTH,
     MAX_TOOLS,
     MAX_TOOLS_BYTES,
+    ResolvedTools,
     Tool,
     ToolChoice,
-    ToolPlan,
     check_tool_messages,
-    plan_of,
+    resolve_tools,
 )
 
 
@@ -30,9 +30,9 @@ def tool(name: str = "f", **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name} | more}
 
 
-def plan(**fields: Any) -> ToolPlan:
+def plan(**fields: Any) -> ResolvedTools:
     given = msgspec.convert(fields, Fields)
-    return plan_of(given.tools, given.tool_choice, given.parallel_tool_calls)
+    return resolve_tools(given.tools, given.tool_choice, given.parallel_tool_calls)
 
 
 def refused(**fields: Any) -> str | None:
@@ -47,13 +47,13 @@ NAMED = {"type": "function", "function": {"name": "g"}}
 
 def test_tools_may_be_called_unless_the_request_says_otherwise() -> None:
     both = [tool("f"), tool("g")]
-    assert plan() == ToolPlan()
-    assert plan(tools=[], tool_choice="auto") == ToolPlan()
-    assert plan(tools=both).mode == "auto"
+    assert plan() == ResolvedTools()
+    assert plan(tools=[], tool_choice="auto") == ResolvedTools()
+    assert plan(tools=both).tool_choice == "auto"
     assert plan(tools=both).names == {"f", "g"}
     assert plan(tools=both, tool_choice="required").is_forced
     named = plan(tools=both, tool_choice=NAMED)
-    assert (named.mode, named.names, len(named.tools)) == ("named", {"g"}, 2)
+    assert (named.tool_choice, named.names, len(named.tools)) == ("named", {"g"}, 2)
 
 
 def test_a_model_that_must_not_call_is_not_told_of_tools() -> None:
@@ -69,11 +69,11 @@ def test_calls_are_limited_to_one_where_asked_for_or_named() -> None:
 
 def test_an_answer_that_stops_with_a_call_is_told_so() -> None:
     auto, named = plan(tools=[tool("g")]), plan(tools=[tool("g")], tool_choice=NAMED)
-    assert auto.told_reason("stop", True) == "tool_calls"
-    assert auto.told_reason("stop", False) == "stop"
-    assert auto.told_reason("length", True) == "length"
-    assert auto.told_reason(None, True) is None
-    assert named.told_reason("stop", True) == "stop"
+    assert auto.client_finish_reason("stop", True) == "tool_calls"
+    assert auto.client_finish_reason("stop", False) == "stop"
+    assert auto.client_finish_reason("length", True) == "length"
+    assert auto.client_finish_reason(None, True) is None
+    assert named.client_finish_reason("stop", True) == "stop"
 
 
 def test_templates_get_tools_without_fields_that_were_not_sent() -> None:

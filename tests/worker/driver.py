@@ -7,11 +7,11 @@ import numpy as np
 
 from onward.config import WorkerConfig
 from onward.proto.model import ModelConfig, PreparedModel
-from onward.proto.sampling import Sampling
-from onward.proto.step import Assign, Event, Run, StepPlan, Tokens
-from onward.worker.mask_making import MaskMaking
+from onward.proto.sampling import SamplingParams
+from onward.proto.step import AssignSlot, RunSlot, SlotEvent, SlotTokens, StepPlan
+from onward.worker.mask_making import MaskExecutor
 
-GREEDY = Sampling(seed=0, temperature=0.0)
+GREEDY = SamplingParams(seed=0, temperature=0.0)
 
 
 def prepared(config: ModelConfig, *, dtype: str = "float32", quantization: str = "none") -> PreparedModel:
@@ -25,13 +25,13 @@ class Driver:
     """Hands out blocks in a scattered order, so that nothing works by blocks being neighbours."""
 
     def __init__(
-        self, model: PreparedModel, weights: Mapping[str, Any], masks: MaskMaking | None = None,
+        self, model: PreparedModel, weights: Mapping[str, Any], masks: MaskExecutor | None = None,
         drafter: Any = None, **settings: Any,
     ) -> None:  # fmt: skip
         self.config = WorkerConfig(**({"num_kv_blocks": 256, "max_num_seqs": 64, "max_model_len": 512} | settings))
-        from onward.worker.runner import Runner  # not there where only the device's runner is driven
+        from onward.worker.runner import CpuModelRunner  # not there where only the device's runner is driven
 
-        self._open(Runner(model, self.config, weights, masks, drafter))
+        self._open(CpuModelRunner(model, self.config, weights, masks, drafter))
 
     def _open(self, runner: Any) -> None:
         self.runner = runner
@@ -49,48 +49,48 @@ class Driver:
         self._blocks += blocks
 
     def assign(
-        self, slot: int, token_ids: Sequence[int], *, room: int = 0, sampling: Sampling = GREEDY,
+        self, slot: int, token_ids: Sequence[int], *, room: int = 0, sampling: SamplingParams = GREEDY,
         blocks: list[int] | None = None, num_computed: int = 0, num_prompt: int | None = None,
-    ) -> Assign:  # fmt: skip
+    ) -> AssignSlot:  # fmt: skip
         """A request with blocks for its tokens and `room` more."""
         self._epoch += 1
         blocks = self.blocks_for(len(token_ids) + room) if blocks is None else blocks
         prompt = len(token_ids) if num_prompt is None else num_prompt
-        return Assign(slot, self._epoch, f"r{self._epoch}", list(token_ids), prompt, num_computed, blocks, sampling)
+        return AssignSlot(slot, self._epoch, f"r{self._epoch}", list(token_ids), prompt, num_computed, blocks, sampling)
 
-    def step(self, **plan: Any) -> list[Event]:
+    def step(self, **plan: Any) -> list[SlotEvent]:
         self._num_steps += 1
         result = self.runner.step(StepPlan(self._num_steps, **plan))
         assert result.step == self._num_steps
         return result.events
 
-    def generate(self, requests: Sequence[Assign], num_tokens: int) -> list[list[int]]:
+    def generate(self, requests: Sequence[AssignSlot], num_tokens: int) -> list[list[int]]:
         """All requests at once: their prompts in chunks within the budget of a step, then token by token."""
         for request in requests:
             left = len(request.token_ids) - request.num_computed
             self.step(assign=[request])
             while left > 1:
                 chunk = min(left - 1, self.config.max_num_batched_tokens)
-                self.step(run=[Run(request.slot, request.epoch, chunk)])
+                self.step(run=[RunSlot(request.slot, request.slot_epoch, chunk)])
                 left -= chunk
         outputs: dict[int, list[int]] = {request.slot: [] for request in requests}
         for _ in range(num_tokens):
-            for event in self.step(run=[Run(request.slot, request.epoch, 1) for request in requests]):
-                assert isinstance(event, Tokens)
+            for event in self.step(run=[RunSlot(request.slot, request.slot_epoch, 1) for request in requests]):
+                assert isinstance(event, SlotTokens)
                 assert event.position == len(outputs[event.slot])
                 outputs[event.slot] += event.token_ids
         return [outputs[request.slot] for request in requests]
 
     def logits(self, slot: int, token_ids: Sequence[int], chunks: Sequence[int]) -> np.ndarray:
         """Logits of every token of one request, computed in chunks of these sizes."""
-        from onward.worker.batch import Span
+        from onward.worker.batch import TokenSpan
 
         assert sum(chunks) == len(token_ids)
         request = self.assign(slot, token_ids)
         self.step(assign=[request])
         parts, start = [], 0
         for count in chunks:
-            parts.append(self.runner.logits_of([Span(slot, start, count, samples=True)]))
+            parts.append(self.runner.logits_of([TokenSpan(slot, start, count, is_sampled=True)]))
             start += count
         self.give_back(request.block_ids)
         return np.concatenate(parts)

@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 
-from onward.grammar.matcher import Mask
-from onward.proto.sampling import Grammar, Sampling
-from onward.proto.step import Advanced, Assign, Run, Tokens
+from onward.grammar.matcher import TokenBitmask
+from onward.proto.sampling import Grammar, SamplingParams
+from onward.proto.step import AssignSlot, RunSlot, SlotAdvanced, SlotTokens
 from onward.sim import vocabulary
-from onward.worker.mask_making import MaskMaker, MaskMaking, NextMask, made_at_once
+from onward.worker.mask_making import MaskExecutor, NextMask, ThreadedMaskExecutor, compute_inline
 from tests.worker import small_int8
 from tests.worker.driver import Driver, prepared
 
-CONFIG = msgspec.structs.replace(small_int8.CONFIG, vocab_size=len(vocabulary.pieces()))
+CONFIG = msgspec.structs.replace(small_int8.CONFIG, vocab_size=len(vocabulary.token_bytes()))
 PROMPT = [5, 9, 11, 2, 60, 33, 8]
 END = vocabulary.END_ID
 MAX_STEPS = 400
@@ -26,28 +26,28 @@ MAX_STEPS = 400
 class AtOnce:
     """Every mask is there at once."""
 
-    def make(self, work: Callable[[], Mask], likely_s: float) -> NextMask:
-        return made_at_once(work)
+    def submit(self, work: Callable[[], TokenBitmask], likely_s: float) -> NextMask:
+        return compute_inline(work)
 
 
 class InThreads:
     """Every mask is made by another thread, and is there when it is there."""
 
     def __init__(self) -> None:
-        self._maker = MaskMaker(2)
+        self._maker = ThreadedMaskExecutor(2)
 
-    def make(self, work: Callable[[], Mask], likely_s: float) -> NextMask:
-        return self._maker.make(work, math.inf)
+    def submit(self, work: Callable[[], TokenBitmask], likely_s: float) -> NextMask:
+        return self._maker.submit(work, math.inf)
 
 
 class Held:
     """No mask is there before somebody says so."""
 
     def __init__(self) -> None:
-        self._held: list[tuple[Future[Mask], Callable[[], Mask]]] = []
+        self._held: list[tuple[Future[TokenBitmask], Callable[[], TokenBitmask]]] = []
 
-    def make(self, work: Callable[[], Mask], likely_s: float) -> NextMask:
-        future: Future[Mask] = Future()
+    def submit(self, work: Callable[[], TokenBitmask], likely_s: float) -> NextMask:
+        future: Future[TokenBitmask] = Future()
         self._held.append((future, work))
         return future
 
@@ -57,10 +57,10 @@ class Held:
             future.set_result(work())
 
 
-def driver(masks: MaskMaking | None = None, **settings: Any) -> Driver:
+def driver(masks: MaskExecutor | None = None, **settings: Any) -> Driver:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.json"
-        path.write_text(vocabulary.text().tokenizer or "", encoding="utf-8")
+        path.write_text(vocabulary.model_text().tokenizer or "", encoding="utf-8")
         model = msgspec.structs.replace(
             prepared(CONFIG, quantization="int8"), folder=folder, tokenizer="tokenizer.json"
         )
@@ -70,29 +70,29 @@ def driver(masks: MaskMaking | None = None, **settings: Any) -> Driver:
         return made
 
 
-def sampling(grammar: Grammar | None, **fields: Any) -> Sampling:
-    return Sampling(grammar=grammar, **({"seed": 7, "end_token_ids": (END,)} | fields))
+def sampling(grammar: Grammar | None, **fields: Any) -> SamplingParams:
+    return SamplingParams(grammar=grammar, **({"seed": 7, "end_token_ids": (END,)} | fields))
 
 
-def output(driver: Driver, request: Assign, max_tokens: int = 60, num_drafts: int = 0) -> tuple[list[int], bool]:
+def output(driver: Driver, request: AssignSlot, max_tokens: int = 60, num_drafts: int = 0) -> tuple[list[int], bool]:
     """The whole output, what was given included, and whether its grammar is done."""
     tokens, left = list(request.token_ids[request.num_prompt :]), len(request.token_ids) - request.num_computed
     driver.step(assign=[request])
     for _ in range(MAX_STEPS):
-        [event] = driver.step(run=[Run(request.slot, request.epoch, left, [], num_drafts)])
+        [event] = driver.step(run=[RunSlot(request.slot, request.slot_epoch, left, [], num_drafts)])
         left = 1
-        if isinstance(event, Advanced):
+        if isinstance(event, SlotAdvanced):
             continue
-        assert isinstance(event, Tokens), event
+        assert isinstance(event, SlotTokens), event
         assert event.position == len(tokens)
         tokens += event.token_ids
-        if event.grammar_done or tokens[-1] in request.sampling.end_token_ids or len(tokens) >= max_tokens:
+        if event.grammar_done or tokens[-1] in request.sampling_params.end_token_ids or len(tokens) >= max_tokens:
             return tokens, event.grammar_done
     raise AssertionError("it does not end")
 
 
 def resumed(
-    driver: Driver, sampling: Sampling, given: list[int] | None = None, num_drafts: int = 0
+    driver: Driver, sampling: SamplingParams, given: list[int] | None = None, num_drafts: int = 0
 ) -> tuple[list[int], bool]:
     token_ids = [*PROMPT, *(given or [])]
     request = driver.assign(0, token_ids, room=64, sampling=sampling, num_prompt=len(PROMPT))
@@ -102,5 +102,5 @@ def resumed(
 
 
 def text_of(token_ids: list[int]) -> str:
-    pieces = vocabulary.pieces()
+    pieces = vocabulary.token_bytes()
     return b"".join(pieces[token_id] for token_id in token_ids).decode()

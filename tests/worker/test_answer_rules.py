@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from onward.grammar.lazy import LazyGrammars
-from onward.proto.sampling import Grammar, Sampling
-from onward.proto.thinking import ThinkingRule
+from onward.grammar.lazy import LazyGrammarCompiler
+from onward.proto.sampling import Grammar, SamplingParams
+from onward.proto.thinking import ReasoningParams
 from onward.sim import vocabulary
 from onward.sim.structures import STRUCTURES
-from onward.text.reasoning.thinking_tokens import Thinking
+from onward.text.reasoning.thinking_tokens import ReasoningTracker
 from onward.worker import answer_rules
 from onward.worker.penalties import FORBIDDEN
 from onward.worker.slot_grammar import SlotGrammar
@@ -20,28 +20,28 @@ from tests.worker.spoken import END, AtOnce, sampling
 BEGIN, STOP, LEAD = 40, 41, 10
 RULES = {
     "none": None,
-    "inside": ThinkingRule((BEGIN,), (STOP,), begins_inside=True, budget=3, lead_token_ids=(LEAD,)),
-    "before": ThinkingRule((BEGIN,), (STOP,), budget=3),
-    "free": ThinkingRule((BEGIN,), (STOP,), begins_inside=True),
+    "inside": ReasoningParams((BEGIN,), (STOP,), starts_in_reasoning=True, budget=3, forced_prefix_token_ids=(LEAD,)),
+    "before": ReasoningParams((BEGIN,), (STOP,), budget=3),
+    "free": ReasoningParams((BEGIN,), (STOP,), starts_in_reasoning=True),
 }
 
 
 @dataclass
 class Slot:
-    sampling: Sampling
+    sampling: SamplingParams
     grammar: SlotGrammar | None
-    thinking: Thinking | None
+    thinking: ReasoningTracker | None
 
 
-def _slot(grammar: Grammar | None, rule: ThinkingRule | None) -> Slot:
-    made = None if grammar is None else SlotGrammar(grammar, [], LazyGrammars(vocabulary.grammars), AtOnce())
-    return Slot(sampling(grammar, end_token_ids=(END, 450)), made, None if rule is None else Thinking(rule))
+def _slot(grammar: Grammar | None, rule: ReasoningParams | None) -> Slot:
+    made = None if grammar is None else SlotGrammar(grammar, [], LazyGrammarCompiler(vocabulary.grammars), AtOnce())
+    return Slot(sampling(grammar, end_token_ids=(END, 450)), made, None if rule is None else ReasoningTracker(rule))
 
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("grammar", [STRUCTURES["object"].grammar, STRUCTURES["open-regex"].grammar, None])
 def test_bits_allow_what_a_row_of_logits_leaves(name: str, grammar: Grammar | None) -> None:
-    generator, size = random.Random(3), len(vocabulary.pieces())
+    generator, size = random.Random(3), len(vocabulary.token_bytes())
     for _ in range(4):
         slot = _slot(grammar, RULES[name])
         for _ in range(12):
@@ -55,9 +55,9 @@ def test_bits_allow_what_a_row_of_logits_leaves(name: str, grammar: Grammar | No
 def _allowed(slot: Slot, vocab_size: int) -> np.ndarray:
     """By the bits, which are held against the row."""
     row = np.linspace(-1, 1, vocab_size, dtype=np.float32)
-    answer_rules.forbid(slot, row)
+    answer_rules.mask_logits(slot, row)
     bits = np.full(-(-vocab_size // 8), 0xA5, np.uint8)
-    forced = answer_rules.allow(slot, bits)
+    forced = answer_rules.fill_token_bitmask(slot, bits)
     allowed = np.unpackbits(bits, bitorder="little")[:vocab_size].astype(bool)
     if forced is not None:
         allowed[:] = False

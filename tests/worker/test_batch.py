@@ -3,7 +3,7 @@
 import numpy as np
 
 from onward.kernels.cpu.tiles import row_tile
-from onward.worker.batch import BatchBuilder, Span
+from onward.worker.batch import BatchBuilder, TokenSpan
 from onward.worker.kv_store import BlockTables
 from tests.worker.small_int8 import CONFIG
 
@@ -19,16 +19,16 @@ def _builder() -> BatchBuilder:
 
 
 def test_rows_of_slots_follow_each_other() -> None:
-    rows = _builder().build([Span(2, 30, 4, samples=True), Span(0, 5, 1, samples=False)])
-    assert rows.count == 5
+    rows = _builder().build([TokenSpan(2, 30, 4, is_sampled=True), TokenSpan(0, 5, 1, is_sampled=False)])
+    assert rows.num_rows == 5
     assert rows.token_ids.tolist() == [230, 231, 232, 233, 5]
     assert rows.positions.tolist() == [30, 31, 32, 33, 5]
-    assert rows.pages.tolist() == [8, 8, 3, 3, 4]
-    assert rows.sampled.tolist() == [3]
+    assert rows.kv_block_ids.tolist() == [8, 8, 3, 3, 4]
+    assert rows.logits_indices.tolist() == [3]
 
 
 def test_tiles_cover_each_span_and_never_two_slots() -> None:
-    rows = _builder().build([Span(0, 0, 1, samples=True), Span(2, 3, HEIGHT + 2, samples=True)])
+    rows = _builder().build([TokenSpan(0, 0, 1, is_sampled=True), TokenSpan(2, 3, HEIGHT + 2, is_sampled=True)])
     assert rows.tiles.tolist() == [[0, 1, 0, 0], [1, HEIGHT, 2, 3], [1 + HEIGHT, 2, 2, 3 + HEIGHT]]
 
 

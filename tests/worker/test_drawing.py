@@ -4,9 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from onward.proto.sampling import Sampling
-from onward.proto.step import Advanced, Run, TokenLogprobs, Tokens
-from onward.worker.batch import Span
+from onward.proto.sampling import SamplingParams
+from onward.proto.step import RunSlot, SlotAdvanced, SlotTokens, TokenLogprobs
+from onward.worker.batch import TokenSpan
 from onward.worker.logprobs import token_logprobs
 from tests.worker import small_int8
 from tests.worker.driver import Driver
@@ -15,28 +15,28 @@ PROMPT = [5, 9, 11, 2, 60, 33, 8]
 
 
 def run(
-    driver: Driver, sampling: Sampling, tokens: list[int], chunks: list[int], *, slot: int = 2,
+    driver: Driver, sampling: SamplingParams, tokens: list[int], chunks: list[int], *, slot: int = 2,
     score_from: int | None = None,
 ) -> list:  # fmt: skip
     """The events of one request, whose prompt is PROMPT, computed in these chunks."""
     request = driver.assign(slot, tokens, room=20, sampling=sampling, num_prompt=len(PROMPT))
-    request = msgspec.structs.replace(request, score_from=score_from)
+    request = msgspec.structs.replace(request, rescore_from=score_from)
     events = driver.step(assign=[request])
     for chunk in chunks:
-        events += driver.step(run=[Run(slot, request.epoch, chunk)])
+        events += driver.step(run=[RunSlot(slot, request.slot_epoch, chunk)])
     return events
 
 
 def all_logits(tokens: list[int]) -> np.ndarray:
     driver = small_int8.driver()
     driver.step(assign=[driver.assign(0, tokens)])
-    return driver.runner.logits_of([Span(0, 0, len(tokens), samples=False)])
+    return driver.runner.logits_of([TokenSpan(0, 0, len(tokens), is_sampled=False)])
 
 
 def test_logprobs_are_those_of_the_model_s_own_logits() -> None:
-    sampling = Sampling(seed=3, temperature=1.5, logprobs=4, logit_bias=((7, 50.0),))
+    sampling = SamplingParams(seed=3, temperature=1.5, logprobs=4, logit_bias=((7, 50.0),))
     [event] = run(small_int8.driver(), sampling, PROMPT, [7])
-    assert isinstance(event, Tokens)
+    assert isinstance(event, SlotTokens)
     assert event.token_ids == [7], "the bias decides"
     assert event.logprobs == [token_logprobs(all_logits(PROMPT)[-1], 7, 4)]
     assert event.logprobs[0].rank > 1, "and the logprobs do not know of it"
@@ -44,8 +44,8 @@ def test_logprobs_are_those_of_the_model_s_own_logits() -> None:
 
 @pytest.mark.parametrize("chunks", [[7], [1, 6], [3, 3, 1]])
 def test_prompt_logprobs_cover_every_token_but_the_first_whatever_the_chunks(chunks: list[int]) -> None:
-    events = run(small_int8.driver(), Sampling(seed=0, temperature=0.0, prompt_logprobs=2), PROMPT, chunks)
-    assert [type(event) for event in events] == [Advanced] * (len(chunks) - 1) + [Tokens]
+    events = run(small_int8.driver(), SamplingParams(seed=0, temperature=0.0, prompt_logprobs=2), PROMPT, chunks)
+    assert [type(event) for event in events] == [SlotAdvanced] * (len(chunks) - 1) + [SlotTokens]
     found = [one for event in events for one in event.prompt_logprobs]
     rows = all_logits(PROMPT)
     assert found == [token_logprobs(rows[i], token, 2) for i, token in enumerate(PROMPT[1:])]
@@ -55,17 +55,17 @@ def test_prompt_logprobs_cover_every_token_but_the_first_whatever_the_chunks(chu
 def test_reports_of_one_slot_do_not_disturb_the_draws_of_others() -> None:
     driver = small_int8.driver()
     plain = [driver.assign(slot, [slot + 1, 4, 9], room=4) for slot in (0, 3)]
-    reporting = driver.assign(1, PROMPT, room=4, sampling=Sampling(seed=0, temperature=0.0, prompt_logprobs=0))
-    runs = [Run(a.slot, a.epoch, len(a.token_ids)) for a in [*plain, reporting]]
+    reporting = driver.assign(1, PROMPT, room=4, sampling=SamplingParams(seed=0, temperature=0.0, prompt_logprobs=0))
+    runs = [RunSlot(a.slot, a.slot_epoch, len(a.token_ids)) for a in [*plain, reporting]]
     together = driver.step(assign=[*plain, reporting], run=runs)
     for event, request in zip(together, [*plain, reporting], strict=True):
         alone = small_int8.driver()
         again = alone.assign(request.slot, request.token_ids, room=4)
-        [expected] = alone.step(assign=[again], run=[Run(again.slot, again.epoch, len(again.token_ids))])
+        [expected] = alone.step(assign=[again], run=[RunSlot(again.slot, again.slot_epoch, len(again.token_ids))])
         assert event.token_ids == expected.token_ids
 
 
-SAMPLING = Sampling(
+SAMPLING = SamplingParams(
     seed=11,
     temperature=0.9,
     presence_penalty=0.4,
@@ -104,7 +104,7 @@ def test_scoring_asks_for_no_more_rows_than_it_reports() -> None:
     """A step's rows of logits are few: those before the first scored token take none."""
     driver = small_int8.driver(max_num_seqs=1, max_model_len=256, max_num_batched_tokens=200)
     given = [(3 * i) % 97 for i in range(190)]
-    events = run(driver, Sampling(seed=0, temperature=0.0, logprobs=0), given, [190], slot=0, score_from=189)
+    events = run(driver, SamplingParams(seed=0, temperature=0.0, logprobs=0), given, [190], slot=0, score_from=189)
     assert len(events[0].prompt_logprobs) == 1
 
 

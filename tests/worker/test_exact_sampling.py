@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from onward.proto.sampling import Grammar, Sampling
-from onward.proto.step import Assign, Run, TokenLogprobs, Tokens
+from onward.proto.sampling import Grammar, SamplingParams
+from onward.proto.step import AssignSlot, RunSlot, SlotTokens, TokenLogprobs
 from onward.worker.logprobs import token_logprobs
 from tests.worker import spoken
 from tests.worker.driver import Driver
@@ -21,18 +21,20 @@ from tests.worker.exact_int8 import cut
 NUM_TOKENS = 24
 MAX_STEPS = 200
 KINDS = {
-    "greedy": Sampling(seed=1, temperature=0.0, logprobs=3),
-    "plain": Sampling(seed=2, logprobs=0),
-    "top-p": Sampling(seed=3, temperature=1.7, top_p=0.8, logprobs=5),
-    "top-k": Sampling(seed=4, temperature=2.0, top_k=9, logprobs=5),
-    "min-p": Sampling(seed=5, temperature=1.5, min_p=0.2, logprobs=2),
-    "all cuts": Sampling(seed=6, choice=3, temperature=1.2, top_k=40, top_p=0.9, min_p=0.01, logprobs=4),
-    "penalties": Sampling(
+    "greedy": SamplingParams(seed=1, temperature=0.0, logprobs=3),
+    "plain": SamplingParams(seed=2, logprobs=0),
+    "top-p": SamplingParams(seed=3, temperature=1.7, top_p=0.8, logprobs=5),
+    "top-k": SamplingParams(seed=4, temperature=2.0, top_k=9, logprobs=5),
+    "min-p": SamplingParams(seed=5, temperature=1.5, min_p=0.2, logprobs=2),
+    "all cuts": SamplingParams(seed=6, choice_index=3, temperature=1.2, top_k=40, top_p=0.9, min_p=0.01, logprobs=4),
+    "penalties": SamplingParams(
         seed=7, presence_penalty=0.6, frequency_penalty=0.4, repetition_penalty=1.3, top_p=0.95, logprobs=5
     ),
-    "biases": Sampling(seed=8, logit_bias=((5, 2.5), (9, -4.0)), bad_words=((7,), (5, 9)), min_tokens=4, logprobs=1),
-    "regex": Sampling(seed=9, temperature=1.3, top_p=0.9, grammar=Grammar("regex", "[a-f]{40}"), logprobs=3),
-    "prompt": Sampling(seed=10, top_k=20, logprobs=2, prompt_logprobs=3),
+    "biases": SamplingParams(
+        seed=8, logit_bias=((5, 2.5), (9, -4.0)), bad_words=((7,), (5, 9)), min_tokens=4, logprobs=1
+    ),
+    "regex": SamplingParams(seed=9, temperature=1.3, top_p=0.9, grammar=Grammar("regex", "[a-f]{40}"), logprobs=3),
+    "prompt": SamplingParams(seed=10, top_k=20, logprobs=2, prompt_logprobs=3),
 }
 
 
@@ -55,7 +57,7 @@ def _new_driver() -> Driver:
     return spoken.driver(spoken.AtOnce(), num_kv_blocks=96, max_num_seqs=16, max_num_batched_tokens=1024)
 
 
-def _run(driver: Driver, requests: Sequence[Assign], chunks: Sequence[int], stagger: int) -> list[Answer]:
+def _run(driver: Driver, requests: Sequence[AssignSlot], chunks: Sequence[int], stagger: int) -> list[Answer]:
     """Request number i begins at step i * stagger. Prompts go in `chunks`, beside those that decode already."""
     answers = [Answer() for _ in requests]
     todo = [cut(len(request.token_ids), chunks) for request in requests]
@@ -63,10 +65,10 @@ def _run(driver: Driver, requests: Sequence[Assign], chunks: Sequence[int], stag
         begun = [i for i in range(len(requests)) if i * stagger <= step]
         running = [i for i in begun if _num_generated(requests[i], answers[i]) < NUM_TOKENS]
         assigned = [requests[i] for i in begun if i * stagger == step]
-        runs = [Run(requests[i].slot, requests[i].epoch, todo[i].pop(0) if todo[i] else 1) for i in running]
+        runs = [RunSlot(requests[i].slot, requests[i].slot_epoch, todo[i].pop(0) if todo[i] else 1) for i in running]
         for i, event in zip(running, driver.step(assign=assigned, run=runs), strict=True):
             answers[i].of_given += getattr(event, "prompt_logprobs", None) or []
-            if isinstance(event, Tokens):
+            if isinstance(event, SlotTokens):
                 answers[i].token_ids += event.token_ids
                 answers[i].logprobs += event.logprobs or []
         if len(begun) == len(requests) and not running:
@@ -74,11 +76,11 @@ def _run(driver: Driver, requests: Sequence[Assign], chunks: Sequence[int], stag
     raise AssertionError("it does not end")
 
 
-def _num_generated(request: Assign, answer: Answer) -> int:
+def _num_generated(request: AssignSlot, answer: Answer) -> int:
     return len(request.token_ids) - request.num_prompt + len(answer.token_ids)
 
 
-def _request(driver: Driver, slot: int, kind: str, given: Sequence[int] = ()) -> Assign:
+def _request(driver: Driver, slot: int, kind: str, given: Sequence[int] = ()) -> AssignSlot:
     prompt = _prompt(kind)
     return driver.assign(slot, [*prompt, *given], room=NUM_TOKENS, sampling=KINDS[kind], num_prompt=len(prompt))
 
@@ -115,7 +117,7 @@ def test_requests_that_are_resumed_in_a_batch_go_on_with_the_same_tokens_and_log
 def test_an_output_that_is_scored_again_has_the_logprobs_that_were_told_with_its_tokens(kind: str) -> None:
     whole, driver = _alone(kind), _new_driver()
     request = _request(driver, 3, kind, whole.token_ids[:-1])
-    scored = msgspec.structs.replace(request, score_from=request.num_prompt)
+    scored = msgspec.structs.replace(request, rescore_from=request.num_prompt)
     other = _request(driver, 5, "top-p")
     answer, _ = _run(driver, [scored, other], [9, 4], 0)
     assert answer.of_given == whole.logprobs[:-1]

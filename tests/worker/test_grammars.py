@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from onward.proto.sampling import Grammar
-from onward.proto.step import Advanced, Failed, Run, Tokens
+from onward.proto.step import RunSlot, SlotAdvanced, SlotFailed, SlotTokens
 from onward.sim.structures import STRUCTURES
 from tests.worker import small_int8, spoken
 from tests.worker.spoken import END, PROMPT, AtOnce, Held, InThreads, resumed, sampling, text_of
@@ -41,7 +41,7 @@ def test_min_tokens_delays_an_end_that_need_not_be_and_no_end_that_must() -> Non
 
 
 def test_a_stop_token_that_is_text_elsewhere_ends_the_output_and_is_no_part_of_the_grammar() -> None:
-    letter = next(i for i, piece in enumerate(spoken.vocabulary.pieces()) if piece == b"a")
+    letter = next(i for i, piece in enumerate(spoken.vocabulary.token_bytes()) if piece == b"a")
     driver = spoken.driver(AtOnce())
     for seed in range(5):
         tokens, is_done = resumed(
@@ -66,18 +66,20 @@ def test_a_slot_whose_mask_is_not_ready_skips_the_step_and_nobody_waits_for_it()
     for step in range(4 * len(expected)):
         if step % 3 == 2:
             held.release()
-        mine, theirs = driver.step(run=[Run(0, slow.epoch, left), Run(1, other.epoch, len(PROMPT) if step == 0 else 1)])
+        mine, theirs = driver.step(
+            run=[RunSlot(0, slow.slot_epoch, left), RunSlot(1, other.slot_epoch, len(PROMPT) if step == 0 else 1)]
+        )
         left = 1
-        assert isinstance(theirs, Tokens)
+        assert isinstance(theirs, SlotTokens)
         if step % 3 == 2:
-            assert isinstance(mine, Tokens)
+            assert isinstance(mine, SlotTokens)
             assert mine.position == len(tokens)
             tokens += mine.token_ids
             if mine.grammar_done:
                 break
         else:
             # What it has computed, but for its last token: that one's logits are wanted again.
-            assert mine == Advanced(0, slow.epoch, len(PROMPT) + len(tokens) - 1)
+            assert mine == SlotAdvanced(0, slow.slot_epoch, len(PROMPT) + len(tokens) - 1)
     assert tokens == expected
 
 
@@ -93,8 +95,10 @@ def test_a_grammar_that_fails_fails_its_request_and_nobody_else() -> None:
     lost = driver.assign(1, [*PROMPT, 5], room=8, sampling=sampling(Grammar("regex", "xyz")), num_prompt=len(PROMPT))
     good = driver.assign(2, PROMPT, room=8, sampling=sampling(OBJECT.grammar))
     driver.step(assign=[bad, lost, good])
-    events = driver.step(run=[Run(0, bad.epoch, 7), Run(1, lost.epoch, 8), Run(2, good.epoch, 7)])
-    assert [type(event) for event in events] == [Failed, Failed, Tokens]
+    events = driver.step(
+        run=[RunSlot(0, bad.slot_epoch, 7), RunSlot(1, lost.slot_epoch, 8), RunSlot(2, good.slot_epoch, 7)]
+    )
+    assert [type(event) for event in events] == [SlotFailed, SlotFailed, SlotTokens]
     assert "unclosed group" in events[0].message  # type: ignore[union-attr]
     assert "position 0" in events[1].message  # type: ignore[union-attr]
 
@@ -104,15 +108,15 @@ def test_bad_words_that_leave_nothing_are_told() -> None:
     words = tuple((token_id,) for token_id in range(spoken.CONFIG.vocab_size))
     request = driver.assign(0, PROMPT, room=8, sampling=sampling(OBJECT.grammar, bad_words=words))
     driver.step(assign=[request])
-    [event] = driver.step(run=[Run(0, request.epoch, 7)])
-    assert isinstance(event, Failed)
+    [event] = driver.step(run=[RunSlot(0, request.slot_epoch, 7)])
+    assert isinstance(event, SlotFailed)
     assert (event.code, "no token to draw" in event.message) == ("grammar_failed", True)
 
 
 def test_a_model_without_a_tokenizer_has_no_grammars() -> None:
     driver = small_int8.driver()
     [event] = driver.step(assign=[driver.assign(0, PROMPT, sampling=sampling(OBJECT.grammar))])
-    assert isinstance(event, Failed)
+    assert isinstance(event, SlotFailed)
     assert event.code == "invalid_request"
 
 
@@ -122,8 +126,8 @@ def test_logprobs_are_the_model_s_own_whatever_the_grammar_allows() -> None:
     for grammar in (OBJECT.grammar, None):
         request = driver.assign(0, PROMPT, room=8, sampling=sampling(grammar, logprobs=5))
         driver.step(assign=[request])
-        [event] = driver.step(run=[Run(0, request.epoch, 7)])
-        assert isinstance(event, Tokens)
+        [event] = driver.step(run=[RunSlot(0, request.slot_epoch, 7)])
+        assert isinstance(event, SlotTokens)
         assert event.logprobs is not None
         tops.append(event.logprobs[0].top)
         driver.give_back(request.block_ids)
@@ -135,7 +139,7 @@ def test_a_grammar_done_by_the_prompt_s_first_token_is_said_in_that_step() -> No
     driver = spoken.driver(AtOnce())
     request = driver.assign(0, PROMPT, room=8, sampling=sampling(STRUCTURES["one"].grammar))
     driver.step(assign=[request])
-    [event] = driver.step(run=[Run(0, request.epoch, 7)])
-    assert isinstance(event, Tokens)
+    [event] = driver.step(run=[RunSlot(0, request.slot_epoch, 7)])
+    assert isinstance(event, SlotTokens)
     assert event.grammar_done
     assert text_of(event.token_ids) in ("a", "b", "c")

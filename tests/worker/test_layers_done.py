@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from onward.models.dummy import DummyWeights
-from onward.proto.step import Run
+from onward.proto.step import RunSlot
 from tests.worker import small_int8
 from tests.worker.driver import Driver, prepared
 
@@ -24,9 +24,9 @@ def test_every_pass_adds_all_layers(quantization: str) -> None:
     driver = _driver(quantization)
     assert driver.runner.layers_done() == 0
     request = driver.assign(0, [5] * 40)
-    driver.step(assign=[request], run=[Run(0, request.epoch, 30)])
+    driver.step(assign=[request], run=[RunSlot(0, request.slot_epoch, 30)])
     assert driver.runner.layers_done() == 2
-    driver.step(run=[Run(0, request.epoch, 1)])
+    driver.step(run=[RunSlot(0, request.slot_epoch, 1)])
     assert driver.runner.layers_done() == 4
 
 
@@ -57,7 +57,7 @@ def test_a_layer_that_is_done_does_not_change_any_more(quantization: str) -> Non
         over.clear()
         watcher = threading.Thread(target=watch, args=(driver.runner.layers_done(),))
         watcher.start()
-        driver.step(assign=[request], run=[Run(slot, request.epoch, len(tokens))])
+        driver.step(assign=[request], run=[RunSlot(slot, request.slot_epoch, len(tokens))])
         over.set()
         watcher.join()
         assert [layer for layer, _ in seen] == [0, 1]

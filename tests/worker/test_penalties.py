@@ -4,30 +4,30 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.proto.sampling import Sampling
-from onward.worker.penalties import LogitRules
+from onward.proto.sampling import SamplingParams
+from onward.worker.penalties import LogitsProcessor
 
 VOCAB = 12
 
 
 def processed(
-    sampling: Sampling, prompt: list[int], output: list[int], logits: list[float] | None = None
+    sampling: SamplingParams, prompt: list[int], output: list[int], logits: list[float] | None = None
 ) -> np.ndarray:
     row = np.array(logits if logits is not None else np.linspace(-2, 3, VOCAB), np.float32)
-    LogitRules(sampling, np.array(prompt, np.int32), np.array(output, np.int32), VOCAB).apply(row)
+    LogitsProcessor(sampling, np.array(prompt, np.int32), np.array(output, np.int32), VOCAB).apply(row)
     return row
 
 
 def test_a_request_without_rules_needs_none() -> None:
-    assert not LogitRules.needed(Sampling(seed=1))
-    assert LogitRules.needed(Sampling(seed=1, presence_penalty=0.1))
-    assert LogitRules.needed(Sampling(seed=1, repetition_penalty=1.1))
-    assert LogitRules.needed(Sampling(seed=1, bad_words=((3,),)))
-    assert LogitRules.needed(Sampling(seed=1, logit_bias=((3, 1.0),)))
+    assert not LogitsProcessor.is_needed(SamplingParams(seed=1))
+    assert LogitsProcessor.is_needed(SamplingParams(seed=1, presence_penalty=0.1))
+    assert LogitsProcessor.is_needed(SamplingParams(seed=1, repetition_penalty=1.1))
+    assert LogitsProcessor.is_needed(SamplingParams(seed=1, bad_words=((3,),)))
+    assert LogitsProcessor.is_needed(SamplingParams(seed=1, logit_bias=((3, 1.0),)))
 
 
 def test_presence_and_frequency_count_the_output_and_not_the_prompt() -> None:
-    sampling = Sampling(seed=1, presence_penalty=0.5, frequency_penalty=0.25)
+    sampling = SamplingParams(seed=1, presence_penalty=0.5, frequency_penalty=0.25)
     row = processed(sampling, prompt=[1, 1], output=[2, 2, 3], logits=[1.0] * VOCAB)
     expected = np.ones(VOCAB, np.float32)
     expected[2] -= 0.5 + 2 * 0.25
@@ -37,7 +37,7 @@ def test_presence_and_frequency_count_the_output_and_not_the_prompt() -> None:
 
 def test_repetition_divides_what_is_likely_and_multiplies_what_is_not() -> None:
     row = processed(
-        Sampling(seed=1, repetition_penalty=2.0), prompt=[0], output=[5], logits=[-1.0] + [4.0] * (VOCAB - 1)
+        SamplingParams(seed=1, repetition_penalty=2.0), prompt=[0], output=[5], logits=[-1.0] + [4.0] * (VOCAB - 1)
     )
     assert row[0] == -2.0
     assert row[5] == 2.0
@@ -45,7 +45,7 @@ def test_repetition_divides_what_is_likely_and_multiplies_what_is_not() -> None:
 
 
 def test_a_bias_is_added_and_a_bad_word_is_never_completed() -> None:
-    sampling = Sampling(seed=1, logit_bias=((4, 7.5), (5, -100.0)), bad_words=((9,), (2, 3), (6, 7, 8)))
+    sampling = SamplingParams(seed=1, logit_bias=((4, 7.5), (5, -100.0)), bad_words=((9,), (2, 3), (6, 7, 8)))
     row = processed(sampling, prompt=[2, 6, 7], output=[], logits=[0.0] * VOCAB)
     assert row[4] == 7.5
     assert row[5] == -100.0
@@ -68,14 +68,14 @@ def test_a_bias_is_added_and_a_bad_word_is_never_completed() -> None:
 def test_replaying_the_list_gives_the_state_that_advancing_gave(
     prompt: list[int], output: list[int], cut: int, penalty: float, repetition: float
 ) -> None:
-    sampling = Sampling(
+    sampling = SamplingParams(
         seed=1,
         presence_penalty=penalty,
         frequency_penalty=penalty,
         repetition_penalty=repetition,
         bad_words=((1, 2), (3, 3, 3)),
     )
-    advanced = LogitRules(sampling, np.array(prompt, np.int32), np.array(output[:cut], np.int32), VOCAB)
+    advanced = LogitsProcessor(sampling, np.array(prompt, np.int32), np.array(output[:cut], np.int32), VOCAB)
     for token in output[cut:]:
         advanced.advance(token)
     row = np.linspace(-2, 3, VOCAB, dtype=np.float32)

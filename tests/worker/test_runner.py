@@ -4,9 +4,19 @@ import numpy as np
 import pytest
 
 from onward.proto import SCHEMA_VERSION
-from onward.proto.sampling import Sampling
-from onward.proto.step import Advanced, Assign, Failed, Preempt, Preempted, Run, StepPlan, StepResult, Tokens
-from onward.worker.runner import Runner
+from onward.proto.sampling import SamplingParams
+from onward.proto.step import (
+    AssignSlot,
+    PreemptSlot,
+    RunSlot,
+    SlotAdvanced,
+    SlotFailed,
+    SlotPreempted,
+    SlotTokens,
+    StepPlan,
+    StepResult,
+)
+from onward.worker.runner import CpuModelRunner
 from tests.worker import small_int8
 
 PROMPT = [5, 9, 11, 2, 60, 33, 8]
@@ -20,18 +30,20 @@ def _first_tokens(count: int, prompt: list[int] = PROMPT) -> list[int]:
 def test_an_unfinished_prefill_advances_and_its_end_gives_a_token() -> None:
     driver = small_int8.driver()
     request = driver.assign(3, PROMPT, room=1)
-    assert driver.step(assign=[request], run=[Run(3, request.epoch, 4)]) == [Advanced(3, request.epoch, 4)]
+    assert driver.step(assign=[request], run=[RunSlot(3, request.slot_epoch, 4)]) == [
+        SlotAdvanced(3, request.slot_epoch, 4)
+    ]
     token = _first_tokens(1)
-    assert driver.step(run=[Run(3, request.epoch, 9)]) == [Tokens(3, request.epoch, 0, 7, token)]
+    assert driver.step(run=[RunSlot(3, request.slot_epoch, 9)]) == [SlotTokens(3, request.slot_epoch, 0, 7, token)]
 
 
 def test_a_plan_made_before_the_last_token_was_known_goes_on_from_it() -> None:
     driver = small_int8.driver()
     request = driver.assign(0, PROMPT, room=3)
-    plans = [StepPlan(1, assign=[request], run=[Run(0, request.epoch, 7)])]
-    plans += [StepPlan(n, run=[Run(0, request.epoch, 1)]) for n in (2, 3)]
+    plans = [StepPlan(1, assign=[request], run=[RunSlot(0, request.slot_epoch, 7)])]
+    plans += [StepPlan(n, run=[RunSlot(0, request.slot_epoch, 1)]) for n in (2, 3)]
     results = [driver.runner.step(plan) for plan in plans]
-    expected = [Tokens(0, request.epoch, n, 7 + n, [token]) for n, token in enumerate(_first_tokens(3))]
+    expected = [SlotTokens(0, request.slot_epoch, n, 7 + n, [token]) for n, token in enumerate(_first_tokens(3))]
     assert [result.events for result in results] == [[event] for event in expected]
 
 
@@ -39,8 +51,8 @@ def test_a_resumed_request_continues_at_its_own_position() -> None:
     tokens = _first_tokens(6)
     driver = small_int8.driver()
     request = driver.assign(1, PROMPT + tokens[:4], room=2, num_prompt=len(PROMPT))
-    events = driver.step(assign=[request], run=[Run(1, request.epoch, 11)])
-    assert events == [Tokens(1, request.epoch, 4, 11, [tokens[4]])]
+    events = driver.step(assign=[request], run=[RunSlot(1, request.slot_epoch, 11)])
+    assert events == [SlotTokens(1, request.slot_epoch, 4, 11, [tokens[4]])]
 
 
 def test_every_plan_is_answered_also_an_empty_one() -> None:
@@ -53,17 +65,19 @@ def test_a_run_of_another_epoch_is_ignored() -> None:
     driver = small_int8.driver()
     request = driver.assign(0, PROMPT, room=1)
     driver.step(assign=[request])
-    assert driver.step(run=[Run(0, request.epoch + 1, 7), Run(1, request.epoch, 7)]) == []
-    assert len(driver.step(run=[Run(0, request.epoch, 7)])) == 1
+    assert driver.step(run=[RunSlot(0, request.slot_epoch + 1, 7), RunSlot(1, request.slot_epoch, 7)]) == []
+    assert len(driver.step(run=[RunSlot(0, request.slot_epoch, 7)])) == 1
 
 
 def test_preempted_is_answered_with_the_length_of_the_list_and_ends_the_epoch() -> None:
     driver = small_int8.driver()
     request = driver.assign(2, PROMPT, room=2)
-    driver.step(assign=[request], run=[Run(2, request.epoch, 7)])
-    preempt = Preempt(2, request.epoch)
-    assert driver.step(preempt=[preempt], run=[Run(2, request.epoch, 1)]) == [Preempted(2, request.epoch, 8)]
-    assert driver.step(preempt=[preempt]) == [Preempted(2, request.epoch, 0)]
+    driver.step(assign=[request], run=[RunSlot(2, request.slot_epoch, 7)])
+    preempt = PreemptSlot(2, request.slot_epoch)
+    assert driver.step(preempt=[preempt], run=[RunSlot(2, request.slot_epoch, 1)]) == [
+        SlotPreempted(2, request.slot_epoch, 8)
+    ]
+    assert driver.step(preempt=[preempt]) == [SlotPreempted(2, request.slot_epoch, 0)]
 
 
 def test_a_preempt_of_an_older_epoch_leaves_the_slots_new_owner_alone() -> None:
@@ -71,8 +85,8 @@ def test_a_preempt_of_an_older_epoch_leaves_the_slots_new_owner_alone() -> None:
     old, new = driver.assign(0, PROMPT), driver.assign(0, PROMPT, room=1)
     driver.step(assign=[old])
     driver.step(assign=[new])
-    events = driver.step(preempt=[Preempt(0, old.epoch)], run=[Run(0, new.epoch, 7)])
-    assert [type(event) for event in events] == [Preempted, Tokens]
+    events = driver.step(preempt=[PreemptSlot(0, old.slot_epoch)], run=[RunSlot(0, new.slot_epoch, 7)])
+    assert [type(event) for event in events] == [SlotPreempted, SlotTokens]
 
 
 def test_preempt_and_assign_of_one_plan_happen_in_this_order() -> None:
@@ -80,9 +94,9 @@ def test_preempt_and_assign_of_one_plan_happen_in_this_order() -> None:
     old, new = driver.assign(0, PROMPT), driver.assign(1, PROMPT, room=1)
     driver.step(assign=[old])
     events = driver.step(
-        preempt=[Preempt(0, old.epoch)], assign=[new], run=[Run(1, new.epoch, 7)]
+        preempt=[PreemptSlot(0, old.slot_epoch)], assign=[new], run=[RunSlot(1, new.slot_epoch, 7)]
     )  # the result lists them in the same order
-    assert events == [Preempted(0, old.epoch, 7), Tokens(1, new.epoch, 0, 7, _first_tokens(1))]
+    assert events == [SlotPreempted(0, old.slot_epoch, 7), SlotTokens(1, new.slot_epoch, 0, 7, _first_tokens(1))]
 
 
 def test_a_prefix_hit_skips_what_is_computed_and_changes_no_token() -> None:
@@ -101,10 +115,10 @@ def test_new_blocks_extend_the_table() -> None:
     expected = _first_tokens(3, prompt)
     request = driver.assign(0, prompt)
     assert len(request.block_ids) == 1
-    events = driver.step(assign=[request], run=[Run(0, request.epoch, 16)])
-    events += driver.step(run=[Run(0, request.epoch, 1, driver.blocks_for(1))])
-    events += driver.step(run=[Run(0, request.epoch, 1)])
-    assert [event.token_ids[0] for event in events if isinstance(event, Tokens)] == expected
+    events = driver.step(assign=[request], run=[RunSlot(0, request.slot_epoch, 16)])
+    events += driver.step(run=[RunSlot(0, request.slot_epoch, 1, driver.blocks_for(1))])
+    events += driver.step(run=[RunSlot(0, request.slot_epoch, 1)])
+    assert [event.token_ids[0] for event in events if isinstance(event, SlotTokens)] == expected
 
 
 @pytest.mark.parametrize(
@@ -123,19 +137,19 @@ def test_new_blocks_extend_the_table() -> None:
 def test_a_request_that_cannot_be_assigned_fails_alone(change: dict, code: str) -> None:
     driver = small_int8.driver()
     good = driver.assign(0, PROMPT, room=1)
-    fields = {f: getattr(good, f) for f in Assign.__struct_fields__} | {"slot": 1, "epoch": 99} | change
-    runs = [Run(1, 99, 5), Run(0, good.epoch, 7)]
-    events = driver.step(assign=[Assign(**fields), good], run=runs)
-    assert [(type(e), e.slot, e.epoch) for e in events] == [(Failed, 1, 99), (Tokens, 0, good.epoch)]
-    assert isinstance(events[0], Failed) and events[0].code == code
-    assert driver.step(run=[Run(1, 99, 5)]) == []
+    fields = {f: getattr(good, f) for f in AssignSlot.__struct_fields__} | {"slot": 1, "epoch": 99} | change
+    runs = [RunSlot(1, 99, 5), RunSlot(0, good.slot_epoch, 7)]
+    events = driver.step(assign=[AssignSlot(**fields), good], run=runs)
+    assert [(type(e), e.slot, e.slot_epoch) for e in events] == [(SlotFailed, 1, 99), (SlotTokens, 0, good.slot_epoch)]
+    assert isinstance(events[0], SlotFailed) and events[0].code == code
+    assert driver.step(run=[RunSlot(1, 99, 5)]) == []
 
 
 def test_running_past_the_slots_blocks_fails_that_slot_only() -> None:
     driver = small_int8.driver()
     long, good = driver.assign(0, PROMPT * 4, blocks=driver.blocks_for(16)), driver.assign(1, PROMPT, room=1)
-    events = driver.step(assign=[long, good], run=[Run(0, long.epoch, 28), Run(1, good.epoch, 7)])
-    assert [(type(e), e.slot) for e in events] == [(Failed, 0), (Tokens, 1)]
+    events = driver.step(assign=[long, good], run=[RunSlot(0, long.slot_epoch, 28), RunSlot(1, good.slot_epoch, 7)])
+    assert [(type(e), e.slot) for e in events] == [(SlotFailed, 0), (SlotTokens, 1)]
 
 
 def test_logits_that_are_no_numbers_fail_their_own_request_only() -> None:
@@ -143,19 +157,19 @@ def test_logits_that_are_no_numbers_fail_their_own_request_only() -> None:
     embed[50 // 16, :, 512:].view(np.float32)[:, 50 % 16] = np.nan  # the scales of token 50
     driver = small_int8.driver(small_int8.UNTIED, {"embed": embed})
     bad, good = driver.assign(0, [1, 50, 2], room=1), driver.assign(1, PROMPT, room=1)
-    events = driver.step(assign=[bad, good], run=[Run(0, bad.epoch, 3), Run(1, good.epoch, 7)])
-    assert [(type(e), e.slot) for e in events] == [(Failed, 0), (Tokens, 1)]
-    assert isinstance(events[0], Failed) and events[0].code == "invalid_logits"
-    assert driver.step(run=[Run(0, bad.epoch, 1)]) == []
+    events = driver.step(assign=[bad, good], run=[RunSlot(0, bad.slot_epoch, 3), RunSlot(1, good.slot_epoch, 7)])
+    assert [(type(e), e.slot) for e in events] == [(SlotFailed, 0), (SlotTokens, 1)]
+    assert isinstance(events[0], SlotFailed) and events[0].code == "invalid_logits"
+    assert driver.step(run=[RunSlot(0, bad.slot_epoch, 1)]) == []
     # What the failed request left in its blocks must not reach the next owner of them.
     heir = driver.assign(0, PROMPT, blocks=bad.block_ids)
-    assert driver.step(assign=[heir], run=[Run(0, heir.epoch, 7)])[0] == Tokens(
-        0, heir.epoch, 0, 7, events[1].token_ids
+    assert driver.step(assign=[heir], run=[RunSlot(0, heir.slot_epoch, 7)])[0] == SlotTokens(
+        0, heir.slot_epoch, 0, 7, events[1].token_ids
     )
 
 
 def test_sampling_is_the_same_after_a_resume_as_without_one() -> None:
-    sampling = Sampling(seed=1234, choice=2, temperature=3.0, top_p=0.95)
+    sampling = SamplingParams(seed=1234, choice_index=2, temperature=3.0, top_p=0.95)
     driver = small_int8.driver()
     whole = driver.generate([driver.assign(0, PROMPT, room=12, sampling=sampling)], 12)[0]
     for cut in (1, 5, 11):
@@ -164,11 +178,11 @@ def test_sampling_is_the_same_after_a_resume_as_without_one() -> None:
         assert _resume(again, request, 12 - cut) == whole[cut:]
 
 
-def _resume(driver: small_int8.Driver, request: Assign, count: int) -> list[int]:
-    events = driver.step(assign=[request], run=[Run(request.slot, request.epoch, len(request.token_ids))])
+def _resume(driver: small_int8.Driver, request: AssignSlot, count: int) -> list[int]:
+    events = driver.step(assign=[request], run=[RunSlot(request.slot, request.slot_epoch, len(request.token_ids))])
     for _ in range(count - 1):
-        events += driver.step(run=[Run(request.slot, request.epoch, 1)])
-    return [event.token_ids[0] for event in events if isinstance(event, Tokens)]
+        events += driver.step(run=[RunSlot(request.slot, request.slot_epoch, 1)])
+    return [event.token_ids[0] for event in events if isinstance(event, SlotTokens)]
 
 
 def test_hello_says_what_the_engine_must_know() -> None:
@@ -182,7 +196,7 @@ def test_warming_up_leaves_no_trace() -> None:
     said: list[str] = []
     driver.runner.warm_up(said.append)
     assert said
-    assert driver.step(run=[Run(0, 0, 1)]) == []
+    assert driver.step(run=[RunSlot(0, 0, 1)]) == []
     assert driver.generate([driver.assign(0, PROMPT, room=5)], 5)[0] == _first_tokens(5)
 
 
@@ -203,4 +217,4 @@ def test_runner_is_importable_without_torch() -> None:
 
     code = "import sys, onward.worker.runner, onward.layers.int8_layers; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert Runner is not None
+    assert CpuModelRunner is not None

@@ -5,8 +5,8 @@ import pytest
 
 from onward.config import WorkerConfig
 from onward.errors import StartupError
-from onward.proto.step import Run, StepPlan, Tokens
-from onward.worker.running import OneByOne, check_capability, open_cuda_runner
+from onward.proto.step import RunSlot, SlotTokens, StepPlan
+from onward.worker.running import SyncRunnerAdapter, check_capability, open_cuda_runner
 from tests.worker import small_int8
 from tests.worker.cuda.small_model import CONFIG, DeviceDriver
 from tests.worker.driver import prepared
@@ -14,15 +14,15 @@ from tests.worker.driver import prepared
 
 def test_steps_of_a_host_runner_are_computed_in_order_when_they_are_asked_for() -> None:
     driver = small_int8.driver()
-    runner = OneByOne(driver.runner)
+    runner = SyncRunnerAdapter(driver.runner)
     assert (runner.is_busy, runner.has_result, runner.finish()) == (False, False, None)
     request = driver.assign(0, [5, 9, 11], room=2)
-    runner.begin(StepPlan(1, assign=[request], run=[Run(0, request.epoch, 3)]))
-    runner.begin(StepPlan(2, run=[Run(0, request.epoch, 1)]))
+    runner.begin(StepPlan(1, assign=[request], run=[RunSlot(0, request.slot_epoch, 3)]))
+    runner.begin(StepPlan(2, run=[RunSlot(0, request.slot_epoch, 1)]))
     assert runner.is_busy and runner.has_result
     first, second = runner.finish(), runner.finish()
     assert first is not None and second is not None
-    assert [(r.step, type(r.events[0])) for r in (first, second)] == [(1, Tokens), (2, Tokens)]
+    assert [(r.step, type(r.events[0])) for r in (first, second)] == [(1, SlotTokens), (2, SlotTokens)]
     assert not runner.is_busy
 
 

@@ -5,14 +5,14 @@ import pytest
 
 from onward.kernels import reference
 from onward.kernels.cpu.threads import ThreadPool
-from onward.proto.sampling import Sampling
-from onward.worker.sampler import Draw, Sampler
+from onward.proto.sampling import SamplingParams
+from onward.worker.sampler import Sampler, SamplingRow
 
 VOCAB = 6_000
 POOL = ThreadPool(2)
 
 
-def _sample(logits: np.ndarray, draws: list[Draw]) -> list[int | None]:
+def _sample(logits: np.ndarray, draws: list[SamplingRow]) -> list[int | None]:
     padded = np.full((len(draws), VOCAB + 12), 1e6, np.float32)  # the padding must not be looked at
     padded[:, :VOCAB] = logits
     return Sampler(VOCAB, len(draws), POOL).sample(padded, draws)
@@ -23,14 +23,14 @@ def _logits(seed: int = 0) -> np.ndarray:
 
 
 def _many(logits: np.ndarray, count: int, **options: float) -> np.ndarray:
-    draws = [Draw(Sampling(seed=9, **options), position) for position in range(count)]  # type: ignore[arg-type]
+    draws = [SamplingRow(SamplingParams(seed=9, **options), position) for position in range(count)]  # type: ignore[arg-type]
     return np.array(_sample(np.broadcast_to(logits, (count, VOCAB)), draws))
 
 
 def test_greedy_takes_the_lowest_id_among_the_likeliest() -> None:
     logits = np.zeros(VOCAB, np.float32)
     logits[[700, 41, 5_999]] = 5
-    assert _sample(logits, [Draw(Sampling(seed=0, temperature=0.0), 0)]) == [41]
+    assert _sample(logits, [SamplingRow(SamplingParams(seed=0, temperature=0.0), 0)]) == [41]
 
 
 def test_the_least_temperature_that_is_not_greedy_draws_the_likeliest_token() -> None:
@@ -49,7 +49,7 @@ def test_the_least_temperature_that_is_not_greedy_draws_the_likeliest_token() ->
 def test_tokens_are_drawn_as_often_as_they_are_likely(options: dict[str, float]) -> None:
     logits, count = _logits(), 4_000
     full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | options
-    expected = reference.kept_tokens(logits, **full)  # type: ignore[arg-type]
+    expected = reference.filtered_probabilities(logits, **full)  # type: ignore[arg-type]
     drawn = _many(logits, count, **options)
     assert (expected[drawn] > 0).all()
     likely = expected > 0.01
@@ -62,7 +62,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(options: dict[str, float])
 def test_cuts_are_right_where_nearly_all_tokens_are_nearly_as_likely(options: dict[str, float]) -> None:
     logits = np.linspace(0, 1, VOCAB).astype(np.float32)[np.random.default_rng(1).permutation(VOCAB)]
     full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | options
-    expected = reference.kept_tokens(logits, **full)  # type: ignore[arg-type]
+    expected = reference.filtered_probabilities(logits, **full)  # type: ignore[arg-type]
     drawn = _many(logits, 3_000, **options)
     edge = np.sort(logits[expected > 0])[1]  # rounding may decide the last one either way
     assert (logits[drawn] >= edge).mean() > 0.998
@@ -90,28 +90,28 @@ def test_a_top_p_that_the_likeliest_token_reaches_alone_is_greedy() -> None:
 
 def test_a_draw_does_not_depend_on_batch_slot_or_other_rows() -> None:
     logits = np.stack([_logits(seed) for seed in range(9)])
-    draws = [Draw(Sampling(seed=2**64 - 1 - i, choice=i % 3, top_p=0.9), 10 * i) for i in range(9)]
+    draws = [SamplingRow(SamplingParams(seed=2**64 - 1 - i, choice_index=i % 3, top_p=0.9), 10 * i) for i in range(9)]
     together = _sample(logits, draws)
     backwards = _sample(logits[::-1], draws[::-1])
     alone = [_sample(logits[i], [draws[i]])[0] for i in range(9)]
     assert together == alone == backwards[::-1]
 
 
-@pytest.mark.parametrize("other", [Sampling(seed=6), Sampling(seed=5, choice=1)])
-def test_seed_choice_and_position_each_change_what_is_drawn(other: Sampling) -> None:
+@pytest.mark.parametrize("other", [SamplingParams(seed=6), SamplingParams(seed=5, choice_index=1)])
+def test_seed_choice_and_position_each_change_what_is_drawn(other: SamplingParams) -> None:
     logits = np.broadcast_to(np.zeros(VOCAB, np.float32), (30, VOCAB))
-    base = _sample(logits, [Draw(Sampling(seed=5), position) for position in range(30)])
+    base = _sample(logits, [SamplingRow(SamplingParams(seed=5), position) for position in range(30)])
     assert len(set(base)) > 25
-    assert base != _sample(logits, [Draw(other, position) for position in range(30)])
+    assert base != _sample(logits, [SamplingRow(other, position) for position in range(30)])
 
 
 def test_end_tokens_are_out_of_reach_before_min_tokens() -> None:
     logits = np.zeros(VOCAB, np.float32)
     logits[[7, 8]] = 50
     logits[99] = 20
-    sampling = Sampling(seed=0, temperature=0.0, min_tokens=3, end_token_ids=(7, 8, 10**6))
-    assert _sample(logits, [Draw(sampling, 2)]) == [99]
-    assert _sample(logits, [Draw(sampling, 3)]) == [7]
+    sampling = SamplingParams(seed=0, temperature=0.0, min_tokens=3, end_token_ids=(7, 8, 10**6))
+    assert _sample(logits, [SamplingRow(sampling, 2)]) == [99]
+    assert _sample(logits, [SamplingRow(sampling, 3)]) == [7]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -119,13 +119,13 @@ def test_end_tokens_are_out_of_reach_before_min_tokens() -> None:
 def test_logits_that_are_not_numbers_give_no_token_to_their_row_only(bad: float, temperature: float) -> None:
     logits = np.stack([_logits(), _logits()])
     logits[0, 777] = bad
-    tokens = _sample(logits, [Draw(Sampling(seed=0, temperature=temperature), 0)] * 2)
+    tokens = _sample(logits, [SamplingRow(SamplingParams(seed=0, temperature=temperature), 0)] * 2)
     assert tokens[0] is None
     assert tokens[1] is not None
 
 
 def test_minus_infinity_forbids_a_token_and_all_of_them_give_none() -> None:
     logits = np.full(VOCAB, -np.inf, np.float32)
-    assert _sample(logits, [Draw(Sampling(seed=0), 0)]) == [None]
+    assert _sample(logits, [SamplingRow(SamplingParams(seed=0), 0)]) == [None]
     logits[5] = -3
-    assert _sample(logits, [Draw(Sampling(seed=0), 0)]) == [5]
+    assert _sample(logits, [SamplingRow(SamplingParams(seed=0), 0)]) == [5]

@@ -2,15 +2,15 @@
 
 import pytest
 
-from onward.proto.step import Failed
-from onward.proto.thinking import ThinkingRule
+from onward.proto.step import SlotFailed
+from onward.proto.thinking import ReasoningParams
 from onward.sim.structures import STRUCTURES
 from tests.worker import spoken
 from tests.worker.spoken import END, PROMPT, AtOnce, resumed, sampling, text_of
 
 BEGIN, STOP, LEAD = 40, 41, 10
-OPEN = ThinkingRule((BEGIN,), (STOP,), begins_inside=True, budget=4, lead_token_ids=(LEAD,))
-CLOSED = ThinkingRule((BEGIN,), (STOP,), budget=4, lead_token_ids=(LEAD,))
+OPEN = ReasoningParams((BEGIN,), (STOP,), starts_in_reasoning=True, budget=4, forced_prefix_token_ids=(LEAD,))
+CLOSED = ReasoningParams((BEGIN,), (STOP,), budget=4, forced_prefix_token_ids=(LEAD,))
 OBJECT = STRUCTURES["object"]
 NEVER_BY_ITSELF = {"bad_words": ((STOP,),)}
 
@@ -22,7 +22,7 @@ def test_thinking_ends_within_its_budget_whatever_else_is_forbidden() -> None:
 
 
 def test_a_budget_of_nothing_leaves_nothing() -> None:
-    rule = ThinkingRule((BEGIN,), (STOP,), begins_inside=True, budget=0)
+    rule = ReasoningParams((BEGIN,), (STOP,), starts_in_reasoning=True, budget=0)
     tokens, _ = resumed(spoken.driver(AtOnce()), sampling(None, thinking=rule))
     assert tokens[0] == STOP
 
@@ -35,7 +35,7 @@ def test_an_end_tag_that_min_tokens_forbids_is_a_fault_of_the_request_and_not_of
     driver = spoken.driver(AtOnce())
     made = sampling(None, thinking=OPEN, min_tokens=min_tokens, **STOPS_AT_TAG)
     [event] = driver.step(assign=[driver.assign(0, PROMPT, room=64, sampling=made)])
-    assert isinstance(event, Failed) and event.code == "invalid_request"
+    assert isinstance(event, SlotFailed) and event.code == "invalid_request"
     assert "min_tokens" in event.message and "41" in event.message
 
 
@@ -71,7 +71,7 @@ def test_thinking_may_come_first_where_a_grammar_is_asked_for_and_not_later() ->
 
 
 @pytest.mark.parametrize("rule", [OPEN, CLOSED], ids=["opened by the prompt", "opened by the model"])
-def test_an_output_that_is_gone_on_with_anywhere_is_the_same(rule: ThinkingRule) -> None:
+def test_an_output_that_is_gone_on_with_anywhere_is_the_same(rule: ReasoningParams) -> None:
     driver = spoken.driver(AtOnce())
     made = sampling(OBJECT.grammar, thinking=rule, logit_bias=((BEGIN, 20.0),), **NEVER_BY_ITSELF)
     whole = resumed(driver, made)

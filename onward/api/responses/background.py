@@ -5,23 +5,23 @@ import logging
 
 from starlette.types import Message
 
-from onward.api.generation import Generator
-from onward.api.prepared import Prepared
-from onward.api.streams import BROKEN, Stream, Streams
+from onward.api.generation import GenerationRunner
+from onward.api.prepared import PreparedRequest
+from onward.api.streams import INTERNAL_ERROR, LiveStream, StreamRegistry
 from onward.errors import OnwardError
 from onward.web.failures import RequestFailed
-from onward.web.tasks import Tasks
+from onward.web.tasks import TaskPool
 
 _logger = logging.getLogger(__name__)
 
 
-class Background:
-    def __init__(self, generator: Generator, streams: Streams, tasks: Tasks) -> None:
+class BackgroundResponses:
+    def __init__(self, generator: GenerationRunner, streams: StreamRegistry, tasks: TaskPool) -> None:
         self._generator = generator
         self._streams = streams
         self._tasks = tasks
 
-    async def begin(self, prepared: Prepared) -> None:
+    async def start(self, prepared: PreparedRequest) -> None:
         """Until the engine has taken it. Raises what it is refused by."""
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = self._tasks.start(self._run(prepared, taken), prepared.attempt.caller)
@@ -31,13 +31,13 @@ class Background:
             task.cancel()  # its client has gone before it could learn what to ask for
             raise
 
-    async def _run(self, prepared: Prepared, taken: "asyncio.Future[None]") -> None:
-        def begun(stream: Stream) -> None:
-            self._streams.keep_begun(stream)
+    async def _run(self, prepared: PreparedRequest, taken: "asyncio.Future[None]") -> None:
+        def begun(stream: LiveStream) -> None:
+            self._streams.store_started(stream)
             taken.set_result(None)
 
         try:
-            await self._generator.run(prepared, _nobody, begun)
+            await self._generator.run(prepared, _discard_messages, begun)
         except (OnwardError, RequestFailed) as refused:
             # Later ones are a part of its record.
             if not taken.done():
@@ -45,10 +45,10 @@ class Background:
         except Exception:
             _logger.exception("a background response failed by a fault of ours")
             if not taken.done():
-                taken.set_exception(RequestFailed(BROKEN))
+                taken.set_exception(RequestFailed(INTERNAL_ERROR))
         finally:
             taken.cancel()
 
 
-async def _nobody(_: Message) -> None:
+async def _discard_messages(_: Message) -> None:
     """Reads it."""

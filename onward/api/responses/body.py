@@ -6,7 +6,7 @@ import msgspec
 
 from onward.api.shared_fields import SharedFields
 from onward.errors import InvalidRequest
-from onward.web.body import plain
+from onward.web.body import decode_raw
 
 _REFUSED = frozenset(
     {
@@ -25,7 +25,7 @@ _LABELS = frozenset({"service_tier", "safety_identifier", "prompt_cache_key", "p
 """For the books of whoever serves, or for speed alone."""
 
 
-class NotSupported(InvalidRequest):
+class UnsupportedField(InvalidRequest):
     """A field of this name."""
 
 
@@ -47,14 +47,14 @@ class ResponseStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     """Nothing is padded here, whatever it says."""
 
 
-class OwnFields(SharedFields, frozen=True, kw_only=True):
+class ExtensionFields(SharedFields, frozen=True, kw_only=True):
     """Those of our chats that OpenAI's responses do not have. They mean the same here."""
 
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_budget: int | None = None
 
 
-class ResponseBody(OwnFields, frozen=True, kw_only=True):
+class CreateResponseRequest(ExtensionFields, frozen=True, kw_only=True):
     model: str
     input: str | list[Any]
     """A text, or items: messages, thoughts, calls and what they gave."""
@@ -92,7 +92,7 @@ class ResponseBody(OwnFields, frozen=True, kw_only=True):
 
 def check_fields(fields: dict[str, msgspec.Raw], body: bytes) -> None:
     """Refuses what nobody here acts on, by its name: an answer that left it out would look like one that did not."""
-    for name in fields.keys() - set(ResponseBody.__struct_fields__) - _LABELS:
-        if name in _REFUSED and plain(fields[name], body) is None:
+    for name in fields.keys() - set(CreateResponseRequest.__struct_fields__) - _LABELS:
+        if name in _REFUSED and decode_raw(fields[name], body) is None:
             continue
-        raise NotSupported(f"{name[:80]}: not supported by this server", param=name[:80])
+        raise UnsupportedField(f"{name[:80]}: not supported by this server", param=name[:80])

@@ -3,78 +3,82 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from onward.api.chat import Chat
-from onward.api.identity import Identity
-from onward.api.jobs import Job, Jobs
-from onward.api.pieces import Text
-from onward.api.prepared import Prepared
-from onward.api.prompts import Prompts
-from onward.api.requests import Bounds, ChatRequest
-from onward.api.responses.request import ResponseRequest, decode_response, in_its_words
-from onward.api.responses.step_text import StepText
-from onward.api.responses.writer import ResponseWriter
-from onward.api.work_queues import ByTemplate
+from onward.api.chat import ChatAdapter
+from onward.api.identity import RequestContext
+from onward.api.jobs import ActiveRequest, RequestBuilder
+from onward.api.pieces import OutputTextStream
+from onward.api.prepared import PreparedRequest
+from onward.api.prompts import TextProcessor
+from onward.api.requests import ChatCompletionRequest, ValidationContext
+from onward.api.responses.request import ResponseChatRequest, decode_response, with_response_field_names
+from onward.api.responses.step_text import PerTokenTextStream
+from onward.api.responses.writer import ResponseJsonWriter
+from onward.api.work_queues import DeferredRender
 from onward.errors import ClientError
 from onward.proto.cursor import Cursor
 from onward.proto.router import Attempt
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from onward.proto.step import WorkerHello
-from onward.proto.thinking import ThinkingRule
+from onward.proto.thinking import ReasoningParams
 from onward.web.response_ids import PREFIX
 
 
-class Responses:
+class ResponsesAdapter:
     id_prefix = PREFIX
-    shows_text = True
+    returns_text = True
 
-    def __init__(self, prompts: Prompts) -> None:
+    def __init__(self, prompts: TextProcessor) -> None:
         self._prompts = prompts
-        self._chat = Chat(prompts)
+        self._chat = ChatAdapter(prompts)
 
-    def decode(self, body: bytes, bounds: Bounds) -> tuple[ResponseRequest, tuple[str, ...]]:
+    def decode(self, body: bytes, bounds: ValidationContext) -> tuple[ResponseChatRequest, tuple[str, ...]]:
         return decode_response(body, bounds), ()
 
-    def prompts(self, request: ChatRequest, created_s: int) -> list[list[int]]:
-        return self._chat.prompts(request, created_s)
+    def tokenize_prompts(self, request: ChatCompletionRequest, created_s: int) -> list[list[int]]:
+        return self._chat.tokenize_prompts(request, created_s)
 
-    def prompt_path(self, request: ChatRequest, index: int) -> str:
+    def prompt_path(self, request: ChatCompletionRequest, index: int) -> str:
         return "input"
 
-    def thinking(self, request: ChatRequest, prompts: list[list[int]], *, has_grammar: bool) -> ThinkingRule | None:
-        return self._chat.thinking(request, prompts, has_grammar=has_grammar)
+    def reasoning_params(
+        self, request: ChatCompletionRequest, prompts: list[list[int]], *, has_grammar: bool
+    ) -> ReasoningParams | None:
+        return self._chat.reasoning_params(request, prompts, has_grammar=has_grammar)
 
-    def new_text(self, prepared: Prepared, sampling: Sampling) -> Text:
-        return StepText(self._chat.new_text(prepared, sampling))
+    def new_text_stream(self, prepared: PreparedRequest, sampling: SamplingParams) -> OutputTextStream:
+        return PerTokenTextStream(self._chat.new_text_stream(prepared, sampling))
 
-    def writer(self, prepared: Prepared) -> ResponseWriter:
-        return ResponseWriter(self._prompts, prepared)
+    def json_writer(self, prepared: PreparedRequest) -> ResponseJsonWriter:
+        return ResponseJsonWriter(self._prompts, prepared)
 
 
-class ResponseJobs(Jobs):
+class ResponseRequestBuilder(RequestBuilder):
     """Jobs whose complaints name the fields of a response, and not those of the chat that it is."""
 
-    def of_client(
-        self, identity: Identity, body: bytes, cursor: Cursor | None = None
-    ) -> Prepared | ByTemplate[Prepared]:
-        with _its_words():
-            return super().of_client(identity, body, cursor)
+    def prepare_client_request(
+        self, identity: RequestContext, body: bytes, cursor: Cursor | None = None
+    ) -> PreparedRequest | DeferredRender[PreparedRequest]:
+        with _response_field_names():
+            return super().prepare_client_request(identity, body, cursor)
 
-    def of_attempt(self, attempt: Attempt, started_at_s: float, *, is_routed: bool) -> Prepared | ByTemplate[Prepared]:
-        with _its_words():
-            return super().of_attempt(attempt, started_at_s, is_routed=is_routed)
+    def prepare_attempt(
+        self, attempt: Attempt, started_at_s: float, *, is_routed: bool
+    ) -> PreparedRequest | DeferredRender[PreparedRequest]:
+        with _response_field_names():
+            return super().prepare_attempt(attempt, started_at_s, is_routed=is_routed)
 
-    async def with_checked_structure(self, prepared: Prepared) -> Prepared:
-        with _its_words():
-            return await super().with_checked_structure(prepared)
+    async def validate_grammar(self, prepared: PreparedRequest) -> PreparedRequest:
+        with _response_field_names():
+            return await super().validate_grammar(prepared)
 
-    def start(self, prepared: Prepared, limits: WorkerHello) -> Job:
-        with _its_words():
+    def start(self, prepared: PreparedRequest, limits: WorkerHello) -> ActiveRequest:
+        with _response_field_names():
             return super().start(prepared, limits)
 
 
 @contextmanager
-def _its_words() -> Iterator[None]:
+def _response_field_names() -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        raise in_its_words(error) from error
+        raise with_response_field_names(error) from error

@@ -3,20 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
-from onward.api.responses.request import ResponseRequest
-from onward.web.body import short, wrong
-from onward.web.response_items import Item, items_of
+from onward.api.responses.request import ResponseChatRequest
+from onward.web.body import field_error, short_repr
+from onward.web.response_items import Item, to_items
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 
 
-def page_of(request: ResponseRequest, request_id: str, query: Mapping[str, str]) -> dict[str, Any]:
+def input_items_page(request: ResponseChatRequest, request_id: str, query: Mapping[str, str]) -> dict[str, Any]:
     """The latest first, unless the query says otherwise."""
-    given = [*request.said.context, *items_of(request.said.input)]
+    given = [*request.body.context, *to_items(request.body.input)]
     items = [_listed(item, request_id, index) for index, item in enumerate(given)]
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise wrong("order", f"must be asc or desc, got {short(order)}")
+        raise field_error("order", f"must be asc or desc, got {short_repr(order)}")
     if order == "desc":
         items.reverse()
     items = items[_first(items, query.get("after")) :]
@@ -36,7 +36,7 @@ def _first(items: list[Item], after: str | None) -> int:
         return 0
     place = next((place for place, item in enumerate(items, 1) if item["id"] == after), None)
     if place is None:
-        raise wrong("after", f"no item has the id {short(after)}")
+        raise field_error("after", f"no item has the id {short_repr(after)}")
     return place
 
 
@@ -44,7 +44,7 @@ def _limit(given: str | None) -> int:
     if given is None:
         return DEFAULT_LIMIT
     if not given.isascii() or not given.isdigit() or not 1 <= int(given[:9]) <= MAX_LIMIT:
-        raise wrong("limit", f"must be between 1 and {MAX_LIMIT}, got {short(given)}")
+        raise field_error("limit", f"must be between 1 and {MAX_LIMIT}, got {short_repr(given)}")
     return int(given)
 
 

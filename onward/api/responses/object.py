@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from onward.api.answer import Usage
-from onward.api.dialect import Head
-from onward.api.responses.request import ResponseRequest
+from onward.api.answer import TokenUsage
+from onward.api.dialect import ObjectHeader
+from onward.api.responses.request import ResponseChatRequest
 
 
-def fields_of(head: Head, request: ResponseRequest) -> dict[str, Any]:
+def response_fields(head: ObjectHeader, request: ResponseChatRequest) -> dict[str, Any]:
     """All but those that change while the answer is made."""
-    said = request.said
+    said = request.body
     return {
         "id": head.id,
         "object": "response",
@@ -33,7 +33,7 @@ def fields_of(head: Head, request: ResponseRequest) -> dict[str, Any]:
     }
 
 
-def usage_of(usage: Usage, num_reasoning_tokens: int) -> dict[str, Any]:
+def response_usage(usage: TokenUsage, num_reasoning_tokens: int) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

@@ -6,17 +6,17 @@ The id of an item is a function of the request and of the item's place.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Status = Literal["in_progress", "completed", "incomplete"]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 @dataclass(slots=True)
 class MessageItem:
     id: str
     index: int
-    status: Status = "in_progress"
+    status: ItemStatus = "in_progress"
     texts: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
-    is_scored: bool = False
+    has_logprobs: bool = False
 
     delta, done = "response.output_text.delta", "response.output_text.done"
 
@@ -26,7 +26,7 @@ class MessageItem:
 
     def part(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"type": "output_text", "text": self.text, "annotations": []}
-        return fields | {"logprobs": list(self.logprobs)} if self.is_scored else fields
+        return fields | {"logprobs": list(self.logprobs)} if self.has_logprobs else fields
 
     def as_json(self) -> dict[str, Any]:
         """Empty as long as there is nothing in it."""
@@ -39,7 +39,7 @@ class MessageItem:
 class ReasoningItem:
     id: str
     index: int
-    status: Status = "in_progress"
+    status: ItemStatus = "in_progress"
     texts: list[str] = field(default_factory=list)
 
     delta, done = "response.reasoning_text.delta", "response.reasoning_text.done"
@@ -57,12 +57,12 @@ class ReasoningItem:
 
 
 @dataclass(slots=True)
-class CallItem:
+class FunctionCallItem:
     id: str
     index: int
     call_id: str
     name: str
-    status: Status = "in_progress"
+    status: ItemStatus = "in_progress"
     texts: list[str] = field(default_factory=list)
 
     @property
@@ -82,4 +82,4 @@ class CallItem:
 
 
 TextItem = MessageItem | ReasoningItem
-OutputItem = TextItem | CallItem
+OutputItem = TextItem | FunctionCallItem

@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 
-from onward.api.pieces import Text
-from onward.text.message_events import Content, EndTold, Event, TokenTold
+from onward.api.pieces import OutputTextStream
+from onward.text.message_events import ContentText, EndEvents, MessageEvent, TokenEvents
 
 
-class StepText:
+class PerTokenTextStream:
     """Around any other. Its events are one `TokenTold` for each token and an `EndTold`."""
 
     __slots__ = ("_steps", "_text")
 
-    def __init__(self, text: Text) -> None:
+    def __init__(self, text: OutputTextStream) -> None:
         self._text = text
-        self._steps: list[Event] = []
+        self._steps: list[MessageEvent] = []
 
     @property
     def stopped(self) -> bool:
@@ -24,28 +24,28 @@ class StepText:
         return self._text.num_reasoning_tokens
 
     @property
-    def num_calls(self) -> int:
-        return self._text.num_calls
+    def num_tool_calls(self) -> int:
+        return self._text.num_tool_calls
 
     def push(self, token_id: int) -> str:
         said = self._text.push(token_id)
-        self._steps.append(TokenTold(self._told(said)))
+        self._steps.append(TokenEvents(self._told(said)))
         return said
 
     def finish(self, reason: str) -> str:
         said = self._text.finish(reason)
-        self._steps.append(EndTold(self._told(said)))
+        self._steps.append(EndEvents(self._told(said)))
         return said
 
-    def num_covered(self, token_ids: Sequence[int]) -> int:
-        return self._text.num_covered(token_ids)
+    def num_emitted_tokens(self, token_ids: Sequence[int]) -> int:
+        return self._text.num_emitted_tokens(token_ids)
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[MessageEvent]:
         steps, self._steps = self._steps, []
         return steps
 
-    def _told(self, said: str) -> tuple[Event, ...]:
+    def _told(self, said: str) -> tuple[MessageEvent, ...]:
         events = self._text.take_events()
         if events is not None:
             return tuple(events)
-        return (Content(said),) if said else ()
+        return (ContentText(said),) if said else ()

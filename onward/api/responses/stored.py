@@ -10,69 +10,77 @@ from collections.abc import Mapping
 
 import msgspec
 
-from onward.api.generation import Generator
-from onward.api.jobs import Backend
+from onward.api.generation import GenerationRunner
+from onward.api.jobs import ApiServices
 from onward.api.ledger import MAX_ATTEMPT
-from onward.api.prepared import Prepared
-from onward.api.responses.background import Background
+from onward.api.prepared import PreparedRequest
+from onward.api.responses.background import BackgroundResponses
 from onward.api.responses.form import event_bytes
-from onward.api.responses.input_items import page_of
-from onward.api.responses.view import View
-from onward.api.streams import OF_OTHERS, Streams
+from onward.api.responses.input_items import input_items_page
+from onward.api.responses.view import ResponseView
+from onward.api.streams import ENDED_ELSEWHERE_CODES, StreamRegistry
 from onward.errors import Conflict, OnwardError
-from onward.proto.router import GivenChoice, Record
-from onward.web.failures import RequestFailed, info_of
+from onward.proto.router import ChoiceSnapshot, StreamRecord
+from onward.web.failures import RequestFailed, to_error_info
 from onward.web.keys import Caller
-from onward.web.response_context import not_over
-from onward.web.response_ids import PATH, PREFIX, own_request_id, unknown
+from onward.web.response_context import not_finished_error
+from onward.web.response_ids import PATH, PREFIX, request_id_of_response, response_not_found
 
-TAKE_UP_S = 1.0
+RESUME_WAIT_S = 1.0
 
 
-class StoredResponses:
+class InstanceResponseStore:
     """`Responses` of `web.response_endpoint`, in one instance."""
 
-    ask_every_s = 0.05
+    poll_interval_s = 0.05
 
-    def __init__(self, generator: Generator, backend: Backend, streams: Streams, background: Background) -> None:
-        self._jobs = generator.jobs
+    def __init__(
+        self,
+        generator: GenerationRunner,
+        backend: ApiServices,
+        streams: StreamRegistry,
+        background: BackgroundResponses,
+    ) -> None:
+        self._jobs = generator.builder
         self._generator, self._background = generator, background
         self._backend, self._streams = backend, streams
 
-    async def find(self, caller: Caller, response_id: str, param: str = "response_id") -> Record:
+    async def find(self, caller: Caller, response_id: str, param: str = "response_id") -> StreamRecord:
         """The caller's own, if it is there to be asked for."""
-        request_id = own_request_id(caller, response_id, param)
-        record = await self._streams.find(request_id, caller=caller.scope, must_answer=True)
+        request_id = request_id_of_response(caller, response_id, param)
+        record = await self._streams.find(request_id, caller=caller.access_filter, require_reply=True)
         if record is None or record.attempt.path != PATH:
-            raise unknown(response_id, param)
+            raise response_not_found(response_id, param)
         return record
 
-    async def view(self, record: Record) -> View:
+    async def view(self, record: StreamRecord) -> ResponseView:
         view = await self._any_view(record)
         if not view.request.is_stored:
-            raise unknown(PREFIX + record.attempt.request_id)
+            raise response_not_found(PREFIX + record.attempt.request_id)
         return view
 
-    async def _any_view(self, record: Record) -> View:
+    async def _any_view(self, record: StreamRecord) -> ResponseView:
         """Of a response that need not be stored, for the client that it is written to."""
         attempt = record.attempt
-        return await self._backend.queues.texts.run(attempt.caller, lambda: View(self._jobs, record), len(attempt.body))
+        return await self._backend.executors.text.run(
+            attempt.caller, lambda: ResponseView(self._jobs, record), len(attempt.body)
+        )
 
     def now_s(self) -> float:
         return self._backend.clock.now_s()
 
-    def reader(self) -> "ViewReader":
-        return ViewReader(self)
+    def reader(self) -> "InstanceResponseReader":
+        return InstanceResponseReader(self)
 
-    async def show(self, record: Record) -> bytes:
+    async def show(self, record: StreamRecord) -> bytes:
         return msgspec.json.encode((await self.view(record)).response(record))
 
-    async def whole(self, record: Record) -> bytes:
+    async def whole(self, record: StreamRecord) -> bytes:
         return msgspec.json.encode((await self._any_view(record)).response(record))
 
-    async def rest(self, record: Record, num_told: int | None) -> bytes:
+    async def rest(self, record: StreamRecord, num_told: int | None) -> bytes:
         """The events of a response that is over, behind those that this number of tokens has brought about. None: all."""
-        assert record.is_over
+        assert record.is_finished
         events = (await self._any_view(record)).events
         num_known = 0
         if num_told is not None:
@@ -81,79 +89,83 @@ class StoredResponses:
             num_known = len(known.events) - 1
         return b"".join(map(event_bytes, events[num_known:]))
 
-    async def input_items(self, record: Record, query: Mapping[str, str]) -> bytes:
-        return msgspec.json.encode(page_of((await self.view(record)).request, record.attempt.request_id, query))
+    async def input_items(self, record: StreamRecord, query: Mapping[str, str]) -> bytes:
+        return msgspec.json.encode(
+            input_items_page((await self.view(record)).request, record.attempt.request_id, query)
+        )
 
-    async def context(self, record: Record) -> bytes:
+    async def context(self, record: StreamRecord) -> bytes:
         view = await self.view(record)
         if not view.is_over:
-            raise not_over(PREFIX + record.attempt.request_id)
+            raise not_finished_error(PREFIX + record.attempt.request_id)
         return msgspec.json.encode(view.context())
 
-    async def take_up(self, record: Record) -> None:
+    async def resume(self, record: StreamRecord) -> None:
         """From the tokens so far, by this process. Waits for a while only: the caller does not wait for an engine."""
         attempt = record.attempt
-        if record.is_live or record.is_over:
+        if record.is_live or record.is_finished:
             return
-        attempt = msgspec.structs.replace(attempt, epoch=min(attempt.epoch + 1, MAX_ATTEMPT), final=True)
+        attempt = msgspec.structs.replace(
+            attempt, attempt_epoch=min(attempt.attempt_epoch + 1, MAX_ATTEMPT), is_final=True
+        )
         started_at_s = self._backend.clock.now_s()
-        prepared = await self._generator.prepared(
-            attempt.caller, attempt.body, lambda: self._jobs.of_attempt(attempt, started_at_s, is_routed=False)
+        prepared = await self._generator.prepare(
+            attempt.caller, attempt.body, lambda: self._jobs.prepare_attempt(attempt, started_at_s, is_routed=False)
         )
         if prepared.request.is_stored:
             # What a router or a client has left is kept for a short time only, and an engine may take longer to come.
-            self._streams.keep_response(record)
+            self._streams.store_response(record)
             # One that runs in the background was let in, and runs until it is over. One that its client has left has given
             # its slot back, so it is admitted like a new request.
-            attempt = msgspec.structs.replace(prepared.attempt, was_taken=prepared.request.is_background)
+            attempt = msgspec.structs.replace(prepared.attempt, was_accepted=prepared.request.is_background)
             prepared = dataclasses.replace(prepared, attempt=attempt)
-            beginning = self._backend.tasks.start(self._begin_again(prepared, record), attempt.caller)
-            await asyncio.wait((beginning,), timeout=TAKE_UP_S)
+            beginning = self._backend.tasks.start(self._restart(prepared, record), attempt.caller)
+            await asyncio.wait((beginning,), timeout=RESUME_WAIT_S)
 
-    async def _begin_again(self, prepared: Prepared, record: Record) -> None:
+    async def _restart(self, prepared: PreparedRequest, record: StreamRecord) -> None:
         try:
-            await self._background.begin(prepared)
+            await self._background.start(prepared)
         except Conflict:
             return  # another process was faster
         except (OnwardError, RequestFailed) as fault:
-            error = fault.info if isinstance(fault, RequestFailed) else info_of(fault)
-            if not error.retryable and error.code not in OF_OTHERS:
+            error = fault.info if isinstance(fault, RequestFailed) else to_error_info(fault)
+            if not error.retryable and error.code not in ENDED_ELSEWHERE_CODES:
                 failed = msgspec.structs.replace(record, attempt=prepared.attempt, error=error)
-                self._streams.keep_response(failed)
+                self._streams.store_response(failed)
 
-    async def cancel(self, record: Record) -> Record:
+    async def cancel(self, record: StreamRecord) -> StreamRecord:
         return await self._streams.cancel(record)
 
-    async def keep(self, record: Record) -> Record:
+    async def store(self, record: StreamRecord) -> StreamRecord:
         """As a router has decided that it has ended. Returns how it has."""
         if record.is_cancelled:
             return await self._streams.cancel(msgspec.structs.replace(record, is_cancelled=False))
-        self._streams.keep_response(record)
+        self._streams.store_response(record)
         return record
 
-    async def delete(self, record: Record) -> None:
+    async def delete(self, record: StreamRecord) -> None:
         await self._streams.delete(record)
         name, caller = record.attempt.request_id, record.attempt.caller
-        await self._backend.client.abort_by_name([name], everything=False, caller=caller)
+        await self._backend.engine_client.abort_by_name([name], abort_all=False, caller=caller)
 
 
-def cut_at(record: Record, num_tokens: int) -> Record:
+def cut_at(record: StreamRecord, num_tokens: int) -> StreamRecord:
     """As if it had been cancelled there."""
-    choices = [GivenChoice(one.token_ids[:num_tokens]) for one in record.attempt.choices]
+    choices = [ChoiceSnapshot(one.token_ids[:num_tokens]) for one in record.attempt.choices]
     attempt = msgspec.structs.replace(record.attempt, choices=choices)
-    return Record(attempt=attempt, scores=record.scores[:num_tokens], is_cancelled=True)
+    return StreamRecord(attempt=attempt, logprobs=record.logprobs[:num_tokens], is_cancelled=True)
 
 
-class ViewReader:
+class InstanceResponseReader:
     """Makes the events of one response, from record to record, without beginning at its first token each time."""
 
-    def __init__(self, stored: StoredResponses) -> None:
+    def __init__(self, stored: InstanceResponseStore) -> None:
         self._stored = stored
-        self._view: View | None = None
+        self._view: ResponseView | None = None
 
-    async def events(self, record: Record, after: int) -> bytes:
+    async def events(self, record: StreamRecord, after: int) -> bytes:
         if self._view is None:
             self._view = await self._stored.view(record)
         else:
-            self._view.take(record)
+            self._view.apply(record)
         return b"".join(map(event_bytes, self._view.events[after + 1 :]))

@@ -4,54 +4,56 @@ from typing import Any
 
 import msgspec
 
-from onward.api.answer import Usage
-from onward.api.dialect import Head, Opening
-from onward.api.pieces import Piece
-from onward.api.prepared import Prepared
-from onward.api.prompts import Prompts
-from onward.api.responses.request import ResponseRequest
-from onward.api.responses.teller import Teller, UsageOf, new_teller
+from onward.api.answer import TokenUsage
+from onward.api.dialect import ObjectHeader, OpeningChunk
+from onward.api.pieces import ChoiceUpdate
+from onward.api.prepared import PreparedRequest
+from onward.api.prompts import TextProcessor
+from onward.api.responses.request import ResponseChatRequest
+from onward.api.responses.teller import ResponseEventBuilder, UsageFunction, make_event_builder
 from onward.text.tool_calls.ids import IdStyle
 
 
-class ResponseWriter:
+class ResponseJsonWriter:
     """Of a `Writer` it has what a whole answer needs; there are no chunks."""
 
     chunk_object = "response"
-    adds_to_every_piece = False
+    has_extra_choice_fields = False
 
-    def __init__(self, prompts: Prompts, prepared: Prepared) -> None:
-        assert isinstance(prepared.request, ResponseRequest)
+    def __init__(self, prompts: TextProcessor, prepared: PreparedRequest) -> None:
+        assert isinstance(prepared.request, ResponseChatRequest)
         self._request = prepared.request
         self._request_id = prepared.attempt.request_id
-        self._id_style: IdStyle = prompts.messages.id_style
-        self._names = prompts.names
+        self._id_style: IdStyle = prompts.message_parsers.id_style
+        self._names = prompts.token_strings
 
-    def teller(self, head: Head, usage_of_tokens: UsageOf) -> Teller:
-        return new_teller(head, self._request, self._request_id, self._id_style, self._names, usage_of_tokens)
+    def event_builder(self, head: ObjectHeader, usage_of_tokens: UsageFunction) -> ResponseEventBuilder:
+        return make_event_builder(head, self._request, self._request_id, self._id_style, self._names, usage_of_tokens)
 
-    def whole(self, head: Head, choices: list[Piece], usage: Usage, beside: dict[str, Any]) -> bytes:
-        teller = self.teller(head, lambda _: usage)
-        teller.take(choices[0])
-        teller.without_scores()
+    def whole_body(
+        self, head: ObjectHeader, choices: list[ChoiceUpdate], usage: TokenUsage, beside: dict[str, Any]
+    ) -> bytes:
+        teller = self.event_builder(head, lambda _: usage)
+        teller.apply(choices[0])
+        teller.flush_without_logprobs()
         if choices[0].finish_reason is None and choices[0].error is not None:
-            teller.failed(choices[0].error)
+            teller.fail(choices[0].error)
         return msgspec.json.encode(teller.response())
 
-    def opening(self, choice: int) -> Opening | None:
+    def opening_chunk(self, choice: int) -> OpeningChunk | None:
         return None
 
-    def said(self, piece: Piece) -> bytes:
+    def content_json(self, piece: ChoiceUpdate) -> bytes:
         raise AssertionError("a response has no chunks")
 
-    def told_reason(self, piece: Piece) -> str | None:
+    def client_finish_reason(self, piece: ChoiceUpdate) -> str | None:
         return piece.finish_reason
 
-    def logprobs(self, piece: Piece) -> Any:
+    def logprobs(self, piece: ChoiceUpdate) -> Any:
         return None
 
-    def inside(self, piece: Piece) -> dict[str, Any]:
+    def extra_choice_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
         return {}
 
-    def beside(self, piece: Piece) -> dict[str, Any]:
+    def extra_top_level_fields(self, piece: ChoiceUpdate) -> dict[str, Any]:
         return {}

@@ -37,7 +37,7 @@ def load_acquire(typing_context, words, index):
 
 
 @intrinsic
-def cycles(typing_context):
+def read_cycle_counter(typing_context):
     """The core's time stamp; 0 where programs may not read it."""
 
     def emit(context, builder, sig, args):
@@ -61,7 +61,7 @@ def pause(typing_context):
 
 
 @intrinsic
-def nap(typing_context):
+def short_sleep(typing_context):
     """Leaves the core for a moment, so that whoever is waited for can have it."""
 
     def emit(context, builder, sig, args):

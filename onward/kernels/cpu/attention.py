@@ -8,15 +8,15 @@ first to last. So a row's bits depend on its own history only, not on the tile, 
 import numpy as np
 
 from onward.kernels.cpu import simd
-from onward.kernels.cpu.jit import device, inlined, out_of_line
-from onward.kernels.cpu.kv_layout import POSITIONS, record_at, record_size_of, values_offset_of
+from onward.kernels.cpu.jit import inlined_kernel_function, kernel_function, out_of_line
+from onward.kernels.cpu.kv_layout import POSITIONS_PER_RECORD, record_at, record_size_of, values_offset_of
 from onward.kernels.cpu.outer import outer_sum
 from onward.kernels.cpu.tiles import score_stride
 
-_score_stride = inlined(score_stride)
+_score_stride = inlined_kernel_function(score_stride)
 
 
-@inlined
+@inlined_kernel_function
 def _key_scores(pairs, head_dim, q, q_at, keys, key_at, scores, scores_at, stride):
     """scores[j, 0:16] = q[j] . sixteen keys."""
     j = 0
@@ -39,7 +39,7 @@ def _key_scores(pairs, head_dim, q, q_at, keys, key_at, scores, scores_at, strid
             j += 1
 
 
-@inlined
+@inlined_kernel_function
 def _add_values(pairs, head_dim, scores, scores_at, stride, values, value_at, count, sums, sums_at):
     """sums[j] += sum over `count` positions of scores[j, position] * value[position]."""
     column = 0
@@ -67,7 +67,7 @@ def _add_values(pairs, head_dim, scores, scores_at, stride, values, value_at, co
         column += 16
 
 
-@inlined
+@inlined_kernel_function
 def _softmax(scores, at, num_valid, num_blocks):
     """Turns the first `num_valid` scores into exponentials, the rest into zeros. Returns 1 / their sum."""
     lowest, zero = np.float32(-np.inf), np.float32(0.0)
@@ -90,7 +90,7 @@ def _softmax(scores, at, num_valid, num_blocks):
     return np.float32(1.0) / simd.sum_lanes(total)
 
 
-@device
+@kernel_function
 def attend_tile(q, q_stride, kv, kv_at, block_table, table_at, block_size, tile, tile_at, kv_head,
                 num_kv_heads, group_size, head_dim, scratch, q_at, out, out_stride):  # fmt: skip
     """All heads of `kv_head`'s group, for the rows of one tile. `tile` holds (first row, rows, slot, position)."""
@@ -100,7 +100,7 @@ def attend_tile(q, q_stride, kv, kv_at, block_table, table_at, block_size, tile,
     pairs = num_rows * group_size
     num_keys = position + num_rows
     num_blocks = (num_keys + 15) // 16
-    parts = block_size // POSITIONS
+    parts = block_size // POSITIONS_PER_RECORD
     record = record_size_of(head_dim, 4)
     values_at = values_offset_of(head_dim, 4)
     stride = _score_stride(num_keys)

@@ -6,34 +6,34 @@ from numba.np.numpy_support import carray
 from onward.kernels.cpu import simd
 from onward.kernels.cpu.attention import attend_tile
 from onward.kernels.cpu.int8_attention import attend_tile_int8
-from onward.kernels.cpu.jit import Kernel, device
-from onward.kernels.cpu.phases import await_all, draw, finish, lot_start
+from onward.kernels.cpu.jit import Kernel, kernel_function
+from onward.kernels.cpu.phases import claim_items, mark_finished, partition_start, wait_for_phase
 from onward.kernels.cpu.rope import rotate_and_store
-from onward.kernels.cpu.rows_context import ROWS_FIELDS
+from onward.kernels.cpu.rows_context import BATCH_FIELDS
 
-CONTEXT = np.dtype([*ROWS_FIELDS, ("kv_at", np.int64), ("q_norm", np.int64), ("k_norm", np.int64)], align=True)
+CONTEXT = np.dtype([*BATCH_FIELDS, ("kv_at", np.int64), ("q_norm", np.int64), ("k_norm", np.int64)], align=True)
 NUM_PHASES = 2
 
 
-@device
+@kernel_function
 def rotate_rows(c, phase, thread, kv, kv_at, q_norm, k_norm):
     work, qkv = simd.int64s(c.work), simd.floats(c.qkv)
     positions, pages = simd.int32s(c.positions), simd.int32s(c.pages)
     width = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
     for turn in range(c.num_lots):
         lot = (thread + turn) % c.num_lots
-        start, end = lot_start(c.num_rows, lot, c.num_lots), lot_start(c.num_rows, lot + 1, c.num_lots)
-        row = start + draw(work, phase, lot, 1)
+        start, end = partition_start(c.num_rows, lot, c.num_lots), partition_start(c.num_rows, lot + 1, c.num_lots)
+        row = start + claim_items(work, phase, lot, 1)
         while row < end:
             rotate_and_store(qkv, row * width, np.int64(positions[row]), np.int64(pages[row]), c.block_size,
                              c.num_heads, c.num_kv_heads, c.head_dim, simd.floats(c.cos), simd.floats(c.sin),
                              q_norm, k_norm, c.eps, kv, kv_at)  # fmt: skip
-            finish(work, phase, 1)
-            row = start + draw(work, phase, lot, 1)
-    await_all(work, phase, c.num_rows)
+            mark_finished(work, phase, 1)
+            row = start + claim_items(work, phase, lot, 1)
+    wait_for_phase(work, phase, c.num_rows)
 
 
-@device
+@kernel_function
 def attend_item(c, item, kv, kv_at, scratch_at):
     """One (tile, KV head)."""
     tile_at = item // c.num_kv_heads * 4
@@ -58,13 +58,13 @@ def _rotate_and_attend(thread, context):
     num_items = c.num_tiles * c.num_kv_heads
     for turn in range(c.num_lots):
         lot = (thread + turn) % c.num_lots
-        start, end = lot_start(num_items, lot, c.num_lots), lot_start(num_items, lot + 1, c.num_lots)
-        item = start + draw(work, 1, lot, 1)
+        start, end = partition_start(num_items, lot, c.num_lots), partition_start(num_items, lot + 1, c.num_lots)
+        item = start + claim_items(work, 1, lot, 1)
         while item < end:
             attend_item(c, item, kv, c.kv_at, thread * c.scratch_stride)
-            finish(work, 1, 1)
-            item = start + draw(work, 1, lot, 1)
-    await_all(work, 1, num_items)
+            mark_finished(work, 1, 1)
+            item = start + claim_items(work, 1, lot, 1)
+    wait_for_phase(work, 1, num_items)
 
 
 rotate_and_attend = Kernel(_rotate_and_attend, CONTEXT)

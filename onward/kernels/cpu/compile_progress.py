@@ -28,7 +28,7 @@ class _CompileListener(event.Listener):
 
 
 @contextlib.contextmanager
-def telling_compilation(progress: Callable[[str, float | None], None]) -> Iterator[None]:
+def report_compile_progress(progress: Callable[[str, float | None], None]) -> Iterator[None]:
     """Says nothing where every kernel is in the cache."""
     listener = _CompileListener(progress)
     event.register("numba:compile", listener)

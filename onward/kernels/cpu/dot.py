@@ -77,7 +77,7 @@ def _i32s(value: int) -> ir.Constant:
     return ir.Constant(I32X16, [value] * 16)
 
 
-def claimed_levels() -> list[str]:
+def supported_levels() -> list[str]:
     """Those whose instructions the target has, fastest first."""
     instructions = kernel_target().instructions
     return [level for level in LEVELS if instructions.issuperset(_NEEDS[level])]
@@ -86,14 +86,14 @@ def claimed_levels() -> list[str]:
 @functools.cache
 def best_level() -> str:
     """The fastest level that the target has and that gives the known answer."""
-    for level in claimed_levels():
-        if gives_known_answer(functools.partial(emit_dot, level)):
+    for level in supported_levels():
+        if passes_self_test(functools.partial(emit_dot, level)):
             return level
         log.warning(event("int8 products are wrong on this CPU and will not be used", level=level))
     raise AssertionError("plain integer arithmetic is wrong on this CPU")
 
 
-def gives_known_answer(emit: Emit) -> bool:
+def passes_self_test(emit: Emit) -> bool:
     """The largest sums there can be, of either sign, and every byte on its own."""
     cases = [([255] * 4, [127] * 4), ([255] * 4, [-128] * 4), ([255, 255, 0, 0], [127, 127, 0, 0])]
     cases += [([1 << j if i == j else 0 for i in range(4)], [-3, 5, -7, 11]) for j in range(4)]

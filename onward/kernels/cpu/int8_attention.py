@@ -13,18 +13,18 @@ import numpy as np
 from onward.kernels.cpu import simd
 from onward.kernels.cpu.dot import best_level
 from onward.kernels.cpu.int8_dots import int8_scores, int8_values
-from onward.kernels.cpu.jit import device, inlined, out_of_line
-from onward.kernels.cpu.kv_layout import POSITIONS, record_at, record_size_of, values_offset_of
+from onward.kernels.cpu.jit import inlined_kernel_function, kernel_function, out_of_line
+from onward.kernels.cpu.kv_layout import POSITIONS_PER_RECORD, record_at, record_size_of, values_offset_of
 from onward.kernels.cpu.tiles import score_stride
 
 _LEVEL = best_level()
 _GROUP = 64
 """Positions that share a weight scale."""
 
-_score_stride = inlined(score_stride)
+_score_stride = inlined_kernel_function(score_stride)
 
 
-@inlined
+@inlined_kernel_function
 def _quantize_query(q, q_at, head_dim, scale, out, out_at, scales, corrections, pair):
     """int8, and the scale that makes up for it and for `scale`."""
     largest = simd.splat(np.float32(0.0))
@@ -42,7 +42,7 @@ def _quantize_query(q, q_at, head_dim, scale, out, out_at, scales, corrections, 
     corrections[pair] = np.int32(-128) * simd.sum_lanes_i32(total)
 
 
-@inlined
+@inlined_kernel_function
 def _score(pairs, record, head_dim, q, scales, corrections, scores, scores_at, stride):
     """Sixteen scores of every pair."""
     j = 0
@@ -65,7 +65,7 @@ def _score(pairs, record, head_dim, q, scales, corrections, scores, scores_at, s
             j += 1
 
 
-@inlined
+@inlined_kernel_function
 def _weigh_group(scores, at, top, value_scales, value_at, weights, weights_at, total):
     """Sixty-four scores become bytes. Returns their scale, and `total` with the true weights added."""
     e0 = simd.exp(simd.load(scores, at) - top)
@@ -86,7 +86,7 @@ def _weigh_group(scores, at, top, value_scales, value_at, weights, weights_at, t
     return most / np.float32(255.0), total
 
 
-@inlined
+@inlined_kernel_function
 def _softmax(scores, at, num_valid, num_groups, value_scales, scales, scales_at):
     """The first `num_valid` scores become weights, bytes where the floats were; the rest become zeros. Returns 1 / the
     sum of the weights."""
@@ -114,7 +114,7 @@ def _softmax(scores, at, num_valid, num_groups, value_scales, scales, scales_at)
     return np.float32(1.0) / simd.sum_lanes(total)
 
 
-@inlined
+@inlined_kernel_function
 def _add_values(pairs, records, first, count, values_at, head_dim, weights, weights_at, step, scales, scales_at,
                 scales_step, sums):  # fmt: skip
     """Up to sixty-four positions of every pair."""
@@ -146,7 +146,7 @@ def _add_values(pairs, records, first, count, values_at, head_dim, weights, weig
         column += 32 if head_dim - column < 64 else 64
 
 
-@device
+@kernel_function
 def attend_tile_int8(q, q_stride, kv_address, block_table, table_at, block_size, tile, tile_at, kv_head, num_kv_heads,
                      group_size, head_dim, scratch, scratch_at, out, out_stride):  # fmt: skip
     """All heads of `kv_head`'s group, for the rows of one tile. `tile` holds (first row, rows, slot, position)."""
@@ -155,7 +155,7 @@ def attend_tile_int8(q, q_stride, kv_address, block_table, table_at, block_size,
     position = np.int64(tile[tile_at + 3])
     pairs, num_keys = num_rows * group_size, position + num_rows
     num_blocks, num_groups = (num_keys + 15) // 16, (num_keys + _GROUP - 1) // _GROUP
-    parts = block_size // POSITIONS
+    parts = block_size // POSITIONS_PER_RECORD
     record_bytes, values_at = record_size_of(head_dim, 1), values_offset_of(head_dim, 1)
     stride = _score_stride(num_keys)
 
@@ -172,7 +172,7 @@ def attend_tile_int8(q, q_stride, kv_address, block_table, table_at, block_size,
     for block in range(num_blocks):
         page = np.int64(block_table[table_at + block // parts])
         records[block] = kv_address + record_at(page, kv_head, block % parts, num_kv_heads, parts, record_bytes)
-        scales = simd.load(simd.floats(records[block] + values_at + POSITIONS * head_dim), 0)
+        scales = simd.load(simd.floats(records[block] + values_at + POSITIONS_PER_RECORD * head_dim), 0)
         known = simd.keep_first(scales, num_keys - block * 16, np.float32(0.0))
         simd.store(value_scales, block * 16, known)
     for block in range(num_blocks, num_groups * 4):

@@ -16,11 +16,11 @@ from onward.kernels.cpu import simd
 from onward.kernels.cpu.batch_attention import attend_item, rotate_rows
 from onward.kernels.cpu.dot import best_level
 from onward.kernels.cpu.int8_tile import int8_tile
-from onward.kernels.cpu.jit import Kernel, device, inlined, out_of_line
-from onward.kernels.cpu.phases import await_all, draw, finish, lot_start
-from onward.kernels.cpu.quantized import Quantized, quantize_group
+from onward.kernels.cpu.jit import Kernel, inlined_kernel_function, kernel_function, out_of_line
+from onward.kernels.cpu.phases import claim_items, mark_finished, partition_start, wait_for_phase
+from onward.kernels.cpu.quantized import QuantizedActivations, quantize_group
 from onward.kernels.cpu.rope import mean_square
-from onward.kernels.cpu.rows_context import ROWS_FIELDS
+from onward.kernels.cpu.rows_context import BATCH_FIELDS
 from onward.kernels.packing import BYTES_RECORD, GROUP, NIBBLES_RECORD, OUTPUT_UNIT
 
 _LEVEL = best_level()
@@ -42,7 +42,7 @@ QUANTIZED_INPUTS = ("narrow", "heads", "wide")
 
 CONTEXT = np.dtype(
     [
-        *ROWS_FIELDS,
+        *BATCH_FIELDS,
         ("token_ids", np.int64),  # int32 [rows]
         ("num_sampled", np.int64),
         ("sampled", np.int64),  # int64: rows whose logits are wanted
@@ -60,7 +60,7 @@ CONTEXT = np.dtype(
         ("final_norm", np.int64),
         ("hidden", np.int64),  # float32 [rows, hidden_size]: the residual stream
         ("logits", np.int64),  # float32 [sampled, vocab_size]
-        *((f"{name}_{part}", np.int64) for name in QUANTIZED_INPUTS for part in Quantized._fields),
+        *((f"{name}_{part}", np.int64) for name in QUANTIZED_INPUTS for part in QuantizedActivations._fields),
     ],
     align=True,
 )
@@ -79,7 +79,7 @@ class _Product(NamedTuple):
     source: Any
 
 
-@device
+@kernel_function
 def _multiply(product, pair, row, num_rows, out, out_at):
     """out[r, 0:32] = outputs 32 * pair and following, for up to four rows from `row` on."""
     out_of_line()
@@ -111,13 +111,13 @@ def _multiply(product, pair, row, num_rows, out, out_at):
             int8_tile(_LEVEL, False, 1, weights, at, stride, groups, x, inputs_at, s, t, c, scales_at, out, out_at)
 
 
-@inlined
+@inlined_kernel_function
 def _chunk(num_items):
     """Items to draw at once: few draws, but enough of them that no thread is left waiting for long."""
     return max(1, num_items // 16)
 
 
-@inlined
+@inlined_kernel_function
 def _embedding(table, is_nibbles, token, groups, group, i):
     """Input `i` of a group of one token's packed row."""
     lane = token % 16
@@ -131,25 +131,25 @@ def _embedding(table, is_nibbles, token, groups, group, i):
     return simd.float_at(table, at + 512 + 4 * lane) * level
 
 
-@device
+@kernel_function
 def _embed(c, phase, thread):
     work, hidden, token_ids = simd.int64s(c.work), simd.floats(c.hidden), simd.int32s(c.token_ids)
     table, groups = simd.uint8s(c.embedding), c.hidden_size // GROUP
     for turn in range(c.num_lots):
         lot = (thread + turn) % c.num_lots
-        start, end = lot_start(c.num_rows, lot, c.num_lots), lot_start(c.num_rows, lot + 1, c.num_lots)
-        row = start + draw(work, phase, lot, 1)
+        start, end = partition_start(c.num_rows, lot, c.num_lots), partition_start(c.num_rows, lot + 1, c.num_lots)
+        row = start + claim_items(work, phase, lot, 1)
         while row < end:
             for group in range(groups):
                 for i in range(GROUP):
                     value = _embedding(table, c.embedding_is_nibbles != 0, np.int64(token_ids[row]), groups, group, i)
                     hidden[row * c.hidden_size + group * GROUP + i] = value
-            finish(work, phase, 1)
-            row = start + draw(work, phase, lot, 1)
-    await_all(work, phase, c.num_rows)
+            mark_finished(work, phase, 1)
+            row = start + claim_items(work, phase, lot, 1)
+    wait_for_phase(work, phase, c.num_rows)
 
 
-@inlined
+@inlined_kernel_function
 def _normalize_row(hidden, at, width, weight, eps, target, target_row):
     inverse = simd.splat(np.float32(1.0) / np.sqrt(mean_square(hidden, at, width) + eps))
     for group in range(width // GROUP):
@@ -159,42 +159,42 @@ def _normalize_row(hidden, at, width, weight, eps, target, target_row):
         quantize_group(low, high, target, target_row * (width // GROUP) + group)
 
 
-@device
+@kernel_function
 def _normalize(c, phase, thread, weight_address, target):
     out_of_line()
     work, hidden, weight = simd.int64s(c.work), simd.floats(c.hidden), simd.floats(weight_address)
     for turn in range(c.num_lots):
         lot = (thread + turn) % c.num_lots
-        start, end = lot_start(c.num_rows, lot, c.num_lots), lot_start(c.num_rows, lot + 1, c.num_lots)
-        row = start + draw(work, phase, lot, 1)
+        start, end = partition_start(c.num_rows, lot, c.num_lots), partition_start(c.num_rows, lot + 1, c.num_lots)
+        row = start + claim_items(work, phase, lot, 1)
         while row < end:
             _normalize_row(hidden, row * c.hidden_size, c.hidden_size, weight, c.eps, target, row)
-            finish(work, phase, 1)
-            row = start + draw(work, phase, lot, 1)
-    await_all(work, phase, c.num_rows)
+            mark_finished(work, phase, 1)
+            row = start + claim_items(work, phase, lot, 1)
+    wait_for_phase(work, phase, c.num_rows)
 
 
-@device
+@kernel_function
 def _normalize_sampled(c, phase, target):
     """The final norm, only of the rows that the head is wanted for."""
     work, hidden, weight = simd.int64s(c.work), simd.floats(c.hidden), simd.floats(c.final_norm)
     sampled = simd.int64s(c.sampled)
-    i = draw(work, phase, 0, 1)
+    i = claim_items(work, phase, 0, 1)
     while i < c.num_sampled:
         _normalize_row(hidden, sampled[i] * c.hidden_size, c.hidden_size, weight, c.eps, target, i)
-        finish(work, phase, 1)
-        i = draw(work, phase, 0, 1)
-    await_all(work, phase, c.num_sampled)
+        mark_finished(work, phase, 1)
+        i = claim_items(work, phase, 0, 1)
+    wait_for_phase(work, phase, c.num_sampled)
 
 
-@inlined
+@inlined_kernel_function
 def _row_lots(c, num_rows):
     """Few rows: threads share the outputs, so that each weight is read once. Many: they share the rows, each reads all
     the weights, and what it computes stays in its own cache."""
     return c.num_lots if num_rows >= _MANY_ROWS else 1
 
 
-@device
+@kernel_function
 def _linear(c, phase, thread, num_rows, product, outputs, bias_address, adds, target, scratch_at):
     """target (+)= source . weights (+ bias), 32 outputs at a time."""
     out_of_line()
@@ -203,8 +203,8 @@ def _linear(c, phase, thread, num_rows, product, outputs, bias_address, adds, ta
     chunk = _chunk(num_pairs)
     for turn in range(num_lots):
         lot = (thread + turn) % num_lots
-        first_row, end_row = lot_start(num_rows, lot, num_lots), lot_start(num_rows, lot + 1, num_lots)
-        first = draw(work, phase, lot, chunk)
+        first_row, end_row = partition_start(num_rows, lot, num_lots), partition_start(num_rows, lot + 1, num_lots)
+        first = claim_items(work, phase, lot, chunk)
         while first < num_pairs:
             last = min(first + chunk, num_pairs)
             for pair in range(first, last):
@@ -224,18 +224,18 @@ def _linear(c, phase, thread, num_rows, product, outputs, bias_address, adds, ta
                             high = simd.load(target, at + 16) + high
                         simd.store(target, at, low)
                         simd.store(target, at + 16, high)
-            finish(work, phase, last - first)
-            first = draw(work, phase, lot, chunk)
-    await_all(work, phase, num_pairs * num_lots)
+            mark_finished(work, phase, last - first)
+            first = claim_items(work, phase, lot, chunk)
+    wait_for_phase(work, phase, num_pairs * num_lots)
 
 
-@inlined
-def _silu_times(gate, up):
+@inlined_kernel_function
+def _silu_and_mul(gate, up):
     one = simd.splat(np.float32(1.0))
     return up * (gate / (one + simd.exp(simd.splat(np.float32(0.0)) - gate)))
 
 
-@device
+@kernel_function
 def _gate_and_up(c, phase, thread, product, target, scratch_at):
     """A pair of tiles is sixteen outputs of gate and of up; two pairs make a group of the next product's input."""
     out_of_line()
@@ -245,8 +245,8 @@ def _gate_and_up(c, phase, thread, product, target, scratch_at):
     second_at = scratch_at + ROWS_AT_ONCE * OUTPUT_UNIT
     for turn in range(num_lots):
         lot = (thread + turn) % num_lots
-        first_row, end_row = lot_start(c.num_rows, lot, num_lots), lot_start(c.num_rows, lot + 1, num_lots)
-        first = draw(work, phase, lot, chunk)
+        first_row, end_row = partition_start(c.num_rows, lot, num_lots), partition_start(c.num_rows, lot + 1, num_lots)
+        first = claim_items(work, phase, lot, chunk)
         while first < num_groups:
             last = min(first + chunk, num_groups)
             for group in range(first, last):
@@ -256,15 +256,15 @@ def _gate_and_up(c, phase, thread, product, target, scratch_at):
                     _multiply(product, 2 * group + 1, row, count, scratch, second_at)
                     for r in range(count):
                         i, j = scratch_at + r * OUTPUT_UNIT, second_at + r * OUTPUT_UNIT
-                        low = _silu_times(simd.load(scratch, i), simd.load(scratch, i + 16))
-                        high = _silu_times(simd.load(scratch, j), simd.load(scratch, j + 16))
+                        low = _silu_and_mul(simd.load(scratch, i), simd.load(scratch, i + 16))
+                        high = _silu_and_mul(simd.load(scratch, j), simd.load(scratch, j + 16))
                         quantize_group(low, high, target, (row + r) * num_groups + group)
-            finish(work, phase, last - first)
-            first = draw(work, phase, lot, chunk)
-    await_all(work, phase, num_groups * num_lots)
+            mark_finished(work, phase, last - first)
+            first = claim_items(work, phase, lot, chunk)
+    wait_for_phase(work, phase, num_groups * num_lots)
 
 
-@device
+@kernel_function
 def _attend(c, phase, thread, kv, kv_at, target, scratch_at):
     """Attention; each item also quantizes what it wrote, which no other item shares a group with."""
     out_of_line()
@@ -273,8 +273,8 @@ def _attend(c, phase, thread, kv, kv_at, target, scratch_at):
     num_items = c.num_tiles * c.num_kv_heads
     for turn in range(c.num_lots):
         lot = (thread + turn) % c.num_lots
-        first, end = lot_start(num_items, lot, c.num_lots), lot_start(num_items, lot + 1, c.num_lots)
-        item = first + draw(work, phase, lot, 1)
+        first, end = partition_start(num_items, lot, c.num_lots), partition_start(num_items, lot + 1, c.num_lots)
+        item = first + claim_items(work, phase, lot, 1)
         while item < end:
             attend_item(c, item, kv, kv_at, scratch_at)
             tile_at = item // c.num_kv_heads * 4
@@ -283,17 +283,17 @@ def _attend(c, phase, thread, kv, kv_at, target, scratch_at):
                 start = row * c.num_heads * c.head_dim + item % c.num_kv_heads * item_width
                 for i in range(start, start + item_width, GROUP):
                     quantize_group(simd.load(attended, i), simd.load(attended, i + 16), target, i // GROUP)
-            finish(work, phase, 1)
-            item = first + draw(work, phase, lot, 1)
-    await_all(work, phase, num_items)
+            mark_finished(work, phase, 1)
+            item = first + claim_items(work, phase, lot, 1)
+    wait_for_phase(work, phase, num_items)
 
 
-@inlined
+@inlined_kernel_function
 def _inputs(values, scales, totals, corrections):
-    return Quantized(simd.int8s(values), simd.floats(scales), simd.floats(totals), simd.int32s(corrections))
+    return QuantizedActivations(simd.int8s(values), simd.floats(scales), simd.floats(totals), simd.int32s(corrections))
 
 
-@inlined
+@inlined_kernel_function
 def _forward(thread, c, kv):
     narrow = _inputs(c.narrow_values, c.narrow_scales, c.narrow_totals, c.narrow_corrections)
     heads = _inputs(c.heads_values, c.heads_scales, c.heads_totals, c.heads_corrections)

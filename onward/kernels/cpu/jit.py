@@ -48,17 +48,17 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 _INNER: dict[str, Any] = _OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
-def device(function: Any) -> Any:
+def kernel_function(function: Any) -> Any:
     """Called from kernels only."""
     return numba.njit(**_INNER, forceinline=False)(function)  # or it would inherit its caller's
 
 
-def inlined(function: Any) -> Any:
+def inlined_kernel_function(function: Any) -> Any:
     """Called from kernels only, and small enough to be part of its caller."""
     return numba.njit(**_INNER, forceinline=True)(function)
 
 
-def cached(signature: Any, function: Any, **options: Any) -> Any:
+def compile_cached(signature: Any, function: Any, **options: Any) -> Any:
     """A C function, compiled or from the cache. A folder that cannot be written and lacks it costs the time to compile."""
     try:
         return numba.cfunc(signature, cache=True, **options)(function)
@@ -76,13 +76,13 @@ class Kernel:
     @functools.cached_property
     def _compiled(self) -> Any:
         signature = types.void(types.int64, types.CPointer(numba.from_dtype(self.context)))
-        return cached(signature, self._function, error_model="numpy")
+        return compile_cached(signature, self._function, error_model="numpy")
 
     @property
     def address(self) -> int:
         return self._compiled.address
 
-    def run_alone(self, context: np.ndarray) -> None:
+    def run_on_caller(self, context: np.ndarray) -> None:
         """On the caller's thread, for kernels that share nothing out. The caller keeps what `context` points to."""
         assert context.dtype == self.context
         self._call(0, context.ctypes.data)

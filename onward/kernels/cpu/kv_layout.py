@@ -12,57 +12,57 @@ a scale for its key and one for its value; both lie as the integer products want
 import numpy as np
 
 from onward.kernels.cpu import simd
-from onward.kernels.cpu.jit import inlined
+from onward.kernels.cpu.jit import inlined_kernel_function
 
-POSITIONS = 16
-_SCALE_BYTES = 4 * POSITIONS
+POSITIONS_PER_RECORD = 16
+_SCALE_BYTES = 4 * POSITIONS_PER_RECORD
 
 
 def record_size(head_dim: int, itemsize: int) -> int:
-    return 2 * (POSITIONS * head_dim + (_SCALE_BYTES if itemsize == 1 else 0))
+    return 2 * (POSITIONS_PER_RECORD * head_dim + (_SCALE_BYTES if itemsize == 1 else 0))
 
 
 def values_offset(head_dim: int, itemsize: int) -> int:
-    return POSITIONS * head_dim + (_SCALE_BYTES if itemsize == 1 else 0)
+    return POSITIONS_PER_RECORD * head_dim + (_SCALE_BYTES if itemsize == 1 else 0)
 
 
-record_size_of = inlined(record_size)
-values_offset_of = inlined(values_offset)
+record_size_of = inlined_kernel_function(record_size)
+values_offset_of = inlined_kernel_function(values_offset)
 
 
-@inlined
+@inlined_kernel_function
 def record_at(page, head, part, num_kv_heads, parts_per_page, size):
     """Where sixteen positions begin: part number `part` of a page."""
     return ((page * num_kv_heads + head) * parts_per_page + part) * size
 
 
-@inlined
+@inlined_kernel_function
 def store_key(kv, record, lane, source, source_at, head_dim):
     """The key of position `lane` of a record."""
     if simd.itemsize(kv) == 4:
         for i in range(head_dim):
-            kv[record + i * POSITIONS + lane] = source[source_at + i]
+            kv[record + i * POSITIONS_PER_RECORD + lane] = source[source_at + i]
     else:
-        factor = _store_scale(kv, record + POSITIONS * head_dim + 4 * lane, source, source_at, head_dim)
+        factor = _store_scale(kv, record + POSITIONS_PER_RECORD * head_dim + 4 * lane, source, source_at, head_dim)
         for i in range(head_dim):
             level = np.int32(np.rint(source[source_at + i] * factor))
-            kv[record + i // 4 * 4 * POSITIONS + lane * 4 + i % 4] = level + 128
+            kv[record + i // 4 * 4 * POSITIONS_PER_RECORD + lane * 4 + i % 4] = level + 128
 
 
-@inlined
+@inlined_kernel_function
 def store_value(kv, record, lane, source, source_at, head_dim):
     at = record + values_offset_of(head_dim, simd.itemsize(kv))
     if simd.itemsize(kv) == 4:
         for i in range(head_dim):
             kv[at + lane * head_dim + i] = source[source_at + i]
     else:
-        factor = _store_scale(kv, at + POSITIONS * head_dim + 4 * lane, source, source_at, head_dim)
+        factor = _store_scale(kv, at + POSITIONS_PER_RECORD * head_dim + 4 * lane, source, source_at, head_dim)
         for i in range(head_dim):
             level = np.int32(np.rint(source[source_at + i] * factor))
             kv[at + lane // 4 * 4 * head_dim + i * 4 + lane % 4] = level
 
 
-@inlined
+@inlined_kernel_function
 def _store_scale(kv, at, source, source_at, head_dim):
     """Writes the scale that makes the largest value 127, and returns its inverse."""
     largest = simd.splat(np.float32(0.0))

@@ -10,35 +10,35 @@ so rows mostly stay with the core that computed them before, and nobody idles.
 of their own; beside them, when a phase is over, its time stamp, for those who want to know where a step's time goes.
 """
 
-from onward.kernels.cpu.atomics import cycles, fetch_add, load_acquire, nap, pause
-from onward.kernels.cpu.jit import device, inlined
+from onward.kernels.cpu.atomics import fetch_add, load_acquire, pause, read_cycle_counter, short_sleep
+from onward.kernels.cpu.jit import inlined_kernel_function, kernel_function
 
 WORDS_PER_PHASE = 16
-MAX_LOTS = 8
+MAX_PARTITIONS = 8
 END_STAMP = 9
 _SPINS_BEFORE_NAP = 4000
 
 
-@inlined
-def draw(work, phase, lot, count):
+@inlined_kernel_function
+def claim_items(work, phase, lot, count):
     """The first of the next `count` items of a lot. It may lie beyond the last one: then nothing is left to do."""
     return fetch_add(work, phase * WORDS_PER_PHASE + lot, count)
 
 
-@inlined
-def lot_start(total, lot, num_lots):
+@inlined_kernel_function
+def partition_start(total, lot, num_lots):
     """Where a lot begins, when `total` items are divided evenly."""
     return total * lot // num_lots
 
 
-@inlined
-def finish(work, phase, count):
+@inlined_kernel_function
+def mark_finished(work, phase, count):
     """What these items wrote is visible to all who find the phase complete."""
     fetch_add(work, phase * WORDS_PER_PHASE + 8, count)
 
 
-@device
-def await_all(work, phase, total):
+@kernel_function
+def wait_for_phase(work, phase, total):
     """Returns when all `total` items of the phase are done, by whomever."""
     spins = 0
     while load_acquire(work, phase * WORDS_PER_PHASE + 8) < total:
@@ -46,5 +46,5 @@ def await_all(work, phase, total):
         if spins < _SPINS_BEFORE_NAP:
             pause()
         else:
-            nap()
-    work[phase * WORDS_PER_PHASE + END_STAMP] = cycles()
+            short_sleep()
+    work[phase * WORDS_PER_PHASE + END_STAMP] = read_cycle_counter()

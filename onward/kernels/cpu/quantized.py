@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onward.kernels.cpu import simd
-from onward.kernels.cpu.jit import inlined
+from onward.kernels.cpu.jit import inlined_kernel_function
 from onward.kernels.packing import GROUP
 
 
-class Quantized(NamedTuple):
+class QuantizedActivations(NamedTuple):
     """[rows, inputs] int8, and three arrays [rows, inputs / 32]: arrays for Python, pointers for kernels."""
 
     values: Any
@@ -20,7 +20,7 @@ class Quantized(NamedTuple):
     """-128 times the sum: what makes up for weights being stored plus 128."""
 
     @classmethod
-    def allocate(cls, max_rows: int, inputs: int) -> "Quantized":
+    def allocate(cls, max_rows: int, inputs: int) -> "QuantizedActivations":
         groups = max_rows * inputs // GROUP
         return cls(
             np.zeros(max_rows * inputs, np.int8),
@@ -30,7 +30,7 @@ class Quantized(NamedTuple):
         )
 
 
-@inlined
+@inlined_kernel_function
 def quantize_group(low, high, target, group):
     """Writes 32 values, given as two vectors, as group number `group` of the whole array.
 

@@ -3,11 +3,11 @@
 import numpy as np
 
 from onward.kernels.cpu import simd
-from onward.kernels.cpu.jit import device, inlined, out_of_line
-from onward.kernels.cpu.kv_layout import POSITIONS, record_at, record_size_of, store_key, store_value
+from onward.kernels.cpu.jit import inlined_kernel_function, kernel_function, out_of_line
+from onward.kernels.cpu.kv_layout import POSITIONS_PER_RECORD, record_at, record_size_of, store_key, store_value
 
 
-@inlined
+@inlined_kernel_function
 def mean_square(x, at, size):
     """Sixteen running sums, folded at the end. `size` is a multiple of 16."""
     total = simd.splat(np.float32(0.0))
@@ -17,14 +17,14 @@ def mean_square(x, at, size):
     return simd.sum_lanes(total) / np.float32(size)
 
 
-@inlined
+@inlined_kernel_function
 def _normalize_head(x, at, weight, head_dim, eps):
     inverse = np.float32(1.0) / np.sqrt(mean_square(x, at, head_dim) + eps)
     for i in range(head_dim):
         x[at + i] = x[at + i] * inverse * weight[i]
 
 
-@inlined
+@inlined_kernel_function
 def _rotate_head(x, at, cos, sin, angle_at, half):
     for i in range(half):
         low, high = x[at + i], x[at + half + i]
@@ -33,7 +33,7 @@ def _rotate_head(x, at, cos, sin, angle_at, half):
         x[at + half + i] = high * c + low * s
 
 
-@device
+@kernel_function
 def rotate_and_store(qkv, at, position, page, block_size, num_heads, num_kv_heads, head_dim, cos, sin,
                      q_norm, k_norm, eps, kv, kv_at):  # fmt: skip
     """One row: q and k are normalized and rotated in place, k and v are copied into their page.
@@ -48,10 +48,10 @@ def rotate_and_store(qkv, at, position, page, block_size, num_heads, num_kv_head
             weight = simd.floats(q_norm if head < num_heads else k_norm)
             _normalize_head(qkv, at + head * head_dim, weight, head_dim, eps)
         _rotate_head(qkv, at + head * head_dim, cos, sin, angle_at, half)
-    lane, part = position % POSITIONS, position % block_size // POSITIONS
+    lane, part = position % POSITIONS_PER_RECORD, position % block_size // POSITIONS_PER_RECORD
     size = record_size_of(head_dim, simd.itemsize(kv))
     for head in range(num_kv_heads):
-        record = kv_at + record_at(page, head, part, num_kv_heads, block_size // POSITIONS, size)
+        record = kv_at + record_at(page, head, part, num_kv_heads, block_size // POSITIONS_PER_RECORD, size)
         key_from = at + (num_heads + head) * head_dim
         store_key(kv, record, lane, qkv, key_from, head_dim)
         store_value(kv, record, lane, qkv, key_from + num_kv_heads * head_dim, head_dim)

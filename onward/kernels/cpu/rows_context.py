@@ -5,7 +5,7 @@ Addresses are int64; what lies there is said beside them.
 
 import numpy as np
 
-ROWS_FIELDS: list[tuple[str, type]] = [
+BATCH_FIELDS: list[tuple[str, type]] = [
     ("num_rows", np.int64),
     ("num_tiles", np.int64),
     ("positions", np.int64),  # int32 [rows]

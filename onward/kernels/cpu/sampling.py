@@ -12,8 +12,8 @@ import numpy as np
 from numba.np.numpy_support import carray
 
 from onward.kernels.cpu import simd
-from onward.kernels.cpu.jit import Kernel, device, inlined, out_of_line
-from onward.kernels.cpu.phases import await_all, draw, finish
+from onward.kernels.cpu.jit import Kernel, inlined_kernel_function, kernel_function, out_of_line
+from onward.kernels.cpu.phases import claim_items, mark_finished, wait_for_phase
 
 _CHUNK = 1024
 _CANDIDATE = np.float32(2.0**-12)
@@ -49,7 +49,7 @@ def scratch_size(vocab_size: int) -> int:
     return -(-vocab_size // _CHUNK) * _CHUNK + 2 * (_MAX_CANDIDATES + _CHUNK)
 
 
-@inlined
+@inlined_kernel_function
 def _mix(x):
     """A bijection of 64 bits in which every input bit changes half of the output's (splitmix64's finalizer)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -57,7 +57,7 @@ def _mix(x):
     return x ^ (x >> np.uint64(31))
 
 
-@inlined
+@inlined_kernel_function
 def _uniform(seed, choice, position):
     """In [0, 1), with 53 bits."""
     step = np.uint64(0x9E3779B97F4A7C15)
@@ -67,7 +67,7 @@ def _uniform(seed, choice, position):
     return np.float64(state >> np.uint64(11)) * 2.0**-53
 
 
-@device
+@kernel_function
 def _peak(logits, at, size):
     """The largest logit, or NaN if any is NaN or infinite upwards."""
     infinity = np.float32(np.inf)
@@ -85,7 +85,7 @@ def _peak(logits, at, size):
     return np.float32(np.nan) if bad else top
 
 
-@inlined
+@inlined_kernel_function
 def _first_of(logits, at, size, value):
     for i in range(size):
         if logits[at + i] == value:
@@ -93,7 +93,7 @@ def _first_of(logits, at, size, value):
     return 0
 
 
-@device
+@kernel_function
 def _weigh(logits, at, size, peak, temperature, weights):
     """Weights relative to the likeliest token's, which gets 1; zeros after the last. Returns how many there are."""
     inverse, top = simd.splat(np.float32(1.0) / temperature), simd.splat(peak)
@@ -105,7 +105,7 @@ def _weigh(logits, at, size, peak, temperature, weights):
     return _pad(weights, size)
 
 
-@inlined
+@inlined_kernel_function
 def _pad(weights, size):
     """Fills the last chunk with zeros. Returns its end."""
     end = (size + _CHUNK - 1) // _CHUNK * _CHUNK
@@ -114,7 +114,7 @@ def _pad(weights, size):
     return end
 
 
-@device
+@kernel_function
 def _mass_from(weights, size, lowest):
     """The sum of the weights that are not below `lowest`; never less for a smaller one. `size` is whole chunks."""
     out_of_line()
@@ -127,7 +127,7 @@ def _mass_from(weights, size, lowest):
     return mass
 
 
-@device
+@kernel_function
 def _count_from(weights, size, lowest):
     out_of_line()
     total = simd.splat_i32(np.int32(0))
@@ -136,7 +136,7 @@ def _count_from(weights, size, lowest):
     return np.int64(simd.sum_lanes_i32(total))
 
 
-@device
+@kernel_function
 def _cut(weights, size, num_kept, mass_kept):
     """The greatest weight from which on there are `num_kept` tokens (or, if that is 0, a mass of `mass_kept`)."""
     low, high = np.int64(0), np.int64(_BITS_OF_ONE) + 1  # enough from `low` on, not from `high` on
@@ -154,13 +154,13 @@ def _cut(weights, size, num_kept, mass_kept):
     return simd.float_of_bits(np.int32(low))
 
 
-@device
+@kernel_function
 def _drop_below(weights, size, lowest):
     for i in range(0, size, 16):
         simd.store(weights, i, simd.keep_not_below(simd.load(weights, i), lowest))
 
 
-@device
+@kernel_function
 def _pick_out(weights, size, lowest, candidates, ids):
     """Copies the weights that are not below `lowest`, in order. Returns how many there are, or more than fit."""
     count = 0
@@ -176,7 +176,7 @@ def _pick_out(weights, size, lowest, candidates, ids):
     return count
 
 
-@device
+@kernel_function
 def _token_at(weights, size, point):
     """The token in whose share `point`, a number below the sum of all weights, lies."""
     start = 0
@@ -198,7 +198,7 @@ def _token_at(weights, size, point):
     return last
 
 
-@device
+@kernel_function
 def _draw_from(weights, size, top_k, top_p, min_p, number):
     """Cuts, then draws. `size` is whole chunks, with zeros where there is no token."""
     zero = np.float32(0.0)
@@ -212,7 +212,7 @@ def _draw_from(weights, size, top_k, top_p, min_p, number):
     return _token_at(weights, size, number * _mass_from(weights, size, zero))
 
 
-@device
+@kernel_function
 def _choose(c, row, at, peak, weights):
     size = c.vocab_size
     top_k, top_p = simd.int64s(c.top_ks)[row], simd.doubles(c.top_ps)[row]
@@ -245,7 +245,7 @@ def _sample(thread, context):
     c = carray(context, 1)[0]
     work, logits = simd.int64s(c.work), simd.floats(c.logits)
     token_ids, is_valid = simd.int64s(c.token_ids), simd.uint8s(c.is_valid)
-    row = draw(work, 0, 0, 1)
+    row = claim_items(work, 0, 0, 1)
     while row < c.count:
         at = row * c.stride
         peak = _peak(logits, at, c.vocab_size)
@@ -255,9 +255,9 @@ def _sample(thread, context):
             token_ids[row] = _first_of(logits, at, c.vocab_size, peak)
         elif is_valid[row]:
             token_ids[row] = _choose(c, row, at, peak, simd.shifted(simd.floats(c.scratch), thread * c.scratch_stride))
-        finish(work, 0, 1)
-        row = draw(work, 0, 0, 1)
-    await_all(work, 0, c.count)
+        mark_finished(work, 0, 1)
+        row = claim_items(work, 0, 0, 1)
+    wait_for_phase(work, 0, c.count)
 
 
 sample = Kernel(_sample, CONTEXT)

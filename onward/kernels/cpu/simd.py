@@ -13,7 +13,7 @@ from numba import types
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import lower_builtin, models, register_model
 
-from onward.kernels.cpu.jit import inlined
+from onward.kernels.cpu.jit import inlined_kernel_function
 from onward.kernels.cpu.vectors import (
     F32,
     F32X16,
@@ -37,7 +37,7 @@ from onward.kernels.cpu.vectors import (
 _LANE_INDEX = ir.Constant(I32X16, list(range(LANES)))
 
 
-class Vector(types.Type):
+class SimdVectorType(types.Type):
     """A numba type whose values are one LLVM vector."""
 
     def __init__(self, name: str, llvm_type: ir.VectorType) -> None:
@@ -45,13 +45,13 @@ class Vector(types.Type):
         self.llvm_type = llvm_type
 
 
-f32x16 = Vector("f32x16", F32X16)
-i32x16 = Vector("i32x16", I32X16)
+f32x16 = SimdVectorType("f32x16", F32X16)
+i32x16 = SimdVectorType("i32x16", I32X16)
 
 
-@register_model(Vector)
+@register_model(SimdVectorType)
 class _VectorModel(models.PrimitiveModel):
-    def __init__(self, dmm: Any, fe_type: Vector) -> None:
+    def __init__(self, dmm: Any, fe_type: SimdVectorType) -> None:
         super().__init__(dmm, fe_type, fe_type.llvm_type)
 
 
@@ -209,7 +209,7 @@ def half_at(typing_context, pointer, offset):
 
 class _SameVectors(AbstractTemplate):
     def generic(self, args, kws):
-        if len(args) == 2 and isinstance(args[0], Vector) and args[0] == args[1]:
+        if len(args) == 2 and isinstance(args[0], SimdVectorType) and args[0] == args[1]:
             return signature(args[0], args[0], args[0])
         return None
 
@@ -226,7 +226,7 @@ def _lower_operator(function: Any, float_name: str, int_name: str) -> None:
     declare: Any = infer_global(function)
     declare(type(f"_{int_name}", (_SameVectors,), {"key": function}))
 
-    @lower_builtin(function, Vector, Vector)
+    @lower_builtin(function, SimdVectorType, SimdVectorType)
     def emit(context, builder, sig, args):
         return getattr(builder, float_name if sig.return_type == f32x16 else int_name)(*args)
 
@@ -399,7 +399,7 @@ def max_lanes(typing_context, vector):
 # exp(x) = 2^n * e^r with n = round(x / ln 2), |r| <= ln(2) / 2, and a polynomial for e^r: within 2 ulp.
 
 
-@inlined
+@inlined_kernel_function
 def exp(x):
     """e to the x. Below -87.3 the result is 0; above 88 it stays at e^88."""
     x = maximum(minimum(x, splat(88.0)), splat(-87.9))

@@ -21,7 +21,7 @@ _OF_AVX2 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsav
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CpuTarget:
     """As LLVM writes it."""
 
     cpu: str
@@ -31,23 +31,23 @@ class Target:
 
 
 @functools.cache
-def kernel_target() -> Target:
+def kernel_target() -> CpuTarget:
     return target_for(simd_level(), llvm.get_host_cpu_features(), is_x86=llvm.get_default_triple().startswith("x86_64"))
 
 
-def target_for(level: SimdLevel, features: Mapping[str, bool], *, is_x86: bool) -> Target:
+def target_for(level: SimdLevel, features: Mapping[str, bool], *, is_x86: bool) -> CpuTarget:
     """The target of a level on a machine with these features."""
     present = frozenset(name for name, is_there in features.items() if is_there)
     if level == "native":
-        return Target(llvm.get_host_cpu_name(), _flattened(features), present)
+        return CpuTarget(llvm.get_host_cpu_name(), _flattened(features), present)
     if level == "plain":
-        return Target("x86-64" if is_x86 else "generic", "", frozenset())
+        return CpuTarget("x86-64" if is_x86 else "generic", "", frozenset())
     missing = [name for name in _OF_AVX2 if name not in present]
     if missing:
         raise StartupError(
             f"ONWARD_SIMD=avx2: this CPU lacks {', '.join(missing)}; set ONWARD_SIMD to native or plain, or unset it"
         )
-    return Target("x86-64-v3", "", frozenset(_OF_AVX2))
+    return CpuTarget("x86-64-v3", "", frozenset(_OF_AVX2))
 
 
 def _flattened(features: Mapping[str, bool]) -> str:

@@ -16,8 +16,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from onward.kernels.cpu.atomics import fetch_add, load_acquire, nap, pause, sleep_while, wake_all
-from onward.kernels.cpu.jit import Kernel, cached
+from onward.kernels.cpu.atomics import fetch_add, load_acquire, pause, short_sleep, sleep_while, wake_all
+from onward.kernels.cpu.jit import Kernel, compile_cached
 from onward.kernels.cpu.vectors import Builder, intrinsic
 
 # Words of the control block, each on a cache line of its own.
@@ -72,7 +72,7 @@ def _lead(control, kernel, context):
         if spins < _SPINS_BEFORE_NAP:
             pause()
         else:
-            nap()
+            short_sleep()
 
 
 _CONTROL = types.CPointer(types.int64)
@@ -80,12 +80,12 @@ _CONTROL = types.CPointer(types.int64)
 
 @functools.cache
 def _compiled_help() -> Any:
-    return cached(types.void(types.int64, _CONTROL), _help)
+    return compile_cached(types.void(types.int64, _CONTROL), _help)
 
 
 @functools.cache
 def _compiled_lead() -> Any:
-    return cached(types.void(_CONTROL, types.int64, types.int64), _lead)
+    return compile_cached(types.void(_CONTROL, types.int64, types.int64), _lead)
 
 
 class ThreadPool:

@@ -33,7 +33,7 @@ def _silu_gate(gate_up, out, size, in_stride, out_stride, BLOCK: tl.constexpr, P
     tl.store(out + row * out_stride + columns, gated(gate, up).to(out.dtype.element_ty), mask=is_in)
 
 
-def silu_gate(gate_up: torch.Tensor, out: torch.Tensor, *, overlap: bool = False) -> None:
+def silu_and_mul(gate_up: torch.Tensor, out: torch.Tensor, *, overlap: bool = False) -> None:
     """gate_up [rows, 2 size], out [rows, size]."""
     rows, size = out.shape
     launch(

@@ -25,7 +25,7 @@ def _add_rows(x, total, num_rows, stride, size, BLOCK: tl.constexpr):
     tl.store(total + columns, found, mask=is_in)
 
 
-def add_rows(x: torch.Tensor, total: torch.Tensor) -> None:
+def accumulate_rows(x: torch.Tensor, total: torch.Tensor) -> None:
     """x [rows, size] in any type, total float64 [size]."""
     rows, size = x.shape
     grid = (triton.cdiv(size, _COLUMNS),)

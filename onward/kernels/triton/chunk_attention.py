@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from onward.kernels.triton.launching import launch
-from onward.kernels.triton.pages import check_pages
+from onward.kernels.triton.pages import check_kv_layout
 from onward.kernels.triton.split_softmax import (
     FIXED_SPLITS,
     LOG2_E,
@@ -111,7 +111,7 @@ def chunk_attention(
 ) -> None:
     """q and out [rows, heads, head_dim] (rows may be strided), tables int32 [requests, blocks], tiles those of
     `chunk_tiles` for `plan.rows` rows, or of fewer."""
-    check_pages(kv)
+    check_kv_layout(kv)
     _, num_heads, dim = q.shape
     _, _, num_kv_heads, page, _ = kv.shape
     splits = plan.splits

@@ -26,7 +26,7 @@ import triton.language as tl
 from onward.kernels.ops import HeadShape
 from onward.kernels.triton.head_rotation import load_angles, load_norm, rotated
 from onward.kernels.triton.launching import is_launching, launch
-from onward.kernels.triton.pages import check_pages
+from onward.kernels.triton.pages import check_kv_layout
 from onward.kernels.triton.split_softmax import (
     FIXED_SPLITS,
     LOG2_E,
@@ -284,7 +284,7 @@ def decode_attention(
     With `overlap` the launch begins while the kernel before it ends. Then only `qkv` may be that kernel's work: lengths,
     tables and the history are read at once.
     """
-    check_pages(kv)
+    check_kv_layout(kv)
     batch, num_heads, dim = out.shape
     _, _, num_kv_heads, page, _ = kv.shape
     splits, group = plan.splits, num_heads // num_kv_heads

@@ -26,7 +26,7 @@ def _forbid(logits, rows, bits, vocab_size, logits_stride, bits_stride, BLOCK: t
     tl.store(logits + row * logits_stride + tokens, -float("inf"), mask=is_in & is_forbidden)
 
 
-def forbid(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
     """logits float32 [any, vocabulary], rows int64 (those that are changed), bits uint8 [rows, octets], lowest first."""
     vocab_size = logits.shape[1]
     assert bits.shape[1] * 8 >= vocab_size, "every token has a bit"

@@ -17,7 +17,7 @@ import torch
 
 
 @dataclass(slots=True)
-class _Share:
+class _CompileShare:
     part: int
     of: int
     seen: set[Hashable] = field(default_factory=set)
@@ -32,7 +32,7 @@ class _Share:
         return number % self.of == self.part
 
 
-_share: ContextVar[_Share | None] = ContextVar("share", default=None)
+_share: ContextVar[_CompileShare | None] = ContextVar("share", default=None)
 
 
 def _variant(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Hashable:
@@ -69,9 +69,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 
 
 @contextmanager
-def only_noting() -> Iterator[set[Hashable]]:
+def record_variants() -> Iterator[set[Hashable]]:
     """Nothing is launched or compiled; the variants that would have been are in the set."""
-    share = _Share(1, 1)  # the second of one: nobody's
+    share = _CompileShare(1, 1)  # the second of one: nobody's
     token = _share.set(share)
     try:
         yield share.seen
@@ -80,8 +80,8 @@ def only_noting() -> Iterator[set[Hashable]]:
 
 
 @contextmanager
-def compiling_share(part: int, of: int) -> Iterator[None]:
-    token = _share.set(_Share(part, of))
+def compile_share(part: int, of: int) -> Iterator[None]:
+    token = _share.set(_CompileShare(part, of))
     try:
         yield
     finally:

@@ -25,24 +25,24 @@ Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 """x [rows, inputs], weight [outputs, inputs], out [rows, outputs]."""
 
 
-def default_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+def default_matmul(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     torch.mm(x, weight.T, out=out)
 
 
-def unsplit_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+def matmul_without_split_k(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     """Never cuts the inputs. Slower where the default one does not either."""
     with _without_split_k():
         torch.mm(x, weight.T, out=out)
 
 
-class LibraryProducts:
+class LibraryMatmuls:
     """For each size the first of the library's ways that has the bits of the reference; None if there is none."""
 
-    def __init__(self, reference: Product, ways: Sequence[Product] = (default_product, unsplit_product)) -> None:
+    def __init__(self, reference: Product, ways: Sequence[Product] = (default_matmul, matmul_without_split_k)) -> None:
         self._reference, self._ways = reference, ways
         self._found: dict[tuple[int, ...], Product | None] = {}
 
-    def equal_to_reference(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> Product | None:
+    def find_bit_equal(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> Product | None:
         """Waits for the device, and overwrites `out`, when it sees a size for the first time."""
         key = (*x.shape, x.stride(0), *weight.shape, out.stride(0))
         if key not in self._found:

@@ -60,7 +60,7 @@ def _linear(
     tl.store(out + rows.to(tl.int64)[:, None] * out_stride + columns[None, :], acc.to(out.dtype.element_ty), mask=is_in)
 
 
-def linear(
+def invariant_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
@@ -90,7 +90,7 @@ def _lines_ahead(plan: LinearPlan, num_inputs: int) -> int:
     return 1 << (most.bit_length() - 1) if most else 0
 
 
-def with_rows_behind(x: torch.Tensor, wanted: int) -> torch.Tensor:
+def with_padding_rows(x: torch.Tensor, wanted: int) -> torch.Tensor:
     """A view of `wanted` rows, as far as the buffer has them behind those of `x`."""
     there = (x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()) // x.stride(0)
     return x.as_strided((max(len(x), min(wanted, there)), x.shape[1]), x.stride())
@@ -99,4 +99,4 @@ def with_rows_behind(x: torch.Tensor, wanted: int) -> torch.Tensor:
 def _in_whole_tiles(x: torch.Tensor, rows: int) -> torch.Tensor:
     """With as many of the rows that lie behind it as a whole tile needs: they are computed too, and not stored. Without
     them 160 rows took longer than 256: a tile that reaches over the end of its tensor seems to be copied slowly."""
-    return with_rows_behind(x, triton.cdiv(len(x), rows) * rows)
+    return with_padding_rows(x, triton.cdiv(len(x), rows) * rows)

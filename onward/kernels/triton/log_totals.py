@@ -34,7 +34,7 @@ def _log_totals(logits, out, stride, size, BLOCK: tl.constexpr):
     tl.store(out + row, peak + tl.log(tl.sum(sums, 0)))
 
 
-def log_totals(logits: torch.Tensor) -> torch.Tensor:
+def logsumexp(logits: torch.Tensor) -> torch.Tensor:
     """logits float32 [rows, vocabulary]; returns float64 [rows]."""
     assert logits.dtype == torch.float32, "another type would be another kernel, with sums in another order"
     rows, size = logits.shape

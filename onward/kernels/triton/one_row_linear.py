@@ -22,7 +22,7 @@ from onward.kernels.triton.launching import launch
 
 
 @dataclass(frozen=True, slots=True)
-class OneRowPlan:
+class SingleRowPlan:
     outputs: int
     """Of one program."""
     inputs: int
@@ -30,7 +30,7 @@ class OneRowPlan:
     num_warps: int = 4
 
     @classmethod
-    def choose(cls, num_rows: int, num_inputs: int) -> "OneRowPlan":
+    def choose(cls, num_rows: int, num_inputs: int) -> "SingleRowPlan":
         """Measured on an H200. Many rows fill the device with small steps; of few, each is read by more threads."""
         divisor = num_inputs & -num_inputs
         if num_rows >= 16_384:
@@ -90,11 +90,11 @@ def _one_row(
     tl.store(out + rows, acc.to(out.dtype.element_ty), mask=is_row)
 
 
-def one_row_linear(
+def single_row_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
-    plan: OneRowPlan,
+    plan: SingleRowPlan,
     *,
     norm: tuple[torch.Tensor, float] | None = None,
     scales: torch.Tensor | None = None,

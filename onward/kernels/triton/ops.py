@@ -5,24 +5,24 @@
 
 import torch
 
-from onward.kernels.batches import padded
+from onward.kernels.batches import padded_batch_size
 from onward.kernels.ops import HeadShape, Norms, Rotary, RowTensors, SlotTensors
 from onward.kernels.triton import rows as row_kernels
-from onward.kernels.triton.activation import silu_gate
-from onward.kernels.triton.add_rows import add_rows
+from onward.kernels.triton.activation import silu_and_mul
+from onward.kernels.triton.add_rows import accumulate_rows
 from onward.kernels.triton.chunk_attention import TILE_ROWS, ChunkPlan, chunk_attention
 from onward.kernels.triton.decode_attention import DecodePlan, DecodeScratch, decode_attention
-from onward.kernels.triton.forbid import forbid
+from onward.kernels.triton.forbid import apply_token_bitmask
 from onward.kernels.triton.launching import is_launching
-from onward.kernels.triton.library_products import LibraryProducts
-from onward.kernels.triton.linear import linear, with_rows_behind
+from onward.kernels.triton.library_products import LibraryMatmuls
+from onward.kernels.triton.linear import invariant_linear, with_padding_rows
 from onward.kernels.triton.linear_plan import LinearPlan, library_rows
-from onward.kernels.triton.log_totals import log_totals
+from onward.kernels.triton.log_totals import logsumexp
 from onward.kernels.triton.norm import add_rms_norm, rms_norm
-from onward.kernels.triton.one_row_linear import OneRowPlan, one_row_linear
+from onward.kernels.triton.one_row_linear import SingleRowPlan, single_row_linear
 from onward.kernels.triton.quantize_rows import quantize_rows
 from onward.kernels.triton.rotary import rotate_and_store
-from onward.kernels.triton.sampling import Cuts, SampleInputs, SampleScratch, sample
+from onward.kernels.triton.sampling import FilterParams, SampleInputs, SampleScratch, sample
 
 _FP8 = torch.float8_e4m3fn
 
@@ -33,21 +33,21 @@ class TritonOps:
     def __init__(self, *, max_model_len: int, fixed_order: bool = False, overlap: bool = True) -> None:
         """In a fixed order a row's bits do not depend on its batch or on how its tokens are cut into chunks."""
         self._max_model_len, self._fixed_order, self._overlap = max_model_len, fixed_order, overlap
-        self._library = LibraryProducts(self._own_linear)
+        self._library = LibraryMatmuls(self._own_linear)
         self._decode_scratch: DecodeScratch | None = None
         self._sample_scratch: SampleScratch | None = None
 
     def reserve(self, heads: HeadShape, max_num_seqs: int, max_sampled: int, vocab_size: int, device: str) -> None:
         self._decode_scratch = DecodeScratch.for_batches(
-            heads, padded(max_num_seqs), self._max_model_len, device, fixed_order=self._fixed_order
+            heads, padded_batch_size(max_num_seqs), self._max_model_len, device, fixed_order=self._fixed_order
         )
         self._sample_scratch = SampleScratch.allocate(max_sampled, vocab_size, device)
 
-    def begin_rows(self, slots: SlotTensors, rows: RowTensors, block_size: int) -> None:
-        row_kernels.begin_rows(slots, rows, block_size)
+    def load_rows(self, slots: SlotTensors, rows: RowTensors, block_size: int) -> None:
+        row_kernels.load_rows(slots, rows, block_size)
 
-    def finish_rows(self, slots: SlotTensors, rows: RowTensors) -> None:
-        row_kernels.finish_rows(slots, rows)
+    def append_sampled_tokens(self, slots: SlotTensors, rows: RowTensors) -> None:
+        row_kernels.append_sampled_tokens(slots, rows)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
         rms_norm(x, weight, eps, out)
@@ -57,10 +57,10 @@ class TritonOps:
     ) -> None:
         add_rms_norm(x, residual, weight, eps, out, overlap=self._overlap)
 
-    def silu_gate(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
-        silu_gate(gate_up, out, overlap=self._overlap)
+    def silu_and_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
+        silu_and_mul(gate_up, out, overlap=self._overlap)
 
-    def decode(
+    def decode_attention(
         self, qkv: torch.Tensor, kv: torch.Tensor, rows: RowTensors, norms: Norms | None, eps: float, rotary: Rotary,
         out: torch.Tensor,
     ) -> None:  # fmt: skip
@@ -68,7 +68,7 @@ class TritonOps:
         num_kv_heads, dim = kv.shape[2], kv.shape[4]
         # The next larger batch's plan: its kernel is there. One of its own would be compiled while requests wait.
         plan = DecodePlan.choose(
-            padded(len(out)), num_kv_heads, dim, self._max_model_len, fixed_order=self._fixed_order
+            padded_batch_size(len(out)), num_kv_heads, dim, self._max_model_len, fixed_order=self._fixed_order
         )  # fmt: skip
         assert self._decode_scratch is not None, "memory was reserved"
         decode_attention(
@@ -100,7 +100,7 @@ class TritonOps:
         plan = ChunkPlan.choose(dim, fixed_order=self._fixed_order)
         chunk_attention(queries, kv, tables, tiles, out.view(len(out), num_heads, dim), plan)
 
-    def product(
+    def matmul(
         self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None,
         scales: torch.Tensor | None,
     ) -> None:  # fmt: skip
@@ -123,20 +123,22 @@ class TritonOps:
         else:
             torch.mm(x, weight.T, out=out)
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    def invariant_linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         if not self._library_product(x, weight, out):
             self._own_linear(x, weight, out)
 
-    def gated_linear(self, x: torch.Tensor, weight: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    def invariant_gated_linear(
+        self, x: torch.Tensor, weight: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor
+    ) -> None:
         is_library = self._library_product(x, weight, gate_up)
         if is_library or not is_launching():  # else whichever way is taken later would be compiled then
-            self.silu_gate(gate_up, out)
+            self.silu_and_mul(gate_up, out)
         if not is_library:
             plan = LinearPlan.choose(len(x), out.shape[1], gates=True)
-            linear(x, weight, out, plan, gates=True, overlap=self._overlap)
+            invariant_linear(x, weight, out, plan, gates=True, overlap=self._overlap)
 
     def _own_linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-        linear(x, weight, out, LinearPlan.choose(len(x), out.shape[1]), overlap=self._overlap)
+        invariant_linear(x, weight, out, LinearPlan.choose(len(x), out.shape[1]), overlap=self._overlap)
 
     def _library_product(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> bool:
         """Whether the library has computed it, with the bits of `_own_linear`. The rows behind a large batch are computed
@@ -144,35 +146,35 @@ class TritonOps:
         rows = library_rows(len(x), *weight.shape)
         if rows is None or x.dtype not in (torch.bfloat16, torch.float16):
             return False
-        x, out = with_rows_behind(x, rows), with_rows_behind(out, rows)
+        x, out = with_padding_rows(x, rows), with_padding_rows(out, rows)
         rows = min(len(x), len(out))
         x, out = x[:rows], out[:rows]
         if not is_launching():
             self._library.run_reference(x, weight, out)
             return False
-        product = self._library.equal_to_reference(x, weight, out)
+        product = self._library.find_bit_equal(x, weight, out)
         if product is not None:
             product(x, weight, out)
         return product is not None
 
-    def one_row(
+    def single_row_linear(
         self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scales: torch.Tensor | None, *,
         norm: tuple[torch.Tensor, float] | None = None, adds: bool = False, gates: bool = False,
     ) -> None:  # fmt: skip
-        plan = OneRowPlan.choose(*weight.shape)
-        one_row_linear(x, weight, out, plan, norm=norm, scales=scales, adds=adds, gates=gates, overlap=self._overlap)
+        plan = SingleRowPlan.choose(*weight.shape)
+        single_row_linear(x, weight, out, plan, norm=norm, scales=scales, adds=adds, gates=gates, overlap=self._overlap)
 
     def sample(self, logits: torch.Tensor, rows: RowTensors, *, with_cuts: bool) -> None:
         inputs = SampleInputs(rows.temperatures, rows.seeds, rows.choices, rows.positions)
-        cuts = Cuts(rows.top_ks, rows.top_ps, rows.min_ps) if with_cuts else None
+        cuts = FilterParams(rows.top_ks, rows.top_ps, rows.min_ps) if with_cuts else None
         assert self._sample_scratch is not None, "memory was reserved"
-        sample(logits, inputs, rows.drawn[0], rows.drawn[1], self._sample_scratch, cuts)
+        sample(logits, inputs, rows.sampled[0], rows.sampled[1], self._sample_scratch, cuts)
 
-    def forbid(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
-        forbid(logits, rows, bits)
+    def apply_token_bitmask(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+        apply_token_bitmask(logits, rows, bits)
 
-    def log_totals(self, logits: torch.Tensor) -> torch.Tensor:
-        return log_totals(logits)
+    def logsumexp(self, logits: torch.Tensor) -> torch.Tensor:
+        return logsumexp(logits)
 
-    def add_rows(self, x: torch.Tensor, total: torch.Tensor) -> None:
-        add_rows(x, total)
+    def accumulate_rows(self, x: torch.Tensor, total: torch.Tensor) -> None:
+        accumulate_rows(x, total)

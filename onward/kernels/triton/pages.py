@@ -11,7 +11,7 @@ and heads of 128): an attention program, which works for one KV head, reads whol
 import torch
 
 
-def check_pages(kv: torch.Tensor) -> None:
+def check_kv_layout(kv: torch.Tensor) -> None:
     """Kernels compute offsets from the shape alone, so a view with other strides would be read wrongly."""
     assert kv.dim() == 5
     assert kv.shape[1] == 2

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from onward.kernels.ops import FP8_LARGEST
+from onward.kernels.ops import FP8_MAX
 from onward.kernels.triton.launching import launch
 
 
@@ -30,6 +30,6 @@ def quantize_rows(x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> N
     block = triton.next_power_of_2(size)
     launch(
         _quantize_rows, (rows,),
-        x, out, scales, size, x.stride(0), out.stride(0), LARGEST=FP8_LARGEST, BLOCK=block,
+        x, out, scales, size, x.stride(0), out.stride(0), LARGEST=FP8_MAX, BLOCK=block,
         num_warps=max(1, min(16, block // 512)),
     )  # fmt: skip

@@ -41,7 +41,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.cat([low * c - high * s, high * c + low * s], dim=-1)
 
 
-def silu_gate(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.double().chunk(2, dim=-1)
     return up * gate * torch.sigmoid(gate)
 
@@ -61,7 +61,7 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def kept_weights(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+def filtered_weights(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
     """One row's weights after all cuts, relative to the likeliest token's."""
     weights = ((logits.double() - logits.double().max()) / temperature).exp()
     if 0 < top_k < len(weights):

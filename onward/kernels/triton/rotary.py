@@ -14,7 +14,7 @@ import triton.language as tl
 
 from onward.kernels.triton.head_rotation import load_angles, load_norm, rotated
 from onward.kernels.triton.launching import launch
-from onward.kernels.triton.pages import check_pages
+from onward.kernels.triton.pages import check_kv_layout
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def rotate_and_store(
 ) -> None:
     """positions and pages int32 [rows]: where each row's token is, and the block of its key and value. `norms` are the
     weights for heads of q and k, `rotary` cosines and sines, float32 [positions, head_dim / 2]."""
-    check_pages(kv)
+    check_kv_layout(kv)
     _, _, num_kv_heads, page, dim = kv.shape
     group = qkv.shape[1] // dim // num_kv_heads - 2
     q_norm, k_norm = norms if norms is not None else (rotary[0], rotary[0])

@@ -58,20 +58,20 @@ def _finish_rows(inputs, drawn, tokens, num_rows, input_stride, drawn_stride, to
     tl.store(tokens + slots * tokens_stride + lengths, token, mask=is_in)
 
 
-def begin_rows(slots: SlotTensors, rows: RowTensors, block_size: int) -> None:
+def load_rows(slots: SlotTensors, rows: RowTensors, block_size: int) -> None:
     launch(
         _begin_rows, (len(rows.token_ids),),
-        rows.inputs, slots.tokens, slots.tables, slots.numbers, slots.measures, rows.token_ids, rows.tables,
+        rows.inputs, slots.tokens, slots.tables, slots.int_params, slots.float_params, rows.token_ids, rows.tables,
         rows.temperatures, rows.top_ps, rows.min_ps, rows.top_ks, rows.seeds, rows.choices, rows.positions,
-        slots.numbers.shape[1], rows.inputs.stride(0), slots.tokens.stride(0), slots.tables.stride(0),
+        slots.int_params.shape[1], rows.inputs.stride(0), slots.tokens.stride(0), slots.tables.stride(0),
         rows.tables.stride(0), PAGE=block_size, AT_ONCE=_BLOCKS_AT_ONCE, num_warps=1,
     )  # fmt: skip
 
 
-def finish_rows(slots: SlotTensors, rows: RowTensors) -> None:
+def append_sampled_tokens(slots: SlotTensors, rows: RowTensors) -> None:
     count = len(rows.token_ids)
     launch(
         _finish_rows, (triton.cdiv(count, _ROWS_AT_ONCE),),
-        rows.inputs, rows.drawn, slots.tokens, count, rows.inputs.stride(0), rows.drawn.stride(0),
+        rows.inputs, rows.sampled, slots.tokens, count, rows.inputs.stride(0), rows.sampled.stride(0),
         slots.tokens.stride(0), BLOCK=_ROWS_AT_ONCE, num_warps=1,
     )  # fmt: skip

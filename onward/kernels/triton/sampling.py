@@ -45,7 +45,7 @@ class SampleInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Cuts:
+class FilterParams:
     """One value per row: int32 top_ks (0: all), float32 top_ps (1: all) and min_ps (0: all)."""
 
     top_ks: torch.Tensor
@@ -319,7 +319,7 @@ def sample(
     token_ids: torch.Tensor,
     is_valid: torch.Tensor,
     scratch: SampleScratch,
-    cuts: Cuts | None = None,
+    cuts: FilterParams | None = None,
 ) -> None:
     """logits [rows, vocabulary]; token_ids any integers [rows]; is_valid uint8 [rows]: 0 where logits are not numbers.
     Without `cuts` no row has any, and two launches do."""

@@ -8,7 +8,7 @@ from onward.proto.model import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Buffers:
+class ActivationBuffers:
     residual: torch.Tensor
     normed: torch.Tensor
     product: torch.Tensor
@@ -18,7 +18,7 @@ class Buffers:
     act: torch.Tensor
 
     @classmethod
-    def allocate(cls, config: ModelConfig, rows: int, dtype: torch.dtype, device: str) -> "Buffers":
+    def allocate(cls, config: ModelConfig, rows: int, dtype: torch.dtype, device: str) -> "ActivationBuffers":
         def new(size: int) -> torch.Tensor:
             return torch.zeros((rows, size), dtype=dtype, device=device)
 
@@ -33,8 +33,8 @@ class Buffers:
             act=new(config.intermediate_size),
         )
 
-    def first(self, count: int) -> "Buffers":
-        return Buffers(
+    def first(self, count: int) -> "ActivationBuffers":
+        return ActivationBuffers(
             self.residual[:count], self.normed[:count], self.product[:count], self.qkv[:count], self.attended[:count],
             self.gate_up[:count], self.act[:count],
         )  # fmt: skip

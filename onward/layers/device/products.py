@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 
 from onward.kernels.ops import Ops
-from onward.layers.device.buffers import Buffers
-from onward.layers.device.weights import Matrix, ModelWeights
+from onward.layers.device.buffers import ActivationBuffers
+from onward.layers.device.weights import LinearWeights, ModelWeights
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor], None]
 
@@ -22,7 +22,7 @@ _OWN_ROWS = 192
 _OWN_WEIGHTS = 8_000_000
 
 
-def prefers_own(weights: ModelWeights, num_rows: int) -> bool:
+def prefers_own_kernels(weights: ModelWeights, num_rows: int) -> bool:
     """Measured on an H200. A small product is over before it would have been launched, and ours may begin while the kernel
     before them ends; with more to compute the library's are better."""
     matrices = weights.layers[0].matrices
@@ -30,9 +30,9 @@ def prefers_own(weights: ModelWeights, num_rows: int) -> bool:
     return is_half and num_rows <= _OWN_ROWS and max(matrix.weight.numel() for matrix in matrices) <= _OWN_WEIGHTS
 
 
-def run_plain(weights: ModelWeights, buffers: Buffers, eps: float, ops: Ops, attend: Attend) -> None:
-    def product(x: torch.Tensor, matrix: Matrix, out: torch.Tensor) -> None:
-        ops.product(x, matrix.weight, out, matrix.bias, matrix.scales)
+def forward_library(weights: ModelWeights, buffers: ActivationBuffers, eps: float, ops: Ops, attend: Attend) -> None:
+    def product(x: torch.Tensor, matrix: LinearWeights, out: torch.Tensor) -> None:
+        ops.matmul(x, matrix.weight, out, matrix.bias, matrix.scales)
 
     b = buffers
     ops.rms_norm(b.residual, weights.layers[0].input_norm, eps, b.normed)
@@ -42,34 +42,34 @@ def run_plain(weights: ModelWeights, buffers: Buffers, eps: float, ops: Ops, att
         product(b.attended, layer.o, b.product)
         ops.add_rms_norm(b.product, b.residual, layer.post_norm, eps, b.normed)
         product(b.normed, layer.gate_up, b.gate_up)
-        ops.silu_gate(b.gate_up, b.act)
+        ops.silu_and_mul(b.gate_up, b.act)
         product(b.act, layer.down, b.product)
         ops.add_rms_norm(b.product, b.residual, next_norm, eps, b.normed)
 
 
-def run_invariant(weights: ModelWeights, buffers: Buffers, eps: float, ops: Ops, attend: Attend) -> None:
+def forward_invariant(weights: ModelWeights, buffers: ActivationBuffers, eps: float, ops: Ops, attend: Attend) -> None:
     b = buffers
     ops.rms_norm(b.residual, weights.layers[0].input_norm, eps, b.normed)
     for index, (layer, next_norm) in enumerate(zip(weights.layers, weights.following_norms(), strict=True)):
-        ops.linear(b.normed, layer.qkv.weight, b.qkv)
+        ops.invariant_linear(b.normed, layer.qkv.weight, b.qkv)
         if layer.qkv.bias is not None:
             b.qkv.add_(layer.qkv.bias)
         attend(index, b.qkv, b.attended)
-        ops.linear(b.attended, layer.o.weight, b.product)
+        ops.invariant_linear(b.attended, layer.o.weight, b.product)
         ops.add_rms_norm(b.product, b.residual, layer.post_norm, eps, b.normed)
-        ops.gated_linear(b.normed, layer.gate_up.weight, b.gate_up, b.act)
-        ops.linear(b.act, layer.down.weight, b.product)
+        ops.invariant_gated_linear(b.normed, layer.gate_up.weight, b.gate_up, b.act)
+        ops.invariant_linear(b.act, layer.down.weight, b.product)
         ops.add_rms_norm(b.product, b.residual, next_norm, eps, b.normed)
 
 
-def run_one_row(weights: ModelWeights, buffers: Buffers, eps: float, ops: Ops, attend: Attend) -> None:
+def forward_single_row(weights: ModelWeights, buffers: ActivationBuffers, eps: float, ops: Ops, attend: Attend) -> None:
     b = buffers
     for index, layer in enumerate(weights.layers):
-        ops.one_row(b.residual, layer.qkv.weight, b.qkv, layer.qkv.scales, norm=(layer.input_norm, eps))
+        ops.single_row_linear(b.residual, layer.qkv.weight, b.qkv, layer.qkv.scales, norm=(layer.input_norm, eps))
         if layer.qkv.bias is not None:
             b.qkv.add_(layer.qkv.bias)
         attend(index, b.qkv, b.attended)
-        ops.one_row(b.attended, layer.o.weight, b.residual, layer.o.scales, adds=True)
+        ops.single_row_linear(b.attended, layer.o.weight, b.residual, layer.o.scales, adds=True)
         norm = (layer.post_norm, eps)
-        ops.one_row(b.residual, layer.gate_up.weight, b.act, layer.gate_up.scales, norm=norm, gates=True)
-        ops.one_row(b.act, layer.down.weight, b.residual, layer.down.scales, adds=True)
+        ops.single_row_linear(b.residual, layer.gate_up.weight, b.act, layer.gate_up.scales, norm=norm, gates=True)
+        ops.single_row_linear(b.act, layer.down.weight, b.residual, layer.down.scales, adds=True)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from onward.kernels.ops import FP8_LARGEST
+from onward.kernels.ops import FP8_MAX
 from onward.proto.model import ModelConfig
 
 FP8 = torch.float8_e4m3fn
 
 
 @dataclass(slots=True)
-class Matrix:
+class LinearWeights:
     """[outputs, inputs]."""
 
     weight: torch.Tensor
@@ -23,25 +23,25 @@ class Matrix:
     scales: torch.Tensor | None = None
     """float32 [outputs], where the weight is float8."""
 
-    def quantize(self) -> None:
+    def quantize_to_fp8(self) -> None:
         """To float8, one scale for each output."""
         wide = self.weight.float()
-        scales = wide.abs().amax(1).clamp(min=1e-12) / FP8_LARGEST
+        scales = wide.abs().amax(1).clamp(min=1e-12) / FP8_MAX
         self.weight, self.scales = (wide / scales[:, None]).to(FP8), scales
 
 
 @dataclass(slots=True)
 class LayerWeights:
     input_norm: torch.Tensor
-    qkv: Matrix
+    qkv: LinearWeights
     head_norms: tuple[torch.Tensor, torch.Tensor] | None
-    o: Matrix
+    o: LinearWeights
     post_norm: torch.Tensor
-    gate_up: Matrix
-    down: Matrix
+    gate_up: LinearWeights
+    down: LinearWeights
 
     @property
-    def matrices(self) -> tuple[Matrix, ...]:
+    def matrices(self) -> tuple[LinearWeights, ...]:
         return self.qkv, self.o, self.gate_up, self.down
 
 
@@ -75,16 +75,16 @@ def _allocate_layer(config: ModelConfig, new: Callable[..., torch.Tensor]) -> La
     qkv_size = q_size + 2 * config.num_kv_heads * config.head_dim
     return LayerWeights(
         new(hidden),
-        Matrix(new(qkv_size, hidden), new(qkv_size) if config.qkv_bias else None),
+        LinearWeights(new(qkv_size, hidden), new(qkv_size) if config.qkv_bias else None),
         (new(config.head_dim), new(config.head_dim)) if config.qk_norm else None,
-        Matrix(new(hidden, q_size)),
+        LinearWeights(new(hidden, q_size)),
         new(hidden),
-        Matrix(new(2 * inner, hidden)),
-        Matrix(new(hidden, inner)),
+        LinearWeights(new(2 * inner, hidden)),
+        LinearWeights(new(hidden, inner)),
     )
 
 
-def places(weights: ModelWeights, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+def checkpoint_targets(weights: ModelWeights, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of the checkpoint by its canonical name, and where it goes."""
     yield "model.embed_tokens.weight", weights.embedding
     for index, layer in enumerate(weights.layers):

@@ -7,8 +7,8 @@ already, the text begins inside. Blanks right behind a tag belong to the tag.
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from onward.text.message_events import Content, Markup, Reasoning
-from onward.text.piecewise import Piecewise, Steps
+from onward.text.message_events import ContentText, MarkupText, ReasoningText
+from onward.text.piecewise import IncrementalParser, ParseSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,65 +16,65 @@ class ReasoningFormat:
     name: str
     begin: str = "<think>"
     end: str = "</think>"
-    begins_inside: bool = False
+    starts_in_reasoning_by_default: bool = False
     """Where the prompt does not say: whether the text is thinking from its first character on."""
 
-    forced_lead: str = "\n"
+    forced_end_prefix: str = "\n"
     """What comes before an end that a budget forces."""
 
     @property
-    def marks(self) -> tuple[str, ...]:
+    def markers(self) -> tuple[str, ...]:
         """Texts that must be shown to the parser even where they are special tokens."""
         return (self.begin, self.end)
 
-    def is_open(self, prompt_end: str) -> bool:
+    def output_starts_inside(self, prompt_end: str) -> bool:
         """Whether a text behind a prompt with this end begins inside the thinking."""
-        if self.is_opened_by(prompt_end):
+        if self.prompt_ends_inside(prompt_end):
             return True
-        return self.begins_inside and not prompt_end.rstrip().endswith(self.end)
+        return self.starts_in_reasoning_by_default and not prompt_end.rstrip().endswith(self.end)
 
-    def is_opened_by(self, prompt_end: str) -> bool:
+    def prompt_ends_inside(self, prompt_end: str) -> bool:
         return prompt_end.rstrip().endswith(self.begin)
 
-    def parser(self, begins_inside: bool) -> Piecewise:
-        return Piecewise(lambda source: self._read(source, begins_inside))
+    def parser(self, begins_inside: bool) -> IncrementalParser:
+        return IncrementalParser(lambda source: self._read(source, begins_inside))
 
-    def _read(self, source: Piecewise, begins_inside: bool) -> Steps[None]:
-        yield from source.blanks()
+    def _read(self, source: IncrementalParser, begins_inside: bool) -> ParseSteps[None]:
+        yield from source.read_whitespace()
         if begins_inside:
-            source.tell(Markup)
+            source.emit_held(MarkupText)
         # One that the prompt has opened may be opened once more, or closed at once.
-        tag = yield from source.one_of(self.marks if begins_inside else (self.begin,))
+        tag = yield from source.read_one_of(self.markers if begins_inside else (self.begin,))
         if tag == self.begin:
             yield from self._end_tag(source)
         if tag == self.begin or (begins_inside and tag is None):
-            source.tell(Reasoning)
-            tag = self.end if (yield from source.until(self.end, Reasoning)) else None
+            source.emit_held(ReasoningText)
+            tag = self.end if (yield from source.emit_until(self.end, ReasoningText)) else None
         if tag == self.end:
             yield from self._end_tag(source)
-        yield from source.rest(Content)
+        yield from source.emit_rest(ContentText)
 
-    def _end_tag(self, source: Piecewise) -> Steps[None]:
-        yield from source.blanks()
-        source.tell(Markup)
+    def _end_tag(self, source: IncrementalParser) -> ParseSteps[None]:
+        yield from source.read_whitespace()
+        source.emit_held(MarkupText)
 
 
 _ALL = (
     ReasoningFormat("think"),
     ReasoningFormat("qwen3"),
-    ReasoningFormat("deepseek_r1", begins_inside=True),
+    ReasoningFormat("deepseek_r1", starts_in_reasoning_by_default=True),
     ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
 )
-FORMATS = MappingProxyType({one.name: one for one in _ALL})
+REASONING_FORMATS = MappingProxyType({one.name: one for one in _ALL})
 
 
-def chosen(knob: str, template: str | None) -> ReasoningFormat | None:
+def select_reasoning_format(knob: str, template: str | None) -> ReasoningFormat | None:
     """The format that `--reasoning-parser` asks for: one by its name, or `auto` or `none`."""
-    name = detect(template or "") if knob == "auto" else knob
-    return None if name is None or name == "none" else FORMATS[name]
+    name = detect_reasoning_format(template or "") if knob == "auto" else knob
+    return None if name is None or name == "none" else REASONING_FORMATS[name]
 
 
-def detect(template: str) -> str | None:
+def detect_reasoning_format(template: str) -> str | None:
     """The name of the format of models with this template. None: they do not think aloud."""
     if "[THINK]" in template:
         return "mistral"

@@ -10,43 +10,43 @@ preemption, a crash, or on another machine. Knows token ids only; what they say 
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 
-from onward.proto.thinking import ThinkingRule
+from onward.proto.thinking import ReasoningParams
 
 START_WINDOW = 8
 """Thinking opens within so many tokens or not at all. A tag that comes later is a word about tags."""
 
 
-class Stage(Enum):
+class ReasoningPhase(Enum):
     BEFORE = "before"
     INSIDE = "inside"
     BEHIND = "behind"
 
 
-class Thinking:
-    __slots__ = ("_end", "_num_read", "_rule", "_start", "answer_from", "num_tokens", "stage")
+class ReasoningTracker:
+    __slots__ = ("_end", "_num_read", "_rule", "_start", "answer_position", "num_tokens", "phase")
 
-    def __init__(self, rule: ThinkingRule, token_ids: Iterable[int] = ()) -> None:
-        self.stage = Stage.INSIDE if rule.begins_inside else Stage.BEFORE
+    def __init__(self, rule: ReasoningParams, token_ids: Iterable[int] = ()) -> None:
+        self.phase = ReasoningPhase.INSIDE if rule.starts_in_reasoning else ReasoningPhase.BEFORE
         self.num_tokens = 0
         """Of the thinking, those of a whole end tag not counted."""
-        self.answer_from: int | None = None if rule.begins_inside else 0
+        self.answer_position: int | None = None if rule.starts_in_reasoning else 0
         """The position of the answer's first token. None while the thinking goes on."""
         self._rule = rule
         self._num_read = 0
-        self._start = _Progress(rule.begin_token_ids)
-        self._end = _Progress(rule.end_token_ids)
+        self._start = _SequenceMatcher(rule.begin_token_ids)
+        self._end = _SequenceMatcher(rule.end_token_ids)
         for token_id in token_ids:
             self.advance(token_id)
 
     @property
     def is_inside(self) -> bool:
         """Thinking is not the answer: no grammar applies to it."""
-        return self.stage is Stage.INSIDE
+        return self.phase is ReasoningPhase.INSIDE
 
     @property
     def begin_token_ids(self) -> tuple[int, ...]:
         """Those that would begin it, while it may begin."""
-        return self._rule.begin_token_ids if self.stage is Stage.BEFORE else ()
+        return self._rule.begin_token_ids if self.phase is ReasoningPhase.BEFORE else ()
 
     @property
     def is_at_start(self) -> bool:
@@ -56,41 +56,41 @@ class Thinking:
     def forced_token_id(self) -> int | None:
         """The only token that may come next. None: the model chooses."""
         budget = self._rule.budget
-        if self.stage is not Stage.INSIDE or budget is None or self.num_tokens < budget:
+        if self.phase is not ReasoningPhase.INSIDE or budget is None or self.num_tokens < budget:
             return None
         # A tag that has begun is finished; else the lead comes, then the tag. At most that many tokens are forced.
         if self._end.num_matched:
             return self._rule.end_token_ids[self._end.num_matched]
         num_over = self.num_tokens - budget
-        lead = self._rule.lead_token_ids
+        lead = self._rule.forced_prefix_token_ids
         return lead[num_over] if num_over < len(lead) else self._rule.end_token_ids[0]
 
     def advance(self, token_id: int) -> None:
         self._num_read += 1
-        match self.stage:
-            case Stage.BEFORE:
+        match self.phase:
+            case ReasoningPhase.BEFORE:
                 self._look_for_start(token_id)
-            case Stage.INSIDE:
+            case ReasoningPhase.INSIDE:
                 self.num_tokens += 1
                 if self._end.advance(token_id):
                     self.num_tokens -= len(self._rule.end_token_ids)
-                    self.stage, self.answer_from = Stage.BEHIND, self._num_read
-            case Stage.BEHIND:
+                    self.phase, self.answer_position = ReasoningPhase.BEHIND, self._num_read
+            case ReasoningPhase.BEHIND:
                 pass
 
     def _look_for_start(self, token_id: int) -> None:
         if self._start.advance(token_id):
-            self.stage, self.answer_from = Stage.INSIDE, None
+            self.phase, self.answer_position = ReasoningPhase.INSIDE, None
         elif self._num_read >= START_WINDOW and not self._start.num_matched:
-            self.stage = Stage.BEHIND
+            self.phase = ReasoningPhase.BEHIND
 
 
-def thinking_state(token_ids: Sequence[int], rule: ThinkingRule) -> Thinking:
+def thinking_state(token_ids: Sequence[int], rule: ReasoningParams) -> ReasoningTracker:
     """As it stands behind these tokens."""
-    return Thinking(rule, token_ids)
+    return ReasoningTracker(rule, token_ids)
 
 
-def forbidden_end(rule: ThinkingRule, end_token_ids: Collection[int], min_tokens: int) -> int | None:
+def find_forbidden_forced_token(rule: ReasoningParams, end_token_ids: Collection[int], min_tokens: int) -> int | None:
     """A token that the budget may force at a place where `min_tokens` forbids it as an end of the output, so that no token
     is left to choose. None: there is none.
 
@@ -98,14 +98,14 @@ def forbidden_end(rule: ThinkingRule, end_token_ids: Collection[int], min_tokens
     """
     if rule.budget is None:
         return None
-    first = rule.budget + (0 if rule.begins_inside else len(rule.begin_token_ids))
-    lead, end = rule.lead_token_ids, rule.end_token_ids
+    first = rule.budget + (0 if rule.starts_in_reasoning else len(rule.begin_token_ids))
+    lead, end = rule.forced_prefix_token_ids, rule.end_token_ids
     # The model may have begun the tag by itself when the budget is used up: then its rest is forced without the lead.
     places = [(one, first + index) for index, one in enumerate((*lead, end[0]))] + [(one, first) for one in end[1:]]
     return next((one for one, place in places if place < min_tokens and one in end_token_ids), None)
 
 
-class _Progress:
+class _SequenceMatcher:
     """How much of a token sequence the newest tokens are: Knuth, Morris and Pratt's machine."""
 
     __slots__ = ("_fallbacks", "_wanted", "num_matched")

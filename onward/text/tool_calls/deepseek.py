@@ -10,9 +10,9 @@ V3.1  <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool
 from collections.abc import Callable
 from functools import partial
 
-from onward.text.message_events import Content
-from onward.text.piecewise import Steps
-from onward.text.tool_calls.calls import NAME_CHARACTERS, Calls
+from onward.text.message_events import ContentText
+from onward.text.piecewise import ParseSteps
+from onward.text.tool_calls.calls import NAME_CHARACTERS, ToolCallReader
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -20,68 +20,68 @@ SEPARATOR = "<｜tool▁sep｜>"
 MARKS = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR)
 FENCE_BEGIN, FENCE_END = "```json", "```"
 
-ReadCall = Callable[[Calls], Steps[bool]]
+ReadCall = Callable[[ToolCallReader], ParseSteps[bool]]
 
 
-def _read(read_call: ReadCall, calls: Calls) -> Steps[None]:
-    source = calls.source
-    yield from source.blanks()
-    mark = yield from source.one_of((CALLS_BEGIN,))
+def _read(read_call: ReadCall, calls: ToolCallReader) -> ParseSteps[None]:
+    source = calls.parser
+    yield from source.read_whitespace()
+    mark = yield from source.read_one_of((CALLS_BEGIN,))
     while True:
         if mark is None:
-            calls.words()
-            if not (yield from source.until(CALLS_BEGIN, Content)):
+            calls.emit_content()
+            if not (yield from source.emit_until(CALLS_BEGIN, ContentText)):
                 return
         mark = (yield from _next_row(calls)) if (yield from _read_row(read_call, calls)) else None
 
 
-def _next_row(calls: Calls) -> Steps[str | None]:
-    yield from calls.blanks_behind()
-    return (yield from calls.source.one_of((CALLS_BEGIN,)))
+def _next_row(calls: ToolCallReader) -> ParseSteps[str | None]:
+    yield from calls.read_trailing_whitespace()
+    return (yield from calls.parser.read_one_of((CALLS_BEGIN,)))
 
 
-def _read_row(read_call: ReadCall, calls: Calls) -> Steps[bool]:
-    source, num_before = calls.source, calls.num_begun
+def _read_row(read_call: ReadCall, calls: ToolCallReader) -> ParseSteps[bool]:
+    source, num_before = calls.parser, calls.num_started
     while True:
-        yield from source.blanks()
-        mark = yield from source.one_of((CALL_BEGIN, CALLS_END))
+        yield from source.read_whitespace()
+        mark = yield from source.read_one_of((CALL_BEGIN, CALLS_END))
         if mark != CALL_BEGIN:
             break
-        yield from source.blanks()
+        yield from source.read_whitespace()
         if not (yield from read_call(calls)):
             return False
-        yield from source.blanks()
-        if (yield from source.one_of((CALL_END,))) is None:
+        yield from source.read_whitespace()
+        if (yield from source.read_one_of((CALL_END,))) is None:
             return False
-        calls.tell_marks()
-    if mark is None or calls.num_begun == num_before:
+        calls.emit_markup()
+    if mark is None or calls.num_started == num_before:
         return False
-    calls.tell_marks()
+    calls.emit_markup()
     return True
 
 
-def _read_fenced_call(calls: Calls) -> Steps[bool]:
-    source = calls.source
-    yield from source.run(NAME_CHARACTERS)  # the kind, which is always `function`
-    if (yield from source.one_of((SEPARATOR,))) is None:
+def _read_fenced_call(calls: ToolCallReader) -> ParseSteps[bool]:
+    source = calls.parser
+    yield from source.read_run(NAME_CHARACTERS)  # the kind, which is always `function`
+    if (yield from source.read_one_of((SEPARATOR,))) is None:
         return False
-    name = yield from source.run(NAME_CHARACTERS)
-    yield from source.blanks()
-    if (yield from source.one_of((FENCE_BEGIN,))) is None:
+    name = yield from source.read_run(NAME_CHARACTERS)
+    yield from source.read_whitespace()
+    if (yield from source.read_one_of((FENCE_BEGIN,))) is None:
         return False
-    yield from source.blanks()
+    yield from source.read_whitespace()
     if not (yield from calls.read_arguments(name)):
         return False
-    yield from source.blanks()
-    return (yield from source.one_of((FENCE_END,))) is not None
+    yield from source.read_whitespace()
+    return (yield from source.read_one_of((FENCE_END,))) is not None
 
 
-def _read_plain_call(calls: Calls) -> Steps[bool]:
-    source = calls.source
-    name = yield from source.run(NAME_CHARACTERS)
-    if (yield from source.one_of((SEPARATOR,))) is None:
+def _read_plain_call(calls: ToolCallReader) -> ParseSteps[bool]:
+    source = calls.parser
+    name = yield from source.read_run(NAME_CHARACTERS)
+    if (yield from source.read_one_of((SEPARATOR,))) is None:
         return False
-    yield from source.blanks()
+    yield from source.read_whitespace()
     return (yield from calls.read_arguments(name))
 
 

@@ -5,24 +5,24 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from onward.text.piecewise import Piecewise, Steps
+from onward.text.piecewise import IncrementalParser, ParseSteps
 from onward.text.tool_calls import deepseek, hermes, llama3, mistral, plain_json, pythonic
-from onward.text.tool_calls.calls import Calls
+from onward.text.tool_calls.calls import ToolCallReader
 from onward.text.tool_calls.ids import IdStyle
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
     name: str
-    read: Callable[[Calls], Steps[None]]
-    marks: tuple[str, ...] = ()
+    read: Callable[[ToolCallReader], ParseSteps[None]]
+    markers: tuple[str, ...] = ()
     """Texts that must be shown to the parser even where they are special tokens, which a reader is not shown."""
     only_known_names: bool = False
     """What names no tool of the request is words."""
     id_style: IdStyle = "openai"
 
-    def parser(self, tool_names: Collection[str]) -> Piecewise:
-        return Piecewise(lambda source: self.read(Calls(source, tool_names, self.only_known_names)))
+    def parser(self, tool_names: Collection[str]) -> IncrementalParser:
+        return IncrementalParser(lambda source: self.read(ToolCallReader(source, tool_names, self.only_known_names)))
 
 
 _ALL = (
@@ -35,16 +35,16 @@ _ALL = (
     ToolCallFormat("json", plain_json.read, only_known_names=True),
 )
 _SHOWS_PYTHON_CALLS = re.compile(r"\[\w+\(\w+=")
-FORMATS = MappingProxyType({one.name: one for one in _ALL})
+TOOL_CALL_FORMATS = MappingProxyType({one.name: one for one in _ALL})
 
 
-def chosen(knob: str, template: str | None) -> ToolCallFormat | None:
+def select_tool_call_format(knob: str, template: str | None) -> ToolCallFormat | None:
     """The format that `--tool-call-parser` asks for: one by its name, or `auto` or `none`."""
-    name = detect(template or "") if knob == "auto" else knob
-    return None if name == "none" else FORMATS[name]
+    name = detect_tool_call_format(template or "") if knob == "auto" else knob
+    return None if name == "none" else TOOL_CALL_FORMATS[name]
 
 
-def detect(template: str) -> str:
+def detect_tool_call_format(template: str) -> str:
     """The name of the format that this template has the model write. `json` if it shows none that is known here: a template
     that tells a model of tools without showing how to call them leaves it at JSON."""
     if deepseek.CALLS_BEGIN in template:

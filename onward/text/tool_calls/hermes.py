@@ -5,33 +5,33 @@
 </tool_call>
 """
 
-from onward.text.message_events import Content
-from onward.text.piecewise import Steps
-from onward.text.tool_calls.calls import Calls
+from onward.text.message_events import ContentText
+from onward.text.piecewise import ParseSteps
+from onward.text.tool_calls.calls import ToolCallReader
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 MARKS = (BEGIN, END)
 
 
-def read(calls: Calls) -> Steps[None]:
-    source = calls.source
-    yield from source.blanks()
-    mark = yield from source.one_of((BEGIN,))
+def read(calls: ToolCallReader) -> ParseSteps[None]:
+    source = calls.parser
+    yield from source.read_whitespace()
+    mark = yield from source.read_one_of((BEGIN,))
     while True:
         if mark is None:
-            calls.words()
-            if not (yield from source.until(BEGIN, Content)):
+            calls.emit_content()
+            if not (yield from source.emit_until(BEGIN, ContentText)):
                 return
-        yield from source.blanks()
+        yield from source.read_whitespace()
         mark = (yield from _next_mark(calls)) if (yield from calls.read_object()) else None
 
 
-def _next_mark(calls: Calls) -> Steps[str | None]:
+def _next_mark(calls: ToolCallReader) -> ParseSteps[str | None]:
     """Behind a call: where the next one begins at once. A missing end is forgiven there."""
-    source = calls.source
-    yield from calls.blanks_behind()
-    mark = yield from source.one_of(MARKS)
+    source = calls.parser
+    yield from calls.read_trailing_whitespace()
+    mark = yield from source.read_one_of(MARKS)
     if mark == END:
-        yield from calls.blanks_behind()
-        mark = yield from source.one_of((BEGIN,))
+        yield from calls.read_trailing_whitespace()
+        mark = yield from source.read_one_of((BEGIN,))
     return mark

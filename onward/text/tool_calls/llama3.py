@@ -5,37 +5,37 @@
 A bare object is a call only if it names one of the request's tools: a model may be asked for JSON of any kind.
 """
 
-from onward.text.message_events import Content
-from onward.text.piecewise import Steps
-from onward.text.tool_calls.calls import Calls
+from onward.text.message_events import ContentText
+from onward.text.piecewise import ParseSteps
+from onward.text.tool_calls.calls import ToolCallReader
 
 TAG = "<|python_tag|>"
 MARKS = (TAG,)
 
 
-def read(calls: Calls) -> Steps[None]:
-    source = calls.source
-    yield from source.blanks()
+def read(calls: ToolCallReader) -> ParseSteps[None]:
+    source = calls.parser
+    yield from source.read_whitespace()
     is_call = yield from _begins(calls)
     while True:
         if not is_call:
-            calls.words()
-            if not (yield from source.until(TAG, Content)):
+            calls.emit_content()
+            if not (yield from source.emit_until(TAG, ContentText)):
                 return
-            yield from source.blanks()
+            yield from source.read_whitespace()
         is_call = (yield from calls.read_object()) and (yield from _next_begins(calls))
 
 
-def _next_begins(calls: Calls) -> Steps[bool]:
-    yield from calls.blanks_behind()
-    yield from calls.source.take_if(";")
-    yield from calls.source.blanks()
+def _next_begins(calls: ToolCallReader) -> ParseSteps[bool]:
+    yield from calls.read_trailing_whitespace()
+    yield from calls.parser.consume_if(";")
+    yield from calls.parser.read_whitespace()
     return (yield from _begins(calls))
 
 
-def _begins(calls: Calls) -> Steps[bool]:
-    if (yield from calls.source.peek()) == "{":
+def _begins(calls: ToolCallReader) -> ParseSteps[bool]:
+    if (yield from calls.parser.peek()) == "{":
         return True
-    tag = yield from calls.source.one_of((TAG,))
-    yield from calls.source.blanks()
+    tag = yield from calls.parser.read_one_of((TAG,))
+    yield from calls.parser.read_whitespace()
     return tag is not None

@@ -6,48 +6,48 @@ For models that were told so in words, and for answers that a grammar forces to 
 looked at, and only the names of the request's tools make a call: anything else is words.
 """
 
-from onward.text.message_events import Content
-from onward.text.piecewise import Steps
-from onward.text.tool_calls.calls import Calls
+from onward.text.message_events import ContentText
+from onward.text.piecewise import ParseSteps
+from onward.text.tool_calls.calls import ToolCallReader
 
 FENCE, LANGUAGE = "```", "json"
 
 
-def read(calls: Calls) -> Steps[None]:
-    source = calls.source
-    yield from source.blanks()
+def read(calls: ToolCallReader) -> ParseSteps[None]:
+    source = calls.parser
+    yield from source.read_whitespace()
     if (yield from source.peek()) == FENCE[0]:
         yield from _read_fenced(calls)
     else:
         yield from _read_calls(calls)
-    calls.words()
-    yield from source.rest(Content)
+    calls.emit_content()
+    yield from source.emit_rest(ContentText)
 
 
-def _read_fenced(calls: Calls) -> Steps[None]:
-    source = calls.source
-    if (yield from source.one_of((FENCE,))) is None:
+def _read_fenced(calls: ToolCallReader) -> ParseSteps[None]:
+    source = calls.parser
+    if (yield from source.read_one_of((FENCE,))) is None:
         return
-    if (yield from source.peek()) == LANGUAGE[0] and (yield from source.one_of((LANGUAGE,))) is None:
+    if (yield from source.peek()) == LANGUAGE[0] and (yield from source.read_one_of((LANGUAGE,))) is None:
         return
-    yield from source.blanks()
+    yield from source.read_whitespace()
     if not (yield from _read_calls(calls)):
         return
-    if (yield from source.one_of((FENCE,))) is not None:
-        yield from calls.blanks_behind()
+    if (yield from source.read_one_of((FENCE,))) is not None:
+        yield from calls.read_trailing_whitespace()
 
 
-def _read_calls(calls: Calls) -> Steps[bool]:
-    source = calls.source
-    in_list = yield from source.take_if("[")
-    yield from source.blanks()
+def _read_calls(calls: ToolCallReader) -> ParseSteps[bool]:
+    source = calls.parser
+    in_list = yield from source.consume_if("[")
+    yield from source.read_whitespace()
     while (yield from calls.read_object()):
-        yield from calls.blanks_behind()
-        if in_list and (yield from source.take_if("]")):
-            yield from calls.blanks_behind()
+        yield from calls.read_trailing_whitespace()
+        if in_list and (yield from source.consume_if("]")):
+            yield from calls.read_trailing_whitespace()
             return True
-        yield from source.take_if("," if in_list else ";")
-        yield from source.blanks()
+        yield from source.consume_if("," if in_list else ";")
+        yield from source.read_whitespace()
         if (yield from source.peek()) != "{":
             return not in_list
     return False

@@ -7,15 +7,15 @@ import torch
 
 from onward.kernels.ops import Ops
 from onward.worker import answer_rules
-from onward.worker.answer_rules import RuledSlot
-from onward.worker.cuda.staging import sent
-from onward.worker.slot_grammar import GrammarFault
+from onward.worker.answer_rules import ConstrainedSlot
+from onward.worker.cuda.staging import to_device
+from onward.worker.slot_grammar import SlotGrammarError
 
 
-class AnswerMasks:
+class StepBitmasks:
     """Of one step. Its rules are asked when it is made, and for all rows at once nothing but copies is left."""
 
-    def __init__(self, ruled: Sequence[tuple[int, RuledSlot]], vocab_size: int, device: str) -> None:
+    def __init__(self, ruled: Sequence[tuple[int, ConstrainedSlot]], vocab_size: int, device: str) -> None:
         """(row of the logits, its slot): slots whose masks are ready."""
         self.faults: dict[int, str] = {}
         """By row: its grammar cannot go on."""
@@ -28,10 +28,10 @@ class AnswerMasks:
         for row, slot in ruled:
             self._ask(row, slot, bits[len(self._rows)])
 
-    def _ask(self, row: int, slot: RuledSlot, bits: np.ndarray) -> None:
+    def _ask(self, row: int, slot: ConstrainedSlot, bits: np.ndarray) -> None:
         try:
-            forced = answer_rules.allow(slot, bits)
-        except GrammarFault as fault:
+            forced = answer_rules.fill_token_bitmask(slot, bits)
+        except SlotGrammarError as fault:
             self.faults[row] = str(fault)
             return
         self._rows.append(row)
@@ -43,7 +43,7 @@ class AnswerMasks:
         if not self._rows:
             return
         bits = self._bits[: len(self._rows)].to(self._device, non_blocking=True)
-        ops.forbid(logits, sent(self._rows, torch.int64, self._device), bits)
+        ops.apply_token_bitmask(logits, to_device(self._rows, torch.int64, self._device), bits)
         for row, token in self._forced:
             logits[row].fill_(-torch.inf)
             logits[row, token] = 0.0

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from onward import log
-from onward.config import WorkerConfig, settle_triton
+from onward.config import WorkerConfig, set_triton_cache
 from onward.models.fingerprint import gpu_model, has_gpu
 from onward.proto.model import ModelConfig, PreparedModel
 
@@ -31,20 +31,22 @@ LIMIT_S = 60.0
 logger = logging.getLogger(__name__)
 
 
-class _Task(msgspec.Struct, frozen=True):
+class _CompileTask(msgspec.Struct, frozen=True):
     model: PreparedModel
     config: WorkerConfig
 
 
-class Compilation:
+class KernelPrecompilation:
     """Begins when it is made, unless it was done before; `wait` ends it."""
 
     def __init__(self, model: PreparedModel, config: WorkerConfig) -> None:
-        self._stamp = settle_triton() / f"onward-{_identity(model, config)}"
+        self._stamp = set_triton_cache() / f"onward-{_identity(model, config)}"
         self._processes: list[subprocess.Popen[bytes]] = []
         if self._stamp.exists() or not has_gpu():
             return
-        task = msgspec.json.encode(_Task(_small(model), replace(config, num_kv_blocks=2, max_num_batched_tokens=512)))
+        task = msgspec.json.encode(
+            _CompileTask(_single_layer(model), replace(config, num_kv_blocks=2, max_num_batched_tokens=512))
+        )
         count = max(1, min(MAX_PROCESSES, len(os.sched_getaffinity(0)) - 2))
         for part in range(count):
             self._processes.append(_start([str(part), str(count)], task))
@@ -89,7 +91,7 @@ def _ended(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
-def _small(model: PreparedModel) -> PreparedModel:
+def _single_layer(model: PreparedModel) -> PreparedModel:
     config = msgspec.structs.replace(model.config, num_layers=1, tie_word_embeddings=True)
     return msgspec.structs.replace(model, config=config, weights=[])
 
@@ -111,17 +113,17 @@ def _identity(model: PreparedModel, config: WorkerConfig) -> str:
 
 def main() -> None:
     part, of = map(int, sys.argv[1:])
-    task = msgspec.json.decode(sys.stdin.buffer.read(), type=_Task)
-    settle_triton()
-    from onward.kernels.triton.launching import compiling_share
+    task = msgspec.json.decode(sys.stdin.buffer.read(), type=_CompileTask)
+    set_triton_cache()
+    from onward.kernels.triton.launching import compile_share
     from onward.kernels.triton.ops import TritonOps
-    from onward.worker.cuda.runner import CudaRunner
-    from onward.worker.memory import longest_sequence
+    from onward.worker.cuda.runner import CudaModelRunner
+    from onward.worker.memory import resolve_max_model_len
 
-    max_model_len = longest_sequence(task.config, task.model.config)
+    max_model_len = resolve_max_model_len(task.config, task.model.config)
     ops = TritonOps(max_model_len=max_model_len, fixed_order=task.config.deterministic)
-    with compiling_share(part, of):
-        CudaRunner(task.model, task.config, None, ops=ops, is_rehearsal=True).rehearse_all()
+    with compile_share(part, of):
+        CudaModelRunner(task.model, task.config, None, ops=ops, is_rehearsal=True).run_all_dummy_steps()
 
 
 if __name__ == "__main__":

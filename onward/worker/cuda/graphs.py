@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 import torch
 
 
-class Graphs:
+class CudaGraphs:
     def __init__(self, *, is_on: bool) -> None:
         self._is_on = is_on
         self._seen: set[Hashable] = set()

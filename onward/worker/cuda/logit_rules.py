@@ -6,24 +6,24 @@ Rare, so each row has launches of its own.
 import numpy as np
 import torch
 
-from onward.proto.sampling import Sampling
-from onward.worker.cuda.staging import sent
+from onward.proto.sampling import SamplingParams
+from onward.worker.cuda.staging import to_device
 
 
-class DeviceRules:
+class DeviceLogitsProcessor:
     """Of one slot. Built from its whole list, so it is where the last slot of this request left off."""
 
     def __init__(
-        self, sampling: Sampling, prompt: np.ndarray, output: np.ndarray, vocab_size: int, device: str
+        self, sampling: SamplingParams, prompt: np.ndarray, output: np.ndarray, vocab_size: int, device: str
     ) -> None:
         self._sampling = sampling
         known = [(token, bias) for token, bias in sampling.logit_bias if token < vocab_size]
-        self._bias_ids = sent([token for token, _ in known], torch.int64, device)
-        self._biases = sent([bias for _, bias in known], torch.float32, device)
+        self._bias_ids = to_device([token for token, _ in known], torch.int64, device)
+        self._biases = to_device([bias for _, bias in known], torch.float32, device)
         bad = [word[0] for word in sampling.bad_words if len(word) == 1 and word[0] < vocab_size]
-        self._always_bad = sent(bad, torch.int64, device)
+        self._always_bad = to_device(bad, torch.int64, device)
         runs = [word for word in sampling.bad_words if len(word) > 1 and word[-1] < vocab_size]
-        self._bad_runs = [(sent(run[:-1], torch.int32, device), run[-1]) for run in runs]
+        self._bad_runs = [(to_device(run[:-1], torch.int32, device), run[-1]) for run in runs]
         self._counts: torch.Tensor | None = None
         self._seen: torch.Tensor | None = None
         if sampling.presence_penalty or sampling.frequency_penalty:

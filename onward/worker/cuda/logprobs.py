@@ -4,7 +4,7 @@ import torch
 
 from onward.kernels.ops import Ops
 from onward.proto.step import TokenLogprobs
-from onward.worker.cuda.staging import brought
+from onward.worker.cuda.staging import to_host
 
 
 class PendingLogprobs:
@@ -13,12 +13,12 @@ class PendingLogprobs:
     def __init__(self, logits: torch.Tensor, tokens: torch.Tensor, num_tops: list[int], ops: Ops) -> None:
         """logits float32 [rows, vocabulary], tokens [rows]."""
         own = logits.gather(1, tokens.long()[:, None])
-        totals = ops.log_totals(logits)[:, None]
+        totals = ops.logsumexp(logits)[:, None]
         most = max(num_tops)
         values, ids = logits.sort(dim=1, descending=True, stable=True) if most else (logits, tokens[:, None])
         self._num_tops = num_tops
-        self._numbers = brought(torch.cat([own.double(), values[:, :most].double()], 1) - totals)
-        self._ids = brought(torch.cat([(logits > own).sum(1, keepdim=True), ids[:, :most]], 1))
+        self._numbers = to_host(torch.cat([own.double(), values[:, :most].double()], 1) - totals)
+        self._ids = to_host(torch.cat([(logits > own).sum(1, keepdim=True), ids[:, :most]], 1))
 
     def read(self) -> list[TokenLogprobs]:
         """Once the device has passed the step."""

@@ -5,34 +5,34 @@ from typing import Protocol
 import torch
 
 
-class Mark(Protocol):
-    def is_passed(self) -> bool: ...
+class DeviceEvent(Protocol):
+    def is_done(self) -> bool: ...
     def wait(self) -> None: ...
 
 
-class CudaMark:
+class CudaEvent:
     """Behind all that was launched before it is made."""
 
     def __init__(self) -> None:
         self._event = torch.cuda.Event()
         self._event.record()
 
-    def is_passed(self) -> bool:
+    def is_done(self) -> bool:
         return self._event.query()
 
     def wait(self) -> None:
         self._event.synchronize()
 
 
-class PassedMark:
+class CompletedEvent:
     """Where work is done when it is called for."""
 
-    def is_passed(self) -> bool:
+    def is_done(self) -> bool:
         return True
 
     def wait(self) -> None:
         pass
 
 
-def mark_on(device: str) -> Mark:
-    return PassedMark() if device == "cpu" else CudaMark()
+def record_event(device: str) -> DeviceEvent:
+    return CompletedEvent() if device == "cpu" else CudaEvent()

@@ -8,7 +8,7 @@ GRAPH_RESERVE_BYTES = 1 << 30
 _MIB = 1 << 20
 
 
-def device_blocks(config: WorkerConfig, size: int, max_model_len: int, free: int, total: int) -> int:
+def choose_num_device_blocks(config: WorkerConfig, size: int, max_model_len: int, free: int, total: int) -> int:
     """`size` is that of one block; `free` and `total` are the device's bytes, measured with the weights loaded."""
     usable = int(total * config.gpu_memory_utilization) - (total - free) - GRAPH_RESERVE_BYTES
     fitting = max(0, usable) // size

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from onward.kernels.ops import NUM_INPUTS
+from onward.kernels.ops import NUM_ROW_INPUTS
 from onward.kernels.triton.chunk_tiles import chunk_tiles
 
 NO_BLOCK = -1
@@ -21,21 +21,21 @@ _slot, _end, _new_block = attrgetter("slot"), attrgetter("end"), attrgetter("new
 
 
 @dataclass(slots=True)
-class Span(Generic[Owner]):
+class DeviceTokenSpan(Generic[Owner]):
     """The tokens [start, end) of one slot. One is made for each row that decodes, so it has no more than it needs."""
 
     slot: int
     start: int
     end: int
-    samples: bool
+    is_sampled: bool
     """The last one's logits decide the next token: it is the newest known."""
-    owner: Owner
+    slot_state: Owner
     """Who the slot belonged to."""
     position: int = 0
     """Index in its output of the token that is drawn."""
     new_block: int = NO_BLOCK
     """For its last token, if its table gets just that one."""
-    reported: range | None = None
+    logprob_positions: range | None = None
     """Positions whose logits are wanted, to tell how likely the given tokens behind them were."""
     is_pooled: bool = False
     """Its rows' outputs are wanted, and no token."""
@@ -46,34 +46,34 @@ class Span(Generic[Owner]):
 
     @property
     def decodes(self) -> bool:
-        return self.samples and self.end - self.start == 1 and self.reported is None
+        return self.is_sampled and self.end - self.start == 1 and self.logprob_positions is None
 
 
 @dataclass(frozen=True, slots=True)
-class PackedChunks:
-    token_at: np.ndarray
-    page_at: np.ndarray
+class PackedPrefillChunks:
+    token_indices: np.ndarray
+    table_indices: np.ndarray
     positions: np.ndarray
     tiles: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
-class Packed(Generic[Owner]):
-    sampling: list[Span[Owner]]
+class PackedStep(Generic[Owner]):
+    sampling: list[DeviceTokenSpan[Owner]]
     """In the order of their rows; those that decode come first."""
     num_decoding: int
-    chunks: PackedChunks | None = None
-    wanted: np.ndarray | None = None
+    chunks: PackedPrefillChunks | None = None
+    logits_indices: np.ndarray | None = None
     """Rows of the step whose logits are needed, where there are chunks: those that sample, then those that are reported."""
-    unfinished: list[Span[Owner]] = field(default_factory=list)
+    not_sampling: list[DeviceTokenSpan[Owner]] = field(default_factory=list)
     """Chunks that do not sample."""
-    reporting: list[Span[Owner]] = field(default_factory=list)
-    pooled: list[tuple[int, Span[Owner]]] = field(default_factory=list)
+    reporting: list[DeviceTokenSpan[Owner]] = field(default_factory=list)
+    pooled: list[tuple[int, DeviceTokenSpan[Owner]]] = field(default_factory=list)
     """With their first row of the step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class PackingSizes:
     """What offsets are computed from."""
 
     block_size: int
@@ -83,40 +83,40 @@ class Geometry:
     tile_rows: int
 
 
-def pack(spans: Sequence[Span[Owner]], geometry: Geometry) -> Packed[Owner]:
+def pack(spans: Sequence[DeviceTokenSpan[Owner]], geometry: PackingSizes) -> PackedStep[Owner]:
     decoding = [span for span in spans if span.decodes]
     decoding.sort(key=_end, reverse=True)
     if len(decoding) == len(spans):
-        return Packed(decoding, len(decoding))
+        return PackedStep(decoding, len(decoding))
     chunks = [span for span in spans if not span.decodes]
     wanted = list(range(len(decoding)))
     reported: list[int] = []
-    pooled: list[tuple[int, Span[Owner]]] = []
+    pooled: list[tuple[int, DeviceTokenSpan[Owner]]] = []
     row = len(decoding)
     for span in chunks:
         if span.is_pooled:
             pooled.append((row, span))
-        if span.reported is not None:
-            reported.extend(row + position - span.start for position in span.reported)
+        if span.logprob_positions is not None:
+            reported.extend(row + position - span.start for position in span.logprob_positions)
         row += span.count
-        if span.samples:
+        if span.is_sampled:
             wanted.append(row - 1)
-    return Packed(
-        decoding + [span for span in chunks if span.samples],
+    return PackedStep(
+        decoding + [span for span in chunks if span.is_sampled],
         len(decoding),
         _pack_chunks(chunks, geometry),
         np.array(wanted + reported, np.int64),
-        [span for span in chunks if not span.samples],
-        [span for span in chunks if span.reported is not None],
+        [span for span in chunks if not span.is_sampled],
+        [span for span in chunks if span.logprob_positions is not None],
         pooled,
     )
 
 
-def _pack_chunks(spans: Sequence[Span[Owner]], geometry: Geometry) -> PackedChunks:
+def _pack_chunks(spans: Sequence[DeviceTokenSpan[Owner]], geometry: PackingSizes) -> PackedPrefillChunks:
     slots = np.repeat(np.array([span.slot for span in spans], np.int64), [span.count for span in spans])
     positions = np.concatenate([np.arange(span.start, span.end, dtype=np.int64) for span in spans])
     tiles = chunk_tiles([(s.slot, s.start, s.count) for s in spans], geometry.group, geometry.tile_rows)
-    return PackedChunks(
+    return PackedPrefillChunks(
         slots * geometry.tokens_stride + positions,
         slots * geometry.tables_stride + positions // geometry.block_size,
         positions.astype(np.int32),
@@ -124,9 +124,9 @@ def _pack_chunks(spans: Sequence[Span[Owner]], geometry: Geometry) -> PackedChun
     )
 
 
-def fill_inputs(inputs: np.ndarray, spans: Sequence[Span[Owner]], nobody: int) -> None:
+def fill_inputs(inputs: np.ndarray, spans: Sequence[DeviceTokenSpan[Owner]], nobody: int) -> None:
     """Writes the inputs (int32 [3, rows]) of spans that sample; rows beyond them belong to `nobody`."""
-    assert inputs.shape[0] == NUM_INPUTS
+    assert inputs.shape[0] == NUM_ROW_INPUTS
     count = len(spans)
     for row, part in enumerate((_slot, _end, _new_block)):
         inputs[row, :count] = list(map(part, spans))

@@ -4,10 +4,10 @@ import torch
 
 from onward.kernels.ops import Ops
 from onward.proto.sampling import Pooling
-from onward.worker.cuda.staging import brought
+from onward.worker.cuda.staging import to_host
 
 
-class DevicePool:
+class DeviceEmbeddingPooler:
     def __init__(self, kind: Pooling, size: int, device: str) -> None:
         self._kind = kind
         self._sum = torch.zeros(size, dtype=torch.float64, device=device)
@@ -19,9 +19,9 @@ class DevicePool:
             self._sum.copy_(rows[-1])
             self._num_rows = 1
             return
-        ops.add_rows(rows, self._sum)
+        ops.accumulate_rows(rows, self._sum)
         self._num_rows += len(rows)
 
     def vector(self) -> torch.Tensor:
         """float32, on the host once the device has passed this place."""
-        return brought((self._sum / self._num_rows).float())
+        return to_host((self._sum / self._num_rows).float())

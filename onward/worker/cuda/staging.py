@@ -12,19 +12,19 @@ _ALIGNMENT = 16
 _KINDS = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
 
 
-def sent(values: Sequence[float], dtype: torch.dtype, device: str | torch.device) -> torch.Tensor:
+def to_device(values: Sequence[float], dtype: torch.dtype, device: str | torch.device) -> torch.Tensor:
     """A few numbers on the device. Without pinned memory this would wait for all that the device has to do before."""
     is_there = torch.device(device).type == "cpu"
     return torch.tensor(values, dtype=dtype, pin_memory=not is_there).to(device, non_blocking=True)
 
 
-def brought(tensor: torch.Tensor) -> torch.Tensor:
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """On the host, once the device has passed this place."""
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     return host.copy_(tensor, non_blocking=True)
 
 
-class Stage:
+class StagingBuffer:
     def __init__(self, device: str, num_bytes: int = 1 << 16) -> None:
         self._device = device
         self._used = 0
@@ -33,13 +33,13 @@ class Stage:
     def clear(self) -> None:
         self._used = 0
 
-    def put(self, array: np.ndarray) -> "Staged":
+    def put(self, array: np.ndarray) -> "StagedArray":
         start = -(-self._used // _ALIGNMENT) * _ALIGNMENT
         self._used = start + array.nbytes
         if self._used > len(self._bytes):
             self._grow(self._used)
         self._bytes[start : self._used] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return Staged(self, start, array.shape, _KINDS[array.dtype])
+        return StagedArray(self, start, array.shape, _KINDS[array.dtype])
 
     def send(self) -> None:
         self._there[: self._used].copy_(self._here[: self._used], non_blocking=True)
@@ -59,10 +59,10 @@ class Stage:
         self._there = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
 
 
-class Staged:
+class StagedArray:
     """An array of a stage; a tensor once that is sent."""
 
-    def __init__(self, stage: Stage, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(self, stage: StagingBuffer, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self._stage, self._start, self._shape, self._dtype = stage, start, shape, dtype
 
     def tensor(self) -> torch.Tensor:

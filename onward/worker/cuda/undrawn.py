@@ -9,50 +9,54 @@ from dataclasses import dataclass
 
 import torch
 
-from onward.worker.answer_rules import grammar_in_force
-from onward.worker.cuda.marks import Mark
-from onward.worker.cuda.packing import Span
-from onward.worker.cuda.slots import Slot
+from onward.worker.answer_rules import active_grammar
+from onward.worker.cuda.marks import DeviceEvent
+from onward.worker.cuda.packing import DeviceTokenSpan
+from onward.worker.cuda.slots import DeviceSlotState
 from onward.worker.slot_grammar import SlotGrammar
 
 _LOOK_AGAIN_S = 0.0002
 
 
 @dataclass(slots=True)
-class Undrawn:
+class DeferredSampling:
     logits: torch.Tensor
     """Of all rows that sample."""
     with_cuts: bool
-    ruled: Sequence[tuple[int, Span[Slot]]]
+    constrained: Sequence[tuple[int, DeviceTokenSpan[DeviceSlotState]]]
     """Row and span of those under rules."""
-    forward: Mark
+    forward_event: DeviceEvent
     """Behind the logits."""
 
     @property
     def is_ready(self) -> bool:
-        return all(can_draw(span) for _, span in self.ruled)
+        return all(can_sample(span) for _, span in self.constrained)
 
     def wait(self) -> None:
         """While the device computes; then, if nobody could draw, a little longer for one of them."""
-        while (late := self._late()) and not self.forward.is_passed():
+        while (late := self._late()) and not self.forward_event.is_done():
             SlotGrammar.wait_for_one(late, _LOOK_AGAIN_S)
-        if late and not any(can_draw(span) for _, span in self.ruled) and len(self.ruled) == len(self.logits):
+        if (
+            late
+            and not any(can_sample(span) for _, span in self.constrained)
+            and len(self.constrained) == len(self.logits)
+        ):
             SlotGrammar.wait_for_one(late)
 
     def _late(self) -> list[SlotGrammar]:
         """Whose mask is being made. That of a slot whose last token is still on the device is not."""
-        known = [span.owner for _, span in self.ruled if has_seen_all(span)]
-        needed = [grammar for owner in known if (grammar := grammar_in_force(owner)) is not None]
+        known = [span.slot_state for _, span in self.constrained if has_all_tokens(span)]
+        needed = [grammar for owner in known if (grammar := active_grammar(owner)) is not None]
         return [grammar for grammar in needed if not grammar.is_ready]
 
 
-def has_seen_all(span: Span[Slot]) -> bool:
+def has_all_tokens(span: DeviceTokenSpan[DeviceSlotState]) -> bool:
     """Whether its rules know every token before the one that is drawn."""
-    return span.owner.num_read == span.end and not span.owner.has_failed
+    return span.slot_state.num_tokens_on_host == span.end and not span.slot_state.has_failed
 
 
-def can_draw(span: Span[Slot]) -> bool:
-    if not has_seen_all(span):
+def can_sample(span: DeviceTokenSpan[DeviceSlotState]) -> bool:
+    if not has_all_tokens(span):
         return False
-    grammar = grammar_in_force(span.owner)
+    grammar = active_grammar(span.slot_state)
     return grammar is None or grammar.is_ready

@@ -17,11 +17,11 @@ from onward.proto.model import PreparedModel
 from onward.text.tokenizer import Tokenizer
 from onward.worker import kv_store
 from onward.worker.speculation import draft_cost
-from onward.worker.speculation.draft_model import DraftModel
-from onward.worker.speculation.proposer import Surroundings
+from onward.worker.speculation.draft_model import DraftModelProposer
+from onward.worker.speculation.proposer import ProposerContext
 
 
-class DraftOpening:
+class DraftModelProposerFactory:
     def __init__(self, model: PreparedModel, weights: Mapping[str, Any], config: WorkerConfig, path: str) -> None:
         """`path` is what the flag said."""
         self._model, self._weights, self._path = model, weights, path
@@ -38,19 +38,19 @@ class DraftOpening:
         """Known once it is open."""
         return self._draft_cost
 
-    def open(self, surroundings: Surroundings) -> DraftModel:
-        if fault := difference(self._model, surroundings.model):
+    def create(self, surroundings: ProposerContext) -> DraftModelProposer:
+        if fault := vocabulary_difference(self._model, surroundings.model):
             raise StartupError(
                 f"--speculative draft:{self._path}: {fault}; a model that drafts must have the served one's vocabulary"
             )
         self._draft_cost = draft_cost.of_model(self._model.config, surroundings.model.config)
-        return DraftModel(self._model, self._weights, surroundings)
+        return DraftModelProposer(self._model, self._weights, surroundings)
 
 
-def open_draft(path: str, config: WorkerConfig) -> DraftOpening:
+def create_draft_model_factory(path: str, config: WorkerConfig) -> DraftModelProposerFactory:
     try:
         model = _prepared(path)
-        return DraftOpening(model, open_weights(model), config, path)
+        return DraftModelProposerFactory(model, open_weights(model), config, path)
     except StartupError as error:
         raise StartupError(f"--speculative draft:{path}: {error.message}") from None
 
@@ -67,7 +67,7 @@ def _prepared(path: str) -> PreparedModel:
             raise first from None
 
 
-def difference(draft: PreparedModel, served: PreparedModel) -> str | None:
+def vocabulary_difference(draft: PreparedModel, served: PreparedModel) -> str | None:
     """Between the two vocabularies. Where both have a tokenizer, sizes do not matter: models of a family are padded, and
     given further special tokens, as somebody liked."""
     if draft.tokenizer is None or served.tokenizer is None:
@@ -76,7 +76,7 @@ def difference(draft: PreparedModel, served: PreparedModel) -> str | None:
     files = [Path(model.folder) / name for model, name in ((draft, draft.tokenizer), (served, served.tokenizer))]
     if files[0] == files[1]:
         return None
-    ours, theirs = (Tokenizer.from_file(file).table.pieces for file in files)
+    ours, theirs = (Tokenizer.from_file(file).table.token_bytes_list for file in files)
     for token_id, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one != other:
             return f"token {token_id} is {one!r} to it, and {other!r} to the served model"

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 
-from onward.worker.speculation.proposer import Wish
+from onward.worker.speculation.proposer import DraftRequest
 
 
-class Round:
-    def __init__(self, wishes: Sequence[Wish], max_model_len: int) -> None:
+class DraftRound:
+    def __init__(self, wishes: Sequence[DraftRequest], max_model_len: int) -> None:
         self.wishes = {wish.slot: wish for wish in wishes}
         self.drafts: dict[int, list[int]] = {wish.slot: [] for wish in wishes}
         self._max_model_len = max_model_len
         self._going: dict[int, None] = {}
 
-    def take(self, slot: int, token: int | None) -> None:
+    def add(self, slot: int, token: int | None) -> None:
         """The next draft of a slot, or None, where the logits were not numbers. Nothing is drafted behind an end of the
         output, nor behind the last place of a context."""
         self._going.pop(slot, None)
@@ -25,6 +25,6 @@ class Round:
             self._going[slot] = None
 
     @property
-    def going(self) -> list[int]:
+    def active_slots(self) -> list[int]:
         """Slots that want a token behind their last one."""
         return list(self._going)

@@ -22,34 +22,34 @@ import numpy as np
 
 from onward.config import WorkerConfig
 from onward.errors import StartupError
-from onward.layers.model_ends import open_ends
+from onward.layers.model_ends import open_embedding_and_head
 from onward.layers.paged_kv import AttentionScratch
 from onward.models.decoder import build_rotary, check_supported
 from onward.models.eagle_head import EagleHead, read_eagle_head
 from onward.models.loading import open_weights
 from onward.proto.model import ModelConfig
-from onward.proto.speculation import MAX_DRAFTS
+from onward.proto.speculation import MAX_DRAFT_TOKENS
 from onward.worker import kv_store
-from onward.worker.batch import BatchBuilder, Span
+from onward.worker.batch import BatchBuilder, TokenSpan
 from onward.worker.speculation import draft_cost
-from onward.worker.speculation.block_names import BlockNames, NamedBlocks
-from onward.worker.speculation.draft_drawing import DraftDrawing
-from onward.worker.speculation.drafting_round import Round
-from onward.worker.speculation.proposer import ComputedSpan, Surroundings, Wish
+from onward.worker.speculation.block_names import DraftBlockHashes, HashedPrefix
+from onward.worker.speculation.draft_drawing import DraftSampler
+from onward.worker.speculation.drafting_round import DraftRound
+from onward.worker.speculation.proposer import ComputedSpan, DraftRequest, ProposerContext
 
 _KV_DTYPE = np.dtype(np.float32)
 
 
 @dataclass(slots=True)
-class _Pairs:
+class _SlotPairs:
     """Of one slot."""
 
     num_pairs: int | None = None
     """Leading positions whose pairs are computed. None: some are missing and will never be known."""
-    named: NamedBlocks = field(default_factory=NamedBlocks)
+    named: HashedPrefix = field(default_factory=HashedPrefix)
 
 
-class EagleOpening:
+class EagleProposerFactory:
     def __init__(
         self, head: EagleHead, config: WorkerConfig, path: str, target_weights: Mapping[str, Any] | None = None
     ) -> None:
@@ -67,23 +67,23 @@ class EagleOpening:
         """Known once it is open."""
         return self._draft_cost
 
-    def open(self, surroundings: Surroundings) -> "Eagle":
+    def create(self, surroundings: ProposerContext) -> "EagleProposer":
         served = surroundings.model
         _check_fits(self._head.config, served.config, self._path)
         self._draft_cost = draft_cost.of_float_layer(
             self._head.config, served.config, served_is_int8=served.quantization == "int8"
         )
         weights = open_weights(served) if self._target_weights is None else self._target_weights
-        return Eagle(self._head, weights, surroundings)
+        return EagleProposer(self._head, weights, surroundings)
 
 
-def open_eagle(path: str, config: WorkerConfig) -> EagleOpening:
+def create_eagle_factory(path: str, config: WorkerConfig) -> EagleProposerFactory:
     try:
         head = read_eagle_head(Path(path).expanduser())
         check_supported(head.config, "none")
     except StartupError as error:
         raise StartupError(f"--speculative eagle:{path}: {error.message}") from None
-    return EagleOpening(head, config, path)
+    return EagleProposerFactory(head, config, path)
 
 
 def _check_fits(own: ModelConfig, served: ModelConfig, path: str) -> None:
@@ -94,34 +94,36 @@ def _check_fits(own: ModelConfig, served: ModelConfig, path: str) -> None:
             )
 
 
-class Eagle:
-    def __init__(self, head: EagleHead, weights: Mapping[str, Any], around: Surroundings) -> None:
+class EagleProposer:
+    def __init__(self, head: EagleHead, weights: Mapping[str, Any], around: ProposerContext) -> None:
         slots, block_size = around.config.max_num_seqs, around.config.block_size
-        max_rows = around.config.max_num_batched_tokens + slots * (1 + MAX_DRAFTS)
+        max_rows = around.config.max_num_batched_tokens + slots * (1 + MAX_DRAFT_TOKENS)
         self._around = around
-        self._pairs = [_Pairs() for _ in range(slots)]
+        self._pairs = [_SlotPairs() for _ in range(slots)]
         self._outputs = np.zeros((slots, head.config.hidden_size), np.float32)
         """Of each slot's last pair."""
-        self._names = BlockNames(around.num_blocks, block_size)
-        self._kv = kv_store.allocate(head.config, _KV_DTYPE, around.num_blocks, block_size)
+        self._names = DraftBlockHashes(around.num_blocks, block_size)
+        self._kv = kv_store.allocate_kv_pool(head.config, _KV_DTYPE, around.num_blocks, block_size)
         self._batch = BatchBuilder(head.config, around.tokens, around.tables, block_size, max_rows)
-        self._ends = open_ends(around.model, weights, around.threads, max_embedded=max_rows, max_logits=slots)
-        self._drawing = DraftDrawing(around.model.config.vocab_size, slots, around.threads)
+        self._ends = open_embedding_and_head(
+            around.model, weights, around.threads, max_embedded=max_rows, max_logits=slots
+        )
+        self._drawing = DraftSampler(around.model.config.vocab_size, slots, around.threads)
         self._layer = _build_layer(head, self._kv.kv, around)
 
-    def assigned(self, slot: int, num_tokens: int, num_computed: int) -> None:
-        self._drawing.assigned(slot)
-        named = self._names.find(self._around.tables.ids[slot], self._around.tokens[slot, :num_computed])
+    def on_assign(self, slot: int, num_tokens: int, num_computed: int) -> None:
+        self._drawing.on_assign(slot)
+        named = self._names.match_prefix(self._around.tables.ids[slot], self._around.tokens[slot, :num_computed])
         is_whole = named.count * self._around.config.block_size == num_computed
-        self._pairs[slot] = _Pairs(num_computed if is_whole else None, named)
+        self._pairs[slot] = _SlotPairs(num_computed if is_whole else None, named)
 
-    def computed(self, spans: Sequence[ComputedSpan], outputs: Callable[[], np.ndarray]) -> None:
-        known = [span for span in map(self._with_tokens_behind, spans) if span.count and self._goes_on(span)]
+    def on_computed(self, spans: Sequence[ComputedSpan], outputs: Callable[[], np.ndarray]) -> None:
+        known = [span for span in map(self._with_tokens_behind, spans) if span.count and self._has_all_pairs(span)]
         if not known:
             return
         rows = np.concatenate([np.arange(span.first_row, span.first_row + span.count) for span in known])
         tokens = [self._around.tokens[s.slot, s.start + 1 : s.start + s.count + 1] for s in known]
-        own = [Span(span.slot, span.start, span.count, samples=False) for span in known]
+        own = [TokenSpan(span.slot, span.start, span.count, is_sampled=False) for span in known]
         made = self._compute(own, np.concatenate(tokens), outputs()[rows])
         last = -1
         for span in known:
@@ -129,36 +131,38 @@ class Eagle:
             self._outputs[span.slot] = made[last]
             self._advance(span)
 
-    def propose(self, wishes: Sequence[Wish]) -> list[list[int]]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[list[int]]:
         ready = [wish for wish in wishes if wish.num_drafts > 0 and self._is_ready(wish)]
-        round_ = Round(wishes, self._around.max_model_len)
+        round_ = DraftRound(wishes, self._around.max_model_len)
         self._drawing.begin(ready, self._around.tokens)
         hidden = self._outputs[[wish.slot for wish in ready]]
         while ready:
             hidden = self._draft(ready, hidden, round_)
-            ready = [round_.wishes[slot] for slot in round_.going]
+            ready = [round_.wishes[slot] for slot in round_.active_slots]
         return [round_.drafts[wish.slot] for wish in wishes]
 
-    def _is_ready(self, wish: Wish) -> bool:
+    def _is_ready(self, wish: DraftRequest) -> bool:
         return self._pairs[wish.slot].num_pairs == wish.num_tokens - 1
 
-    def _draft(self, wishes: Sequence[Wish], hidden: np.ndarray, round_: Round) -> np.ndarray:
+    def _draft(self, wishes: Sequence[DraftRequest], hidden: np.ndarray, round_: DraftRound) -> np.ndarray:
         """One more for each wish. What the layer makes of it, for those who go on."""
         depths = [len(round_.drafts[wish.slot]) for wish in wishes]
-        drawn = self._drawing.draw(self._ends.logits(hidden), wishes, depths)
+        drawn = self._drawing.sample(self._ends.logits(hidden), wishes, depths)
         for wish, token in zip(wishes, drawn, strict=True):
-            round_.take(wish.slot, token)
-        going = set(round_.going)
+            round_.add(wish.slot, token)
+        going = set(round_.active_slots)
         kept = [row for row, wish in enumerate(wishes) if wish.slot in going]
         if not kept:
             return hidden[:0]
         # The first draft, at position num_tokens, makes a pair of the position before it.
-        spans = [Span(wishes[row].slot, wishes[row].num_tokens - 1 + depths[row], 1, samples=False) for row in kept]
+        spans = [
+            TokenSpan(wishes[row].slot, wishes[row].num_tokens - 1 + depths[row], 1, is_sampled=False) for row in kept
+        ]
         return self._compute(spans, np.array([drawn[row] for row in kept], np.int32), hidden[kept])
 
-    def _compute(self, spans: Sequence[Span], token_ids: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+    def _compute(self, spans: Sequence[TokenSpan], token_ids: np.ndarray, hidden: np.ndarray) -> np.ndarray:
         for span in spans:
-            self._names.forget(self._around.tables.ids[span.slot], span.start, span.start + span.count)
+            self._names.invalidate(self._around.tables.ids[span.slot], span.start, span.start + span.count)
         return self._layer(self._ends.embed(token_ids), hidden, self._batch.build(spans))
 
     @staticmethod
@@ -167,7 +171,7 @@ class Eagle:
         count = min(span.count, span.num_tokens - 1 - span.start)
         return ComputedSpan(span.slot, span.start, count, span.first_row, span.num_tokens)
 
-    def _goes_on(self, span: ComputedSpan) -> bool:
+    def _has_all_pairs(self, span: ComputedSpan) -> bool:
         pairs = self._pairs[span.slot]
         if pairs.num_pairs is not None and span.start > pairs.num_pairs:
             pairs.num_pairs = None
@@ -176,10 +180,10 @@ class Eagle:
     def _advance(self, span: ComputedSpan) -> None:
         pairs, end = self._pairs[span.slot], span.start + span.count
         pairs.num_pairs = end
-        self._names.give(pairs.named, self._around.tables.ids[span.slot], self._around.tokens[span.slot, :end])
+        self._names.record(pairs.named, self._around.tables.ids[span.slot], self._around.tokens[span.slot, :end])
 
 
-def _build_layer(head: EagleHead, kv: Any, around: Surroundings) -> Any:
+def _build_layer(head: EagleHead, kv: Any, around: ProposerContext) -> Any:
     """torch is imported only where somebody drafts in this way."""
     import torch
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from onward.worker.speculation.proposer import ComputedSpan, Surroundings, Wish
+from onward.worker.speculation.proposer import ComputedSpan, DraftRequest, ProposerContext
 
-RUN_LENGTHS = (6, 3, 2)
+NGRAM_LENGTHS = (6, 3, 2)
 """Of tokens that must agree, tried in this order: the longer, the likelier is what follows."""
 
 
-class NgramOpening:
+class NgramProposerFactory:
     @property
     def bytes_per_block(self) -> int:
         """Its index is as long as the slots' lists, not as the pool."""
@@ -25,31 +25,31 @@ class NgramOpening:
         """A few look-ups."""
         return 0.0
 
-    def open(self, surroundings: Surroundings) -> "NgramProposer":
+    def create(self, surroundings: ProposerContext) -> "NgramProposer":
         return NgramProposer(surroundings.tokens)
 
 
 class NgramProposer:
     def __init__(self, tokens: np.ndarray) -> None:
         self._tokens = tokens
-        self._indexes: dict[int, _Index] = {}
+        self._indexes: dict[int, _NgramIndex] = {}
 
-    def assigned(self, slot: int, num_tokens: int, num_computed: int) -> None:
+    def on_assign(self, slot: int, num_tokens: int, num_computed: int) -> None:
         self._indexes.pop(slot, None)
 
-    def propose(self, wishes: Sequence[Wish]) -> list[list[int]]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[list[int]]:
         return [self._propose(wish) for wish in wishes]
 
-    def computed(self, spans: Sequence[ComputedSpan], outputs: Callable[[], np.ndarray]) -> None:
+    def on_computed(self, spans: Sequence[ComputedSpan], outputs: Callable[[], np.ndarray]) -> None:
         """The index reads the tokens themselves, when it is asked."""
 
-    def _propose(self, wish: Wish) -> list[int]:
-        index = self._indexes.setdefault(wish.slot, _Index())
+    def _propose(self, wish: DraftRequest) -> list[int]:
+        index = self._indexes.setdefault(wish.slot, _NgramIndex())
         index.extend(self._tokens[wish.slot, len(index.tokens) : wish.num_tokens].tolist())
-        return index.following(wish.num_drafts)
+        return index.continuation(wish.num_drafts)
 
 
-class _Index:
+class _NgramIndex:
     """Of one list. Bounded by its length, and so by the longest list that the model allows."""
 
     __slots__ = ("_places", "tokens")
@@ -62,15 +62,15 @@ class _Index:
         tokens, places = self.tokens, self._places
         for token in new:
             end = len(tokens)
-            for length in RUN_LENGTHS:
+            for length in NGRAM_LENGTHS:
                 if end >= length:
                     places[tuple(tokens[end - length :])] = end
             tokens.append(token)
 
-    def following(self, count: int) -> list[int]:
+    def continuation(self, count: int) -> list[int]:
         """What stood behind the newest tokens the last time; where that reaches the end, it goes on with itself."""
         tokens = self.tokens
-        for length in RUN_LENGTHS:
+        for length in NGRAM_LENGTHS:
             place = self._places.get(tuple(tokens[-length:])) if len(tokens) >= length else None
             if place is not None:
                 count = min(count, self._agreement(place, count + 1) - 1)

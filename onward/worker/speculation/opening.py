@@ -1,25 +1,25 @@
 """From what `--speculative` says to whom it means. A kind's own modules are imported only where it is wanted."""
 
 from onward.config import WorkerConfig
-from onward.proto.speculation import read_speculation
-from onward.worker.speculation.proposer import ProposerOpening
+from onward.proto.speculation import parse_speculative
+from onward.worker.speculation.proposer import ProposerFactory
 
 
-def new_opening(config: WorkerConfig) -> ProposerOpening | None:
+def create_proposer_factory(config: WorkerConfig) -> ProposerFactory | None:
     """None where nobody drafts."""
     if config.speculative is None:
         return None
-    said = read_speculation(config.speculative)
+    said = parse_speculative(config.speculative)
     match said.kind:
         case "ngram":
-            from onward.worker.speculation.ngram import NgramOpening
+            from onward.worker.speculation.ngram import NgramProposerFactory
 
-            return NgramOpening()
+            return NgramProposerFactory()
         case "draft":
-            from onward.worker.speculation.draft_opening import open_draft
+            from onward.worker.speculation.draft_opening import create_draft_model_factory
 
-            return open_draft(said.path, config)
+            return create_draft_model_factory(said.path, config)
         case "eagle":
-            from onward.worker.speculation.eagle import open_eagle
+            from onward.worker.speculation.eagle import create_eagle_factory
 
-            return open_eagle(said.path, config)
+            return create_eagle_factory(said.path, config)

@@ -18,12 +18,12 @@ import numpy as np
 from onward.config import WorkerConfig
 from onward.kernels.cpu.threads import ThreadPool
 from onward.proto.model import PreparedModel
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from onward.worker.kv_store import BlockTables
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ProposerContext:
     """What a proposer sees of its worker. It changes none of it, but may write drafts behind a slot's tokens."""
 
     model: PreparedModel
@@ -38,14 +38,14 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DraftRequest:
     slot: int
     num_drafts: int
     """At most so many are of use. Blocks for their KV are in the slot's table."""
     num_tokens: int
     """Length of the slot's list. The model's KV of all but the last is computed, or will be in this step."""
     num_prompt: int
-    sampling: Sampling
+    sampling: SamplingParams
     """A model that drafts draws with the same noise, keyed by seed, choice and position, to be right more often."""
 
 
@@ -64,21 +64,21 @@ class ComputedSpan:
 
 
 class Proposer(Protocol):
-    def assigned(self, slot: int, num_tokens: int, num_computed: int) -> None:
+    def on_assign(self, slot: int, num_tokens: int, num_computed: int) -> None:
         """A slot has a new request. KV of `num_computed` tokens came from the cache or from a peer."""
         ...
 
-    def propose(self, wishes: Sequence[Wish]) -> list[list[int]]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[list[int]]:
         """For each wish, what may follow its list: none to `num_drafts` tokens of the vocabulary."""
         ...
 
-    def computed(self, spans: Sequence[ComputedSpan], outputs: Callable[[], np.ndarray]) -> None:
+    def on_computed(self, spans: Sequence[ComputedSpan], outputs: Callable[[], np.ndarray]) -> None:
         """After each pass of the model. `outputs` gives what its head reads of every row of the pass, float32
         [rows, hidden_size]; asking costs time."""
         ...
 
 
-class ProposerOpening(Protocol):
+class ProposerFactory(Protocol):
     """A proposer that is not there yet: memory is shared out before it is taken."""
 
     @property
@@ -91,4 +91,4 @@ class ProposerOpening(Protocol):
         """Of guessing one token for each slot, as a share of the model's own pass over them. Asked when it is open."""
         ...
 
-    def open(self, surroundings: Surroundings) -> Proposer: ...
+    def create(self, surroundings: ProposerContext) -> Proposer: ...

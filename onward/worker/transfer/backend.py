@@ -13,38 +13,38 @@ class TransferFailed(Exception):
     """This connection can move no more bytes; the message says why."""
 
 
-class Copy(NamedTuple):
+class MemoryCopy(NamedTuple):
     """Bytes of our KV memory, and where they go in the peer's."""
 
-    source_at: int
-    target_at: int
+    source_offset: int
+    target_offset: int
     num_bytes: int
 
 
-class Invitation(NamedTuple):
+class RemoteMemoryInfo(NamedTuple):
     """What a writer needs to reach our memory. File descriptors travel over local connections only."""
 
     data: bytes = b""
     fds: tuple[int, ...] = ()
 
 
-class Receiver(Protocol):
+class ReceiverBackend(Protocol):
     """The decode worker's part: lets writers reach its KV memory. `writer` numbers connections."""
 
-    def invite(self, writer: int) -> Invitation: ...
+    def register_sender(self, writer: int) -> RemoteMemoryInfo: ...
 
-    def expel(self, writer: int) -> None:
+    def unregister_sender(self, writer: int) -> None:
         """Its connection has ended: undo the invitation. When this returns, nothing of that writer's can arrive."""
         ...
 
     def close(self) -> None: ...
 
 
-class Writer(Protocol):
+class SenderBackend(Protocol):
     """The prefill worker's part, one for each connection. Nothing here blocks. What was started cannot be called
     back: who stops a push waits until its batches are complete, or ends the connection."""
 
-    def start(self, copies: Sequence[Copy]) -> None:
+    def start(self, copies: Sequence[MemoryCopy]) -> None:
         """Begins to move a batch. Raises `TransferFailed`."""
         ...
 

@@ -6,69 +6,71 @@ import os
 import numpy as np
 
 from onward.errors import StartupError
-from onward.worker.transfer.backend import Invitation, Receiver, TransferFailed, Writer
-from onward.worker.transfer.channel import Channel
-from onward.worker.transfer.shm import ShmReceiver, ShmWriter
-from onward.worker.transfer.tcp import TcpReceiver, TcpWriter
+from onward.worker.transfer.backend import ReceiverBackend, RemoteMemoryInfo, SenderBackend, TransferFailed
+from onward.worker.transfer.channel import FramedChannel
+from onward.worker.transfer.shm import ShmReceiverBackend, ShmSenderBackend
+from onward.worker.transfer.tcp import TcpReceiverBackend, TcpSenderBackend
 
 IN_BAND = frozenset({"tcp"})
 """Those whose bytes travel on the link: the receiver itself writes its memory, and can stop at once."""
-EXPELLING = frozenset({"nixl"})
+CAN_SHUT_OUT_SENDERS = frozenset({"nixl"})
 """Those that can shut a writer out without its help. `shm` cannot: what is mapped stays mapped."""
-_NOBODY = 0
+_TRIAL_SENDER = 0
 """Writers are numbered from 1."""
 _NEEDS_NIXL = "--kv-backend nixl needs the nixl package: pip install 'nixl>=1.0'"
 
 
-def open_receiver(backend: str, memory: np.ndarray, memory_fd: int | None, host: str) -> Receiver:
+def open_receiver_backend(backend: str, memory: np.ndarray, memory_fd: int | None, host: str) -> ReceiverBackend:
     """`memory` is the whole pool, as bytes; `memory_fd` is what it is mapped from, for `shm`; `host` is where peers
     reach us."""
     match backend:
         case "shm":
             assert memory_fd is not None, "a worker that takes KV in through shm has a pool that can be shared"
-            return ShmReceiver(memory_fd, memory.nbytes)
+            return ShmReceiverBackend(memory_fd, memory.nbytes)
         case "tcp":
-            return TcpReceiver()
+            return TcpReceiverBackend()
         case "nixl":
             return _open_nixl_receiver(memory, host)
         case _:
             raise StartupError(f"--kv-backend {backend} is none of shm, tcp and nixl")
 
 
-def open_writer(backend: str, memory: np.ndarray, invitation: Invitation, channel: Channel) -> Writer:
+def open_sender_backend(
+    backend: str, memory: np.ndarray, invitation: RemoteMemoryInfo, channel: FramedChannel
+) -> SenderBackend:
     """Takes over the invitation's file descriptors. Raises `TransferFailed`."""
     if backend != "shm":
         for fd in invitation.fds:
             os.close(fd)
     match backend:
         case "shm":
-            return ShmWriter(memory, invitation)
+            return ShmSenderBackend(memory, invitation)
         case "tcp":
-            return TcpWriter(memory, channel)
+            return TcpSenderBackend(memory, channel)
         case "nixl":
             if not _has_nixl():
                 raise TransferFailed(_NEEDS_NIXL)
-            from onward.worker.transfer.nixl import NixlWriter
+            from onward.worker.transfer.nixl import NixlSenderBackend
 
             try:
-                return NixlWriter(memory, invitation.data)
+                return NixlSenderBackend(memory, invitation.data)
             except StartupError as error:
                 raise TransferFailed(error.message) from error
         case _:
             raise TransferFailed(f"the peer's backend {backend!r} is none of shm, tcp and nixl")
 
 
-def _open_nixl_receiver(memory: np.ndarray, host: str) -> Receiver:
+def _open_nixl_receiver(memory: np.ndarray, host: str) -> ReceiverBackend:
     if not _has_nixl():
         raise StartupError(_NEEDS_NIXL)
-    from onward.worker.transfer.nixl import NixlReceiver
+    from onward.worker.transfer.nixl import NixlReceiverBackend
 
-    receiver = NixlReceiver(memory, host)
+    receiver = NixlReceiverBackend(memory, host)
     try:
-        receiver.invite(_NOBODY)  # what cannot work shall show now, not with the first peer
+        receiver.register_sender(_TRIAL_SENDER)  # what cannot work shall show now, not with the first peer
     except TransferFailed as fault:
         raise StartupError(f"--kv-backend nixl does not work here: {fault}") from fault
-    receiver.expel(_NOBODY)
+    receiver.unregister_sender(_TRIAL_SENDER)
     return receiver
 
 

@@ -27,26 +27,26 @@ _LENGTH = struct.Struct("<I")
 _FDS_SPACE = socket.CMSG_SPACE(MAX_FDS * array("i").itemsize)
 
 
-class LinkLost(Exception):
+class LinkClosed(Exception):
     """The connection has ended; the message says why."""
 
 
-class Garbled(LinkLost):
+class MalformedMessage(LinkClosed):
     """The connection stands, but what came over it makes no sense."""
 
 
-class BytesTaken:
+class PayloadReceived:
     """Received in place of a message: all announced bytes have come."""
 
 
-class Channel:
+class FramedChannel:
     """`incoming` is the union of messages that may come."""
 
     def __init__(self, sock: socket.socket, incoming: Any, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         sock.setblocking(False)
         self._sock = sock
         self.max_message_bytes = max_message_bytes
-        self.num_received = self.num_sent = self.num_queued = 0
+        self.num_bytes_received = self.num_bytes_sent = self.num_bytes_queued = 0
         """Bytes, since the beginning. What was queued and is not sent yet still refers to the sender's memory."""
         self._queue: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(incoming)
@@ -71,73 +71,73 @@ class Channel:
         assert len(body) <= MAX_MESSAGE_BYTES, "messages are small; bytes travel outside of them"
         self._enqueue(memoryview(_LENGTH.pack(len(body)) + body), tuple(fds))
 
-    def send_bytes(self, views: Sequence[memoryview]) -> None:
+    def send_payload(self, views: Sequence[memoryview]) -> None:
         for view in views:
             self._enqueue(view, ())
 
     def flush(self) -> None:
         """Sends what the socket takes now. Raises `LinkLost`, also if too much is waiting."""
         left = _BYTES_PER_TURN
-        if self.num_queued - self.num_sent > _MAX_QUEUED_BYTES:
-            raise LinkLost("the peer does not read")
+        if self.num_bytes_queued - self.num_bytes_sent > _MAX_QUEUED_BYTES:
+            raise LinkClosed("the peer does not read")
         try:
             while self._queue and left > 0:
                 sent = self._send_some()
-                self.num_sent += sent
+                self.num_bytes_sent += sent
                 left -= sent
                 self._forget(sent)
         except BlockingIOError:
             return
         except OSError as fault:
-            raise LinkLost(f"the connection failed: {fault}") from fault
+            raise LinkClosed(f"the connection failed: {fault}") from fault
 
     def receive(self) -> Any | None:
         """The next message, `BytesTaken`, or None if nothing whole is there yet. Raises `LinkLost`."""
         try:
             while True:
                 if self._takes is not None:
-                    return BytesTaken() if self._take() else None
+                    return PayloadReceived() if self._take() else None
                 self._fill_frame()
                 if (message := self._framed()) is not None:
                     return message
         except BlockingIOError:
             return None
         except OSError as fault:
-            raise LinkLost(f"the connection failed: {fault}") from fault
+            raise LinkClosed(f"the connection failed: {fault}") from fault
 
-    def take_bytes(self, views: Sequence[memoryview]) -> None:
+    def receive_payload_into(self, views: Sequence[memoryview]) -> None:
         """The bytes that come next go there."""
         assert self._takes is None, "bytes are taken one message at a time"
         self._takes = deque(views)
 
-    def drop_bytes(self, count: int) -> None:
+    def discard_payload(self, count: int) -> None:
         """The bytes that come next go nowhere."""
-        self.take_bytes(())
+        self.receive_payload_into(())
         self._num_dropping = count
 
-    def drop_rest(self) -> None:
+    def discard_rest_of_payload(self) -> None:
         """What is still to come of the bytes that are being taken goes nowhere."""
         if self._takes:
             self._num_dropping = sum(len(view) for view in self._takes)
             self._takes.clear()
 
-    def skip(self) -> None:
+    def discard_input(self) -> None:
         """Reads what is there, and keeps nothing. Raises `LinkLost` at the end of the stream."""
         try:
             for _ in range(_BYTES_PER_TURN // _SCRATCH_BYTES):
                 if not self._sock.recv(_SCRATCH_BYTES):
-                    raise LinkLost("the peer closed the connection")
+                    raise LinkClosed("the peer closed the connection")
         except BlockingIOError:
             return
         except OSError as fault:
-            raise LinkLost(f"the connection failed: {fault}") from fault
+            raise LinkClosed(f"the connection failed: {fault}") from fault
 
     def take_fds(self) -> list[int]:
         """Those that have come. Whoever takes them closes them."""
         fds, self._fds = self._fds, []
         return fds
 
-    def say_no_more(self) -> None:
+    def shutdown_write(self) -> None:
         """The peer sees our end of the stream; its own goes on until it closes."""
         self._queue.clear()
         try:
@@ -153,7 +153,7 @@ class Channel:
         self._sock.close()
 
     def _enqueue(self, view: memoryview, fds: tuple[int, ...]) -> None:
-        self.num_queued += len(view)
+        self.num_bytes_queued += len(view)
         self._queue.append((view, fds))
 
     def _send_some(self) -> int:
@@ -181,14 +181,14 @@ class Channel:
         if not self._is_body:
             [length] = _LENGTH.unpack(self._frame)
             if not 0 < length <= self.max_message_bytes:
-                raise Garbled(f"the peer announced a message of {length} bytes")
+                raise MalformedMessage(f"the peer announced a message of {length} bytes")
             self._frame, self._is_body = memoryview(bytearray(length)), True
             return None
         body, self._frame, self._is_body = self._frame, memoryview(bytearray(_LENGTH.size)), False
         try:
             return decode_message(self._decoder, body)
         except msgspec.MsgspecError as fault:
-            raise Garbled(f"the peer sent what is no message: {fault}") from fault
+            raise MalformedMessage(f"the peer sent what is no message: {fault}") from fault
 
     def _read(self, view: memoryview) -> int:
         if self._takes_fds:
@@ -200,8 +200,8 @@ class Channel:
 
     def _counted(self, count: int) -> int:
         if count == 0:
-            raise LinkLost("the peer closed the connection")
-        self.num_received += count
+            raise LinkClosed("the peer closed the connection")
+        self.num_bytes_received += count
         return count
 
     def _keep_fds(self, control: list[tuple[int, int, bytes]]) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onward.worker.transfer.backend import Copy
+from onward.worker.transfer.backend import MemoryCopy
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class PageGeometry:
     num_layers: int
     num_blocks: int
     page_bytes: int
@@ -21,14 +21,14 @@ class Geometry:
     def num_bytes(self) -> int:
         return self.num_layers * self.num_blocks * self.page_bytes
 
-    def page_at(self, layer: int, block: int) -> int:
+    def page_offset(self, layer: int, block: int) -> int:
         return (layer * self.num_blocks + block) * self.page_bytes
 
     def is_whole_pages(self, at: int, num_bytes: int) -> bool:
         is_inside = at >= 0 and 0 < num_bytes <= self.num_bytes - at
         return is_inside and at % self.page_bytes == 0 and num_bytes % self.page_bytes == 0
 
-    def pages(self, places: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    def pages_in(self, places: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
         """The layer and the block of every page in these places, which are whole pages."""
         firsts, counts = np.array(places, np.int64).reshape(-1, 2).T // self.page_bytes
         ends = np.cumsum(counts)
@@ -36,9 +36,9 @@ class Geometry:
         return np.divmod(pages, self.num_blocks)
 
 
-def copies(
-    ours: Geometry, theirs: Geometry, layer: int, source_ids: Sequence[int], target_ids: Sequence[int]
-) -> list[Copy]:
+def plan_copies(
+    ours: PageGeometry, theirs: PageGeometry, layer: int, source_ids: Sequence[int], target_ids: Sequence[int]
+) -> list[MemoryCopy]:
     """One layer of these blocks. What is consecutive in both pools is one copy."""
     assert ours.page_bytes == theirs.page_bytes, "equal layouts have equal pages"
     sources, targets = np.array(source_ids, np.int64), np.array(target_ids, np.int64)
@@ -47,4 +47,4 @@ def copies(
     sizes = np.diff(np.append(starts, len(sources))) * ours.page_bytes
     source_at = (sources[starts] + layer * ours.num_blocks) * ours.page_bytes
     target_at = (targets[starts] + layer * theirs.num_blocks) * theirs.page_bytes
-    return list(map(Copy._make, zip(source_at.tolist(), target_at.tolist(), sizes.tolist(), strict=True)))
+    return list(map(MemoryCopy._make, zip(source_at.tolist(), target_at.tolist(), sizes.tolist(), strict=True)))

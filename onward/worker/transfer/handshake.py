@@ -11,31 +11,31 @@ import secrets
 import msgspec
 
 from onward.proto import SCHEMA_VERSION
-from onward.proto.kv_transfer import Layout
-from onward.worker.transfer.messages import Greeting
+from onward.proto.kv_transfer import KvLayout
+from onward.worker.transfer.messages import SenderHello
 
 NONCE_BYTES = 32
 
 
-class Secret:
+class ClusterSecret:
     """`cluster_key` is hex, as in the process's first message."""
 
     def __init__(self, cluster_key: str) -> None:
         self._key = hashlib.blake2b(bytes.fromhex(cluster_key), digest_size=32, person=b"onward kv plane").digest()
 
-    def proof(self, role: str, greeting: Greeting, nonce: bytes) -> bytes:
+    def sign(self, role: str, greeting: SenderHello, nonce: bytes) -> bytes:
         said = msgspec.msgpack.encode([role, greeting, nonce])
         return hmac.digest(self._key, said, "sha256")
 
-    def is_proof(self, proof: bytes, role: str, greeting: Greeting, nonce: bytes) -> bool:
-        return hmac.compare_digest(proof, self.proof(role, greeting, nonce))
+    def verify(self, proof: bytes, role: str, greeting: SenderHello, nonce: bytes) -> bool:
+        return hmac.compare_digest(proof, self.sign(role, greeting, nonce))
 
 
 def new_nonce() -> bytes:
     return secrets.token_bytes(NONCE_BYTES)
 
 
-def why_refused(greeting: Greeting, incarnation: str, layout: Layout) -> str | None:
+def refusal_reason(greeting: SenderHello, incarnation: str, layout: KvLayout) -> str | None:
     """What a receiver has against a writer that holds the key."""
     if greeting.version != SCHEMA_VERSION:
         return f"the peer speaks version {greeting.version} of the messages, this worker {SCHEMA_VERSION}"

@@ -5,30 +5,30 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onward.worker.transfer.geometry import Geometry
+from onward.worker.transfer.geometry import PageGeometry
 
-Places = Sequence[tuple[int, int]]
+ByteRanges = Sequence[tuple[int, int]]
 """Offset and length of bytes in our pool."""
 
 
 @dataclass(slots=True)
-class Lease:
+class IncomingLease:
     lease_id: str
     block_ids: list[int]
     checksums: bool
-    geometry: Geometry
-    writer: int | None = None
+    geometry: PageGeometry
+    sender: int | None = None
     """The connection that may write now."""
     is_revoked: bool = False
     """We wait for the writer to be quiet."""
-    waits_since_s: float | None = None
-    is_broken: bool = False
+    revoked_s: float | None = None
+    has_failed: bool = False
     """Its writer is lost, or has broken the rules: it will not be completed."""
-    is_counted: bool = False
+    is_received: bool = False
     """All has come, and its writer has left."""
     first_s: float | None = None
     last_s: float = 0.0
-    num_arrived: int = 0
+    num_arrived_pages: int = 0
     _index: np.ndarray = field(init=False)
     """Of each block of the pool: its place in the lease, or -1."""
     _arrived: np.ndarray = field(init=False)
@@ -46,24 +46,24 @@ class Lease:
 
     @property
     def is_complete(self) -> bool:
-        return self.num_arrived == self.num_pages
+        return self.num_arrived_pages == self.num_pages
 
     @property
     def num_bytes(self) -> int:
-        return self.num_arrived * self.geometry.page_bytes
+        return self.num_arrived_pages * self.geometry.page_bytes
 
     @property
     def seconds(self) -> float:
         return 0.0 if self.first_s is None else self.last_s - self.first_s
 
-    def why_not(self, places: Places) -> str | None:
+    def write_error(self, places: ByteRanges) -> str | None:
         """What is wrong with writing there: each page is the lease's, and written once."""
         for at, num_bytes in places:
             if not self.geometry.is_whole_pages(at, num_bytes):
                 return f"{num_bytes} bytes at {at} are not whole pages of the pool"
         if sum(num_bytes for _, num_bytes in places) > self.num_pages * self.geometry.page_bytes:
             return "these are more bytes than the lease is for"
-        layers, blocks = self.geometry.pages(places)
+        layers, blocks = self.geometry.pages_in(places)
         indices = self._index[blocks]
         if (indices < 0).any():
             return f"block {blocks[indices < 0][0]} is not part of the lease"
@@ -74,10 +74,10 @@ class Lease:
             return "a page is named twice"
         return None
 
-    def mark(self, places: Places, now_s: float) -> None:
+    def mark_written(self, places: ByteRanges, now_s: float) -> None:
         """They have been written, and `why_not` had nothing against it."""
         self.first_s = now_s if self.first_s is None else self.first_s
         self.last_s = now_s
-        layers, blocks = self.geometry.pages(places)
+        layers, blocks = self.geometry.pages_in(places)
         self._arrived[layers, self._index[blocks]] = True
-        self.num_arrived += len(blocks)
+        self.num_arrived_pages += len(blocks)

@@ -16,14 +16,22 @@ from typing import Any
 
 from onward.errors import OnwardError, StartupError
 from onward.proto import SCHEMA_VERSION
-from onward.proto.kv_transfer import Endpoint, Layout
+from onward.proto.kv_transfer import KvEndpoint, KvLayout
 from onward.transport.addresses import is_loopback
-from onward.worker.transfer.backend import Invitation, TransferFailed
-from onward.worker.transfer.channel import MAX_MESSAGE_BYTES, Channel, LinkLost
-from onward.worker.transfer.handshake import Secret, new_nonce, why_refused
-from onward.worker.transfer.messages import Challenge, Claim, Greeting, Invited, Refused, ToReceiver, ToWriter
+from onward.worker.transfer.backend import RemoteMemoryInfo, TransferFailed
+from onward.worker.transfer.channel import MAX_MESSAGE_BYTES, FramedChannel, LinkClosed
+from onward.worker.transfer.handshake import ClusterSecret, new_nonce, refusal_reason
+from onward.worker.transfer.messages import (
+    HandshakeRefused,
+    ReceiverChallenge,
+    ReceiverWelcome,
+    SenderHello,
+    SenderProof,
+    ToReceiver,
+    ToWriter,
+)
 
-_MAX_STRANGER_BYTES = 1 << 14
+_MAX_UNAUTHENTICATED_BYTES = 1 << 14
 """Of a message from somebody who has not shown the key yet."""
 _MESSAGES_PER_TURN = 64
 _BACKLOG = 64
@@ -31,7 +39,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 """A machine that vanished without a word is noticed after eleven seconds, also by those who only listen."""
 
 
-class Door:
+class KvListenSocket:
     """Where a decode worker listens."""
 
     def __init__(self, backend: str, host: str, cluster_key: str, port: int = 0) -> None:
@@ -53,24 +61,24 @@ class Door:
             sock, _ = self._sock.accept()
         except OSError:  # nobody there, gone again, or no file descriptors left
             return None
-        _tune(sock)
+        _set_socket_options(sock)
         return sock
 
     def close(self) -> None:
         self._sock.close()
 
 
-class WriterLink:
+class SenderLink:
     """The prefill worker's end."""
 
-    def __init__(self, endpoint: Endpoint, layout: Layout, secret: Secret, has_key: bool) -> None:
+    def __init__(self, endpoint: KvEndpoint, layout: KvLayout, secret: ClusterSecret, has_key: bool) -> None:
         self._secret = secret
-        self._greeting = Greeting(SCHEMA_VERSION, new_nonce(), endpoint.incarnation, layout)
+        self._greeting = SenderHello(SCHEMA_VERSION, new_nonce(), endpoint.incarnation, layout)
         self._is_connected = False
-        family, self._address = _target(endpoint.address, has_key)
+        family, self._address = _parse_address(endpoint.address, has_key)
         self._sock = socket.socket(family, socket.SOCK_STREAM)
-        self.channel = Channel(self._sock, ToWriter)
-        self.invitation: Invitation | None = None
+        self.channel = FramedChannel(self._sock, ToWriter)
+        self.remote_memory: RemoteMemoryInfo | None = None
         """Once it has come. Its file descriptors are the link's until they are taken."""
         self.num_blocks = 0
 
@@ -80,9 +88,9 @@ class WriterLink:
         if code in (errno.EINPROGRESS, errno.EALREADY):
             return
         if code not in (0, errno.EISCONN):
-            raise LinkLost(f"the peer cannot be reached: {errno.errorcode.get(code, str(code))}")
+            raise LinkClosed(f"the peer cannot be reached: {errno.errorcode.get(code, str(code))}")
         self._is_connected = True
-        _tune(self._sock)
+        _set_socket_options(self._sock)
         self.channel.send(self._greeting)
         self.channel.flush()
 
@@ -100,39 +108,44 @@ class WriterLink:
             message = self.channel.receive()
             if message is None:
                 return
-            if self.invitation is None:
-                self._hear_stranger(message)
+            if self.remote_memory is None:
+                self._continue_handshake(message)
             else:
                 yield message
 
     def close(self) -> None:
         self.channel.close()
 
-    def _hear_stranger(self, message: Any) -> None:
+    def _continue_handshake(self, message: Any) -> None:
         match message:
-            case Challenge(nonce, proof) if self._secret.is_proof(proof, "receiver", self._greeting, nonce):
-                self.channel.send(Claim(self._secret.proof("writer", self._greeting, nonce)))
+            case ReceiverChallenge(nonce, proof) if self._secret.verify(proof, "receiver", self._greeting, nonce):
+                self.channel.send(SenderProof(self._secret.sign("writer", self._greeting, nonce)))
                 self.channel.flush()
-            case Challenge():
-                raise LinkLost("the peer does not hold this cluster's key")
-            case Invited(num_blocks, data):
+            case ReceiverChallenge():
+                raise LinkClosed("the peer does not hold this cluster's key")
+            case ReceiverWelcome(num_blocks, data):
                 self.num_blocks = num_blocks
-                self.invitation = Invitation(data, tuple(self.channel.take_fds()))
-            case Refused(reason):
-                raise LinkLost(f"the peer refused the connection: {reason}")
+                self.remote_memory = RemoteMemoryInfo(data, tuple(self.channel.take_fds()))
+            case HandshakeRefused(reason):
+                raise LinkClosed(f"the peer refused the connection: {reason}")
             case _:
-                raise LinkLost(f"the peer said {type(message).__name__} before it had invited us")
+                raise LinkClosed(f"the peer said {type(message).__name__} before it had invited us")
 
 
 class ReceiverLink:
     """The decode worker's end. `invite` makes the invitation once the writer has shown that it is welcome."""
 
     def __init__(
-        self, sock: socket.socket, secret: Secret, incarnation: str, layout: Layout, invite: Callable[[], Invitation]
+        self,
+        sock: socket.socket,
+        secret: ClusterSecret,
+        incarnation: str,
+        layout: KvLayout,
+        invite: Callable[[], RemoteMemoryInfo],
     ) -> None:
-        self.channel = Channel(sock, ToReceiver, _MAX_STRANGER_BYTES)
+        self.channel = FramedChannel(sock, ToReceiver, _MAX_UNAUTHENTICATED_BYTES)
         self._secret, self._incarnation, self._layout, self._invite = secret, incarnation, layout, invite
-        self._greeting: Greeting | None = None
+        self._greeting: SenderHello | None = None
         self._nonce = new_nonce()
         self.is_open = False
         self.is_refused = False
@@ -146,33 +159,33 @@ class ReceiverLink:
             if self.is_open:
                 yield message
             else:
-                self._hear_stranger(message, num_blocks)
+                self._continue_handshake(message, num_blocks)
 
     def refuse(self, reason: str) -> None:
         """Tells, and leaves it to the owner to close the link: now, since a stranger is not waited for."""
         self.is_refused = True
-        self.channel.send(Refused(reason))
-        with contextlib.suppress(LinkLost):
+        self.channel.send(HandshakeRefused(reason))
+        with contextlib.suppress(LinkClosed):
             self.channel.flush()
 
     def close(self) -> None:
         self.channel.close()
 
-    def _hear_stranger(self, message: Any, num_blocks: int) -> None:
+    def _continue_handshake(self, message: Any, num_blocks: int) -> None:
         match message:
-            case Greeting() if self._greeting is None:
+            case SenderHello() if self._greeting is None:
                 self._greeting = message
-                self.channel.send(Challenge(self._nonce, self._secret.proof("receiver", message, self._nonce)))
+                self.channel.send(ReceiverChallenge(self._nonce, self._secret.sign("receiver", message, self._nonce)))
                 self.channel.flush()
-            case Claim(proof) if self._greeting is not None:
-                self._judge(self._greeting, proof, num_blocks)
+            case SenderProof(proof) if self._greeting is not None:
+                self._check_proof(self._greeting, proof, num_blocks)
             case _:
                 self.refuse(f"{type(message).__name__} is not what a connection begins with")
 
-    def _judge(self, greeting: Greeting, proof: bytes, num_blocks: int) -> None:
-        if not self._secret.is_proof(proof, "writer", greeting, self._nonce):
+    def _check_proof(self, greeting: SenderHello, proof: bytes, num_blocks: int) -> None:
+        if not self._secret.verify(proof, "writer", greeting, self._nonce):
             self.refuse("the peer does not hold this cluster's key")
-        elif reason := why_refused(greeting, self._incarnation, self._layout):
+        elif reason := refusal_reason(greeting, self._incarnation, self._layout):
             self.refuse(reason)
         else:
             self._open(num_blocks)
@@ -185,7 +198,7 @@ class ReceiverLink:
             return
         self.is_open = True
         self.channel.max_message_bytes = MAX_MESSAGE_BYTES
-        self.channel.send(Invited(num_blocks, invitation.data), invitation.fds)
+        self.channel.send(ReceiverWelcome(num_blocks, invitation.data), invitation.fds)
         self.channel.flush()
 
 
@@ -208,7 +221,7 @@ def _listen_tcp(host: str, port: int, cluster_key: str) -> tuple[socket.socket, 
     return sock, f"tcp:[{number}]:{port}" if number.version == 6 else f"tcp:{number}:{port}"
 
 
-def _target(address: str, has_key: bool) -> tuple[socket.AddressFamily, Any]:
+def _parse_address(address: str, has_key: bool) -> tuple[socket.AddressFamily, Any]:
     kind, _, rest = address.partition(":")
     if kind == "unix" and rest.startswith("@"):
         return socket.AF_UNIX, "\0" + rest[1:]
@@ -219,13 +232,13 @@ def _target(address: str, has_key: bool) -> tuple[socket.AddressFamily, Any]:
     except ValueError:
         number = target = None
     if kind != "tcp" or number is None or target is None:
-        raise LinkLost(f"{address!r} is no address of a worker")
+        raise LinkClosed(f"{address!r} is no address of a worker")
     if not has_key and not is_loopback(str(number)):
-        raise LinkLost(f"{address} is not on this machine, and without a cluster key only this machine is safe")
+        raise LinkClosed(f"{address} is not on this machine, and without a cluster key only this machine is safe")
     return (socket.AF_INET6 if number.version == 6 else socket.AF_INET), target
 
 
-def _tune(sock: socket.socket) -> None:
+def _set_socket_options(sock: socket.socket) -> None:
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -15,92 +15,92 @@ Left      ------------------------>                              at any time aft
 
 import msgspec
 
-from onward.proto.kv_transfer import Layout
-from onward.proto.numbers import Count, Word
+from onward.proto.kv_transfer import KvLayout
+from onward.proto.numbers import Count, Word64
 
 
-class Greeting(msgspec.Struct, frozen=True, array_like=True, tag="greeting"):
+class SenderHello(msgspec.Struct, frozen=True, array_like=True, tag="greeting"):
     version: Count
     nonce: bytes
     incarnation: str
     """Of the worker that the writer means."""
-    layout: Layout
+    layout: KvLayout
 
 
-class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
+class ReceiverChallenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
     nonce: bytes
     proof: bytes
     """That the receiver knows the key."""
 
 
-class Claim(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
+class SenderProof(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
     proof: bytes
     """That the writer does."""
 
 
-class Invited(msgspec.Struct, frozen=True, array_like=True, tag="invited"):
+class ReceiverWelcome(msgspec.Struct, frozen=True, array_like=True, tag="invited"):
     num_blocks: Count
     data: bytes
     """The backend's own. File descriptors travel with it."""
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+class HandshakeRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """The connection ends with this."""
 
     message: str
 
 
-class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
+class OpenPush(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     """I am the one who writes under this lease."""
 
     lease_id: str
     block_ids: list[Count]
 
 
-class Joined(msgspec.Struct, frozen=True, array_like=True, tag="joined"):
+class PushOpened(msgspec.Struct, frozen=True, array_like=True, tag="joined"):
     """Write now, and not before: until then nobody could have told you that the lease is over."""
 
     lease_id: str
 
 
-class Incoming(msgspec.Struct, frozen=True, array_like=True, tag="incoming"):
+class PayloadHeader(msgspec.Struct, frozen=True, array_like=True, tag="incoming"):
     """Bytes for these places (offset, length) of the receiver's memory follow this message."""
 
     lease_id: str
-    places: list[tuple[Word, Word]]
+    byte_ranges: list[tuple[Word64, Word64]]
 
 
-class Wrote(msgspec.Struct, frozen=True, array_like=True, tag="wrote"):
+class PagesWritten(msgspec.Struct, frozen=True, array_like=True, tag="wrote"):
     """These places of the receiver's memory have been written, by other means than this link."""
 
     lease_id: str
-    places: list[tuple[Word, Word]]
+    byte_ranges: list[tuple[Word64, Word64]]
 
 
-class Written(msgspec.Struct, frozen=True, array_like=True, tag="written"):
+class AllPagesWritten(msgspec.Struct, frozen=True, array_like=True, tag="written"):
     """That was all."""
 
     lease_id: str
 
 
-class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
+class AllPagesAccepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
     """The receiver has counted every page of the lease."""
 
     lease_id: str
 
 
-class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
+class StopWriting(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Write nothing more under this lease, and say so."""
 
     lease_id: str
     message: str
 
 
-class Left(msgspec.Struct, frozen=True, array_like=True, tag="left"):
+class WritingStopped(msgspec.Struct, frozen=True, array_like=True, tag="left"):
     """The writer writes nothing more under this lease; nothing that it has begun is under way."""
 
     lease_id: str
 
 
-ToReceiver = Greeting | Claim | Join | Incoming | Wrote | Written | Left
-ToWriter = Challenge | Invited | Refused | Joined | Accepted | Stop
+ToReceiver = SenderHello | SenderProof | OpenPush | PayloadHeader | PagesWritten | AllPagesWritten | WritingStopped
+ToWriter = ReceiverChallenge | ReceiverWelcome | HandshakeRefused | PushOpened | AllPagesAccepted | StopWriting

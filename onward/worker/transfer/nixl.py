@@ -25,23 +25,23 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 import numpy as np
 
-from onward.config import settle_ucx
+from onward.config import set_ucx_environment
 from onward.errors import StartupError
-from onward.worker.transfer.backend import Copy, Invitation, TransferFailed
+from onward.worker.transfer.backend import MemoryCopy, RemoteMemoryInfo, TransferFailed
 
 # UCX reports at once that a peer has died, as its connections are reset. These bounds are for one that falls silent.
-STALL_S = 10.0
-SLOWEST_BYTES_PER_S = 10e6
+STALL_TIMEOUT_S = 10.0
+MIN_BYTES_PER_S = 10e6
 
 # The agent's thread wakes up for bytes; it also looks so often without being woken. With nixl's own default, 0, it
 # spins and takes a core for itself.
-_LOOK_US = 10_000
+_PROGRESS_INTERVAL_US = 10_000
 
 # Names in `UCX_TLS` that would let a writer reach our pages without us.
 _DIRECT_TRANSPORTS = frozenset({"all", "shm", "sm", "mm", "posix", "sysv", "xpmem", "knem", "cma", "cuda", "cuda_ipc"})
 
 
-class _Pool(msgspec.Struct, frozen=True):
+class _NixlRemoteMemory(msgspec.Struct, frozen=True):
     """What an invitation says."""
 
     metadata: bytes
@@ -50,37 +50,37 @@ class _Pool(msgspec.Struct, frozen=True):
     loopback: bool
 
 
-class _Batch(NamedTuple):
+class _NixlTransfer(NamedTuple):
     handle: int | None
     """None: there was nothing to move."""
     num_bytes: int
 
 
-class NixlReceiver:
+class NixlReceiverBackend:
     """`host` is where writers are: if it is a loopback address, those of other hosts cannot connect."""
 
     def __init__(self, memory: np.ndarray, host: str = "") -> None:
         _bindings()  # What is wrong with the installation shows when the worker starts, not when a writer comes.
         self._memory = memory
         self._loopback = host == "localhost" or host.startswith("127.")
-        self._agents: dict[int, _Agent] = {}
+        self._agents: dict[int, _NixlAgent] = {}
 
-    def invite(self, writer: int) -> Invitation:
+    def register_sender(self, writer: int) -> RemoteMemoryInfo:
         assert writer not in self._agents
-        agent = self._agents[writer] = _Agent(self._memory, self._loopback)
-        pool = _Pool(agent.metadata, agent.base, agent.num_bytes, self._loopback)
-        return Invitation(msgspec.msgpack.encode(pool))
+        agent = self._agents[writer] = _NixlAgent(self._memory, self._loopback)
+        pool = _NixlRemoteMemory(agent.metadata, agent.base, agent.num_bytes, self._loopback)
+        return RemoteMemoryInfo(msgspec.msgpack.encode(pool))
 
-    def expel(self, writer: int) -> None:
+    def unregister_sender(self, writer: int) -> None:
         if agent := self._agents.pop(writer, None):
             agent.destroy()
 
     def close(self) -> None:
         for writer in list(self._agents):
-            self.expel(writer)
+            self.unregister_sender(writer)
 
 
-class NixlWriter:
+class NixlSenderBackend:
     """Has an agent of its own, so that destroying it when a peer is stuck ends no other writer's batches.
 
     After a failure the agent is gone: our memory is no longer read, but bytes that had left us may still land until
@@ -89,25 +89,25 @@ class NixlWriter:
 
     def __init__(self, memory: np.ndarray, invitation: bytes) -> None:
         try:
-            self._peer = msgspec.msgpack.decode(invitation, type=_Pool)
+            self._peer = msgspec.msgpack.decode(invitation, type=_NixlRemoteMemory)
         except msgspec.MsgspecError as error:
             raise TransferFailed(f"the nixl invitation cannot be read: {error}") from error
-        self._in_flight: deque[_Batch] = deque()
+        self._in_flight: deque[_NixlTransfer] = deque()
         self._num_complete = 0
         self._due_s = 0.0
         self._failure: str | None = None
-        self._agent = _Agent(memory, self._peer.loopback)
+        self._agent = _NixlAgent(memory, self._peer.loopback)
         try:
             self._peer_name = self._agent.connect(self._peer.metadata)
         except TransferFailed:
             self._agent.destroy()
             raise
 
-    def start(self, copies: Sequence[Copy]) -> None:
+    def start(self, copies: Sequence[MemoryCopy]) -> None:
         """Sends for as long as the peer takes the bytes without delay; the rest goes out between the calls. Other
         threads of Python run meanwhile."""
         self._check_failure()
-        batch = self._post(copies) if copies else _Batch(None, 0)
+        batch = self._post(copies) if copies else _NixlTransfer(None, 0)
         self._in_flight.append(batch)
         if len(self._in_flight) == 1:
             self._due_s = _due_s(batch)
@@ -127,7 +127,7 @@ class NixlWriter:
         if self._failure is None:
             self._end("this writer is closed")
 
-    def _post(self, copies: Sequence[Copy]) -> _Batch:
+    def _post(self, copies: Sequence[MemoryCopy]) -> _NixlTransfer:
         sources, targets, sizes = np.array(copies, dtype=np.int64).T
         if not (_fit(sources, sizes, self._agent.num_bytes) and _fit(targets, sizes, self._peer.num_bytes)):
             self._fail("a copy lies outside of the KV memory")
@@ -139,9 +139,9 @@ class NixlWriter:
             )
         except TransferFailed as failure:
             self._fail(str(failure))
-        return _Batch(handle, int(sizes.sum()))
+        return _NixlTransfer(handle, int(sizes.sum()))
 
-    def _is_complete(self, batch: _Batch) -> bool:
+    def _is_complete(self, batch: _NixlTransfer) -> bool:
         try:
             return batch.handle is None or self._agent.finish(batch.handle)
         except TransferFailed as failure:
@@ -161,7 +161,7 @@ class NixlWriter:
         self._agent.destroy()
 
 
-class _Agent:
+class _NixlAgent:
     """A nixl agent for one connection, with the KV memory registered.
 
     Goes by nixl's bindings rather than its Python classes: these let the agent's thread spin, write to stdout, and
@@ -181,7 +181,7 @@ class _Agent:
         try:
             self._open({"engine_config": "NET_DEVICES=lo"} if loopback else {})
         except Exception as error:
-            failure = _told(error)
+            failure = _error_text(error)
         else:
             return
         self._agent = None
@@ -190,7 +190,7 @@ class _Agent:
     def _open(self, ucx_options: dict[str, str]) -> None:
         config = self._nixl.nixlAgentConfig()
         config.useProgThread = True  # TCP's bytes land when the receiver's UCX reads them, and nobody polls there.
-        config.pthrDelay = _LOOK_US
+        config.pthrDelay = _PROGRESS_INTERVAL_US
         config.useListenThread = False
         config.captureTelemetry = False
         self._agent = self._nixl.nixlAgent(uuid.uuid4().hex, config)
@@ -204,7 +204,7 @@ class _Agent:
         try:
             name = self._agent.loadRemoteMD(metadata)
         except Exception as error:
-            failure = _told(error)
+            failure = _error_text(error)
         else:
             return name.decode() if isinstance(name, bytes) else name
         raise TransferFailed(f"nixl cannot use the peer's invitation: {failure}")
@@ -224,7 +224,7 @@ class _Agent:
             self._handles.add(handle)
             self._agent.postXferReq(handle, b"")
         except Exception as error:
-            failure = _told(error)
+            failure = _error_text(error)
         else:
             return handle
         raise TransferFailed(f"nixl cannot write to the peer: {failure}")
@@ -236,7 +236,7 @@ class _Agent:
             if status == self._nixl.NIXL_SUCCESS:
                 self._agent.releaseXferReq(handle)
         except Exception as error:
-            failure = _told(error)
+            failure = _error_text(error)
         else:
             if status == self._nixl.NIXL_SUCCESS:
                 self._handles.remove(handle)
@@ -253,7 +253,7 @@ class _Agent:
 
 
 def _bindings() -> Any:
-    transports = settle_ucx()
+    transports = set_ucx_environment()
     if _reaches_past_receiver(transports):
         raise StartupError(
             f"UCX_TLS={transports} lets a peer write KV after it was shut out; leave shared memory and CUDA IPC out of it"
@@ -272,9 +272,9 @@ def _reaches_past_receiver(transports: str) -> bool:
     return bool(names & _DIRECT_TRANSPORTS)
 
 
-def _due_s(batch: _Batch) -> float:
+def _due_s(batch: _NixlTransfer) -> float:
     """When the oldest batch in flight must be complete."""
-    return time.monotonic() + STALL_S + batch.num_bytes / SLOWEST_BYTES_PER_S
+    return time.monotonic() + STALL_TIMEOUT_S + batch.num_bytes / MIN_BYTES_PER_S
 
 
 def _fit(offsets: np.ndarray, sizes: np.ndarray, num_bytes: int) -> bool:
@@ -286,5 +286,5 @@ def _descriptors(addresses: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return np.stack([addresses, sizes, np.zeros_like(sizes)], axis=1).astype(np.uint64)
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) or type(error).__name__

@@ -20,39 +20,39 @@ import numpy as np
 from onward import log
 from onward.proto.kv_transfer import (
     EndLease,
-    Endpoint,
-    Expect,
+    ExpectWrites,
     KvCommand,
+    KvEndpoint,
+    KvLayout,
+    KvPush,
     KvReport,
-    Layout,
-    LeaseQuiet,
-    Push,
-    Revoke,
+    LeaseQuiesced,
+    RevokeLease,
     StopPush,
 )
-from onward.transport.zmq import Wires
-from onward.worker.transfer.backends import EXPELLING, IN_BAND, open_receiver
-from onward.worker.transfer.geometry import Geometry
-from onward.worker.transfer.handshake import Secret
-from onward.worker.transfer.link import Door
+from onward.transport.zmq import SocketPoller
+from onward.worker.transfer.backends import CAN_SHUT_OUT_SENDERS, IN_BAND, open_receiver_backend
+from onward.worker.transfer.geometry import PageGeometry
+from onward.worker.transfer.handshake import ClusterSecret
+from onward.worker.transfer.link import KvListenSocket
 from onward.worker.transfer.poller import Poller
-from onward.worker.transfer.push_job import Fed
-from onward.worker.transfer.reception import Reception
-from onward.worker.transfer.sink import Sink
-from onward.worker.transfer.source import Source
+from onward.worker.transfer.push_job import ComputedBlocks
+from onward.worker.transfer.reception import KvServer
+from onward.worker.transfer.sink import KvReceiver
+from onward.worker.transfer.source import KvSender
 
 _TICK_MS = 200
 """How often deadlines are looked at."""
-_FINE_MS = 1
+_POLL_MS = 1
 """How often the layers of a running step are, and transfers that no socket tells of."""
 _EXIT_CODE = 70
-_LEAVE_S = 5.0
+_CLOSE_TIMEOUT_S = 5.0
 _COMMANDS_PER_TURN = 256
 
 logger = logging.getLogger(__name__)
 
 
-class EngineWire(Protocol):
+class EngineKvConnection(Protocol):
     """The worker's end of what engine and worker say of KV."""
 
     def send(self, report: KvReport) -> None: ...
@@ -60,40 +60,40 @@ class EngineWire(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class KvMemory:
+class KvMemoryRegion:
     """A worker's pool, as the data plane sees it."""
 
     pool: np.ndarray
     """All of it, as bytes."""
     fd: int | None
     """What it is mapped from, if peers can map it too."""
-    geometry: Geometry
-    layout: Layout
+    geometry: PageGeometry
+    layout: KvLayout
 
 
-class _TakingIn:
+class _ReceiveSide:
     """What a worker has that peers write into."""
 
     def __init__(
-        self, backend: str, host: str, port: int, incarnation: str, cluster_key: str, memory: KvMemory,
+        self, backend: str, host: str, port: int, incarnation: str, cluster_key: str, memory: KvMemoryRegion,
         poller: Poller, report: Callable[[KvReport], None],
     ) -> None:  # fmt: skip
-        self._receiver = open_receiver(backend, memory.pool, memory.fd, host)
-        door = Door(backend, host, cluster_key, port)
-        self.endpoint = Endpoint(backend, door.address, incarnation)
-        self.sink = Sink(
+        self._receiver = open_receiver_backend(backend, memory.pool, memory.fd, host)
+        door = KvListenSocket(backend, host, cluster_key, port)
+        self.endpoint = KvEndpoint(backend, door.address, incarnation)
+        self.sink = KvReceiver(
             memory.pool.data, memory.geometry, self._receiver, is_in_band=backend in IN_BAND, report=report
         )
-        self.reception = Reception(
+        self.reception = KvServer(
             door,
             poller,
             self.sink,
             self._receiver,
-            secret=Secret(cluster_key),
+            secret=ClusterSecret(cluster_key),
             incarnation=incarnation,
             layout=memory.layout,
             num_blocks=memory.geometry.num_blocks,
-            can_expel=backend in EXPELLING,
+            can_expel=backend in CAN_SHUT_OUT_SENDERS,
             now_s=time.monotonic,
         )
 
@@ -102,13 +102,13 @@ class _TakingIn:
         self._receiver.close()
 
 
-class Plane:
+class KvTransferThread:
     """`backend` is how peers write into this worker, or None. `layers_done` counts the layers that the model has
     finished since its beginning; it is called while it computes."""
 
     def __init__(
         self,
-        memory: KvMemory,
+        memory: KvMemoryRegion,
         *,
         backend: str | None,
         host: str,
@@ -122,34 +122,34 @@ class Plane:
         for end in (self._wake_us, self._wake_it):
             end.setblocking(False)
         self._poller.watch(self._wake_us, self._drain_wakes)
-        self._inbox: deque[Push | Fed] = deque()
+        self._inbox: deque[KvPush | ComputedBlocks] = deque()
         self._is_leaving = False
-        self._engine: EngineWire | None = None
+        self._engine: EngineKvConnection | None = None
         self._thread: threading.Thread | None = None
-        self._source = Source(
+        self._source = KvSender(
             memory.pool,
             memory.geometry,
             memory.layout,
             self._poller,
-            secret=Secret(cluster_key),
+            secret=ClusterSecret(cluster_key),
             has_key=bool(cluster_key),
             layers_done=layers_done,
             report=self._report,
             now_s=time.monotonic,
         )
-        self._taking_in: _TakingIn | None = None
+        self._taking_in: _ReceiveSide | None = None
         if backend is not None:
             try:
-                self._taking_in = _TakingIn(
+                self._taking_in = _ReceiveSide(
                     backend, host, port, incarnation, cluster_key, memory, self._poller, self._report
                 )
             except BaseException:
-                self._let_go()
+                self._close_sockets()
                 self._wake_it.close()
                 raise
 
     @property
-    def endpoint(self) -> Endpoint | None:
+    def endpoint(self) -> KvEndpoint | None:
         """Where peers may write."""
         return None if self._taking_in is None else self._taking_in.endpoint
 
@@ -158,11 +158,11 @@ class Plane:
         taken_in = 0 if self._taking_in is None else self._taking_in.reception.num_connections
         return self._source.num_connections + taken_in
 
-    def open_push(self, push: Push) -> None:
+    def open_push(self, push: KvPush) -> None:
         """From the main thread, as are `feed` and `wake`."""
         self._inbox.append(push)
 
-    def feed(self, fed: Fed) -> None:
+    def send_computed(self, fed: ComputedBlocks) -> None:
         self._inbox.append(fed)
 
     def wake(self) -> None:
@@ -171,11 +171,11 @@ class Plane:
         except OSError:
             return  # so many wake-ups are waiting that it will wake up; or it has left
 
-    def start(self, wires: Wires, engine: EngineWire) -> None:
+    def start(self, wires: SocketPoller, engine: EngineKvConnection) -> None:
         """From now on both belong to the plane's thread."""
         wires.watch_fd(self._poller.fileno())
         self._engine = engine
-        self._thread = threading.Thread(target=self._live, args=(wires, engine), name="kv-plane", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(wires, engine), name="kv-plane", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -183,63 +183,63 @@ class Plane:
         self._is_leaving = True
         self.wake()
         if self._thread is not None:
-            self._thread.join(timeout=_LEAVE_S)
+            self._thread.join(timeout=_CLOSE_TIMEOUT_S)
         self._wake_it.close()
 
-    def _live(self, wires: Wires, engine: EngineWire) -> None:
+    def _run(self, wires: SocketPoller, engine: EngineKvConnection) -> None:
         try:
             while not self._is_leaving:
                 wires.wait(self._wait_ms())
-                self._turn(engine)
-            self._leave()
+                self._run_once(engine)
+            self._close_transfers()
             wires.close()
         except BaseException:
             logger.critical(log.event("kv plane failed, the worker leaves"), exc_info=True)
             os._exit(_EXIT_CODE)
 
-    def _leave(self) -> None:
+    def _close_transfers(self) -> None:
         self._source.close()
         if self._taking_in is not None:
             self._taking_in.close()
-        self._let_go()
+        self._close_sockets()
 
-    def _let_go(self) -> None:
+    def _close_sockets(self) -> None:
         self._poller.close()
         self._wake_us.close()
 
-    def _turn(self, engine: EngineWire) -> None:
+    def _run_once(self, engine: EngineKvConnection) -> None:
         # What sockets bring comes first: what has arrived is counted before anybody judges that it has not.
         self._poller.dispatch()
         while self._inbox:
             match self._inbox.popleft():
-                case Push() as push:
-                    self._source.open(push)
-                case Fed() as fed:
-                    self._source.feed(fed)
+                case KvPush() as push:
+                    self._source.open_push(push)
+                case ComputedBlocks() as fed:
+                    self._source.send_computed(fed)
         for _ in range(_COMMANDS_PER_TURN):
             command = engine.receive()
             if command is None:
                 break
-            self._obey(command)
-        self._source.turn()
+            self._execute(command)
+        self._source.run_once()
         if self._taking_in is not None:
-            self._taking_in.reception.turn()
+            self._taking_in.reception.run_once()
 
-    def _obey(self, command: KvCommand) -> None:
+    def _execute(self, command: KvCommand) -> None:
         match command:
             case StopPush(lease_id):
-                self._source.stop(lease_id)
-            case Expect() | EndLease() | Revoke() if self._taking_in is not None:
-                self._taking_in.sink.command(command)
-            case Revoke(lease_id):
-                self._report(LeaseQuiet(lease_id))
+                self._source.stop_push(lease_id)
+            case ExpectWrites() | EndLease() | RevokeLease() if self._taking_in is not None:
+                self._taking_in.sink.execute(command)
+            case RevokeLease(lease_id):
+                self._report(LeaseQuiesced(lease_id))
             case _:
                 raise AssertionError("nobody leases blocks of a worker that takes nothing in")
 
     def _wait_ms(self) -> int:
         if self._inbox or self._source.can_start:
             return 0
-        return _FINE_MS if self._source.must_be_polled else _TICK_MS
+        return _POLL_MS if self._source.must_be_polled else _TICK_MS
 
     def _report(self, report: KvReport) -> None:
         if self._engine is not None:

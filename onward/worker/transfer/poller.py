@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Watched(Protocol):
+class HasFileno(Protocol):
     def fileno(self) -> int: ...
 
 
@@ -16,7 +16,7 @@ class Poller:
     def fileno(self) -> int:
         return self._selector.fileno()
 
-    def watch(self, sock: Watched, act: Callable[[], None], *, for_writing: bool = False) -> None:
+    def watch(self, sock: HasFileno, act: Callable[[], None], *, for_writing: bool = False) -> None:
         """`act` is called when it can be read, or written if that is wanted. Called again, it changes what is wanted."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if for_writing else 0)
         key = self._selector.get_map().get(sock.fileno())
@@ -25,7 +25,7 @@ class Poller:
         elif key.events != events:
             self._selector.modify(sock.fileno(), events, act)
 
-    def forget(self, sock: Watched) -> None:
+    def forget(self, sock: HasFileno) -> None:
         """Before it is closed."""
         if sock.fileno() in self._selector.get_map():
             self._selector.unregister(sock.fileno())

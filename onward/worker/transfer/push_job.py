@@ -9,26 +9,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from onward.proto.kv_transfer import Push
-from onward.worker.transfer.backend import Copy
+from onward.proto.kv_transfer import KvPush
+from onward.worker.transfer.backend import MemoryCopy
 from onward.worker.transfer.checksums import MASK, page_checksum
-from onward.worker.transfer.geometry import Geometry, copies
+from onward.worker.transfer.geometry import PageGeometry, plan_copies
 
 MAX_BATCH_BYTES = 4 << 20
 MAX_BATCH_PAGES = 512
 
 
-class Fed(NamedTuple):
+class ComputedBlocks(NamedTuple):
     """Blocks that a step completes: consecutive ones of a push, and where they lie in our pool."""
 
     lease_id: str
     first: int
     source_ids: list[int]
-    layers_before: int | None
+    layers_done_before: int | None
     """The model's count of finished layers before that step; None if all layers are there already."""
 
 
-class Stage(enum.Enum):
+class PushStage(enum.Enum):
     WAITING = enum.auto()
     """For the connection."""
     JOINING = enum.auto()
@@ -40,7 +40,7 @@ class Stage(enum.Enum):
 
 
 @dataclass(slots=True)
-class _Pages:
+class _PageRange:
     """Blocks [first, end) in one layer."""
 
     layer: int
@@ -49,7 +49,7 @@ class _Pages:
 
 
 @dataclass(slots=True)
-class _Computing:
+class _BlocksInStep:
     first: int
     end: int
     layers_before: int
@@ -58,9 +58,9 @@ class _Computing:
 
 @dataclass(slots=True)
 class PushJob:
-    push: Push
-    ours: Geometry
-    stage: Stage = Stage.WAITING
+    push: KvPush
+    ours: PageGeometry
+    stage: PushStage = PushStage.WAITING
     failure: str | None = None
     """Why it stops, if not by the engine's command."""
     num_in_flight: int = 0
@@ -70,8 +70,8 @@ class PushJob:
     checksums: list[int] = field(init=False)
     _source_ids: list[int] = field(init=False)
     _num_pages_left: int = field(init=False)
-    _ready: deque[_Pages] = field(default_factory=deque)
-    _computing: list[_Computing] = field(default_factory=list)
+    _ready: deque[_PageRange] = field(default_factory=deque)
+    _computing: list[_BlocksInStep] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         count = len(self.push.block_ids)
@@ -103,53 +103,53 @@ class PushJob:
     def is_all_sent(self) -> bool:
         return self._num_pages_left == 0 and self.num_in_flight == 0
 
-    def give_up(self, failure: str | None) -> None:
+    def stop(self, failure: str | None) -> None:
         """Starts nothing more. Without a failure it is the engine's will."""
-        self.stage, self.failure = Stage.STOPPING, failure
+        self.stage, self.failure = PushStage.STOPPING, failure
 
-    def feed(self, fed: Fed) -> None:
+    def add_blocks(self, fed: ComputedBlocks) -> None:
         end = fed.first + len(fed.source_ids)
         assert 0 <= fed.first <= end <= len(self._source_ids), "a step feeds blocks that the peer waits for"
         self._source_ids[fed.first : end] = fed.source_ids
-        if fed.layers_before is not None:
-            self._computing.append(_Computing(fed.first, end, fed.layers_before))
+        if fed.layers_done_before is not None:
+            self._computing.append(_BlocksInStep(fed.first, end, fed.layers_done_before))
             return
         for layer in range(self.ours.num_layers):
-            self._ready.append(_Pages(layer, fed.first, end))
+            self._ready.append(_PageRange(layer, fed.first, end))
 
-    def see_layers(self, layers_done: int) -> None:
+    def on_layers_done(self, layers_done: int) -> None:
         """The model has finished so many layers since its beginning."""
         for step in self._computing:
             done = min(layers_done - step.layers_before, self.ours.num_layers)
             for layer in range(step.next_layer, done):
-                self._ready.append(_Pages(layer, step.first, step.end))
+                self._ready.append(_PageRange(layer, step.first, step.end))
             step.next_layer = max(step.next_layer, done)
         self._computing = [step for step in self._computing if step.next_layer < self.ours.num_layers]
 
-    def next_batch(self, theirs: Geometry, memory: memoryview) -> list[Copy]:
+    def next_batch(self, theirs: PageGeometry, memory: memoryview) -> list[MemoryCopy]:
         """The next pages that are ready, up to a batch's size."""
         room = max(1, min(MAX_BATCH_PAGES, MAX_BATCH_BYTES // self.ours.page_bytes))
-        batch: list[Copy] = []
-        for pages in self._take(room):
+        batch: list[MemoryCopy] = []
+        for pages in self._take_pages(room):
             sources = self._source_ids[pages.first : pages.end]
-            batch += copies(self.ours, theirs, pages.layer, sources, self.push.block_ids[pages.first : pages.end])
+            batch += plan_copies(self.ours, theirs, pages.layer, sources, self.push.block_ids[pages.first : pages.end])
             self._add_checksums(memory, pages, sources)
             self._num_pages_left -= pages.end - pages.first
         return batch
 
-    def _take(self, room: int) -> Iterator[_Pages]:
+    def _take_pages(self, room: int) -> Iterator[_PageRange]:
         while room and self._ready:
             pages = self._ready[0]
             if pages.end - pages.first > room:
                 cut = pages.first + room
-                yield _Pages(pages.layer, pages.first, cut)
+                yield _PageRange(pages.layer, pages.first, cut)
                 pages.first = cut
                 return
             self._ready.popleft()
             room -= pages.end - pages.first
             yield pages
 
-    def _add_checksums(self, memory: memoryview, pages: _Pages, source_ids: Sequence[int]) -> None:
+    def _add_checksums(self, memory: memoryview, pages: _PageRange, source_ids: Sequence[int]) -> None:
         if not self.checksums:
             return
         for index, block in enumerate(source_ids, pages.first):

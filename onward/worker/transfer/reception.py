@@ -9,16 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from onward import log
-from onward.proto.kv_transfer import Layout
-from onward.worker.transfer.backend import Invitation, Receiver
-from onward.worker.transfer.channel import Garbled, LinkLost
-from onward.worker.transfer.handshake import Secret
-from onward.worker.transfer.link import Door, ReceiverLink
+from onward.proto.kv_transfer import KvLayout
+from onward.worker.transfer.backend import ReceiverBackend, RemoteMemoryInfo
+from onward.worker.transfer.channel import LinkClosed, MalformedMessage
+from onward.worker.transfer.handshake import ClusterSecret
+from onward.worker.transfer.link import KvListenSocket, ReceiverLink
 from onward.worker.transfer.poller import Poller
-from onward.worker.transfer.sink import RuleBroken, Sink
+from onward.worker.transfer.sink import KvReceiver, ProtocolViolation
 
-HANDSHAKE_S = 5.0
-IDLE_S = 120.0
+HANDSHAKE_TIMEOUT_S = 5.0
+IDLE_TIMEOUT_S = 120.0
 """Longer than writers keep an idle connection: so it is they who close it, and not under a lease that is on its way."""
 MAX_CONNECTIONS = 128
 
@@ -26,27 +26,27 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Visitor:
+class _SenderConnection:
     number: int
     link: ReceiverLink
     since_s: float
     active_s: float
     num_received: int = 0
-    is_expelled: bool = False
+    is_ignored: bool = False
     """It has broken the rules; we only wait for its end."""
 
 
-class Reception:
+class KvServer:
     def __init__(
         self,
-        door: Door,
+        door: KvListenSocket,
         poller: Poller,
-        sink: Sink,
-        receiver: Receiver,
+        sink: KvReceiver,
+        receiver: ReceiverBackend,
         *,
-        secret: Secret,
+        secret: ClusterSecret,
         incarnation: str,
-        layout: Layout,
+        layout: KvLayout,
         num_blocks: int,
         can_expel: bool,
         now_s: Callable[[], float],
@@ -54,7 +54,7 @@ class Reception:
         self._door, self._poller, self._sink, self._receiver, self._now_s = door, poller, sink, receiver, now_s
         self._secret, self._incarnation, self._layout, self._num_blocks = secret, incarnation, layout, num_blocks
         self._can_expel = can_expel
-        self._visitors: dict[int, _Visitor] = {}
+        self._visitors: dict[int, _SenderConnection] = {}
         self._num_seen = 0
         poller.watch(door, self._accept)
 
@@ -62,19 +62,19 @@ class Reception:
     def num_connections(self) -> int:
         return len(self._visitors)
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Sends what waits, and closes what has been silent for too long."""
         now_s = self._now_s()
         for visitor in list(self._visitors.values()):
             self._flush(visitor)
-            self._judge_silence(visitor, now_s)
+            self._check_idle(visitor, now_s)
         if self._can_expel:
-            for number in self._sink.overdue_writers(now_s) & self._visitors.keys():
-                self._end(self._visitors[number], "it did not stop in time")
+            for number in self._sink.overdue_senders(now_s) & self._visitors.keys():
+                self._close_connection(self._visitors[number], "it did not stop in time")
 
     def close(self) -> None:
         for visitor in list(self._visitors.values()):
-            self._end(visitor, "the worker is leaving")
+            self._close_connection(visitor, "the worker is leaving")
         self._poller.forget(self._door)
         self._door.close()
 
@@ -86,65 +86,67 @@ class Reception:
                 continue
             self._num_seen += 1
             number = self._num_seen
-            link = ReceiverLink(sock, self._secret, self._incarnation, self._layout, lambda n=number: self._invite(n))
-            visitor = self._visitors[number] = _Visitor(number, link, self._now_s(), self._now_s())
-            self._poller.watch(link.channel, lambda v=visitor: self._listen(v))
+            link = ReceiverLink(
+                sock, self._secret, self._incarnation, self._layout, lambda n=number: self._register_sender(n)
+            )
+            visitor = self._visitors[number] = _SenderConnection(number, link, self._now_s(), self._now_s())
+            self._poller.watch(link.channel, lambda v=visitor: self._on_socket_ready(v))
 
-    def _invite(self, number: int) -> Invitation:
-        invitation = self._receiver.invite(number)
-        self._sink.welcome(number, self._visitors[number].link.channel)
+    def _register_sender(self, number: int) -> RemoteMemoryInfo:
+        invitation = self._receiver.register_sender(number)
+        self._sink.add_sender(number, self._visitors[number].link.channel)
         return invitation
 
-    def _listen(self, visitor: _Visitor) -> None:
+    def _on_socket_ready(self, visitor: _SenderConnection) -> None:
         try:
-            if visitor.is_expelled:
-                visitor.link.channel.skip()
+            if visitor.is_ignored:
+                visitor.link.channel.discard_input()
                 return
             for message in visitor.link.messages(self._num_blocks):
-                self._sink.hear(visitor.number, message, self._now_s())
+                self._sink.receive(visitor.number, message, self._now_s())
             self._flush(visitor)
-        except RuleBroken as fault:
-            self._expel(visitor, str(fault))
-        except Garbled as garbled:
-            self._expel(visitor, str(garbled))
-        except LinkLost as lost:
-            self._end(visitor, str(lost))
+        except ProtocolViolation as fault:
+            self._stop_listening_to(visitor, str(fault))
+        except MalformedMessage as garbled:
+            self._stop_listening_to(visitor, str(garbled))
+        except LinkClosed as lost:
+            self._close_connection(visitor, str(lost))
         else:
             if visitor.link.is_refused:
-                self._end(visitor, "it was refused")
+                self._close_connection(visitor, "it was refused")
 
-    def _flush(self, visitor: _Visitor) -> None:
-        if visitor.is_expelled:
+    def _flush(self, visitor: _SenderConnection) -> None:
+        if visitor.is_ignored:
             return
         channel = visitor.link.channel
         try:
             channel.flush()
-        except LinkLost as lost:
+        except LinkClosed as lost:
             # Not read to the end yet: what the writer said last may still be there, and tells more than this.
-            self._expel(visitor, str(lost))
+            self._stop_listening_to(visitor, str(lost))
             return
-        self._poller.watch(channel, lambda: self._listen(visitor), for_writing=channel.wants_to_write)
+        self._poller.watch(channel, lambda: self._on_socket_ready(visitor), for_writing=channel.wants_to_write)
 
-    def _judge_silence(self, visitor: _Visitor, now_s: float) -> None:
-        received = visitor.link.channel.num_received
+    def _check_idle(self, visitor: _SenderConnection, now_s: float) -> None:
+        received = visitor.link.channel.num_bytes_received
         if received != visitor.num_received:
             visitor.num_received, visitor.active_s = received, now_s
-        if not visitor.link.is_open and now_s - visitor.since_s > HANDSHAKE_S:
-            self._end(visitor, f"it has not introduced itself within {HANDSHAKE_S:g} s")
-        elif now_s - visitor.active_s > IDLE_S and not self._sink.has_writer(visitor.number):
-            self._end(visitor, "it has been idle")
+        if not visitor.link.is_open and now_s - visitor.since_s > HANDSHAKE_TIMEOUT_S:
+            self._close_connection(visitor, f"it has not introduced itself within {HANDSHAKE_TIMEOUT_S:g} s")
+        elif now_s - visitor.active_s > IDLE_TIMEOUT_S and not self._sink.has_open_lease(visitor.number):
+            self._close_connection(visitor, "it has been idle")
 
-    def _expel(self, visitor: _Visitor, reason: str) -> None:
-        if visitor.number in self._visitors and not visitor.is_expelled:
-            visitor.is_expelled = True
+    def _stop_listening_to(self, visitor: _SenderConnection, reason: str) -> None:
+        if visitor.number in self._visitors and not visitor.is_ignored:
+            visitor.is_ignored = True
             logger.warning(log.event("kv connection given up", writer=visitor.number, because=reason))
-            self._sink.give_up(visitor.number, reason)
-            visitor.link.channel.say_no_more()
-            self._poller.watch(visitor.link.channel, lambda: self._listen(visitor))
+            self._sink.stop_listening_to(visitor.number, reason)
+            visitor.link.channel.shutdown_write()
+            self._poller.watch(visitor.link.channel, lambda: self._on_socket_ready(visitor))
 
-    def _end(self, visitor: _Visitor, reason: str) -> None:
+    def _close_connection(self, visitor: _SenderConnection, reason: str) -> None:
         if self._visitors.pop(visitor.number, None) is None:
             return
         self._poller.forget(visitor.link.channel)
         visitor.link.close()
-        self._sink.lose(visitor.number, reason)
+        self._sink.remove_sender(visitor.number, reason)

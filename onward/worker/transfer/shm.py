@@ -12,35 +12,35 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from onward.worker.transfer.backend import Copy, Invitation, TransferFailed
+from onward.worker.transfer.backend import MemoryCopy, RemoteMemoryInfo, TransferFailed
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-class _Pool(msgspec.Struct, frozen=True):
+class _ShmRemoteMemory(msgspec.Struct, frozen=True):
     num_bytes: int
 
 
-class ShmReceiver:
+class ShmReceiverBackend:
     def __init__(self, fd: int, num_bytes: int) -> None:
-        self._invitation = Invitation(msgspec.msgpack.encode(_Pool(num_bytes)), (fd,))
+        self._invitation = RemoteMemoryInfo(msgspec.msgpack.encode(_ShmRemoteMemory(num_bytes)), (fd,))
 
-    def invite(self, writer: int) -> Invitation:
+    def register_sender(self, writer: int) -> RemoteMemoryInfo:
         return self._invitation
 
-    def expel(self, writer: int) -> None:
+    def unregister_sender(self, writer: int) -> None:
         """Its connection ended, by its own doing or with its life. Either way it writes no more."""
 
     def close(self) -> None:
         pass
 
 
-class ShmWriter:
-    def __init__(self, memory: np.ndarray, invitation: Invitation) -> None:
+class ShmSenderBackend:
+    def __init__(self, memory: np.ndarray, invitation: RemoteMemoryInfo) -> None:
         self._source = memory
         try:
             [fd] = invitation.fds
-            num_bytes = msgspec.msgpack.decode(invitation.data, type=_Pool).num_bytes
+            num_bytes = msgspec.msgpack.decode(invitation.data, type=_ShmRemoteMemory).num_bytes
             # The peer cannot make it smaller under our hands, which would kill this process.
             if os.fstat(fd).st_size != num_bytes or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 raise TransferFailed("the peer's memory is not what it says")
@@ -53,7 +53,7 @@ class ShmWriter:
         self._target = np.frombuffer(self._mapping, np.uint8)
         self._num_complete = 0
 
-    def start(self, copies: Sequence[Copy]) -> None:
+    def start(self, copies: Sequence[MemoryCopy]) -> None:
         for source_at, target_at, count in copies:
             if target_at + count > len(self._target):
                 raise TransferFailed("a copy lies outside of the peer's memory")

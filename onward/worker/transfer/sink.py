@@ -9,239 +9,250 @@ from collections.abc import Callable
 from typing import Any
 
 from onward.proto.kv_transfer import (
-    Counted,
     EndLease,
-    Expect,
-    Expecting,
+    ExpectingWrites,
+    ExpectWrites,
     KvReport,
-    LeaseQuiet,
-    Revoke,
+    LeaseQuiesced,
+    RevokeLease,
     WriterLost,
+    WritesComplete,
 )
-from onward.worker.transfer.backend import Receiver
-from onward.worker.transfer.channel import BytesTaken, Channel
+from onward.worker.transfer.backend import ReceiverBackend
+from onward.worker.transfer.channel import FramedChannel, PayloadReceived
 from onward.worker.transfer.checksums import block_checksum
-from onward.worker.transfer.geometry import Geometry
-from onward.worker.transfer.lease import Lease
-from onward.worker.transfer.messages import Accepted, Incoming, Join, Joined, Left, Stop, Written, Wrote
+from onward.worker.transfer.geometry import PageGeometry
+from onward.worker.transfer.lease import IncomingLease
+from onward.worker.transfer.messages import (
+    AllPagesAccepted,
+    AllPagesWritten,
+    OpenPush,
+    PagesWritten,
+    PayloadHeader,
+    PushOpened,
+    StopWriting,
+    WritingStopped,
+)
 
-STOP_S = 2.0
+STOP_TIMEOUT_S = 2.0
 _MAX_ENDED = 4096
 """Leases that are remembered after their end, so that a late writer is told why it is refused."""
 
 
-class RuleBroken(Exception):
+class ProtocolViolation(Exception):
     """A writer said what makes no sense, whatever happened before."""
 
 
-class Sink:
+class KvReceiver:
     def __init__(
         self,
         memory: memoryview,
-        geometry: Geometry,
-        receiver: Receiver,
+        geometry: PageGeometry,
+        receiver: ReceiverBackend,
         *,
         is_in_band: bool,
         report: Callable[[KvReport], None],
     ) -> None:
         self._memory, self._geometry, self._receiver = memory, geometry, receiver
         self._is_in_band, self._report = is_in_band, report
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, IncomingLease] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
-        self._channels: dict[int, Channel] = {}
-        self._taking: dict[int, tuple[Lease | None, Incoming]] = {}
+        self._channels: dict[int, FramedChannel] = {}
+        self._incoming_payloads: dict[int, tuple[IncomingLease | None, PayloadHeader]] = {}
         """Of each writer: the batch whose bytes are coming, and its lease while that is good."""
-        self.num_dropped = 0
+        self.num_discarded_batches = 0
         """Batches that came for a lease that was over, or for pages that were not the writer's."""
 
-    def command(self, command: Expect | EndLease | Revoke) -> None:
+    def execute(self, command: ExpectWrites | EndLease | RevokeLease) -> None:
         match command:
-            case Expect(lease_id):
-                self._expect(lease_id, command)
+            case ExpectWrites(lease_id):
+                self._open_lease(lease_id, command)
             case EndLease(lease_id):
-                self._end(lease_id, "it has ended")
-            case Revoke(lease_id):
+                self._close_lease(lease_id, "it has ended")
+            case RevokeLease(lease_id):
                 self._revoke(lease_id)
 
-    def welcome(self, writer: int, channel: Channel) -> None:
+    def add_sender(self, writer: int, channel: FramedChannel) -> None:
         self._channels[writer] = channel
 
-    def has_writer(self, writer: int) -> bool:
+    def has_open_lease(self, writer: int) -> bool:
         """Whether it may write under some lease."""
-        return any(lease.writer == writer for lease in self._leases.values())
+        return any(lease.sender == writer for lease in self._leases.values())
 
-    def overdue_writers(self, now_s: float) -> set[int]:
+    def overdue_senders(self, now_s: float) -> set[int]:
         """Those that were told to stop a while ago, and have not answered."""
         overdue: set[int] = set()
         for lease in self._leases.values():
-            if lease.is_revoked and lease.writer is not None:
-                lease.waits_since_s = now_s if lease.waits_since_s is None else lease.waits_since_s
-                if now_s - lease.waits_since_s > STOP_S:
-                    overdue.add(lease.writer)
+            if lease.is_revoked and lease.sender is not None:
+                lease.revoked_s = now_s if lease.revoked_s is None else lease.revoked_s
+                if now_s - lease.revoked_s > STOP_TIMEOUT_S:
+                    overdue.add(lease.sender)
         return overdue
 
-    def hear(self, writer: int, message: Any, now_s: float) -> None:
+    def receive(self, writer: int, message: Any, now_s: float) -> None:
         """Raises `RuleBroken` if the writer is not to be talked to any longer."""
         match message:
-            case Join():
-                self._join(writer, message)
-            case Incoming():
-                self._incoming(writer, message, now_s)
-            case BytesTaken():
-                self._bytes_taken(writer, now_s)
-            case Wrote():
-                self._wrote(writer, message, now_s)
-            case Written(lease_id):
-                self._written(writer, lease_id)
-            case Left(lease_id):
-                self._left(writer, lease_id)
+            case OpenPush():
+                self._on_open_push(writer, message)
+            case PayloadHeader():
+                self._on_payload_header(writer, message, now_s)
+            case PayloadReceived():
+                self._on_payload_received(writer, now_s)
+            case PagesWritten():
+                self._on_pages_written(writer, message, now_s)
+            case AllPagesWritten(lease_id):
+                self._on_all_pages_written(writer, lease_id)
+            case WritingStopped(lease_id):
+                self._on_writing_stopped(writer, lease_id)
             case _:
-                raise RuleBroken(f"{type(message).__name__} does not belong here")
+                raise ProtocolViolation(f"{type(message).__name__} does not belong here")
 
-    def lose(self, writer: int, reason: str) -> None:
+    def remove_sender(self, writer: int, reason: str) -> None:
         """Its connection is over. What it had begun is shut out before anybody hears of it."""
-        self._receiver.expel(writer)
+        self._receiver.unregister_sender(writer)
         self._channels.pop(writer, None)
-        self._taking.pop(writer, None)
-        for lease in [lease for lease in self._leases.values() if lease.writer == writer]:
-            lease.writer = None
-            self._writer_is_quiet(lease, reason)
+        self._incoming_payloads.pop(writer, None)
+        for lease in [lease for lease in self._leases.values() if lease.sender == writer]:
+            lease.sender = None
+            self._on_sender_quiet(lease, reason)
 
-    def give_up(self, writer: int, reason: str) -> None:
+    def stop_listening_to(self, writer: int, reason: str) -> None:
         """It has broken the rules, and is not listened to any more; but it is not over yet."""
-        self._drop_rest(writer)
-        for lease in [lease for lease in self._leases.values() if lease.writer == writer]:
-            self._break(lease, reason)
+        self._discard_rest(writer)
+        for lease in [lease for lease in self._leases.values() if lease.sender == writer]:
+            self._fail_lease(lease, reason)
 
-    def _expect(self, lease_id: str, expect: Expect) -> None:
+    def _open_lease(self, lease_id: str, expect: ExpectWrites) -> None:
         if lease_id in self._ended:
-            self._report(LeaseQuiet(lease_id))
+            self._report(LeaseQuiesced(lease_id))
             return
         if lease_id not in self._leases:
             blocks = expect.block_ids
             assert not blocks or 0 <= min(blocks) <= max(blocks) < self._geometry.num_blocks, "blocks of our pool"
-            self._leases[lease_id] = Lease(lease_id, blocks, expect.checksums, self._geometry)
-        self._report(Expecting(lease_id))
+            self._leases[lease_id] = IncomingLease(lease_id, blocks, expect.checksums, self._geometry)
+        self._report(ExpectingWrites(lease_id))
 
     def _revoke(self, lease_id: str) -> None:
         lease = self._leases.get(lease_id)
-        if lease is None or lease.writer is None or self._is_in_band:
-            self._end(lease_id, "it was revoked")
-            self._report(LeaseQuiet(lease_id))
+        if lease is None or lease.sender is None or self._is_in_band:
+            self._close_lease(lease_id, "it was revoked")
+            self._report(LeaseQuiesced(lease_id))
         elif not lease.is_revoked:
             lease.is_revoked = True
-            self._tell(lease.writer, Stop(lease_id, "the lease was revoked"))
+            self._send(lease.sender, StopWriting(lease_id, "the lease was revoked"))
 
-    def _end(self, lease_id: str, why: str) -> None:
+    def _close_lease(self, lease_id: str, why: str) -> None:
         self._ended[lease_id] = why
         while len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
         lease = self._leases.pop(lease_id, None)
-        if lease is None or lease.writer is None:
+        if lease is None or lease.sender is None:
             return
-        taking, _ = self._taking.get(lease.writer, (None, None))
+        taking, _ = self._incoming_payloads.get(lease.sender, (None, None))
         if taking is lease:
-            self._drop_rest(lease.writer)
-        self._tell(lease.writer, Stop(lease_id, why))
+            self._discard_rest(lease.sender)
+        self._send(lease.sender, StopWriting(lease_id, why))
 
-    def _join(self, writer: int, join: Join) -> None:
+    def _on_open_push(self, writer: int, join: OpenPush) -> None:
         lease = self._leases.get(join.lease_id)
         if lease is None:
-            self._tell(writer, Stop(join.lease_id, self._ended.get(join.lease_id, "there is no such lease")))
-        elif lease.is_broken or lease.is_counted or lease.writer not in (None, writer):
-            self._tell(writer, Stop(join.lease_id, "it has, or had, another writer"))
+            self._send(writer, StopWriting(join.lease_id, self._ended.get(join.lease_id, "there is no such lease")))
+        elif lease.has_failed or lease.is_received or lease.sender not in (None, writer):
+            self._send(writer, StopWriting(join.lease_id, "it has, or had, another writer"))
         elif lease.block_ids != join.block_ids:
-            self._tell(writer, Stop(join.lease_id, "the lease is for other blocks"))
+            self._send(writer, StopWriting(join.lease_id, "the lease is for other blocks"))
         else:
-            lease.writer = writer
-            self._tell(writer, Joined(join.lease_id))
+            lease.sender = writer
+            self._send(writer, PushOpened(join.lease_id))
 
-    def _incoming(self, writer: int, incoming: Incoming, now_s: float) -> None:
+    def _on_payload_header(self, writer: int, incoming: PayloadHeader, now_s: float) -> None:
         """Where the bytes go is decided now; a lease that ends while they come lets no more of them in."""
         if not self._is_in_band:
-            raise RuleBroken("bytes do not come on this link")
-        if any(at < 0 or count <= 0 for at, count in incoming.places):
-            raise RuleBroken("bytes were announced for a place that cannot be")
-        lease = self._lease_of(writer, incoming.lease_id)
-        if lease is not None and not self._may_write(lease, incoming.places):
+            raise ProtocolViolation("bytes do not come on this link")
+        if any(at < 0 or count <= 0 for at, count in incoming.byte_ranges):
+            raise ProtocolViolation("bytes were announced for a place that cannot be")
+        lease = self._open_lease_of(writer, incoming.lease_id)
+        if lease is not None and not self._may_write(lease, incoming.byte_ranges):
             lease = None
-        self._taking[writer] = lease, incoming
+        self._incoming_payloads[writer] = lease, incoming
         if lease is None:
-            self.num_dropped += 1
-            self._channels[writer].drop_bytes(sum(count for _, count in incoming.places))
+            self.num_discarded_batches += 1
+            self._channels[writer].discard_payload(sum(count for _, count in incoming.byte_ranges))
         else:
             lease.first_s = now_s if lease.first_s is None else lease.first_s
-            self._channels[writer].take_bytes([self._memory[at : at + count] for at, count in incoming.places])
+            self._channels[writer].receive_payload_into(
+                [self._memory[at : at + count] for at, count in incoming.byte_ranges]
+            )
 
-    def _bytes_taken(self, writer: int, now_s: float) -> None:
-        lease, incoming = self._taking.pop(writer)
+    def _on_payload_received(self, writer: int, now_s: float) -> None:
+        lease, incoming = self._incoming_payloads.pop(writer)
         if lease is not None:
-            lease.mark(incoming.places, now_s)
+            lease.mark_written(incoming.byte_ranges, now_s)
 
-    def _wrote(self, writer: int, wrote: Wrote, now_s: float) -> None:
+    def _on_pages_written(self, writer: int, wrote: PagesWritten, now_s: float) -> None:
         if self._is_in_band:
-            raise RuleBroken("nothing is written here but the bytes on this link")
-        lease = self._lease_of(writer, wrote.lease_id)
-        if lease is not None and self._may_write(lease, wrote.places):
-            lease.mark(wrote.places, now_s)
+            raise ProtocolViolation("nothing is written here but the bytes on this link")
+        lease = self._open_lease_of(writer, wrote.lease_id)
+        if lease is not None and self._may_write(lease, wrote.byte_ranges):
+            lease.mark_written(wrote.byte_ranges, now_s)
 
-    def _drop_rest(self, writer: int) -> None:
-        if writer in self._taking:
-            self.num_dropped += 1
-            self._taking[writer] = None, self._taking[writer][1]
-            self._channels[writer].drop_rest()
+    def _discard_rest(self, writer: int) -> None:
+        if writer in self._incoming_payloads:
+            self.num_discarded_batches += 1
+            self._incoming_payloads[writer] = None, self._incoming_payloads[writer][1]
+            self._channels[writer].discard_rest_of_payload()
 
-    def _written(self, writer: int, lease_id: str) -> None:
-        lease = self._lease_of(writer, lease_id)
-        if lease is None or lease.is_revoked or lease.is_broken:
+    def _on_all_pages_written(self, writer: int, lease_id: str) -> None:
+        lease = self._open_lease_of(writer, lease_id)
+        if lease is None or lease.is_revoked or lease.has_failed:
             return  # it was told to stop, and will answer that
         if not lease.is_complete:
-            self._break(lease, f"its writer was done after {lease.num_arrived} of {lease.num_pages} pages")
+            self._fail_lease(lease, f"its writer was done after {lease.num_arrived_pages} of {lease.num_pages} pages")
             return
-        lease.writer, lease.is_counted = None, True
-        self._tell(writer, Accepted(lease_id))
+        lease.sender, lease.is_received = None, True
+        self._send(writer, AllPagesAccepted(lease_id))
         checksums = []
         if lease.checksums:
             checksums = [block_checksum(self._memory, self._geometry, block) for block in lease.block_ids]
-        self._report(Counted(lease_id, checksums, lease.num_bytes, lease.seconds))
+        self._report(WritesComplete(lease_id, checksums, lease.num_bytes, lease.seconds))
 
-    def _left(self, writer: int, lease_id: str) -> None:
+    def _on_writing_stopped(self, writer: int, lease_id: str) -> None:
         lease = self._leases.get(lease_id)
-        if lease is not None and lease.writer == writer:
-            lease.writer = None
-            self._writer_is_quiet(lease, "its writer gave up")
+        if lease is not None and lease.sender == writer:
+            lease.sender = None
+            self._on_sender_quiet(lease, "its writer gave up")
 
-    def _writer_is_quiet(self, lease: Lease, reason: str) -> None:
+    def _on_sender_quiet(self, lease: IncomingLease, reason: str) -> None:
         if lease.is_revoked:
-            self._end(lease.lease_id, "it was revoked")
-            self._report(LeaseQuiet(lease.lease_id))
+            self._close_lease(lease.lease_id, "it was revoked")
+            self._report(LeaseQuiesced(lease.lease_id))
         else:
-            self._break(lease, reason)
+            self._fail_lease(lease, reason)
 
-    def _break(self, lease: Lease, reason: str) -> None:
+    def _fail_lease(self, lease: IncomingLease, reason: str) -> None:
         """Reported once. The lease stays until the engine ends it, and its writer until it is quiet."""
-        if lease.writer is not None:
-            self._tell(lease.writer, Stop(lease.lease_id, reason))
-        if not lease.is_broken and not lease.is_revoked:
+        if lease.sender is not None:
+            self._send(lease.sender, StopWriting(lease.lease_id, reason))
+        if not lease.has_failed and not lease.is_revoked:
             self._report(WriterLost(lease.lease_id, reason))
-        lease.is_broken = True
+        lease.has_failed = True
 
-    def _lease_of(self, writer: int, lease_id: str) -> Lease | None:
+    def _open_lease_of(self, writer: int, lease_id: str) -> IncomingLease | None:
         """None, and the writer is told, if it has not joined such a lease."""
         lease = self._leases.get(lease_id)
-        if lease is not None and lease.writer == writer:
+        if lease is not None and lease.sender == writer:
             return lease
-        self._tell(writer, Stop(lease_id, self._ended.get(lease_id, "there is no such lease")))
+        self._send(writer, StopWriting(lease_id, self._ended.get(lease_id, "there is no such lease")))
         return None
 
-    def _may_write(self, lease: Lease, places: list[tuple[int, int]]) -> bool:
-        if lease.is_broken:
+    def _may_write(self, lease: IncomingLease, places: list[tuple[int, int]]) -> bool:
+        if lease.has_failed:
             return False
-        if reason := lease.why_not(places):
-            self._break(lease, reason)
+        if reason := lease.write_error(places):
+            self._fail_lease(lease, reason)
             return False
         return True
 
-    def _tell(self, writer: int, message: Accepted | Joined | Stop) -> None:
+    def _send(self, writer: int, message: AllPagesAccepted | PushOpened | StopWriting) -> None:
         if channel := self._channels.get(writer):
             channel.send(message)

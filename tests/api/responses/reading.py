@@ -9,7 +9,7 @@ import msgspec
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
 
 from onward.proto.router import ATTEMPT_PATH, Attempt
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from tests.api.instance import Instance
 from tests.api.routed import MSGPACK_BODY
 from tests.api.small_model import END_OF_THOUGHT
@@ -66,7 +66,7 @@ def speak_until(instance: Instance, at: int, *outputs: Sequence[int]) -> None:
     speak(instance, *outputs)
     choose, has_paused = instance.engine.choose, [False]
 
-    def pause_once(prompt: Sequence[int], sampling: Sampling, tokens: Sequence[int]) -> int:
+    def pause_once(prompt: Sequence[int], sampling: SamplingParams, tokens: Sequence[int]) -> int:
         if len(tokens) == at - 1 and not has_paused[0]:
             has_paused[0] = instance.engine.paused = True
         return choose(prompt, sampling, tokens)

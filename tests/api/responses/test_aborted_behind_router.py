@@ -10,8 +10,8 @@ import pytest
 
 from onward.proto.model import PreparedModel
 from onward.proto.request import ErrorInfo
-from onward.proto.router import RESPONSE_PATH, AskResponse, Record
-from onward.router.responses import FoundResponses
+from onward.proto.router import RESPONSE_PATH, QueryResponse, StreamRecord
+from onward.router.responses import ClusterResponseStore
 from onward.web.keys import ANONYMOUS
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES
@@ -39,7 +39,7 @@ async def paused_at(two: list[Instance], router: Router, num_tokens: int, **more
 
     async def has_them() -> bool:
         held = [len(running.tokens) for one in two for running in one.engine.running.values()]
-        told_tokens = [one.stream for one in router.process.serving.core.routes() if one.stream.has_tokens]
+        told_tokens = [one.stream for one in router.process.serving.core.live_streams() if one.stream.has_tokens]
         return held == [num_tokens] and bool(told_tokens) == bool(num_tokens)
 
     await until(has_them)
@@ -153,7 +153,7 @@ def test_a_response_is_cancelled_with_the_same_tokens_at_all_instances(thinker: 
         async def scenario(router: Router) -> None:
             begun = (await asyncio.wait_for(await paused_at(pair, router, 3, background=True), PATIENCE_S)).json
             [runner] = [one for one in pair if one.engine.running]
-            found = FoundResponses(router.process.serving)
+            found = ClusterResponseStore(router.process.serving)
             record = await found.find(ANONYMOUS, begun["id"])
             assert len(record.attempt.choices[0].token_ids) == 3
             speak_until(runner, 5, TEXT)
@@ -177,10 +177,10 @@ def test_an_abort_of_a_completed_response_does_not_cancel_an_older_record_of_it(
             async with router_of([one], "round_robin") as first:
                 made = (await first.post(body_of("words"), path=PATH)).json
             complete = find(one.url, made["id"].removeprefix("resp_"))
-            assert complete is not None and complete.is_over
-            attempt = msgspec.structs.replace(complete.attempt, epoch=0, choices=[])
-            older = AskResponse(what="keep", record=Record(attempt=attempt))
-            await router.process.serving.upstream.pass_on(other.url, RESPONSE_PATH, msgspec.msgpack.encode(older))
+            assert complete is not None and complete.is_finished
+            attempt = msgspec.structs.replace(complete.attempt, attempt_epoch=0, choices=[])
+            older = QueryResponse(action="keep", record=StreamRecord(attempt=attempt))
+            await router.process.serving.upstream.forward(other.url, RESPONSE_PATH, msgspec.msgpack.encode(older))
             assert find(other.url, attempt.request_id) is not None
             assert await aborted("router", [one, other], router, made["id"]) == {"aborted": [], "unknown": [made["id"]]}
             assert (await ask(router, "GET", f"/{made['id']}")).json == made

@@ -10,8 +10,8 @@ import uvloop
 
 from onward.proto.model import PreparedModel
 from onward.proto.request import ErrorInfo
-from onward.router.responses import FoundResponses
-from onward.web.response_endpoint import MAX_ASK_EVERY_S, pause_after
+from onward.router.responses import ClusterResponseStore
+from onward.web.response_endpoint import MAX_POLL_INTERVAL_S, pause_after
 from tests.api.instance import Instance, running
 from tests.api.responses.reading import (
     KINDS,
@@ -40,7 +40,7 @@ async def router_of(instances: list[Instance], policy: str, **more: Any) -> Asyn
     urls = ",".join(instance.url for instance in instances)
     async with running_router(instances=urls, settle_s=0.5, stall_timeout_s=5.0, policy=policy, **more) as router:
         serving = router.process.serving
-        while len(serving.core.takers(serving.clock.now_s())) < len(instances):
+        while len(serving.core.serving_instances(serving.clock.now_s())) < len(instances):
             await serving.wait_for_change(1.0)
         yield router
 
@@ -189,11 +189,11 @@ def test_what_runs_in_the_background_is_followed_and_found(two: list[Instance]) 
 
 
 def test_who_follows_a_long_response_leaves_its_instance_most_of_its_time() -> None:
-    every_s = FoundResponses.ask_every_s
+    every_s = ClusterResponseStore.poll_interval_s
     assert pause_after(0.001, every_s) == every_s, "of a short one events come soon"
     for took_s in (0.02, 0.05, 0.15):
         assert took_s / (took_s + pause_after(took_s, every_s)) < 0.1
-    assert pause_after(100.0, every_s) == MAX_ASK_EVERY_S, "and in any case they come"
+    assert pause_after(100.0, every_s) == MAX_POLL_INTERVAL_S, "and in any case they come"
 
 
 def test_a_cancel_ends_the_work_and_is_remembered(two: list[Instance]) -> None:
@@ -247,7 +247,7 @@ def test_a_router_that_has_just_started_waits_for_instances_before_it_says_unkno
         async with running_router(settle_s=60.0) as router:
             asking = asyncio.create_task(ask(router, "GET", f"/{made[0]['id']}"))
             await asyncio.wait((asking,), timeout=1.0)
-            router.process.serving.core.replicas.add_static(two[0].url)
+            router.process.serving.core.instances.add_static(two[0].url)
             assert (await asking).json == made[0]
 
     uvloop.run(work())
@@ -336,8 +336,10 @@ def test_who_follows_waits_with_the_response_until_there_is_an_instance_again(th
                 shown = await ask(router, "GET", f"/{begun['id']}")
                 assert (shown.status, shown.json["error"]["code"]) == (503, "unavailable")
                 reading = asyncio.create_task(response.content.read())
-                await asyncio.wait((reading,), timeout=3 * FoundResponses.ask_every_s)  # it asks, and nobody answers
-                router.process.serving.core.replicas.add_static(other.url)
+                await asyncio.wait(
+                    (reading,), timeout=3 * ClusterResponseStore.poll_interval_s
+                )  # it asks, and nobody answers
+                router.process.serving.core.instances.add_static(other.url)
                 read += await reading
             events = told(events_in(Answer(200, {}, read)))
             assert [event["sequence_number"] for event in events] == list(range(len(events)))

@@ -55,7 +55,7 @@ def test_structure_is_parsed_into_a_model(keeper: Instance, client: openai.OpenA
     speak(keeper, tokens_of('{"a": 3}'))
     response = client.responses.parse(model=MODEL, input="hi", text_format=Answer)
     assert response.output_parsed == Answer(a=3)
-    grammar = keeper.engine.submits[-1].sampling.grammar
+    grammar = keeper.engine.submits[-1].sampling_params.grammar
     assert grammar is not None and json.loads(grammar.source)["properties"]["a"]["type"] == "integer"
 
 

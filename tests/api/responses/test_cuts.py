@@ -8,7 +8,7 @@ import pytest
 
 from onward.proto.cursor import format_cursor
 from onward.proto.request import ErrorInfo
-from onward.proto.router import GivenChoice
+from onward.proto.router import ChoiceSnapshot
 from tests.api.cut_streams import cuts, events_of, fresh, given_by, in_bursts, is_between, later
 from tests.api.instance import Instance
 from tests.api.responses.reading import (
@@ -108,7 +108,7 @@ def test_a_whole_response_does_not_show_where_it_was_cut(keeper: Instance, http:
     first = heard_in(attempted(http, asked).text)
     tokens, end = first.tokens(1)[0], first.cursors[-1].choices[0].finish_reason
     for at in range(1, len(tokens) + 1):
-        given = GivenChoice(tokens[:at], end if at == len(tokens) and at % 2 else None)
+        given = ChoiceSnapshot(tokens[:at], end if at == len(tokens) and at % 2 else None)
         with in_bursts(keeper):
             again = heard_in(attempted(http, later(asked, choices=[given], num_cached_tokens=3)).text)
         assert again.answer is not None and first.answer is not None

@@ -7,10 +7,10 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from onward.api.responses.background import Background
+from onward.api.responses.background import BackgroundResponses
 from onward.proto.model import PreparedModel
 from onward.web.failures import RequestFailed
-from onward.web.tasks import Tasks
+from onward.web.tasks import TaskPool
 from tests.api.instance import Instance, running
 from tests.api.reader import NO_CERTIFICATES
 from tests.api.responses.reading import ask, body_of
@@ -33,7 +33,7 @@ def test_a_fault_before_the_engine_has_taken_it_is_an_error_in_our_words() -> No
     async def begin() -> None:
         nobody = cast(Any, None)
         prepared = cast(Any, SimpleNamespace(attempt=SimpleNamespace(caller="")))
-        await Background(cast(Any, BreaksAtOnce()), nobody, Tasks()).begin(prepared)
+        await BackgroundResponses(cast(Any, BreaksAtOnce()), nobody, TaskPool()).start(prepared)
 
     with pytest.raises(RequestFailed) as failure:
         asyncio.run(begin())

@@ -9,7 +9,7 @@ import pytest
 
 from onward.config import ApiConfig
 from onward.proto.model import PreparedModel
-from onward.proto.router import RESPONSE_PATH, AskResponse, Record
+from onward.proto.router import RESPONSE_PATH, QueryResponse, StreamRecord
 from onward.web.response_ids import PREFIX
 from tests.api.cut_streams import events_of
 from tests.api.instance import Instance, running
@@ -255,7 +255,7 @@ def test_what_is_taken_up_again_is_kept_as_long_as_any_response_until_an_engine_
     # Nothing is kept here of a stream that is only left.
     with running(thinker, ApiConfig(detach_ttl_s=0.0), has_engine=False) as instance:
         attempt = attempt_of(PATH, body_of("words", max_output_tokens=5, **BACKGROUND))
-        left = AskResponse(what="take_up", record=Record(attempt=attempt))
+        left = QueryResponse(action="take_up", record=StreamRecord(attempt=attempt))
         asked = httpx.post(
             instance.url + RESPONSE_PATH,
             content=msgspec.msgpack.encode(left),

@@ -2,9 +2,9 @@ import json
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from onward.proto.thinking import ThinkingRule
-from onward.text.reasoning.budget import is_open_behind, thinking_rule
-from onward.text.reasoning.tags import FORMATS
+from onward.proto.thinking import ReasoningParams
+from onward.text.reasoning.budget import make_reasoning_params, starts_in_reasoning
+from onward.text.reasoning.tags import REASONING_FORMATS
 from onward.text.tokenizer import Tokenizer as OurTokenizer
 
 
@@ -19,16 +19,23 @@ def tokenizer_with(tags: list[str], *, special: bool) -> OurTokenizer:
 
 def test_a_rule_names_the_tags_tokens_and_the_lead() -> None:
     tokenizer = tokenizer_with(["<think>", "</think>"], special=False)
-    rule = thinking_rule(FORMATS["qwen3"], tokenizer, begins_inside=True, budget=5)
+    rule = make_reasoning_params(REASONING_FORMATS["qwen3"], tokenizer, begins_inside=True, budget=5)
     line_break = tokenizer.encode("\n")
-    assert rule == ThinkingRule((256,), (257,), True, 5, tuple(line_break))
+    assert rule == ReasoningParams((256,), (257,), True, 5, tuple(line_break))
 
 
 def test_tags_that_are_no_tokens_cannot_be_followed() -> None:
-    assert thinking_rule(FORMATS["mistral"], tokenizer_with([], special=True), begins_inside=False, budget=5) is None
+    assert (
+        make_reasoning_params(
+            REASONING_FORMATS["mistral"], tokenizer_with([], special=True), begins_inside=False, budget=5
+        )
+        is None
+    )
 
 
 def test_the_prompts_last_tokens_say_whether_thinking_is_open_also_where_tags_are_special() -> None:
     tokenizer = tokenizer_with(["[THINK]", "[/THINK]"], special=True)
-    assert is_open_behind(FORMATS["mistral"], tokenizer, tokenizer.encode("a long enough question[THINK]"))
-    assert not is_open_behind(FORMATS["mistral"], tokenizer, tokenizer.encode("[THINK]so[/THINK]"))
+    assert starts_in_reasoning(
+        REASONING_FORMATS["mistral"], tokenizer, tokenizer.encode("a long enough question[THINK]")
+    )
+    assert not starts_in_reasoning(REASONING_FORMATS["mistral"], tokenizer, tokenizer.encode("[THINK]so[/THINK]"))

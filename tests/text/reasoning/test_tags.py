@@ -2,11 +2,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.text.message_events import Content, Event, Reasoning
-from onward.text.reasoning.tags import FORMATS, detect
+from onward.text.message_events import ContentText, MessageEvent, ReasoningText
+from onward.text.reasoning.tags import REASONING_FORMATS, detect_reasoning_format
 from tests.text.cutting import check_any_cutting, cuts, told
 
-every_format = pytest.mark.parametrize("name", sorted(FORMATS))
+every_format = pytest.mark.parametrize("name", sorted(REASONING_FORMATS))
 _scraps = [
     "<think>",
     "</think>",
@@ -28,14 +28,14 @@ texts = st.lists(st.sampled_from(_scraps), max_size=8).map("".join) | st.text(ma
 words = st.text(alphabet="ab <\n", max_size=8)
 
 
-def parts(events: list[Event]) -> tuple[str, str]:
+def parts(events: list[MessageEvent]) -> tuple[str, str]:
     """Thoughts and words."""
-    thoughts = "".join(event.text for event in events if isinstance(event, Reasoning))
-    return thoughts, "".join(event.text for event in events if isinstance(event, Content))
+    thoughts = "".join(event.text for event in events if isinstance(event, ReasoningText))
+    return thoughts, "".join(event.text for event in events if isinstance(event, ContentText))
 
 
 def read(name: str, text: str, begins_inside: bool = False) -> tuple[str, str]:
-    return parts(told(FORMATS[name].parser(begins_inside), [text]))
+    return parts(told(REASONING_FORMATS[name].parser(begins_inside), [text]))
 
 
 @every_format
@@ -44,7 +44,7 @@ def read(name: str, text: str, begins_inside: bool = False) -> tuple[str, str]:
 def test_however_a_text_is_cut_its_thoughts_are_the_same_and_nothing_is_lost(
     name: str, text: str, begins_inside: bool, places: list[int]
 ) -> None:
-    check_any_cutting(lambda: FORMATS[name].parser(begins_inside), text, places)
+    check_any_cutting(lambda: REASONING_FORMATS[name].parser(begins_inside), text, places)
 
 
 @every_format
@@ -53,7 +53,7 @@ def test_however_a_text_is_cut_its_thoughts_are_the_same_and_nothing_is_lost(
 def test_thoughts_are_between_the_tags_and_words_behind_them(
     name: str, thoughts: str, answer: str, begins_inside: bool, blanks: str
 ) -> None:
-    form = FORMATS[name]
+    form = REASONING_FORMATS[name]
     opened = "" if begins_inside else form.begin + blanks
     text = f"{opened}{thoughts}{form.end}{blanks}{answer}"
     assert read(name, text, begins_inside) == (thoughts.lstrip(" \n"), answer.lstrip(" \n"))
@@ -87,7 +87,7 @@ def test_thinking_that_does_not_end_is_all_thoughts() -> None:
     ],
 )
 def test_the_prompts_end_says_whether_thinking_is_open(name: str, prompt_end: str, is_open: bool) -> None:
-    assert FORMATS[name].is_open(prompt_end) == is_open
+    assert REASONING_FORMATS[name].output_starts_inside(prompt_end) == is_open
 
 
 @pytest.mark.parametrize(
@@ -101,4 +101,4 @@ def test_the_prompts_end_says_whether_thinking_is_open(name: str, prompt_end: st
     ],
 )
 def test_a_template_says_how_its_model_thinks(template: str, name: str | None) -> None:
-    assert detect(template) == name
+    assert detect_reasoning_format(template) == name

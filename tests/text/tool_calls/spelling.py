@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from onward.text.tool_calls.formats import FORMATS
+from onward.text.tool_calls.formats import TOOL_CALL_FORMATS
 
 NAMES = ("get_weather", "f", "look-up.v2")
 Call = tuple[str, dict[str, Any]]
@@ -84,7 +84,7 @@ _values = st.recursive(
 )
 calls = st.lists(st.tuples(st.sampled_from(NAMES), st.dictionaries(_keys, _values, max_size=3)), min_size=1, max_size=3)
 
-_MARKS = [mark for one in FORMATS.values() for mark in one.marks]
+_MARKS = [mark for one in TOOL_CALL_FORMATS.values() for mark in one.markers]
 _SCRAPS = [
     *_MARKS, *(mark[:-1] for mark in _MARKS), *(mark[:3] for mark in _MARKS),
     '{"name": "f", "arguments": {"a": [1, 2]}}', '{"name":"f","parameters":{}}', '{"arguments":{"a":"}"},"name":"f"}',

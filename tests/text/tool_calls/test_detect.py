@@ -4,7 +4,7 @@ import pytest
 
 from onward.config import ReasoningParser, ToolCallParser
 from onward.text.reasoning import tags
-from onward.text.tool_calls.formats import FORMATS, chosen, detect
+from onward.text.tool_calls.formats import TOOL_CALL_FORMATS, detect_tool_call_format, select_tool_call_format
 from onward.text.tool_calls.ids import tool_call_id
 
 
@@ -25,8 +25,8 @@ from onward.text.tool_calls.ids import tool_call_id
     ],
 )
 def test_a_template_says_how_its_model_calls(template: str, name: str) -> None:
-    assert detect(template) == name
-    assert name in FORMATS
+    assert detect_tool_call_format(template) == name
+    assert name in TOOL_CALL_FORMATS
 
 
 def test_a_calls_id_is_a_function_of_request_choice_and_index() -> None:
@@ -43,17 +43,17 @@ def test_mistrals_ids_are_nine_letters_and_digits() -> None:
 
 
 def test_flags_name_every_format_and_nothing_else() -> None:
-    assert {*get_args(ToolCallParser)} == {"auto", "none", *FORMATS}
-    assert {*get_args(ReasoningParser)} == {"auto", "none", *tags.FORMATS}
+    assert {*get_args(ToolCallParser)} == {"auto", "none", *TOOL_CALL_FORMATS}
+    assert {*get_args(ReasoningParser)} == {"auto", "none", *tags.REASONING_FORMATS}
 
 
 def test_a_flag_chooses_a_format_or_none() -> None:
     template = "<tool_call>{{ tools }}</tool_call><think>"
-    assert chosen("auto", template) is FORMATS["hermes"]
-    assert chosen("auto", None) is FORMATS["json"]
-    assert chosen("mistral", template) is FORMATS["mistral"]
-    assert chosen("none", template) is None
-    assert tags.chosen("auto", template) is tags.FORMATS["think"]
-    assert tags.chosen("auto", None) is None
-    assert tags.chosen("qwen3", None) is tags.FORMATS["qwen3"]
-    assert tags.chosen("none", template) is None
+    assert select_tool_call_format("auto", template) is TOOL_CALL_FORMATS["hermes"]
+    assert select_tool_call_format("auto", None) is TOOL_CALL_FORMATS["json"]
+    assert select_tool_call_format("mistral", template) is TOOL_CALL_FORMATS["mistral"]
+    assert select_tool_call_format("none", template) is None
+    assert tags.select_reasoning_format("auto", template) is tags.REASONING_FORMATS["think"]
+    assert tags.select_reasoning_format("auto", None) is None
+    assert tags.select_reasoning_format("qwen3", None) is tags.REASONING_FORMATS["qwen3"]
+    assert tags.select_reasoning_format("none", template) is None

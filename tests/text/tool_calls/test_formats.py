@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from onward.text.message_events import Arguments, CallEnded, CallStarted, Content, Event
-from onward.text.piecewise import MAX_HELD_CHARS, Piecewise
-from onward.text.tool_calls.formats import FORMATS
+from onward.text.message_events import ContentText, MessageEvent, ToolCallArguments, ToolCallEnded, ToolCallStarted
+from onward.text.piecewise import MAX_HELD_CHARS, IncrementalParser
+from onward.text.tool_calls.formats import TOOL_CALL_FORMATS
 from onward.text.tool_calls.json_text import MAX_DEPTH
 from tests.text.cutting import check_any_cutting, cuts, told
 from tests.text.tool_calls import spelling
@@ -16,26 +16,26 @@ from tests.text.tool_calls.spelling import NAMES, SPELLINGS, Call
 
 JSON_SCRAPS = [*'{}[]",:\\ue-+.0123 \n\ttrufalsn/\x01é', '"a":', '{"a":']
 
-every_format = pytest.mark.parametrize("name", sorted(FORMATS))
+every_format = pytest.mark.parametrize("name", sorted(TOOL_CALL_FORMATS))
 every_spelling = pytest.mark.parametrize(("name", "spell"), SPELLINGS, ids=lambda one: getattr(one, "__name__", one))
 
 
-def parser_of(name: str) -> Piecewise:
-    return FORMATS[name].parser(NAMES)
+def parser_of(name: str) -> IncrementalParser:
+    return TOOL_CALL_FORMATS[name].parser(NAMES)
 
 
-def calls_in(events: list[Event]) -> list[tuple[str, str, bool]]:
+def calls_in(events: list[MessageEvent]) -> list[tuple[str, str, bool]]:
     """Name, JSON text of the arguments, whether they are whole."""
     calls: list[tuple[str, str, bool]] = []
     for event in events:
         match event:
-            case CallStarted(index, name):
+            case ToolCallStarted(index, name):
                 assert index == len(calls)
                 calls.append((name, "", False))
-            case Arguments(index, delta):
+            case ToolCallArguments(index, delta):
                 assert index == len(calls) - 1
                 calls[index] = (calls[index][0], calls[index][1] + delta, False)
-            case CallEnded(index, is_complete):
+            case ToolCallEnded(index, is_complete):
                 assert index == len(calls) - 1
                 calls[index] = (*calls[index][:2], is_complete)
             case _:
@@ -43,8 +43,8 @@ def calls_in(events: list[Event]) -> list[tuple[str, str, bool]]:
     return calls
 
 
-def words_in(events: list[Event]) -> str:
-    return "".join(event.text for event in events if isinstance(event, Content))
+def words_in(events: list[MessageEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, ContentText))
 
 
 def read(name: str, text: str) -> tuple[list[tuple[str, str, bool]], str]:
@@ -92,7 +92,7 @@ def test_at_every_character_a_beginning_of_the_calls_has_been_told_and_no_words(
 ) -> None:
     text = spell(calls)
     whole, _ = read(name, text)
-    parser, events = parser_of(name), list[Event]()
+    parser, events = parser_of(name), list[MessageEvent]()
     for character in text:
         events += parser.push(character)
         assert not words_in(events)
@@ -123,7 +123,7 @@ def test_cut_anywhere_and_replayed_the_story_goes_on_as_if_nothing_had_happened(
 def test_plain_words_pass_at_once(name: str) -> None:
     parser = parser_of(name)
     for word in ("Hello", " wor", "ld", " 1 > 0", "\n", "bye"):
-        assert parser.push(word) == [Content(word)]
+        assert parser.push(word) == [ContentText(word)]
     assert parser.finish() == []
 
 
@@ -133,7 +133,7 @@ def test_plain_words_pass_at_once(name: str) -> None:
 def test_arguments_are_streamed_as_they_come(name: str, spell: Callable[[Sequence[Call]], str]) -> None:
     text = spell([("f", {"city": "Paris", "a": [1, 2]})])
     parser = parser_of(name)
-    deltas = [one.delta for piece in text for one in parser.push(piece) if isinstance(one, Arguments)]
+    deltas = [one.delta for piece in text for one in parser.push(piece) if isinstance(one, ToolCallArguments)]
     assert "".join(deltas) == '{"city": "Paris", "a": [1, 2]}'
     assert max(map(len, deltas)) == 1
 

@@ -16,8 +16,8 @@ from onward.models.names import expected_tensors
 from onward.proto.model import ModelConfig, PreparedModel
 from onward.proto.step import StepPlan, StepResult
 from onward.sim import vocabulary
-from onward.worker.cuda.runner import CudaRunner
-from onward.worker.mask_making import MaskMaking
+from onward.worker.cuda.runner import CudaModelRunner
+from onward.worker.mask_making import MaskExecutor
 from tests.worker.driver import Driver, prepared
 
 CONFIG = ModelConfig(
@@ -48,13 +48,13 @@ class DeviceDriver(Driver):
     def __init__(
         self, config: ModelConfig = CONFIG, *, ops: Ops | None = None, device: str = "cpu", dtype: str = "float32",
         quantization: str = "none", weights: Mapping[str, Any] | None = None, model: PreparedModel | None = None,
-        masks: MaskMaking | None = None, **settings: Any,
+        masks: MaskExecutor | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         self.config = WorkerConfig(**(SETTINGS | settings), device="cuda")
         model = model or prepared(config, dtype=dtype, quantization=quantization)
         weights = random_weights(config) if weights is None else weights
         ops = ops or TorchOps()
-        self._open(CudaRunner(model, self.config, weights, ops=ops, device=device, masks=masks))
+        self._open(CudaModelRunner(model, self.config, weights, ops=ops, device=device, masks=masks))
 
     def logits(self, slot: int, token_ids: Sequence[int], chunks: Sequence[int]) -> np.ndarray:
         assert sum(chunks) == len(token_ids)
@@ -92,7 +92,7 @@ def cpu_driver(config: ModelConfig = CONFIG, **settings: Any) -> Driver:
     return Driver(prepared(config), random_weights(config), **(SETTINGS | settings))
 
 
-SPOKEN = msgspec.structs.replace(CONFIG, vocab_size=len(vocabulary.pieces()))
+SPOKEN = msgspec.structs.replace(CONFIG, vocab_size=len(vocabulary.token_bytes()))
 """Speaks the simulator's vocabulary, so that its outputs are text."""
 
 
@@ -100,18 +100,18 @@ SPOKEN = msgspec.structs.replace(CONFIG, vocab_size=len(vocabulary.pieces()))
 def spoken_model() -> Iterator[PreparedModel]:
     """While its tokenizer's file is there."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "tokenizer.json").write_text(vocabulary.text().tokenizer or "", encoding="utf-8")
+        (Path(folder) / "tokenizer.json").write_text(vocabulary.model_text().tokenizer or "", encoding="utf-8")
         yield msgspec.structs.replace(prepared(SPOKEN), folder=folder, tokenizer="tokenizer.json")
 
 
-def spoken_driver(masks: MaskMaking | None = None, **settings: Any) -> DeviceDriver:
+def spoken_driver(masks: MaskExecutor | None = None, **settings: Any) -> DeviceDriver:
     with spoken_model() as model:
         driver = DeviceDriver(SPOKEN, model=model, masks=masks, **settings)
         driver.runner._slots.grammars.get()  # reads the file
         return driver
 
 
-def spoken_cpu_driver(masks: MaskMaking | None = None) -> Driver:
+def spoken_cpu_driver(masks: MaskExecutor | None = None) -> Driver:
     with spoken_model() as model:
         driver = Driver(model, random_weights(SPOKEN), masks, **SETTINGS)
         driver.runner._grammars.get()

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onward.proto.sampling import Grammar, Sampling
-from onward.proto.step import Advanced, Embedding, Run, StepPlan, Tokens
-from onward.proto.thinking import ThinkingRule
+from onward.proto.sampling import Grammar, SamplingParams
+from onward.proto.step import RunSlot, SlotAdvanced, SlotEmbedding, SlotTokens, StepPlan
+from onward.proto.thinking import ReasoningParams
 from onward.sim.structures import STRUCTURES
 from tests.worker.cuda.small_model import DeviceDriver, spoken_driver
 from tests.worker.cuda.test_on_device import WIDE, on_device
@@ -16,9 +16,9 @@ from tests.worker.spoken import END, PROMPT, AtOnce, InThreads, resumed, samplin
 pytestmark = pytest.mark.gpu
 
 BEGIN, STOP, LEAD = 40, 41, 10
-RULE = ThinkingRule((BEGIN,), (STOP,), begins_inside=True, budget=4, lead_token_ids=(LEAD,))
+RULE = ReasoningParams((BEGIN,), (STOP,), starts_in_reasoning=True, budget=4, forced_prefix_token_ids=(LEAD,))
 OBJECT = STRUCTURES["object"].grammar
-KINDS: list[Sampling] = [
+KINDS: list[SamplingParams] = [
     *(sampling(structure.grammar) for structure in STRUCTURES.values()),
     sampling(OBJECT, repetition_penalty=1.3, logprobs=2, top_p=0.9),
     sampling(None, thinking=RULE, bad_words=((STOP,),)),
@@ -47,13 +47,13 @@ def test_answers_in_flight_are_those_of_single_steps() -> None:
     expected = [resumed(_on_device(AtOnce()), kind)[0] for kind in KINDS]
     driver = _on_device(InThreads(), max_num_seqs=16, num_kv_blocks=256)
     requests = [driver.assign(slot, PROMPT, room=120, sampling=kind) for slot, kind in enumerate(KINDS)]
-    plans = [StepPlan(1, assign=requests, run=[Run(r.slot, r.epoch, len(PROMPT)) for r in requests])]
-    plans += [StepPlan(n, run=[Run(r.slot, r.epoch, 1) for r in requests]) for n in range(2, 120)]
+    plans = [StepPlan(1, assign=requests, run=[RunSlot(r.slot, r.slot_epoch, len(PROMPT)) for r in requests])]
+    plans += [StepPlan(n, run=[RunSlot(r.slot, r.slot_epoch, 1) for r in requests]) for n in range(2, 120)]
     found: list[list[int]] = [[] for _ in KINDS]
     ended: set[int] = set()
     for result in driver.overlapped(plans):
         for event in result.events:
-            if isinstance(event, Tokens) and event.slot not in ended:
+            if isinstance(event, SlotTokens) and event.slot not in ended:
                 assert event.position == len(found[event.slot])
                 found[event.slot] += event.token_ids
                 if event.grammar_done or event.token_ids[-1] == END:
@@ -67,20 +67,20 @@ def test_answers_in_flight_are_those_of_single_steps() -> None:
 def test_a_grammar_costs_no_step_where_its_masks_are_ready() -> None:
     driver = _on_device(AtOnce())
     request = driver.assign(0, PROMPT, room=120, sampling=sampling(Grammar("regex", "[a-f]{200}")))
-    plans = [StepPlan(1, assign=[request], run=[Run(0, request.epoch, len(PROMPT))])]
-    plans += [StepPlan(n, run=[Run(0, request.epoch, 1)]) for n in range(2, 51)]
+    plans = [StepPlan(1, assign=[request], run=[RunSlot(0, request.slot_epoch, len(PROMPT))])]
+    plans += [StepPlan(n, run=[RunSlot(0, request.slot_epoch, 1)]) for n in range(2, 51)]
     events = [event for result in driver.overlapped(plans) for event in result.events]
-    tokens = [event.token_ids[0] for event in events if isinstance(event, Tokens)]
+    tokens = [event.token_ids[0] for event in events if isinstance(event, SlotTokens)]
     assert len(tokens) == 50
     assert set(text_of(tokens)) <= set("abcdef")
 
 
 def _embedded(driver: DeviceDriver, kind: Any, prompt: list[int], chunks: list[int]) -> np.ndarray:
-    request = driver.assign(0, prompt, sampling=Sampling(seed=0, pooling=kind))
+    request = driver.assign(0, prompt, sampling=SamplingParams(seed=0, pooling=kind))
     driver.step(assign=[request])
-    events = [event for count in chunks for event in driver.step(run=[Run(0, request.epoch, count)])]
-    assert all(isinstance(event, Advanced) for event in events[:-1])
-    assert isinstance(events[-1], Embedding)
+    events = [event for count in chunks for event in driver.step(run=[RunSlot(0, request.slot_epoch, count)])]
+    assert all(isinstance(event, SlotAdvanced) for event in events[:-1])
+    assert isinstance(events[-1], SlotEmbedding)
     driver.give_back(request.block_ids)
     return np.frombuffer(events[-1].vector, "<f4")
 

@@ -6,27 +6,37 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onward.proto.sampling import Grammar, Sampling
-from onward.proto.step import Advanced, Embedding, Event, Failed, Preempt, Preempted, Run, StepPlan, Tokens
-from onward.proto.thinking import ThinkingRule
+from onward.proto.sampling import Grammar, SamplingParams
+from onward.proto.step import (
+    PreemptSlot,
+    RunSlot,
+    SlotAdvanced,
+    SlotEmbedding,
+    SlotEvent,
+    SlotFailed,
+    SlotPreempted,
+    SlotTokens,
+    StepPlan,
+)
+from onward.proto.thinking import ReasoningParams
 from onward.sim.structures import STRUCTURES
-from onward.worker.mask_making import MaskMaking
+from onward.worker.mask_making import MaskExecutor
 from tests.worker.cuda.small_model import DeviceDriver, cpu_driver, random_weights, spoken_cpu_driver, spoken_driver
 from tests.worker.driver import Driver
 from tests.worker.spoken import END, PROMPT, AtOnce, Held, InThreads, output, resumed, sampling, text_of
 
 BEGIN, STOP, LEAD = 40, 41, 10
 OBJECT = STRUCTURES["object"].grammar
-RULE = ThinkingRule((BEGIN,), (STOP,), begins_inside=True, budget=4, lead_token_ids=(LEAD,))
-KINDS: dict[str, Sampling] = {
+RULE = ReasoningParams((BEGIN,), (STOP,), starts_in_reasoning=True, budget=4, forced_prefix_token_ids=(LEAD,))
+KINDS: dict[str, SamplingParams] = {
     **{name: sampling(structure.grammar) for name, structure in STRUCTURES.items()},
     "penalties": sampling(OBJECT, repetition_penalty=1.3, logprobs=2, top_p=0.9),
     "eager": sampling(STRUCTURES["open-regex"].grammar, logit_bias=((END, 100.0),), min_tokens=9),
     "budget": sampling(None, thinking=RULE, bad_words=((STOP,),)),
-    "no budget": sampling(None, thinking=ThinkingRule((BEGIN,), (STOP,), begins_inside=True)),
+    "no budget": sampling(None, thinking=ReasoningParams((BEGIN,), (STOP,), starts_in_reasoning=True)),
     "thoughtful": sampling(OBJECT, thinking=RULE, bad_words=((STOP,),)),
     "opened": sampling(
-        OBJECT, thinking=ThinkingRule((BEGIN,), (STOP,), budget=3), logit_bias=((BEGIN, 20.0),), bad_words=((STOP,),)
+        OBJECT, thinking=ReasoningParams((BEGIN,), (STOP,), budget=3), logit_bias=((BEGIN, 20.0),), bad_words=((STOP,),)
     ),
 }
 
@@ -42,7 +52,7 @@ def test_answers_under_rules_are_the_cpus(driver: DeviceDriver) -> None:
         assert _short(driver, kind) == _short(cpu, kind), name
 
 
-def _short(driver: Driver, kind: Sampling) -> tuple[list[int], bool]:
+def _short(driver: Driver, kind: SamplingParams) -> tuple[list[int], bool]:
     request = driver.assign(0, PROMPT, room=30, sampling=kind)
     made = output(driver, request, max_tokens=20)
     driver.give_back(request.block_ids)
@@ -55,16 +65,16 @@ def test_an_output_that_is_gone_on_with_anywhere_is_the_same(driver: DeviceDrive
         assert resumed(driver, KINDS["thoughtful"], whole[0][:position]) == whole
 
 
-def _in_flight(driver: DeviceDriver, kinds: list[Sampling], num_steps: int, depth: int) -> list[list[int]]:
+def _in_flight(driver: DeviceDriver, kinds: list[SamplingParams], num_steps: int, depth: int) -> list[list[int]]:
     """Each one's tokens, until it ends or that many steps are done."""
     requests = [driver.assign(slot, PROMPT, room=120, sampling=kind) for slot, kind in enumerate(kinds)]
-    plans = [StepPlan(1, assign=requests, run=[Run(r.slot, r.epoch, len(PROMPT)) for r in requests])]
-    plans += [StepPlan(n, run=[Run(r.slot, r.epoch, 1) for r in requests]) for n in range(2, num_steps + 1)]
+    plans = [StepPlan(1, assign=requests, run=[RunSlot(r.slot, r.slot_epoch, len(PROMPT)) for r in requests])]
+    plans += [StepPlan(n, run=[RunSlot(r.slot, r.slot_epoch, 1) for r in requests]) for n in range(2, num_steps + 1)]
     found: list[list[int]] = [[] for _ in kinds]
     ended: set[int] = set()
     for result in driver.overlapped(plans, depth):
         for event in result.events:
-            if isinstance(event, Tokens) and event.slot not in ended:
+            if isinstance(event, SlotTokens) and event.slot not in ended:
                 assert event.position == len(found[event.slot])
                 found[event.slot] += event.token_ids
                 if event.grammar_done or event.token_ids[-1] == END:
@@ -73,9 +83,9 @@ def _in_flight(driver: DeviceDriver, kinds: list[Sampling], num_steps: int, dept
 
 
 @pytest.mark.parametrize(("depth", "masks"), [(2, AtOnce), (3, AtOnce), (2, InThreads)])
-def test_steps_in_flight_give_the_tokens_of_single_steps(depth: int, masks: type[MaskMaking]) -> None:
+def test_steps_in_flight_give_the_tokens_of_single_steps(depth: int, masks: type[MaskExecutor]) -> None:
     kinds = [KINDS[name] for name in ("object", "budget", "thoughtful", "penalties")]
-    kinds.append(Sampling(seed=3, temperature=0.8))
+    kinds.append(SamplingParams(seed=3, temperature=0.8))
     expected = _in_flight(spoken_driver(AtOnce()), kinds, 16, depth=1)
     driver = spoken_driver(masks())
     found = _in_flight(driver, kinds, 20, depth)
@@ -103,15 +113,15 @@ def test_a_slot_whose_mask_is_not_ready_skips_the_step_and_nobody_waits_for_it(d
         if step % 3 == 2:
             held.release()
         count = 1 if step else len(PROMPT)
-        events = driver.step(run=[Run(0, slow.epoch, count), Run(1, other.epoch, count)])
+        events = driver.step(run=[RunSlot(0, slow.slot_epoch, count), RunSlot(1, other.slot_epoch, count)])
         mine, theirs = sorted(events, key=lambda event: event.slot)
-        assert isinstance(theirs, Tokens)
+        assert isinstance(theirs, SlotTokens)
         if step % 3 == 2:
-            assert isinstance(mine, Tokens)
+            assert isinstance(mine, SlotTokens)
             assert mine.position == len(tokens)
             tokens += mine.token_ids
         else:
-            assert mine == Advanced(0, slow.epoch, len(PROMPT) + len(tokens) - 1)
+            assert mine == SlotAdvanced(0, slow.slot_epoch, len(PROMPT) + len(tokens) - 1)
     assert tokens == expected
 
 
@@ -119,11 +129,13 @@ def test_a_preempt_behind_a_draw_that_had_to_wait_tells_the_length_without_it() 
     driver = spoken_driver(Held())
     request = driver.assign(0, PROMPT, room=9, sampling=KINDS["object"])
     other = driver.assign(1, PROMPT, room=9, sampling=sampling(None))
-    plans = [StepPlan(1, assign=[request, other], run=[Run(0, request.epoch, 7), Run(1, other.epoch, 7)])]
-    plans.append(StepPlan(2, preempt=[Preempt(0, request.epoch)], run=[Run(1, other.epoch, 1)]))
+    plans = [
+        StepPlan(1, assign=[request, other], run=[RunSlot(0, request.slot_epoch, 7), RunSlot(1, other.slot_epoch, 7)])
+    ]
+    plans.append(StepPlan(2, preempt=[PreemptSlot(0, request.slot_epoch)], run=[RunSlot(1, other.slot_epoch, 1)]))
     first, second = driver.overlapped(plans, depth=2)
-    assert Advanced(0, request.epoch, 6) in first.events
-    assert Preempted(0, request.epoch, 7) in second.events
+    assert SlotAdvanced(0, request.slot_epoch, 6) in first.events
+    assert SlotPreempted(0, request.slot_epoch, 7) in second.events
 
 
 def test_a_grammar_that_fails_fails_its_request_and_nobody_else() -> None:
@@ -133,34 +145,39 @@ def test_a_grammar_that_fails_fails_its_request_and_nobody_else() -> None:
     requests = [driver.assign(slot, PROMPT, room=8, sampling=kind) for slot, kind in enumerate(kinds)]
     requests.append(driver.assign(3, [*PROMPT, 5], room=8, sampling=sampling(Grammar("regex", "xyz")), num_prompt=7))
     driver.step(assign=requests)
-    events = {event.slot: event for event in driver.step(run=[Run(r.slot, r.epoch, 8) for r in requests])}
-    assert {slot: type(event) for slot, event in events.items()} == {0: Failed, 1: Failed, 2: Tokens, 3: Failed}
-    told = [event.message for _, event in sorted(events.items()) if isinstance(event, Failed)]
+    events = {event.slot: event for event in driver.step(run=[RunSlot(r.slot, r.slot_epoch, 8) for r in requests])}
+    assert {slot: type(event) for slot, event in events.items()} == {
+        0: SlotFailed,
+        1: SlotFailed,
+        2: SlotTokens,
+        3: SlotFailed,
+    }
+    told = [event.message for _, event in sorted(events.items()) if isinstance(event, SlotFailed)]
     for message, part in zip(told, ("unclosed group", "no token to draw", "position 0"), strict=True):
         assert part in message
-    assert [event.slot for event in driver.step(run=[Run(r.slot, r.epoch, 1) for r in requests])] == [2]
+    assert [event.slot for event in driver.step(run=[RunSlot(r.slot, r.slot_epoch, 1) for r in requests])] == [2]
 
 
 def test_an_end_tag_that_min_tokens_forbids_is_a_fault_of_the_request_and_not_of_the_model() -> None:
     driver = spoken_driver(AtOnce())
     made = sampling(None, thinking=RULE, min_tokens=40, end_token_ids=(END, STOP))
     [event] = driver.step(assign=[driver.assign(0, PROMPT, room=8, sampling=made)])
-    assert isinstance(event, Failed)
+    assert isinstance(event, SlotFailed)
     assert event.code == "invalid_request"
 
 
 def test_a_model_without_a_tokenizer_has_no_grammars() -> None:
     driver = DeviceDriver()
     [event] = driver.step(assign=[driver.assign(0, PROMPT, sampling=KINDS["object"])])
-    assert isinstance(event, Failed)
+    assert isinstance(event, SlotFailed)
     assert event.code == "invalid_request"
 
 
-def _embedded(driver: Any, kind: str, prompt: list[int], chunks: list[int]) -> tuple[list[Event], np.ndarray]:
-    request = driver.assign(0, prompt, sampling=Sampling(seed=0, pooling=kind))
+def _embedded(driver: Any, kind: str, prompt: list[int], chunks: list[int]) -> tuple[list[SlotEvent], np.ndarray]:
+    request = driver.assign(0, prompt, sampling=SamplingParams(seed=0, pooling=kind))
     driver.step(assign=[request])
-    events = [event for count in chunks for event in driver.step(run=[Run(0, request.epoch, count)])]
-    assert isinstance(events[-1], Embedding)
+    events = [event for count in chunks for event in driver.step(run=[RunSlot(0, request.epoch, count)])]
+    assert isinstance(events[-1], SlotEmbedding)
     driver.give_back(request.block_ids)
     return events, np.frombuffer(events[-1].vector, "<f4")
 
@@ -171,10 +188,10 @@ def test_vectors_are_the_cpus_and_do_not_depend_on_chunks(kind: str) -> None:
     _, expected = _embedded(cpu_driver(), kind, prompt, [50])
     driver = DeviceDriver(deterministic=True)
     events, whole = _embedded(driver, kind, prompt, [50])
-    assert [type(event) for event in events] == [Embedding]
+    assert [type(event) for event in events] == [SlotEmbedding]
     assert np.abs(whole - expected).max() <= 1e-5 * np.abs(expected).max()
     events, parts = _embedded(driver, kind, prompt, [1, 30, 19])
-    assert [type(event) for event in events] == [Advanced, Advanced, Embedding]
+    assert [type(event) for event in events] == [SlotAdvanced, SlotAdvanced, SlotEmbedding]
     assert np.array_equal(parts, whole)
 
 
@@ -184,21 +201,21 @@ def test_who_wants_a_vector_shares_steps_with_who_wants_tokens() -> None:
     driver = DeviceDriver(deterministic=True)
     alone = driver.generate([driver.assign(1, PROMPT, room=4)], 3)[0]
     speaking = driver.assign(1, PROMPT, room=4)
-    asking = driver.assign(0, prompt, sampling=Sampling(seed=0, pooling="mean"))
+    asking = driver.assign(0, prompt, sampling=SamplingParams(seed=0, pooling="mean"))
     driver.step(assign=[speaking, asking])
-    events = driver.step(run=[Run(1, speaking.epoch, 7), Run(0, asking.epoch, 15)])
-    events += driver.step(run=[Run(1, speaking.epoch, 1), Run(0, asking.epoch, 24)])
-    events += driver.step(run=[Run(0, asking.epoch, 1), Run(1, speaking.epoch, 1)])
-    [vector] = [np.frombuffer(event.vector, "<f4") for event in events if isinstance(event, Embedding)]
+    events = driver.step(run=[RunSlot(1, speaking.slot_epoch, 7), RunSlot(0, asking.slot_epoch, 15)])
+    events += driver.step(run=[RunSlot(1, speaking.slot_epoch, 1), RunSlot(0, asking.slot_epoch, 24)])
+    events += driver.step(run=[RunSlot(0, asking.slot_epoch, 1), RunSlot(1, speaking.slot_epoch, 1)])
+    [vector] = [np.frombuffer(event.vector, "<f4") for event in events if isinstance(event, SlotEmbedding)]
     assert np.array_equal(vector, expected)
-    assert [event.token_ids[0] for event in events if isinstance(event, Tokens)] == alone
+    assert [event.token_ids[0] for event in events if isinstance(event, SlotTokens)] == alone
 
 
 def test_a_mean_of_a_prompt_that_is_cached_in_part_is_refused() -> None:
     driver = DeviceDriver()
-    request = driver.assign(0, PROMPT, sampling=Sampling(seed=0, pooling="mean"), num_computed=3)
+    request = driver.assign(0, PROMPT, sampling=SamplingParams(seed=0, pooling="mean"), num_computed=3)
     [event] = driver.step(assign=[request])
-    assert isinstance(event, Failed)
+    assert isinstance(event, SlotFailed)
     assert event.code == "internal_error"
 
 
@@ -207,8 +224,8 @@ def test_a_vector_that_is_no_number_fails_its_request() -> None:
     weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].copy()
     weights["model.embed_tokens.weight"][51] = np.nan
     driver = DeviceDriver(weights=weights)
-    request = driver.assign(0, [1, 51, 2], sampling=Sampling(seed=0, pooling="mean"))
+    request = driver.assign(0, [1, 51, 2], sampling=SamplingParams(seed=0, pooling="mean"))
     driver.step(assign=[request])
-    [event] = driver.step(run=[Run(0, request.epoch, 3)])
-    assert isinstance(event, Failed)
+    [event] = driver.step(run=[RunSlot(0, request.slot_epoch, 3)])
+    assert isinstance(event, SlotFailed)
     assert event.code == "invalid_logits"

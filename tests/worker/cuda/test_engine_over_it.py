@@ -33,7 +33,7 @@ def new_driver(request: pytest.FixtureRequest) -> Callable[..., DeviceDriver]:
 
 def _llm(driver: DeviceDriver) -> tuple[LLM, OfflineEngine]:
     config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=driver.config.max_num_batched_tokens)
-    engine = OfflineEngine.overlapped(driver.runner, config)
+    engine = OfflineEngine.from_async_runner(driver.runner, config)
     llm = LLM.__new__(LLM)
     llm._start(prepared(CONFIG), engine)
     return llm, engine

@@ -2,24 +2,35 @@
 
 import pytest
 
-from onward.kernels.batches import padded
-from onward.worker.cuda.graph_sizes import sizes_up_to, warm_sizes
+from onward.kernels.batches import padded_batch_size
+from onward.worker.cuda.graph_sizes import batch_sizes_up_to, warmup_batch_sizes
 
 
 def test_small_batches_are_hardly_padded_and_large_ones_in_steps() -> None:
-    assert [padded(n) for n in (1, 2, 3, 5, 8, 9, 255, 256, 257, 300)] == [1, 2, 4, 8, 8, 16, 256, 256, 288, 320]
+    assert [padded_batch_size(n) for n in (1, 2, 3, 5, 8, 9, 255, 256, 257, 300)] == [
+        1,
+        2,
+        4,
+        8,
+        8,
+        16,
+        256,
+        256,
+        288,
+        320,
+    ]
 
 
 @pytest.mark.parametrize("most", [1, 3, 7, 64, 256, 300])
 def test_every_number_of_rows_has_its_batch(most: int) -> None:
-    sizes = sizes_up_to(most)
+    sizes = batch_sizes_up_to(most)
     assert sizes == sorted(set(sizes))
-    assert all(padded(n) in sizes and padded(n) >= n for n in range(1, most + 1))
-    assert padded(sizes[-1]) == sizes[-1]
+    assert all(padded_batch_size(n) in sizes and padded_batch_size(n) >= n for n in range(1, most + 1))
+    assert padded_batch_size(sizes[-1]) == sizes[-1]
 
 
 @pytest.mark.parametrize("most", [1, 2, 5, 64, 256])
 def test_graphs_made_at_start_are_few_and_include_one_row_and_all(most: int) -> None:
-    sizes = warm_sizes(most)
-    assert {1, padded(most)} <= set(sizes) <= set(sizes_up_to(most))
+    sizes = warmup_batch_sizes(most)
+    assert {1, padded_batch_size(most)} <= set(sizes) <= set(batch_sizes_up_to(most))
     assert len(sizes) <= 10

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from onward.proto.model import ModelConfig
-from onward.proto.sampling import Sampling
-from onward.proto.step import Run
-from onward.proto.thinking import ThinkingRule
+from onward.proto.sampling import SamplingParams
+from onward.proto.step import RunSlot
+from onward.proto.thinking import ReasoningParams
 from tests.worker.cuda.small_model import DeviceDriver
 
 EIGHT_KV_HEADS = ModelConfig(
@@ -20,9 +20,9 @@ EIGHT_KV_HEADS = ModelConfig(
     tie_word_embeddings=True,
 )  # fmt: skip
 SETTINGS: dict[str, Any] = {"max_num_seqs": 96, "max_model_len": 4096, "dtype": "bfloat16", "num_kv_blocks": 512}
-PLAIN, CUT = Sampling(seed=1), Sampling(seed=1, top_p=0.9)
-CAREFUL = Sampling(seed=1, logprobs=2, repetition_penalty=1.2)
-BUDGETED = Sampling(seed=1, thinking=ThinkingRule((3,), (5,), begins_inside=True, budget=1))
+PLAIN, CUT = SamplingParams(seed=1), SamplingParams(seed=1, top_p=0.9)
+CAREFUL = SamplingParams(seed=1, logprobs=2, repetition_penalty=1.2)
+BUDGETED = SamplingParams(seed=1, reasoning=ReasoningParams((3,), (5,), starts_in_reasoning=True, budget=1))
 KINDS = (PLAIN, CUT, CAREFUL, BUDGETED)
 
 
@@ -35,39 +35,39 @@ def _driver(*, deterministic: bool, max_num_batched_tokens: int) -> DeviceDriver
     )  # fmt: skip
 
 
-def _step_of(driver: DeviceDriver, num_decoding: int, chunks: Sequence[int], sampling: Sampling) -> None:
+def _step_of(driver: DeviceDriver, num_decoding: int, chunks: Sequence[int], sampling: SamplingParams) -> None:
     """One with so many rows that decode, and prompts of these lengths."""
     driver._open(driver.runner)
     decoding = [driver.assign(slot, [1] * 9, room=2, sampling=sampling) for slot in range(num_decoding)]
-    driver.step(assign=decoding, run=[Run(one.slot, one.epoch, 9) for one in decoding])
+    driver.step(assign=decoding, run=[RunSlot(one.slot, one.slot_epoch, 9) for one in decoding])
     new = [driver.assign(num_decoding + i, [1] * count, room=2, sampling=sampling) for i, count in enumerate(chunks)]
-    runs = [Run(one.slot, one.epoch, 1) for one in decoding]
-    driver.step(assign=new, run=runs + [Run(one.slot, one.epoch, len(one.token_ids)) for one in new])
+    runs = [RunSlot(one.slot, one.slot_epoch, 1) for one in decoding]
+    driver.step(assign=new, run=runs + [RunSlot(one.slot, one.slot_epoch, len(one.token_ids)) for one in new])
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_every_kernel_of_any_step_is_compiled_at_the_start(deterministic: bool) -> None:
-    from onward.kernels.triton.launching import only_noting
+    from onward.kernels.triton.launching import record_variants
 
-    with only_noting() as rehearsed:
+    with record_variants() as rehearsed:
         _driver(deterministic=deterministic, max_num_batched_tokens=512).runner.rehearse_all()
     driver = _driver(deterministic=deterministic, max_num_batched_tokens=2048)
     steps = [(n, chunks, PLAIN) for n in (0, 1, 3, 5, 6, 7, 11, 17, 20, 29, 40, 63, 65, 90) for chunks in ([1], [33])]
     steps += [(n, [16, 7, 900], sampling) for n in (0, 1, 6, 16, 90) for sampling in KINDS]
     steps += [(n, [], sampling) for n in (1, 3, 16, 90) for sampling in KINDS]
     for step in steps:
-        with only_noting() as needed:
+        with record_variants() as needed:
             _step_of(driver, *step)
         assert needed <= rehearsed, step
 
 
 def test_every_kernel_of_a_vector_is_compiled_at_the_start() -> None:
-    from onward.kernels.triton.launching import only_noting
+    from onward.kernels.triton.launching import record_variants
 
-    with only_noting() as rehearsed:
+    with record_variants() as rehearsed:
         _driver(deterministic=False, max_num_batched_tokens=512).runner.rehearse_all()
     driver = _driver(deterministic=False, max_num_batched_tokens=2048)
     for count in (1, 3, 16, 33, 1600):
-        with only_noting() as needed:
-            _step_of(driver, 0, [count], Sampling(seed=0, pooling="mean"))
+        with record_variants() as needed:
+            _step_of(driver, 0, [count], SamplingParams(seed=0, pooling="mean"))
         assert needed <= rehearsed, count

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from onward.kernels.torch_ops import TorchOps
-from onward.layers.device.weights import Matrix
+from onward.layers.device.weights import LinearWeights
 from onward.proto.model import ModelConfig
-from onward.proto.sampling import Sampling
-from onward.proto.step import Run, StepPlan, Tokens
+from onward.proto.sampling import SamplingParams
+from onward.proto.step import RunSlot, SlotTokens, StepPlan
 from tests.worker.cuda.small_model import CONFIG, DeviceDriver
 from tests.worker.driver import GREEDY
 
@@ -57,27 +57,27 @@ def test_greedy_tokens_in_float32_are_the_plain_ones(family: str) -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(seed=3, temperature=0.8),
-        Sampling(seed=2**63 + 5, choice=2, temperature=1.0, top_k=20, top_p=0.9, min_p=0.01),
-        Sampling(seed=4, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2, logprobs=3),
-        Sampling(
+        SamplingParams(seed=3, temperature=0.8),
+        SamplingParams(seed=2**63 + 5, choice_index=2, temperature=1.0, top_k=20, top_p=0.9, min_p=0.01),
+        SamplingParams(seed=4, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2, logprobs=3),
+        SamplingParams(
             seed=5, logit_bias=((3, 4.0), (8, -100.0)), bad_words=((5,), (7, 9)), min_tokens=6, end_token_ids=(2,)
         ),
-        Sampling(seed=6, temperature=0.0, logprobs=0, prompt_logprobs=2),
+        SamplingParams(seed=6, temperature=0.0, logprobs=0, prompt_logprobs=2),
     ],
     ids=["plain", "cuts", "penalties", "words", "logprobs"],
 )
-def test_every_way_of_sampling_draws_the_plain_tokens(sampling: Sampling) -> None:
+def test_every_way_of_sampling_draws_the_plain_tokens(sampling: SamplingParams) -> None:
     drivers = DeviceDriver(), on_device()
     told = []
     for driver in drivers:
         request = driver.assign(0, PROMPTS[2], room=16, sampling=sampling)
-        events = driver.step(assign=[request], run=[Run(0, request.epoch, 64)])
+        events = driver.step(assign=[request], run=[RunSlot(0, request.slot_epoch, 64)])
         for _ in range(12):
-            events += driver.step(run=[Run(0, request.epoch, 1)])
+            events += driver.step(run=[RunSlot(0, request.slot_epoch, 1)])
         told.append(events)
     for plain, fast in zip(*told, strict=True):
-        assert isinstance(plain, Tokens) and isinstance(fast, Tokens)
+        assert isinstance(plain, SlotTokens) and isinstance(fast, SlotTokens)
         assert (fast.token_ids, fast.position) == (plain.token_ids, plain.position)
         for ours, theirs in zip(fast.logprobs or [], plain.logprobs or [], strict=True):
             assert ours.rank == theirs.rank
@@ -90,12 +90,12 @@ def test_steps_in_flight_give_the_tokens_of_single_steps() -> None:
     expected = driver.generate([driver.assign(i, PROMPTS[i], room=40) for i in range(6)], 30)
     driver._open(driver.runner)
     requests = [driver.assign(i, PROMPTS[i], room=40) for i in range(6)]
-    plans = [StepPlan(1, assign=requests, run=[Run(r.slot, r.epoch, len(r.token_ids)) for r in requests])]
-    plans += [StepPlan(n, run=[Run(r.slot, r.epoch, 1) for r in requests]) for n in range(2, 31)]
+    plans = [StepPlan(1, assign=requests, run=[RunSlot(r.slot, r.slot_epoch, len(r.token_ids)) for r in requests])]
+    plans += [StepPlan(n, run=[RunSlot(r.slot, r.slot_epoch, 1) for r in requests]) for n in range(2, 31)]
     found: dict[int, list[int]] = {i: [] for i in range(6)}
     for result in driver.overlapped(plans):
         for event in result.events:
-            assert isinstance(event, Tokens)
+            assert isinstance(event, SlotTokens)
             found[event.slot] += event.token_ids
     assert [found[i] for i in range(6)] == expected
 
@@ -125,10 +125,10 @@ def test_deterministic_tokens_are_the_same_alone_in_any_batch_and_after_a_resume
 
 
 def _resume(driver: DeviceDriver, request: Any, count: int) -> list[int]:
-    events = driver.step(assign=[request], run=[Run(request.slot, request.epoch, len(request.token_ids))])
+    events = driver.step(assign=[request], run=[RunSlot(request.slot, request.epoch, len(request.token_ids))])
     for _ in range(count - 1):
-        events += driver.step(run=[Run(request.slot, request.epoch, 1)])
-    return [event.token_ids[0] for event in events if isinstance(event, Tokens)]
+        events += driver.step(run=[RunSlot(request.slot, request.epoch, 1)])
+    return [event.token_ids[0] for event in events if isinstance(event, SlotTokens)]
 
 
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 512, 768), (5, 1024, 512), (200, 768, 512)])
@@ -136,12 +136,12 @@ def test_products_with_fp8_weights_are_the_plain_ones(rows: int, inputs: int, ou
     """How far fp8 itself is from wider weights is measured on a real model (docs/gpu.md)."""
     from onward.kernels.triton.ops import TritonOps
 
-    matrix = Matrix(torch.randn(outputs, inputs, device="cuda"))
-    matrix.quantize()
+    matrix = LinearWeights(torch.randn(outputs, inputs, device="cuda"))
+    matrix.quantize_to_fp8()
     x = torch.randn(rows, inputs, device="cuda").bfloat16()
     expected, found = (torch.full((rows, outputs), torch.nan, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    TorchOps().product(x, matrix.weight, expected, None, matrix.scales)
-    TritonOps(max_model_len=256).product(x, matrix.weight, found, None, matrix.scales)
+    TorchOps().matmul(x, matrix.weight, expected, None, matrix.scales)
+    TritonOps(max_model_len=256).matmul(x, matrix.weight, found, None, matrix.scales)
     assert float((found - expected).abs().max() / expected.abs().max()) <= 1e-2
 
 

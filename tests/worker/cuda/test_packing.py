@@ -3,14 +3,18 @@
 import numpy as np
 import pytest
 
-from onward.worker.cuda.packing import NO_BLOCK, Geometry, Span, fill_inputs, pack
+from onward.worker.cuda.packing import NO_BLOCK, DeviceTokenSpan, PackingSizes, fill_inputs, pack
 
-GEOMETRY = Geometry(block_size=16, tokens_stride=257, tables_stride=16, group=2, tile_rows=16)
+GEOMETRY = PackingSizes(block_size=16, tokens_stride=257, tables_stride=16, group=2, tile_rows=16)
 
 
-def span(slot: int, start: int, end: int, *, samples: bool = True, reported: range | None = None) -> Span[str]:
+def span(
+    slot: int, start: int, end: int, *, samples: bool = True, reported: range | None = None
+) -> DeviceTokenSpan[str]:
     new_block = slot + 100 if slot % 2 else NO_BLOCK
-    return Span(slot, start, end, samples, f"owner of {slot}", new_block=new_block, reported=reported)
+    return DeviceTokenSpan(
+        slot, start, end, samples, f"owner of {slot}", new_block=new_block, logprob_positions=reported
+    )
 
 
 def test_a_step_that_only_decodes_has_its_longest_histories_first() -> None:
@@ -25,26 +29,26 @@ def test_chunks_come_behind_the_rows_that_decode() -> None:
     packed = pack(spans, GEOMETRY)
     assert [one.slot for one in packed.sampling] == [1, 3, 0]
     assert packed.num_decoding == 2
-    assert [one.slot for one in packed.unfinished] == [2]
-    assert packed.chunks is not None and packed.wanted is not None
+    assert [one.slot for one in packed.not_sampling] == [2]
+    assert packed.chunks is not None and packed.logits_indices is not None
     assert packed.chunks.positions.tolist() == [0, 1, 2, 3, 4, 16, 17, 18, 19]
-    assert packed.chunks.token_at.tolist() == [*range(5), *range(2 * 257 + 16, 2 * 257 + 20)]
-    assert packed.chunks.page_at.tolist() == [0] * 5 + [2 * 16 + 1] * 4
-    assert packed.wanted.tolist() == [0, 1, 2 + 4]
+    assert packed.chunks.token_indices.tolist() == [*range(5), *range(2 * 257 + 16, 2 * 257 + 20)]
+    assert packed.chunks.table_indices.tolist() == [0] * 5 + [2 * 16 + 1] * 4
+    assert packed.logits_indices.tolist() == [0, 1, 2 + 4]
 
 
 def test_one_token_that_does_not_reach_the_end_is_a_chunk() -> None:
     packed = pack([span(5, 3, 4, samples=False)], GEOMETRY)
     assert (packed.num_decoding, packed.sampling) == (0, [])
-    assert packed.wanted is not None and packed.wanted.tolist() == []
+    assert packed.logits_indices is not None and packed.logits_indices.tolist() == []
 
 
 def test_reported_rows_are_wanted_behind_those_that_sample() -> None:
     spans = [span(1, 30, 31), span(2, 10, 15, reported=range(11, 14)), span(3, 0, 2, samples=False, reported=range(2))]
     packed = pack(spans, GEOMETRY)
-    assert packed.wanted is not None
+    assert packed.logits_indices is not None
     #                                 row 0 decodes; rows 1 to 5 are slot 2's; rows 6 and 7 slot 3's
-    assert packed.wanted.tolist() == [0, 5, 2, 3, 4, 6, 7]
+    assert packed.logits_indices.tolist() == [0, 5, 2, 3, 4, 6, 7]
     assert [one.slot for one in packed.reporting] == [2, 3]
 
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from onward.proto.sampling import Sampling
-from onward.text.reasoning.thinking_tokens import Thinking
-from onward.worker.penalties import LogitRules
+from onward.proto.sampling import SamplingParams
+from onward.text.reasoning.thinking_tokens import ReasoningTracker
+from onward.worker.penalties import LogitsProcessor
 from onward.worker.slot_grammar import SlotGrammar
 
 
@@ -12,7 +12,7 @@ from onward.worker.slot_grammar import SlotGrammar
 class LittleSlot:
     num_prompt: int
     num_tokens: int
-    sampling: Sampling
-    rules: LogitRules | None = None
+    sampling: SamplingParams
+    rules: LogitsProcessor | None = None
     grammar: SlotGrammar | None = None
-    thinking: Thinking | None = None
+    thinking: ReasoningTracker | None = None

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from onward.worker.speculation.proposer import ComputedSpan, Surroundings, Wish
+from onward.worker.speculation.proposer import ComputedSpan, DraftRequest, ProposerContext
 
-Guess = Callable[[Wish, list[int]], list[int]]
+Guess = Callable[[DraftRequest, list[int]], list[int]]
 """From a wish and the slot's list to drafts."""
 
 
@@ -22,19 +22,19 @@ class Injected:
         self.outputs: list[np.ndarray] = []
         self.num_drafted = 0
 
-    def open(self, surroundings: Surroundings) -> "Injected":
+    def create(self, surroundings: ProposerContext) -> "Injected":
         self._tokens = surroundings.tokens
         return self
 
-    def assigned(self, slot: int, num_tokens: int, num_computed: int) -> None:
+    def on_assign(self, slot: int, num_tokens: int, num_computed: int) -> None:
         pass
 
-    def propose(self, wishes: Sequence[Wish]) -> list[list[int]]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[list[int]]:
         drafts = [self._guess(wish, self._tokens[wish.slot, : wish.num_tokens].tolist()) for wish in wishes]
         self.num_drafted += sum(map(len, drafts))
         return drafts
 
-    def computed(self, spans: Sequence[ComputedSpan], outputs: Callable[[], np.ndarray]) -> None:
+    def on_computed(self, spans: Sequence[ComputedSpan], outputs: Callable[[], np.ndarray]) -> None:
         self.told += spans
         self.outputs.append(outputs())
 
@@ -42,7 +42,7 @@ class Injected:
 def knowing(outputs: dict[int, list[int]]) -> Guess:
     """By slot, what will follow the prompt."""
 
-    def guess(wish: Wish, tokens: list[int]) -> list[int]:
+    def guess(wish: DraftRequest, tokens: list[int]) -> list[int]:
         at = wish.num_tokens - wish.num_prompt
         return outputs[wish.slot][at : at + wish.num_drafts]
 
@@ -53,7 +53,7 @@ def right_until(outputs: dict[int, list[int]], depth: int, vocab_size: int) -> G
     """The draft at `depth` is wrong, those before it are right, those behind it are what would follow."""
     know = knowing(outputs)
 
-    def guess(wish: Wish, tokens: list[int]) -> list[int]:
+    def guess(wish: DraftRequest, tokens: list[int]) -> list[int]:
         drafts = know(wish, tokens)
         if depth < len(drafts):
             drafts[depth] = (drafts[depth] + 1) % vocab_size

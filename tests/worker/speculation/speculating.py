@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from onward.proto.step import Assign, Run, Tokens
+from onward.proto.step import AssignSlot, RunSlot, SlotTokens
 from tests.worker.driver import Driver
 
 
@@ -20,32 +20,32 @@ class Spoken:
     def acceptance(self) -> float:
         return self.num_accepted / max(1, self.num_drafted)
 
-    def _note(self, event: Tokens) -> None:
-        self.num_drafted += event.num_drafted
+    def _note(self, event: SlotTokens) -> None:
+        self.num_drafted += event.num_draft_tokens
         self.num_accepted += len(event.token_ids) - 1
-        for place in range(event.num_drafted):
+        for place in range(event.num_draft_tokens):
             tried, right = self.per_position.setdefault(place, [0, 0])
             self.per_position[place] = [tried + 1, right + (place < len(event.token_ids) - 1)]
 
 
-def speculate(driver: Driver, requests: Sequence[Assign], num_tokens: int, num_drafts: int) -> Spoken:
+def speculate(driver: Driver, requests: Sequence[AssignSlot], num_tokens: int, num_drafts: int) -> Spoken:
     """All at once, each until it has `num_tokens` more."""
     for request in requests:
         left = len(request.token_ids) - request.num_computed
         driver.step(assign=[request])
         while left > 1:
             chunk = min(left - 1, driver.config.max_num_batched_tokens)
-            driver.step(run=[Run(request.slot, request.epoch, chunk)])
+            driver.step(run=[RunSlot(request.slot, request.slot_epoch, chunk)])
             left -= chunk
     outputs: dict[int, list[int]] = {request.slot: [] for request in requests}
     given = {request.slot: len(request.token_ids) - request.num_prompt for request in requests}
     spoken = Spoken([])
     while running := [one for one in requests if len(outputs[one.slot]) < num_tokens]:
         spoken.num_steps += 1
-        events = driver.step(run=[Run(one.slot, one.epoch, 1, num_drafts=num_drafts) for one in running])
+        events = driver.step(run=[RunSlot(one.slot, one.slot_epoch, 1, max_draft_tokens=num_drafts) for one in running])
         assert len(events) == len(running)
         for event in events:
-            assert isinstance(event, Tokens), event
+            assert isinstance(event, SlotTokens), event
             assert event.position == given[event.slot] + len(outputs[event.slot])
             outputs[event.slot] += event.token_ids
             spoken._note(event)

@@ -7,9 +7,9 @@ import numpy as np
 from onward.config import WorkerConfig
 from onward.kernels.cpu.threads import ThreadPool
 from onward.proto.model import PreparedModel
-from onward.proto.sampling import Sampling
+from onward.proto.sampling import SamplingParams
 from onward.worker.kv_store import BlockTables
-from onward.worker.speculation.proposer import Surroundings, Wish
+from onward.worker.speculation.proposer import DraftRequest, ProposerContext
 from tests.worker.driver import GREEDY
 
 NUM_BLOCKS = 64
@@ -24,7 +24,7 @@ class Tables:
     def __init__(self, model: PreparedModel, *, max_model_len: int = 128, **changes: int) -> None:
         config = worker_config(**changes)
         self._blocks = np.random.default_rng(5).permutation(NUM_BLOCKS).tolist()
-        self.around = Surroundings(
+        self.around = ProposerContext(
             model=model,
             config=config,
             tokens=np.zeros((config.max_num_seqs, max_model_len + 1), np.int32),
@@ -48,6 +48,6 @@ class Tables:
 
 
 def wish(
-    slot: int, num_tokens: int, num_drafts: int, sampling: Sampling = GREEDY, num_prompt: int | None = None
-) -> Wish:
-    return Wish(slot, num_drafts, num_tokens, num_tokens if num_prompt is None else num_prompt, sampling)
+    slot: int, num_tokens: int, num_drafts: int, sampling: SamplingParams = GREEDY, num_prompt: int | None = None
+) -> DraftRequest:
+    return DraftRequest(slot, num_drafts, num_tokens, num_tokens if num_prompt is None else num_prompt, sampling)

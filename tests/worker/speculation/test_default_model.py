@@ -6,21 +6,23 @@ from onward import LLM
 from onward.config import EngineConfig, WorkerConfig
 from onward.models.loading import open_weights
 from onward.offline.sampling_options import SamplingOptions
-from onward.proto.sampling import Sampling
-from onward.worker.runner import Runner
-from onward.worker.speculation.ngram import NgramOpening
+from onward.proto.sampling import SamplingParams
+from onward.worker.runner import CpuModelRunner
+from onward.worker.speculation.ngram import NgramProposerFactory
 from tests.models.default_model import default_model, driver, prompt_ids
 from tests.worker.driver import GREEDY, Driver
 from tests.worker.speculation.drafted import generate, tokens_of
 from tests.worker.speculation.proposers import Injected, right_until
 from tests.worker.speculation.texts import FIFTY
 
-SEEDED = Sampling(seed=5, temperature=0.8, top_p=0.95, logprobs=1)
+SEEDED = SamplingParams(seed=5, temperature=0.8, top_p=0.95, logprobs=1)
 FEW = FIFTY[20:30]
 """Most of them ask for a copy, so that guesses are right."""
 
 
-def outputs(driver: Driver, prompts: list[str], sampling: Sampling, length: int, num_drafts: int, batch: int) -> list:
+def outputs(
+    driver: Driver, prompts: list[str], sampling: SamplingParams, length: int, num_drafts: int, batch: int
+) -> list:
     """Tokens and logprobs of each prompt, computed so many at a time."""
     told = []
     for first in range(0, len(prompts), batch):
@@ -32,9 +34,9 @@ def outputs(driver: Driver, prompts: list[str], sampling: Sampling, length: int,
     return told
 
 
-def check(prompts: list[str], sampling: Sampling, length: int, batches: tuple[int, ...]) -> None:
+def check(prompts: list[str], sampling: SamplingParams, length: int, batches: tuple[int, ...]) -> None:
     plain = outputs(driver("int8", num_kv_blocks=512), prompts, sampling, length, 0, 32)
-    guessing = driver("int8", num_kv_blocks=512, drafter=NgramOpening())
+    guessing = driver("int8", num_kv_blocks=512, drafter=NgramProposerFactory())
     for batch in batches:
         assert outputs(guessing, prompts, sampling, length, 4, batch) == plain
     for depth in (0, 2):
@@ -46,13 +48,13 @@ def check(prompts: list[str], sampling: Sampling, length: int, batches: tuple[in
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_ten_prompts_are_answered_as_without_drafts(sampling: Sampling) -> None:
+def test_ten_prompts_are_answered_as_without_drafts(sampling: SamplingParams) -> None:
     check(FEW, sampling, 16, (1, 10))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_fifty_prompts_are_answered_as_without_drafts_alone_and_in_batches(sampling: Sampling) -> None:
+def test_fifty_prompts_are_answered_as_without_drafts_alone_and_in_batches(sampling: SamplingParams) -> None:
     check(FIFTY, sampling, 32, (1, 32))
 
 
@@ -60,8 +62,8 @@ def answers(prompts: list[str], num_drafts: int, num_kv_blocks: int) -> tuple[li
     """Four at a time: few enough that each of them drafts."""
     model = default_model("int8")
     config = WorkerConfig(num_kv_blocks=num_kv_blocks, max_num_seqs=4)
-    runner = Runner(model, config, open_weights(model), drafter=NgramOpening())
-    llm = LLM.over(model, runner, EngineConfig(max_num_seqs=4, num_drafts=num_drafts))
+    runner = CpuModelRunner(model, config, open_weights(model), drafter=NgramProposerFactory())
+    llm = LLM.from_runner(model, runner, EngineConfig(max_num_seqs=4, num_draft_tokens=num_drafts))
     options = [SamplingOptions(seed=i, temperature=0.7 * (i % 2), max_tokens=64) for i in range(len(prompts))]
     return [one.token_ids for one in llm.generate([prompt_ids(prompt) for prompt in prompts], options)], llm
 

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from onward.engine.draft_record import DraftRecord
-from onward.engine.policy import Load, num_drafts
+from onward.engine.draft_record import DraftAcceptance
+from onward.engine.policy import StepLoad, choose_num_drafts
 from onward.models.thinned import every_nth, thinned_config
 from onward.proto.model import ModelConfig
 from onward.worker.speculation import draft_cost
@@ -16,27 +16,27 @@ SERVED = ModelConfig(
 )  # fmt: skip
 
 
-def _always_right() -> DraftRecord:
-    record = DraftRecord()
+def _always_right() -> DraftAcceptance:
+    record = DraftAcceptance()
     for _ in range(50):
-        record.note(4, 4)
+        record.record(4, 4)
     return record
 
 
 def test_a_model_as_large_as_the_served_one_takes_as_long() -> None:
     assert draft_cost.of_model(SERVED, SERVED) == 1.0
-    assert num_drafts(4, _always_right(), Load(1, 100, 1.0)) == 0
+    assert choose_num_drafts(4, _always_right(), StepLoad(1, 100, 1.0)) == 0
 
 
 def test_of_a_third_of_the_layers_the_head_costs_most() -> None:
     cost = draft_cost.of_model(thinned_config(SERVED, every_nth(30, 3)), SERVED)
     assert cost == pytest.approx(0.474, abs=0.001)
-    assert num_drafts(4, _always_right(), Load(1, 100, cost)) == 4
-    assert num_drafts(4, _always_right(), Load(8, 100, cost)) == 0
+    assert choose_num_drafts(4, _always_right(), StepLoad(1, 100, cost)) == 4
+    assert choose_num_drafts(4, _always_right(), StepLoad(8, 100, cost)) == 0
 
 
 def test_a_cheap_model_drafts_for_many() -> None:
-    assert num_drafts(4, _always_right(), Load(16, 100, 0.05)) == 4
+    assert choose_num_drafts(4, _always_right(), StepLoad(16, 100, 0.05)) == 4
 
 
 def test_a_draft_layer_costs_its_head_and_four_times_its_weights_beside_int8() -> None:

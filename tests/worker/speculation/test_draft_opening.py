@@ -8,7 +8,7 @@ import pytest
 from onward.bench.shapes import write_tokenizer
 from onward.errors import StartupError
 from onward.proto.model import ModelConfig
-from onward.worker.speculation.draft_opening import difference, open_draft
+from onward.worker.speculation.draft_opening import create_draft_model_factory, vocabulary_difference
 from tests.models.checkpoints import random_tensors, write_folder
 from tests.worker import small_int8
 from tests.worker.driver import prepared
@@ -28,47 +28,49 @@ def _folder(path: Path, config: ModelConfig) -> Path:
 
 
 def test_a_folder_drafts_in_int8_and_its_memory_counts_for_each_block(tmp_path: Path) -> None:
-    opening = open_draft(str(_folder(tmp_path / "model", CONFIG)), worker_config())
+    opening = create_draft_model_factory(str(_folder(tmp_path / "model", CONFIG)), worker_config())
     values = 2 * BLOCK_SIZE * CONFIG.num_layers * CONFIG.num_kv_heads * CONFIG.head_dim
     assert values <= opening.bytes_per_block < 2 * values  # one byte each, and scales
     tables = Tables(prepared(CONFIG, quantization="int8"))
     tables.assign(0, [1, 2, 3])
-    drafter = opening.open(tables.around)
-    drafter.assigned(0, 3, 0)
+    drafter = opening.create(tables.around)
+    drafter.on_assign(0, 3, 0)
     assert len(drafter.propose([wish(0, 3, 4)])[0]) == 4
 
 
 @pytest.mark.parametrize("head_dim", [CONFIG.head_dim, 16], ids=["int8", "float"])
 def test_the_memory_that_counts_is_the_memory_that_is_taken(tmp_path: Path, head_dim: int) -> None:
     config = msgspec.structs.replace(CONFIG, head_dim=head_dim)
-    opening = open_draft(str(_folder(tmp_path / "model", config)), worker_config())
-    drafter = opening.open(Tables(prepared(CONFIG, quantization="int8")).around)
+    opening = create_draft_model_factory(str(_folder(tmp_path / "model", config)), worker_config())
+    drafter = opening.create(Tables(prepared(CONFIG, quantization="int8")).around)
     assert opening.bytes_per_block * NUM_BLOCKS == drafter._kv.data.nbytes
 
 
 def test_what_cannot_be_int8_drafts_in_floats(tmp_path: Path) -> None:
     narrow = msgspec.structs.replace(CONFIG, head_dim=16)
-    opening = open_draft(str(_folder(tmp_path / "model", narrow)), worker_config())
+    opening = create_draft_model_factory(str(_folder(tmp_path / "model", narrow)), worker_config())
     values = 2 * BLOCK_SIZE * narrow.num_layers * narrow.num_kv_heads * narrow.head_dim
     assert opening.bytes_per_block == 4 * values
     tables = Tables(prepared(CONFIG, quantization="int8"))
     tables.assign(0, [1, 2, 3])
-    drafter = opening.open(tables.around)
-    drafter.assigned(0, 3, 0)
+    drafter = opening.create(tables.around)
+    drafter.on_assign(0, 3, 0)
     assert len(drafter.propose([wish(0, 3, 4)])[0]) == 4
 
 
 def test_a_path_without_a_model_is_refused_with_the_flag_that_named_it(tmp_path: Path) -> None:
     with pytest.raises(StartupError) as refused:
-        open_draft(str(tmp_path / "nothing"), worker_config())
+        create_draft_model_factory(str(tmp_path / "nothing"), worker_config())
     assert refused.value.message.startswith(f"--speculative draft:{tmp_path / 'nothing'}: no such model")
 
 
 def test_a_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    opening = open_draft(str(_folder(tmp_path, msgspec.structs.replace(CONFIG, vocab_size=96))), worker_config())
+    opening = create_draft_model_factory(
+        str(_folder(tmp_path, msgspec.structs.replace(CONFIG, vocab_size=96))), worker_config()
+    )
     tables = Tables(prepared(CONFIG, quantization="int8"))
     with pytest.raises(StartupError, match=r"--speculative draft:.* has 96 tokens, the served model's 97"):
-        opening.open(tables.around)
+        opening.create(tables.around)
 
 
 def test_with_tokenizers_the_tokens_count_and_not_how_a_model_is_padded(tmp_path: Path) -> None:
@@ -78,8 +80,8 @@ def test_with_tokenizers_the_tokens_count_and_not_how_a_model_is_padded(tmp_path
     served = msgspec.structs.replace(prepared(CONFIG), folder=str(tmp_path / "one"), tokenizer="tokenizer.json")
     padded = msgspec.structs.replace(CONFIG, vocab_size=320)
     family = msgspec.structs.replace(served, folder=str(tmp_path / "longer"), config=padded)
-    assert difference(served, served) is None
-    assert difference(family, served) is None
+    assert vocabulary_difference(served, served) is None
+    assert vocabulary_difference(family, served) is None
     text = (tmp_path / "one" / "tokenizer.json").read_text().replace('w30"', 'other30"')
     (tmp_path / "longer" / "tokenizer.json").write_text(text)
-    assert difference(family, served) == "token 286 is b' other30' to it, and b' w30' to the served model"
+    assert vocabulary_difference(family, served) == "token 286 is b' other30' to it, and b' w30' to the served model"

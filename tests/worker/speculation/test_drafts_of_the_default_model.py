@@ -14,12 +14,12 @@ from onward.config import EngineConfig, WorkerConfig
 from onward.models.loading import open_weights
 from onward.models.thinned import ThinnedTensors, all_but_every_nth, every_nth, thinned_config
 from onward.offline.sampling_options import SamplingOptions
-from onward.proto.sampling import Sampling
-from onward.proto.step import Preempt
-from onward.worker.runner import Runner
-from onward.worker.speculation.draft_opening import DraftOpening
-from onward.worker.speculation.eagle import EagleOpening, open_eagle
-from onward.worker.speculation.proposer import Proposer, ProposerOpening, Surroundings
+from onward.proto.sampling import SamplingParams
+from onward.proto.step import PreemptSlot
+from onward.worker.runner import CpuModelRunner
+from onward.worker.speculation.draft_opening import DraftModelProposerFactory
+from onward.worker.speculation.eagle import EagleProposerFactory, create_eagle_factory
+from onward.worker.speculation.proposer import Proposer, ProposerContext, ProposerFactory
 from tests.models.default_model import PROMPTS, default_model, driver, prompt_ids
 from tests.worker.driver import GREEDY, Driver
 from tests.worker.speculation.plain_eagle import random_head, write_head
@@ -27,43 +27,43 @@ from tests.worker.speculation.speculating import Spoken, speculate
 from tests.worker.speculation.texts import FIFTY
 
 full = pytest.mark.full
-SAMPLED = Sampling(seed=2024, temperature=0.8, top_p=0.95)
+SAMPLED = SamplingParams(seed=2024, temperature=0.8, top_p=0.95)
 BOTH = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 DRAFTERS = {"itself": range(30), "thirds": every_nth(30, 3), "most": all_but_every_nth(30, 10)}
 EVERYBODY = [*DRAFTERS, "eagle"]
 
 
-def _opening(kept: Sequence[int]) -> DraftOpening:
+def _opening(kept: Sequence[int]) -> DraftModelProposerFactory:
     model = default_model("int8")
     thin = msgspec.structs.replace(model, config=thinned_config(model.config, kept))
-    return DraftOpening(thin, ThinnedTensors(open_weights(model), kept), WorkerConfig(), "a copy")
+    return DraftModelProposerFactory(thin, ThinnedTensors(open_weights(model), kept), WorkerConfig(), "a copy")
 
 
-def _eagle(folder: Path) -> EagleOpening:
+def _eagle(folder: Path) -> EagleProposerFactory:
     layer = msgspec.structs.replace(default_model("int8").config, num_layers=1)
-    return open_eagle(str(write_head(folder, layer, random_head(layer))), WorkerConfig())
+    return create_eagle_factory(str(write_head(folder, layer, random_head(layer))), WorkerConfig())
 
 
-def _drafting(drafter: ProposerOpening, max_num_seqs: int) -> Driver:
+def _drafting(drafter: ProposerFactory, max_num_seqs: int) -> Driver:
     return driver("int8", drafter=drafter, max_num_seqs=max_num_seqs, num_kv_blocks=512)
 
 
-def _open(who: str, folder: Path) -> ProposerOpening:
+def _open(who: str, folder: Path) -> ProposerFactory:
     return _eagle(folder) if who == "eagle" else _opening(DRAFTERS[who])
 
 
 @functools.cache
-def _plain(texts: tuple[str, ...], num_tokens: int, sampling: Sampling) -> list[list[int]]:
+def _plain(texts: tuple[str, ...], num_tokens: int, sampling: SamplingParams) -> list[list[int]]:
     ours = driver("int8", max_num_seqs=len(texts), num_kv_blocks=512)
     requests = [ours.assign(i, prompt_ids(text), room=num_tokens, sampling=sampling) for i, text in enumerate(texts)]
     return ours.generate(requests, num_tokens)
 
 
-def _plain_fifty(sampling: Sampling) -> list[list[int]]:
+def _plain_fifty(sampling: SamplingParams) -> list[list[int]]:
     return [*_plain(tuple(FIFTY[:32]), 48, sampling), *_plain(tuple(FIFTY[32:]), 48, sampling)]
 
 
-def _together(ours: Driver, texts: Sequence[str], num_tokens: int, sampling: Sampling) -> Spoken:
+def _together(ours: Driver, texts: Sequence[str], num_tokens: int, sampling: SamplingParams) -> Spoken:
     requests = [
         ours.assign(i, prompt_ids(text), room=num_tokens + 8, sampling=sampling) for i, text in enumerate(texts)
     ]
@@ -73,7 +73,7 @@ def _together(ours: Driver, texts: Sequence[str], num_tokens: int, sampling: Sam
     return spoken
 
 
-def _interrupted(ours: Driver, texts: Sequence[str], num_tokens: int, sampling: Sampling) -> Spoken:
+def _interrupted(ours: Driver, texts: Sequence[str], num_tokens: int, sampling: SamplingParams) -> Spoken:
     """After every eighth token all lose their places, and go on in other slots, over blocks that others had."""
     prompts, told, random = [prompt_ids(text) for text in texts], Spoken([[] for _ in texts]), np.random.default_rng(3)
     for _ in range(0, num_tokens, 8):
@@ -83,7 +83,7 @@ def _interrupted(ours: Driver, texts: Sequence[str], num_tokens: int, sampling: 
             for slot, prompt, said in zip(slots, prompts, told.outputs, strict=True)
         ]
         spoken = speculate(ours, requests, 8, 4)
-        ours.step(preempt=[Preempt(request.slot, request.epoch) for request in requests])
+        ours.step(preempt=[PreemptSlot(request.slot, request.slot_epoch) for request in requests])
         for request, said, more in zip(requests, told.outputs, spoken.outputs, strict=True):
             ours.give_back(request.block_ids)
             said += more
@@ -105,7 +105,7 @@ def _check_acceptance(who: str, rate: float) -> None:
 
 @BOTH
 @pytest.mark.parametrize("who", DRAFTERS)
-def test_a_batch_says_the_same_with_drafts(who: str, sampling: Sampling) -> None:
+def test_a_batch_says_the_same_with_drafts(who: str, sampling: SamplingParams) -> None:
     texts = tuple(PROMPTS[:4])
     spoken = _together(_drafting(_opening(DRAFTERS[who]), 4), texts, 16, sampling)
     assert spoken.outputs == _plain(texts, 16, sampling)
@@ -116,7 +116,7 @@ def test_a_batch_says_the_same_with_drafts(who: str, sampling: Sampling) -> None
 @BOTH
 @pytest.mark.parametrize("who", EVERYBODY)
 def test_fifty_prompts_say_the_same_with_drafts_alone_and_in_batches_of_32(
-    tmp_path: Path, who: str, sampling: Sampling
+    tmp_path: Path, who: str, sampling: SamplingParams
 ) -> None:
     plain = _plain_fifty(sampling)
     alone, many = _drafting(_open(who, tmp_path), 1), _drafting(_open(who, tmp_path), 32)
@@ -143,23 +143,23 @@ def test_fifty_prompts_say_the_same_however_often_a_batch_of_32_is_preempted(tmp
 class _FreeOfCharge:
     """So that the engine asks for drafts that are not worth it."""
 
-    opening: ProposerOpening
+    opening: ProposerFactory
     draft_cost: float = 0.0
 
     @property
     def bytes_per_block(self) -> int:
         return self.opening.bytes_per_block
 
-    def open(self, surroundings: Surroundings) -> Proposer:
-        return self.opening.open(surroundings)
+    def create(self, surroundings: ProposerContext) -> Proposer:
+        return self.opening.create(surroundings)
 
 
-def _answers(prompts: list[str], drafter: ProposerOpening | None, num_kv_blocks: int) -> tuple[list[list[int]], LLM]:
+def _answers(prompts: list[str], drafter: ProposerFactory | None, num_kv_blocks: int) -> tuple[list[list[int]], LLM]:
     model = default_model("int8")
-    runner = Runner(
+    runner = CpuModelRunner(
         model, WorkerConfig(num_kv_blocks=num_kv_blocks, max_num_seqs=32), open_weights(model), None, drafter
     )
-    llm = LLM.over(model, runner, EngineConfig(max_num_seqs=32, num_drafts=0 if drafter is None else 4))
+    llm = LLM.from_runner(model, runner, EngineConfig(max_num_seqs=32, num_draft_tokens=0 if drafter is None else 4))
     options = [
         SamplingOptions(seed=i, temperature=0.7 * (i % 2), max_tokens=48, ignore_eos=True) for i in range(len(prompts))
     ]

@@ -12,9 +12,9 @@ from onward.kernels import reference
 from onward.kernels.cpu.threads import ThreadPool
 from onward.models.eagle_head import read_eagle_head
 from onward.proto.model import ModelConfig, PreparedModel
-from onward.proto.sampling import Sampling
-from onward.worker.sampler import Draw, Sampler
-from onward.worker.speculation.eagle import Eagle, EagleOpening, open_eagle
+from onward.proto.sampling import SamplingParams
+from onward.worker.sampler import Sampler, SamplingRow
+from onward.worker.speculation.eagle import EagleProposer, EagleProposerFactory, create_eagle_factory
 from onward.worker.speculation.proposer import ComputedSpan
 from tests.worker import small_int8
 from tests.worker.driver import prepared
@@ -52,20 +52,20 @@ class _Bench:
     def __init__(self, folder: Path, kind: str = "float") -> None:
         model, weights, self.plain = _served(kind)
         self.tables = Tables(model)
-        opening = EagleOpening(read_eagle_head(folder), self.tables.around.config, str(folder), weights)
-        self.eagle: Eagle = opening.open(self.tables.around)
+        opening = EagleProposerFactory(read_eagle_head(folder), self.tables.around.config, str(folder), weights)
+        self.eagle: EagleProposer = opening.create(self.tables.around)
 
     def begin(self, slot: int, tokens: Sequence[int]) -> np.ndarray:
         """The slot's hidden states, one for each token."""
         self.tables.assign(slot, tokens, room=40)
-        self.eagle.assigned(slot, len(tokens), 0)
+        self.eagle.on_assign(slot, len(tokens), 0)
         return np.random.default_rng(len(tokens)).standard_normal((128, HIDDEN)).astype(np.float32)
 
     def pass_over(self, slot: int, hidden: np.ndarray, start: int, count: int, num_tokens: int) -> None:
         """Beside some rows of others, and one that was drafted and not accepted."""
         others = np.zeros((3, HIDDEN), np.float32)
         rows = np.concatenate([others, hidden[start : start + count], others[:1]])
-        self.eagle.computed([ComputedSpan(slot, start, count, 3, num_tokens)], lambda: rows)
+        self.eagle.on_computed([ComputedSpan(slot, start, count, 3, num_tokens)], lambda: rows)
 
 
 def _tokens(count: int) -> list[int]:
@@ -113,7 +113,7 @@ def test_the_noise_of_sampled_drafts_is_that_of_their_position(folder: Path) -> 
     bench, tokens = _Bench(folder), _tokens(30)
     hidden = bench.begin(0, tokens)
     bench.pass_over(0, hidden, 0, 29, 30)
-    sampling = Sampling(seed=5, temperature=100.0)
+    sampling = SamplingParams(seed=5, temperature=100.0)
     drawn = {tuple(bench.eagle.propose([wish(0, 30, 1, sampling, num_prompt)])[0]) for num_prompt in range(1, 30)}
     assert len(drawn) > 10
     assert bench.eagle.propose([wish(0, 30, 1, sampling, 10)]) == bench.eagle.propose([wish(0, 30, 1, sampling, 10)])
@@ -123,10 +123,10 @@ def test_sampled_drafts_have_the_noise_that_the_served_model_would_have(folder: 
     bench, tokens = _Bench(folder), _tokens(30)
     hidden = bench.begin(0, tokens)
     bench.pass_over(0, hidden, 0, 29, 30)
-    sampling, sampler = Sampling(seed=5, choice=3, temperature=50.0), Sampler(VOCABULARY, 1, ThreadPool(1))
+    sampling, sampler = SamplingParams(seed=5, choice_index=3, temperature=50.0), Sampler(VOCABULARY, 1, ThreadPool(1))
 
     def draw(logits: np.ndarray, depth: int) -> int:
-        [token] = sampler.sample(logits[None], [Draw(sampling, 20 + depth)])
+        [token] = sampler.sample(logits[None], [SamplingRow(sampling, 20 + depth)])
         assert token is not None
         return token
 
@@ -138,7 +138,7 @@ def test_nothing_is_drafted_behind_an_end(folder: Path) -> None:
     hidden = bench.begin(0, tokens)
     bench.pass_over(0, hidden, 0, 29, 30)
     says = bench.plain.drafts(tokens, hidden[:29], 4)
-    ends = Sampling(seed=0, temperature=0.0, end_token_ids=(says[1],))
+    ends = SamplingParams(seed=0, temperature=0.0, end_token_ids=(says[1],))
     assert bench.eagle.propose([wish(0, 30, 4, ends)]) == [says[: says.index(says[1]) + 1]]
 
 
@@ -160,7 +160,7 @@ def test_a_prefix_that_it_has_computed_is_gone_on_from(folder: Path) -> None:
     bench.pass_over(0, hidden, 0, 49, 50)
     blocks = bench.tables.around.tables.ids[0, :2].tolist()
     bench.tables.assign(3, tokens, blocks=blocks)
-    bench.eagle.assigned(3, 50, 2 * BLOCK_SIZE)
+    bench.eagle.on_assign(3, 50, 2 * BLOCK_SIZE)
     bench.pass_over(3, hidden, 32, 17, 50)
     assert bench.eagle.propose([wish(3, 50, 3)]) == [bench.plain.drafts(tokens, hidden[:49], 3)]
 
@@ -171,10 +171,10 @@ def test_a_block_that_another_slot_began_to_fill_is_no_prefix_any_more(folder: P
     bench.pass_over(0, bench.begin(0, tokens), 0, 49, 50)
     blocks = bench.tables.around.tables.ids[0, :2].tolist()
     bench.tables.assign(1, other, blocks=blocks)
-    bench.eagle.assigned(1, 40, 0)
+    bench.eagle.on_assign(1, 40, 0)
     bench.pass_over(1, np.ones((128, HIDDEN), np.float32), 0, 10, 40)
     bench.tables.assign(2, tokens, blocks=blocks)
-    bench.eagle.assigned(2, 50, 2 * BLOCK_SIZE)
+    bench.eagle.on_assign(2, 50, 2 * BLOCK_SIZE)
     bench.pass_over(2, np.ones((128, HIDDEN), np.float32), 32, 17, 50)
     assert bench.eagle.propose([wish(2, 50, 2)]) == [[]]
 
@@ -183,7 +183,7 @@ def test_a_block_that_another_slot_began_to_fill_is_no_prefix_any_more(folder: P
 def test_kv_of_a_peer_has_no_hidden_states_and_so_no_drafts(folder: Path, num_computed: int) -> None:
     bench, tokens = _Bench(folder), _tokens(50)
     bench.tables.assign(0, tokens)
-    bench.eagle.assigned(0, 50, num_computed)
+    bench.eagle.on_assign(0, 50, num_computed)
     hidden = np.ones((128, HIDDEN), np.float32)
     bench.pass_over(0, hidden, num_computed, 50 - num_computed, 51)
     assert bench.eagle.propose([wish(0, 51, 2)]) == [[]]
@@ -197,7 +197,7 @@ def test_a_slot_whose_last_pass_is_not_known_gets_no_drafts(folder: Path) -> Non
 
 
 def test_its_memory_counts_for_each_block(folder: Path) -> None:
-    opening = open_eagle(str(folder), worker_config())
+    opening = create_eagle_factory(str(folder), worker_config())
     assert opening.bytes_per_block >= 2 * 4 * BLOCK_SIZE * CONFIG.num_kv_heads * CONFIG.head_dim
     assert opening.bytes_per_block * NUM_BLOCKS == _Bench(folder).eagle._kv.data.nbytes
 
@@ -221,16 +221,16 @@ def test_a_folder_that_is_no_draft_layer_is_refused_by_name_and_shape(
 ) -> None:
     write_head(tmp_path, CONFIG, {name: np.ascontiguousarray(array) for name, array in tensors.items()})
     with pytest.raises(StartupError) as refused:
-        open_eagle(str(tmp_path), worker_config())
+        create_eagle_factory(str(tmp_path), worker_config())
     assert refused.value.message.startswith(f"--speculative eagle:{tmp_path}: ")
     assert said in refused.value.message
 
 
 def test_a_folder_without_a_config_or_with_several_layers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"--speculative eagle:.*no config\.json"):
-        open_eagle(str(tmp_path / "nowhere"), worker_config())
+        create_eagle_factory(str(tmp_path / "nowhere"), worker_config())
     with pytest.raises(StartupError, match="num_hidden_layers 2"):
-        open_eagle(str(write_head(tmp_path, CONFIG, TENSORS, num_layers=2)), worker_config())
+        create_eagle_factory(str(write_head(tmp_path, CONFIG, TENSORS, num_layers=2)), worker_config())
 
 
 @pytest.mark.parametrize(("field", "value"), [("hidden_size", 128), ("vocab_size", 98)])
@@ -238,4 +238,4 @@ def test_a_layer_of_another_model_is_refused(folder: Path, field: str, value: in
     other: ModelConfig = msgspec.structs.replace(small_int8.UNTIED, **{field: value})
     tables = Tables(prepared(other))
     with pytest.raises(StartupError, match=f"--speculative eagle:.*{field}"):
-        open_eagle(str(folder), worker_config()).open(tables.around)
+        create_eagle_factory(str(folder), worker_config()).create(tables.around)

@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from onward.proto.sampling import Sampling
-from onward.worker.speculation.ngram import RUN_LENGTHS, NgramProposer
-from onward.worker.speculation.proposer import Wish
+from onward.proto.sampling import SamplingParams
+from onward.worker.speculation.ngram import NGRAM_LENGTHS, NgramProposer
+from onward.worker.speculation.proposer import DraftRequest
 
-SAMPLING = Sampling(seed=0)
+SAMPLING = SamplingParams(seed=0)
 
 
 def propose(tokens: list[int], count: int = 4, cuts: list[int] | None = None) -> list[int]:
@@ -17,8 +17,10 @@ def propose(tokens: list[int], count: int = 4, cuts: list[int] | None = None) ->
     table = np.zeros((2, 64), np.int32)
     table[1, : len(tokens)] = tokens
     proposer = NgramProposer(table)
-    proposer.assigned(1, len(tokens), 0)
-    [found] = [proposer.propose([Wish(1, count, end, 1, SAMPLING)])[0] for end in [*(cuts or []), len(tokens)]][-1:]
+    proposer.on_assign(1, len(tokens), 0)
+    [found] = [proposer.propose([DraftRequest(1, count, end, 1, SAMPLING)])[0] for end in [*(cuts or []), len(tokens)]][
+        -1:
+    ]
     return found
 
 
@@ -65,15 +67,15 @@ def test_a_new_request_in_a_slot_knows_nothing_of_the_one_before() -> None:
     table = np.zeros((1, 16), np.int32)
     table[0, :9] = [1, 2, 3, 4, 5, 6, 9, 1, 2]
     proposer = NgramProposer(table)
-    proposer.assigned(0, 9, 0)
-    assert proposer.propose([Wish(0, 2, 9, 1, SAMPLING)]) == [[3]]
+    proposer.on_assign(0, 9, 0)
+    assert proposer.propose([DraftRequest(0, 2, 9, 1, SAMPLING)]) == [[3]]
     table[0, :3] = [1, 2, 9]
-    proposer.assigned(0, 2, 0)
-    assert proposer.propose([Wish(0, 2, 2, 1, SAMPLING)]) == [[]]
+    proposer.on_assign(0, 2, 0)
+    assert proposer.propose([DraftRequest(0, 2, 2, 1, SAMPLING)]) == [[]]
 
 
 def _slowly(tokens: list[int], count: int) -> list[int]:
-    for length in RUN_LENGTHS:
+    for length in NGRAM_LENGTHS:
         newest = tokens[-length:]
         for end in range(len(tokens) - 1, length - 1, -1):
             if len(tokens) > length and tokens[end - length : end] == newest:

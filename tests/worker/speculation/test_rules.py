@@ -2,20 +2,20 @@
 
 import pytest
 
-from onward.proto.sampling import Sampling
-from onward.proto.step import Run, Tokens
-from onward.proto.thinking import ThinkingRule
+from onward.proto.sampling import SamplingParams
+from onward.proto.step import RunSlot, SlotTokens
+from onward.proto.thinking import ReasoningParams
 from onward.sim.structures import STRUCTURES
-from onward.worker.mask_making import MaskMaking
+from onward.worker.mask_making import MaskExecutor
 from tests.worker import spoken
 from tests.worker.speculation.proposers import Injected, knowing, right_until
 from tests.worker.spoken import PROMPT, AtOnce, Held, InThreads, resumed, sampling
 
-THINKING = ThinkingRule((40,), (41,), begins_inside=True, budget=4, lead_token_ids=(10,))
+THINKING = ReasoningParams((40,), (41,), starts_in_reasoning=True, budget=4, forced_prefix_token_ids=(10,))
 OBJECT = STRUCTURES["object"]
 
 
-def check(made: Sampling, wrong_at: int, masks: MaskMaking | None = None) -> None:
+def check(made: SamplingParams, wrong_at: int, masks: MaskExecutor | None = None) -> None:
     expected = resumed(spoken.driver(AtOnce()), made)
     drafter = Injected(right_until({0: expected[0]}, wrong_at, spoken.CONFIG.vocab_size))
     driver = spoken.driver(drafter=drafter, masks=masks or AtOnce())
@@ -49,8 +49,8 @@ def test_a_chain_stops_where_the_next_mask_is_not_ready_and_goes_on_in_the_next_
     tokens: list[int] = []
     while len(tokens) < len(expected):
         held.release()
-        [event] = driver.step(run=[Run(0, request.epoch, len(PROMPT), [], 4)])
-        assert isinstance(event, Tokens)
+        [event] = driver.step(run=[RunSlot(0, request.slot_epoch, len(PROMPT), [], 4)])
+        assert isinstance(event, SlotTokens)
         assert len(event.token_ids) == 1, "no mask is made while the step runs"
         assert event.num_computed == len(PROMPT) + len(tokens)
         tokens += event.token_ids

@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from onward.proto.sampling import Sampling
-from onward.proto.step import Failed, Preempt, Preempted, Run, Tokens
+from onward.proto.sampling import SamplingParams
+from onward.proto.step import PreemptSlot, RunSlot, SlotFailed, SlotPreempted, SlotTokens
 from tests.worker import small_int8
 from tests.worker.driver import GREEDY, Driver
 from tests.worker.speculation.drafted import generate, output, tokens_of
@@ -14,14 +14,14 @@ from tests.worker.speculation.proposers import Guess, Injected, knowing, right_u
 PROMPT = [5, 9, 11, 2, 60, 33, 8]
 LENGTH = 24
 VOCAB = small_int8.CONFIG.vocab_size
-SEEDED = Sampling(seed=11, temperature=1.2, top_k=40, top_p=0.95)
-RULED = Sampling(
+SEEDED = SamplingParams(seed=11, temperature=1.2, top_k=40, top_p=0.95)
+RULED = SamplingParams(
     seed=3, temperature=0.9, presence_penalty=0.4, frequency_penalty=0.3, repetition_penalty=1.2, logprobs=2,
     logit_bias=((3, 2.0),), bad_words=((4,), (3, 3)),
 )  # fmt: skip
 
 
-def plain(sampling: Sampling, prompt: list[int] = PROMPT, num_tokens: int = LENGTH) -> list[Tokens]:
+def plain(sampling: SamplingParams, prompt: list[int] = PROMPT, num_tokens: int = LENGTH) -> list[SlotTokens]:
     return output(small_int8.driver(), prompt, sampling, num_tokens, num_drafts=0)
 
 
@@ -32,7 +32,9 @@ def drafting(guess: Guess, **settings: int) -> tuple[Driver, Injected]:
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED, RULED], ids=["greedy", "seeded", "ruled"])
 @pytest.mark.parametrize("wrong_at", [0, 1, 3, 99])
-def test_outputs_equal_those_without_drafts_however_many_of_them_are_right(sampling: Sampling, wrong_at: int) -> None:
+def test_outputs_equal_those_without_drafts_however_many_of_them_are_right(
+    sampling: SamplingParams, wrong_at: int
+) -> None:
     expected = plain(sampling)
     driver, drafter = drafting(right_until({0: tokens_of(expected)}, wrong_at, VOCAB))
     events = output(driver, PROMPT, sampling, LENGTH)
@@ -42,7 +44,7 @@ def test_outputs_equal_those_without_drafts_however_many_of_them_are_right(sampl
     assert all(len(event.token_ids) <= wrong_at + 1 for event in events)
     if wrong_at == 99:
         assert len(events) == -(-LENGTH // 5), "what is right is taken, five tokens a step"
-    assert drafter.num_drafted == sum(event.num_drafted for event in events)
+    assert drafter.num_drafted == sum(event.num_draft_tokens for event in events)
 
 
 def test_slots_of_one_step_follow_their_own_drafts() -> None:
@@ -90,8 +92,8 @@ def test_a_chain_is_not_longer_than_the_output_may_be() -> None:
     tokens = tokens_of(plain(GREEDY))
     driver, _ = drafting(knowing({0: tokens}))
     request = driver.assign(0, PROMPT, room=20, sampling=msgspec.structs.replace(GREEDY, max_tokens=3))
-    driver.step(assign=[request], run=[Run(0, request.epoch, 6)])
-    [event] = driver.step(run=[Run(0, request.epoch, 1, [], 4)])
+    driver.step(assign=[request], run=[RunSlot(0, request.slot_epoch, 6)])
+    [event] = driver.step(run=[RunSlot(0, request.slot_epoch, 1, [], 4)])
     assert event.token_ids == tokens[:3]
 
 
@@ -99,24 +101,26 @@ def test_only_accepted_tokens_are_computed_and_what_was_wrong_is_overwritten() -
     tokens = tokens_of(plain(GREEDY))
     driver, drafter = drafting(right_until({0: tokens}, 2, VOCAB))
     request = driver.assign(0, PROMPT, room=20)
-    driver.step(assign=[request], run=[Run(0, request.epoch, 6)])
-    [event] = driver.step(run=[Run(0, request.epoch, 1, [], 4)])
-    assert (event.token_ids, event.num_drafted) == (tokens[:3], 4)
+    driver.step(assign=[request], run=[RunSlot(0, request.slot_epoch, 6)])
+    [event] = driver.step(run=[RunSlot(0, request.slot_epoch, 1, [], 4)])
+    assert (event.token_ids, event.num_draft_tokens) == (tokens[:3], 4)
     assert event.num_computed == len(PROMPT) + 2, "the newest one's KV is for the next step"
     assert [(one.start, one.count, one.num_tokens) for one in drafter.told] == [(0, 6, 7), (6, 3, 10)]
-    [event] = driver.step(run=[Run(0, request.epoch, 1)])
-    assert (event.position, event.token_ids, event.num_drafted) == (3, [tokens[3]], 0)
+    [event] = driver.step(run=[RunSlot(0, request.slot_epoch, 1)])
+    assert (event.position, event.token_ids, event.num_draft_tokens) == (3, [tokens[3]], 0)
 
 
 def test_a_slot_that_is_preempted_in_mid_draft_has_the_accepted_tokens_and_no_others() -> None:
     tokens = tokens_of(plain(GREEDY))
     driver, _ = drafting(right_until({0: tokens, 1: tokens}, 1, VOCAB))
     request = driver.assign(0, PROMPT, room=20)
-    driver.step(assign=[request], run=[Run(0, request.epoch, 6)])
-    driver.step(run=[Run(0, request.epoch, 1, [], 4)])
-    assert driver.step(preempt=[Preempt(0, request.epoch)]) == [Preempted(0, request.epoch, len(PROMPT) + 2)]
+    driver.step(assign=[request], run=[RunSlot(0, request.slot_epoch, 6)])
+    driver.step(run=[RunSlot(0, request.slot_epoch, 1, [], 4)])
+    assert driver.step(preempt=[PreemptSlot(0, request.slot_epoch)]) == [
+        SlotPreempted(0, request.slot_epoch, len(PROMPT) + 2)
+    ]
     again = driver.assign(1, PROMPT + tokens[:2], room=20, num_prompt=len(PROMPT))
-    [event] = driver.step(assign=[again], run=[Run(1, again.epoch, 9)])
+    [event] = driver.step(assign=[again], run=[RunSlot(1, again.slot_epoch, 9)])
     assert event.token_ids == [tokens[2]]
 
 
@@ -137,17 +141,17 @@ def test_drafts_never_take_more_rows_than_a_step_has() -> None:
 def test_drafts_stay_within_the_slot_s_blocks_and_the_longest_list() -> None:
     driver, _ = drafting(lambda wish, tokens: [1] * wish.num_drafts, max_model_len=32)
     request = driver.assign(0, PROMPT + [1] * 8, room=0)  # 15 of the 16 tokens that its block holds
-    driver.step(assign=[request], run=[Run(0, request.epoch, 14)])
-    [event] = driver.step(run=[Run(0, request.epoch, 1, [], 4)])
-    assert isinstance(event, Tokens) and event.num_drafted == 1
+    driver.step(assign=[request], run=[RunSlot(0, request.slot_epoch, 14)])
+    [event] = driver.step(run=[RunSlot(0, request.slot_epoch, 1, [], 4)])
+    assert isinstance(event, SlotTokens) and event.num_draft_tokens == 1
 
 
 def test_a_permission_without_a_drafter_gives_one_token() -> None:
     driver = small_int8.driver()
     request = driver.assign(0, PROMPT, room=9)
     driver.step(assign=[request])
-    [event] = driver.step(run=[Run(0, request.epoch, 7, [], 4)])
-    assert (len(event.token_ids), event.num_drafted) == (1, 0)
+    [event] = driver.step(run=[RunSlot(0, request.slot_epoch, 7, [], 4)])
+    assert (len(event.token_ids), event.num_draft_tokens) == (1, 0)
 
 
 def test_what_a_peer_has_guessed_is_verified_first_and_once() -> None:
@@ -155,11 +159,11 @@ def test_what_a_peer_has_guessed_is_verified_first_and_once() -> None:
     driver, _ = drafting(lambda wish, tokens: [])
     request = driver.assign(0, PROMPT, room=20)
     request = msgspec.structs.replace(request, draft_token_ids=[*tokens[:2], (tokens[2] + 1) % VOCAB])
-    driver.step(assign=[request], run=[Run(0, request.epoch, 6)])
-    [first] = driver.step(run=[Run(0, request.epoch, 1, [], 4)])
-    [second] = driver.step(run=[Run(0, request.epoch, 1, [], 4)])
-    assert (first.token_ids, first.num_drafted) == (tokens[:3], 3)
-    assert (second.token_ids, second.num_drafted) == ([tokens[3]], 0)
+    driver.step(assign=[request], run=[RunSlot(0, request.slot_epoch, 6)])
+    [first] = driver.step(run=[RunSlot(0, request.slot_epoch, 1, [], 4)])
+    [second] = driver.step(run=[RunSlot(0, request.slot_epoch, 1, [], 4)])
+    assert (first.token_ids, first.num_draft_tokens) == (tokens[:3], 3)
+    assert (second.token_ids, second.num_draft_tokens) == ([tokens[3]], 0)
 
 
 def test_what_a_peer_has_guessed_is_left_out_once_another_step_has_come_before() -> None:
@@ -167,9 +171,9 @@ def test_what_a_peer_has_guessed_is_left_out_once_another_step_has_come_before()
     tokens = tokens_of(plain(GREEDY))
     driver, drafter = drafting(knowing({0: tokens}))
     request = msgspec.structs.replace(driver.assign(0, PROMPT, room=20), draft_token_ids=tokens[:3])
-    driver.step(assign=[request], run=[Run(0, request.epoch, 6)])
-    driver.step(run=[Run(0, request.epoch, 1)])
-    [event] = driver.step(run=[Run(0, request.epoch, 1, [], 4)])
+    driver.step(assign=[request], run=[RunSlot(0, request.slot_epoch, 6)])
+    driver.step(run=[RunSlot(0, request.slot_epoch, 1)])
+    [event] = driver.step(run=[RunSlot(0, request.slot_epoch, 1, [], 4)])
     assert event.token_ids == tokens[1:6]
     assert drafter.num_drafted == 4
 
@@ -189,6 +193,6 @@ def test_logits_that_are_no_numbers_behind_a_draft_fail_the_request_at_their_own
     drafter = Injected(lambda wish, tokens: [1] * wish.num_drafts)
     driver = small_int8.driver(changes={"norm": broken}, drafter=drafter)
     request = driver.assign(0, PROMPT, room=9)
-    driver.step(assign=[request], run=[Run(0, request.epoch, 6)])
-    [event] = driver.step(run=[Run(0, request.epoch, 1, [], 3)])
-    assert isinstance(event, Failed) and event.code == "invalid_logits"
+    driver.step(assign=[request], run=[RunSlot(0, request.slot_epoch, 6)])
+    [event] = driver.step(run=[RunSlot(0, request.slot_epoch, 1, [], 3)])
+    assert isinstance(event, SlotFailed) and event.code == "invalid_logits"

@@ -8,20 +8,20 @@ from typing import Any, TypeVar
 import numpy as np
 
 from onward.kernels.cpu.kv_layout import record_size
-from onward.proto.kv_transfer import Endpoint, Expect, Expecting, KvCommand, KvReport, Layout, Push
+from onward.proto.kv_transfer import ExpectingWrites, ExpectWrites, KvCommand, KvEndpoint, KvLayout, KvPush, KvReport
 from onward.proto.model import ModelConfig
-from onward.transport.curve import private_addresses
-from onward.transport.zmq import Wires
-from onward.worker.kv_store import allocate
+from onward.transport.curve import make_private_address
+from onward.transport.zmq import SocketPoller
+from onward.worker.kv_store import allocate_kv_pool
 from onward.worker.transfer.checksums import block_checksum
-from onward.worker.transfer.plane import KvMemory, Plane
-from onward.worker.transfer.push_job import Fed
+from onward.worker.transfer.plane import KvMemoryRegion, KvTransferThread
+from onward.worker.transfer.push_job import ComputedBlocks
 
 CONFIG = ModelConfig(
     architecture="llama", vocab_size=9, hidden_size=64, intermediate_size=96, num_layers=3, num_heads=2, num_kv_heads=2,
     head_dim=32, max_position_embeddings=256, rms_norm_eps=1e-5, rope_theta=10_000.0,
 )  # fmt: skip
-LAYOUT = Layout(fingerprint="same", dtype="int8", block_size=16, num_layers=3, num_kv_heads=2, head_dim=32)
+LAYOUT = KvLayout(fingerprint="same", dtype="int8", block_size=16, num_layers=3, num_kv_heads=2, head_dim=32)
 PAGE_BYTES = 2 * record_size(32, 1)
 TIMEOUT_S = 20.0
 
@@ -33,30 +33,36 @@ class Instance:
     """Blocks are filled from a seed, so that any byte out of place shows."""
 
     def __init__(
-        self, backend: str | None = None, *, num_blocks: int = 40, key: str = "", layout: Layout = LAYOUT, seed: int = 0
+        self,
+        backend: str | None = None,
+        *,
+        num_blocks: int = 40,
+        key: str = "",
+        layout: KvLayout = LAYOUT,
+        seed: int = 0,
     ) -> None:
-        pool = allocate(CONFIG, np.dtype(np.int8), num_blocks, 16, is_shared=backend is not None)
+        pool = allocate_kv_pool(CONFIG, np.dtype(np.int8), num_blocks, 16, is_shared=backend is not None)
         self.bytes, self.geometry = pool.data, pool.geometry
         assert self.geometry.page_bytes == PAGE_BYTES
         self.bytes[:] = np.random.default_rng(seed).integers(0, 256, self.bytes.size, np.uint8)
         self.num_layers_done = 0
         number = next(_numbers)
-        engines, workers = private_addresses(f"test-{number}-{time.monotonic_ns()}")
-        self._wires, plane_wires = Wires(), Wires()
-        self._port = self._wires.kv_port(engines)
-        self.plane = Plane(
-            KvMemory(self.bytes, pool.fd, self.geometry, layout),
+        engines, workers = make_private_address(f"test-{number}-{time.monotonic_ns()}")
+        self._wires, plane_wires = SocketPoller(), SocketPoller()
+        self._port = self._wires.engine_kv_wire_end(engines)
+        self.plane = KvTransferThread(
+            KvMemoryRegion(self.bytes, pool.fd, self.geometry, layout),
             backend=backend,
             host="127.0.0.1",
             incarnation=f"worker-{number}",
             cluster_key=key,
             layers_done=lambda: self.num_layers_done,
         )
-        self.plane.start(plane_wires, plane_wires.kv_socket(workers))
+        self.plane.start(plane_wires, plane_wires.worker_kv_wire_end(workers))
         self.reports: list[KvReport] = []
 
     @property
-    def endpoint(self) -> Endpoint:
+    def endpoint(self) -> KvEndpoint:
         assert self.plane.endpoint is not None
         return self.plane.endpoint
 
@@ -77,18 +83,18 @@ class Instance:
         raise AssertionError(f"no {kind.__name__} of {lease_id}, but {self.reports}")
 
     def expect(self, block_ids: list[int], lease_id: str = "lease", *, checksums: bool = True) -> None:
-        self.tell(Expect(lease_id, block_ids, checksums))
-        self.hear(Expecting, lease_id)
+        self.tell(ExpectWrites(lease_id, block_ids, checksums))
+        self.hear(ExpectingWrites, lease_id)
 
-    def push(self, to: Endpoint, block_ids: Iterable[int], lease_id: str = "lease", **more: Any) -> None:
+    def push(self, to: KvEndpoint, block_ids: Iterable[int], lease_id: str = "lease", **more: Any) -> None:
         fields = {"first_block": 0, "checksums": True} | more
-        self.plane.open_push(Push(lease_id, to, block_ids=list(block_ids), **fields))
+        self.plane.open_push(KvPush(lease_id, to, block_ids=list(block_ids), **fields))
         self.plane.wake()
 
     def feed(
         self, source_ids: list[int], lease_id: str = "lease", *, first: int = 0, before: int | None = None
     ) -> None:
-        self.plane.feed(Fed(lease_id, first, source_ids, before))
+        self.plane.send_computed(ComputedBlocks(lease_id, first, source_ids, before))
         self.plane.wake()
 
     def block(self, block: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from onward.proto.kv_transfer import Endpoint
+from onward.proto.kv_transfer import KvEndpoint
 from tests.worker.transfer.instance import Instance
 
 ROOT = Path(__file__).parents[3]
@@ -26,12 +26,12 @@ class InstanceProcess:
             text=True,
         )
         self.address, self.incarnation = self._line().split()
-        self.endpoint = Endpoint(backend, self.address, self.incarnation)
+        self.endpoint = KvEndpoint(backend, self.address, self.incarnation)
 
     def expect(self, blocks: list[int], lease_id: str = "lease") -> None:
         self._do("expect", blocks, lease_id)
 
-    def push(self, to: Endpoint, blocks: list[int], lease_id: str = "lease") -> None:
+    def push(self, to: KvEndpoint, blocks: list[int], lease_id: str = "lease") -> None:
         self._do("push", blocks, lease_id, to)
 
     def feed(self, blocks: list[int], lease_id: str = "lease", *, first: int = 0) -> None:
@@ -52,7 +52,7 @@ class InstanceProcess:
             assert stream is not None
             stream.close()
 
-    def _do(self, verb: str, blocks: list[int], lease_id: str, to: Endpoint | None = None, first: int = 0) -> None:
+    def _do(self, verb: str, blocks: list[int], lease_id: str, to: KvEndpoint | None = None, first: int = 0) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(_Task(verb, blocks, lease_id, to, first)).decode() + "\n")
         self._process.stdin.flush()
@@ -67,7 +67,7 @@ class _Task(msgspec.Struct):
     verb: str
     blocks: list[int]
     lease_id: str
-    to: Endpoint | None
+    to: KvEndpoint | None
     first: int
 
 

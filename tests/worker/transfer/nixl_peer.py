@@ -12,8 +12,8 @@ import sys
 
 import numpy as np
 
-from onward.worker.transfer.backend import Copy, TransferFailed
-from onward.worker.transfer.nixl import NixlReceiver, NixlWriter
+from onward.worker.transfer.backend import MemoryCopy, TransferFailed
+from onward.worker.transfer.nixl import NixlReceiverBackend, NixlSenderBackend
 
 
 def map_memory(fd: int, num_bytes: int) -> np.ndarray:
@@ -21,22 +21,22 @@ def map_memory(fd: int, num_bytes: int) -> np.ndarray:
 
 
 def receive(memory: np.ndarray) -> None:
-    receiver = NixlReceiver(memory)
+    receiver = NixlReceiverBackend(memory)
     for line in sys.stdin:
-        print(receiver.invite(int(line)).data.hex(), flush=True)
+        print(receiver.register_sender(int(line)).data.hex(), flush=True)
 
 
 def write(memory: np.ndarray) -> None:
     for line in sys.stdin:
-        writer = NixlWriter(memory, bytes.fromhex(line))
+        writer = NixlSenderBackend(memory, bytes.fromhex(line))
         try:
             write_until_it_fails(writer, memory)
         except TransferFailed as failure:
             print(failure, flush=True)
 
 
-def write_until_it_fails(writer: NixlWriter, memory: np.ndarray) -> None:
-    copies = [Copy(at, at, 4096) for at in range(0, memory.nbytes, 4096)]
+def write_until_it_fails(writer: NixlSenderBackend, memory: np.ndarray) -> None:
+    copies = [MemoryCopy(at, at, 4096) for at in range(0, memory.nbytes, 4096)]
     for num_started in itertools.count(1):
         memory += 1
         writer.start(copies)

@@ -4,11 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.worker.transfer.backend import Copy
+from onward.worker.transfer.backend import MemoryCopy
 from onward.worker.transfer.checksums import block_checksum
-from onward.worker.transfer.geometry import Geometry, copies
+from onward.worker.transfer.geometry import PageGeometry, plan_copies
 
-OURS, THEIRS = Geometry(3, 20, 8), Geometry(3, 50, 8)
+OURS, THEIRS = PageGeometry(3, 20, 8), PageGeometry(3, 50, 8)
 
 
 @given(st.integers(0, 2), st.permutations(range(20)), st.permutations(range(50)), st.integers(1, 20))
@@ -16,7 +16,7 @@ def test_copies_move_every_block_to_its_place(layer: int, sources: list[int], ta
     sources, targets = sorted(sources[:count]), targets[:count]
     ours = np.arange(OURS.num_bytes, dtype=np.int32)
     theirs = np.full(THEIRS.num_bytes, -1, np.int32)
-    for source_at, target_at, size in copies(OURS, THEIRS, layer, sources, targets):
+    for source_at, target_at, size in plan_copies(OURS, THEIRS, layer, sources, targets):
         theirs[target_at : target_at + size] = ours[source_at : source_at + size]
     pages = theirs.reshape(3, 50, 8)
     for source, target in zip(sources, targets, strict=True):
@@ -25,15 +25,15 @@ def test_copies_move_every_block_to_its_place(layer: int, sources: list[int], ta
 
 
 def test_what_is_consecutive_on_both_sides_is_one_copy() -> None:
-    assert copies(OURS, THEIRS, 1, [3, 4, 5, 9, 10], [7, 8, 20, 21, 22]) == [
-        Copy((20 + 3) * 8, (50 + 7) * 8, 16),
-        Copy((20 + 5) * 8, (50 + 20) * 8, 8),
-        Copy((20 + 9) * 8, (50 + 21) * 8, 16),
+    assert plan_copies(OURS, THEIRS, 1, [3, 4, 5, 9, 10], [7, 8, 20, 21, 22]) == [
+        MemoryCopy((20 + 3) * 8, (50 + 7) * 8, 16),
+        MemoryCopy((20 + 5) * 8, (50 + 20) * 8, 8),
+        MemoryCopy((20 + 9) * 8, (50 + 21) * 8, 16),
     ]
 
 
 def test_places_are_pages() -> None:
-    layers, blocks = OURS.pages([(OURS.page_at(0, 19), 16), (OURS.page_at(2, 5), 8)])
+    layers, blocks = OURS.pages_in([(OURS.page_offset(0, 19), 16), (OURS.page_offset(2, 5), 8)])
     assert list(zip(layers.tolist(), blocks.tolist(), strict=True)) == [(0, 19), (1, 0), (2, 5)]
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import onward.worker.transfer.nixl as nixl_backend
 from onward.errors import StartupError
-from onward.worker.transfer.backend import Copy, TransferFailed
-from onward.worker.transfer.nixl import NixlReceiver, NixlWriter
+from onward.worker.transfer.backend import MemoryCopy, TransferFailed
+from onward.worker.transfer.nixl import NixlReceiverBackend, NixlSenderBackend
 from tests.worker.transfer.nixl_peer import map_memory
 
 MIB = 1 << 20
@@ -25,28 +25,28 @@ def random_memory(num_bytes: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, num_bytes, dtype=np.uint8)
 
 
-def scattered_copies(num_bytes: int, piece: int, seed: int = 0) -> list[Copy]:
+def scattered_copies(num_bytes: int, piece: int, seed: int = 0) -> list[MemoryCopy]:
     """Every piece of the memory goes to some other place."""
     rng = np.random.default_rng(seed)
     num_pieces = num_bytes // piece
     pairs = zip(rng.permutation(num_pieces).tolist(), rng.permutation(num_pieces).tolist(), strict=True)
-    return [Copy(source * piece, target * piece, piece) for source, target in pairs]
+    return [MemoryCopy(source * piece, target * piece, piece) for source, target in pairs]
 
 
-def copied(source: np.ndarray, target: np.ndarray, copies: list[Copy]) -> np.ndarray:
+def copied(source: np.ndarray, target: np.ndarray, copies: list[MemoryCopy]) -> np.ndarray:
     expected = target.copy()
     for copy in copies:
-        expected[copy.target_at :][: copy.num_bytes] = source[copy.source_at :][: copy.num_bytes]
+        expected[copy.target_offset :][: copy.num_bytes] = source[copy.source_offset :][: copy.num_bytes]
     return expected
 
 
-def wait_for(writer: NixlWriter, num_batches: int) -> None:
+def wait_for(writer: NixlSenderBackend, num_batches: int) -> None:
     """Bounded by the writer's own deadline."""
     while writer.poll() < num_batches:
         os.sched_yield()
 
 
-def write_until_it_fails(writer: NixlWriter, copies: list[Copy]) -> None:
+def write_until_it_fails(writer: NixlSenderBackend, copies: list[MemoryCopy]) -> None:
     for number in itertools.count(writer.poll() + 1):
         writer.start(copies)
         wait_for(writer, number)
@@ -112,10 +112,10 @@ def invitation_of(peer: Peer) -> bytes:
 
 
 @contextmanager
-def pair(source: np.ndarray, target: np.ndarray) -> Iterator[tuple[NixlReceiver, NixlWriter]]:
+def pair(source: np.ndarray, target: np.ndarray) -> Iterator[tuple[NixlReceiverBackend, NixlSenderBackend]]:
     """Both ends in this process."""
-    receiver = NixlReceiver(target, "127.0.0.1")
-    writer = NixlWriter(source, receiver.invite(1).data)
+    receiver = NixlReceiverBackend(target, "127.0.0.1")
+    writer = NixlSenderBackend(source, receiver.register_sender(1).data)
     try:
         yield receiver, writer
     finally:
@@ -147,8 +147,8 @@ def test_batches_in_flight_complete_in_order_each_with_its_bytes() -> None:
             num_complete = writer.poll()
             for batch in batches[num_seen:num_complete]:
                 for copy in batch:
-                    sent = source[copy.source_at :][: copy.num_bytes]
-                    assert np.array_equal(target[copy.target_at :][: copy.num_bytes], sent)
+                    sent = source[copy.source_offset :][: copy.num_bytes]
+                    assert np.array_equal(target[copy.target_offset :][: copy.num_bytes], sent)
             assert num_complete >= num_seen
             num_seen = num_complete
 
@@ -156,12 +156,12 @@ def test_batches_in_flight_complete_in_order_each_with_its_bytes() -> None:
 def test_a_batch_that_is_complete_lies_in_the_other_process_at_that_moment(receiving_peer: Peer) -> None:
     source = np.zeros(MIB, np.uint8)
     rng = np.random.default_rng(0)
-    writer = NixlWriter(source, invitation_of(receiving_peer))
+    writer = NixlSenderBackend(source, invitation_of(receiving_peer))
     for number in range(1, 500):
         num_bytes = int(rng.integers(1, 100_000))
         at, target_at = (int(rng.integers(0, MIB - num_bytes)) for _ in range(2))
         source[at : at + num_bytes] = number % 251
-        writer.start([Copy(at, target_at, num_bytes)])
+        writer.start([MemoryCopy(at, target_at, num_bytes)])
         wait_for(writer, number)
         assert (receiving_peer.memory[target_at : target_at + num_bytes] == number % 251).all()
     writer.close()
@@ -169,9 +169,9 @@ def test_a_batch_that_is_complete_lies_in_the_other_process_at_that_moment(recei
 
 def test_an_expelled_writer_that_writes_on_changes_nothing_and_learns_of_it(writing_peer: Peer) -> None:
     memory = np.zeros(16 * MIB, np.uint8)
-    receiver = NixlReceiver(memory)
-    assert writing_peer.ask(receiver.invite(1).data.hex()) == "wrote"
-    receiver.expel(1)
+    receiver = NixlReceiverBackend(memory)
+    assert writing_peer.ask(receiver.register_sender(1).data.hex()) == "wrote"
+    receiver.unregister_sender(1)
     left = memory.copy()
     assert "nixl" in writing_peer.hear()
     assert np.array_equal(memory, left)
@@ -179,10 +179,10 @@ def test_an_expelled_writer_that_writes_on_changes_nothing_and_learns_of_it(writ
 
 def test_an_expelled_writer_that_was_stuck_changes_nothing_when_it_wakes_up(writing_peer: Peer) -> None:
     memory = np.zeros(16 * MIB, np.uint8)
-    receiver = NixlReceiver(memory)
-    assert writing_peer.ask(receiver.invite(1).data.hex()) == "wrote"
+    receiver = NixlReceiverBackend(memory)
+    assert writing_peer.ask(receiver.register_sender(1).data.hex()) == "wrote"
     os.kill(writing_peer.process.pid, signal.SIGSTOP)
-    receiver.expel(1)
+    receiver.unregister_sender(1)
     left = memory.copy()
     os.kill(writing_peer.process.pid, signal.SIGCONT)
     assert "nixl" in writing_peer.hear()
@@ -191,13 +191,13 @@ def test_an_expelled_writer_that_was_stuck_changes_nothing_when_it_wakes_up(writ
 
 def test_a_writer_that_is_killed_can_be_expelled_and_the_others_go_on() -> None:
     source, memory = random_memory(MIB), np.zeros(MIB, np.uint8)
-    receiver = NixlReceiver(memory)
-    healthy = NixlWriter(source, receiver.invite(2).data)
+    receiver = NixlReceiverBackend(memory)
+    healthy = NixlSenderBackend(source, receiver.register_sender(2).data)
     with peer_process("write", MIB) as peer:
-        assert peer.ask(receiver.invite(1).data.hex()) == "wrote"
+        assert peer.ask(receiver.register_sender(1).data.hex()) == "wrote"
         peer.kill()
-        receiver.expel(1)
-    healthy.start([Copy(0, 0, MIB)])
+        receiver.unregister_sender(1)
+    healthy.start([MemoryCopy(0, 0, MIB)])
     wait_for(healthy, 1)
     assert np.array_equal(memory, source)
     healthy.close()
@@ -207,14 +207,14 @@ def test_a_writer_that_is_killed_can_be_expelled_and_the_others_go_on() -> None:
 def test_a_receiver_that_is_killed_in_mid_transfer_fails_the_writer() -> None:
     source = random_memory(32 * MIB)
     with peer_process("receive", 32 * MIB) as peer:
-        writer = NixlWriter(source, invitation_of(peer))
+        writer = NixlSenderBackend(source, invitation_of(peer))
         copies = scattered_copies(32 * MIB, 6528)
         writer.start(copies)
         peer.kill()
         with pytest.raises(TransferFailed):
             write_until_it_fails(writer, copies)
         with pytest.raises(TransferFailed):
-            writer.start([Copy(0, 0, 1)])
+            writer.start([MemoryCopy(0, 0, 1)])
         writer.close()
 
 
@@ -222,18 +222,18 @@ def test_a_receiver_that_hangs_fails_the_writer_at_its_deadline(
     receiving_peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with connected(receiving_peer) as writer:
-        monkeypatch.setattr(nixl_backend, "STALL_S", 0.1)
-        monkeypatch.setattr(nixl_backend, "SLOWEST_BYTES_PER_S", 1e12)
+        monkeypatch.setattr(nixl_backend, "STALL_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(nixl_backend, "MIN_BYTES_PER_S", 1e12)
         start_a_batch_that_hangs(writer, receiving_peer)
         with pytest.raises(TransferFailed, match="does not take the bytes"):
             wait_for(writer, 2)
 
 
 @contextmanager
-def connected(peer: Peer) -> Iterator[NixlWriter]:
+def connected(peer: Peer) -> Iterator[NixlSenderBackend]:
     """A writer that has one complete batch. The peer goes on afterwards if it was stopped."""
-    writer = NixlWriter(random_memory(32 * MIB), invitation_of(peer))
-    writer.start([Copy(0, 0, 1)])
+    writer = NixlSenderBackend(random_memory(32 * MIB), invitation_of(peer))
+    writer.start([MemoryCopy(0, 0, 1)])
     wait_for(writer, 1)
     try:
         yield writer
@@ -242,32 +242,34 @@ def connected(peer: Peer) -> Iterator[NixlWriter]:
         os.kill(peer.process.pid, signal.SIGCONT)
 
 
-def start_a_batch_that_hangs(writer: NixlWriter, peer: Peer) -> None:
+def start_a_batch_that_hangs(writer: NixlSenderBackend, peer: Peer) -> None:
     os.kill(peer.process.pid, signal.SIGSTOP)
     writer.start(scattered_copies(32 * MIB, 6528))
 
 
-@pytest.mark.parametrize("copy", [Copy(MIB - 1, 0, 2), Copy(0, MIB - 1, 2), Copy(0, -1, 2), Copy(0, 0, 0)])
-def test_a_copy_outside_of_either_memory_fails_before_it_moves_anything(copy: Copy) -> None:
+@pytest.mark.parametrize(
+    "copy", [MemoryCopy(MIB - 1, 0, 2), MemoryCopy(0, MIB - 1, 2), MemoryCopy(0, -1, 2), MemoryCopy(0, 0, 0)]
+)
+def test_a_copy_outside_of_either_memory_fails_before_it_moves_anything(copy: MemoryCopy) -> None:
     source, target = random_memory(MIB), np.zeros(MIB, np.uint8)
     with pair(source, target) as (_, writer), pytest.raises(TransferFailed, match="outside"):
-        writer.start([Copy(0, 0, 10), copy])
+        writer.start([MemoryCopy(0, 0, 10), copy])
     assert not target.any()
 
 
 def test_an_invitation_that_makes_no_sense_is_refused() -> None:
     memory = np.zeros(MIB, np.uint8)
     with pytest.raises(TransferFailed, match="invitation"):
-        NixlWriter(memory, b"nonsense")
-    receiver = NixlReceiver(memory)
-    invitation = receiver.invite(1).data
+        NixlSenderBackend(memory, b"nonsense")
+    receiver = NixlReceiverBackend(memory)
+    invitation = receiver.register_sender(1).data
     receiver.close()
     with pytest.raises(TransferFailed):
-        wait_for(started(NixlWriter(memory, invitation)), 1)
+        wait_for(started(NixlSenderBackend(memory, invitation)), 1)
 
 
-def started(writer: NixlWriter) -> NixlWriter:
-    writer.start([Copy(0, 0, 1)])
+def started(writer: NixlSenderBackend) -> NixlSenderBackend:
+    writer.start([MemoryCopy(0, 0, 1)])
     return writer
 
 
@@ -275,14 +277,14 @@ def started(writer: NixlWriter) -> NixlWriter:
 def test_transports_that_go_past_the_receiver_are_refused(transports: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", transports)
     with pytest.raises(StartupError, match="UCX_TLS"):
-        NixlReceiver(np.zeros(MIB, np.uint8))
+        NixlReceiverBackend(np.zeros(MIB, np.uint8))
 
 
 def test_a_person_may_choose_among_the_other_transports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
     source, target = random_memory(MIB), np.zeros(MIB, np.uint8)
     with pair(source, target) as (_, writer):
-        writer.start([Copy(0, 0, MIB)])
+        writer.start([MemoryCopy(0, 0, MIB)])
         wait_for(writer, 1)
         assert np.array_equal(target, source)
 
@@ -295,7 +297,7 @@ def test_nothing_is_left_behind_and_nothing_is_printed(capfd: pytest.CaptureFixt
     with pair(source, target) as (receiver, writer):
         copies = scattered_copies(8 * MIB, 6528)
         writer.start(copies)
-        receiver.expel(1)
+        receiver.unregister_sender(1)
         with pytest.raises(TransferFailed):
             write_until_it_fails(writer, copies)
     assert not left_behind() - before

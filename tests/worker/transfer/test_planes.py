@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from onward.proto.kv_transfer import (
-    Counted,
     EndLease,
-    Endpoint,
-    LeaseQuiet,
+    KvEndpoint,
+    LeaseQuiesced,
+    PushComplete,
     PushFailed,
-    PushQuiet,
-    Revoke,
-    Sent,
+    PushQuiesced,
+    RevokeLease,
     StopPush,
     WriterLost,
+    WritesComplete,
 )
 from tests.worker.transfer.instance import LAYOUT, PAGE_BYTES, Instance, wait_until
 
@@ -38,7 +38,7 @@ def test_random_block_maps_arrive_whole_and_touch_nothing_else(start: Start, bac
     cut = count // 3
     ours.feed(sources[:cut])
     ours.feed(sources[cut:], first=cut)
-    sent, counted = ours.hear(Sent), theirs.hear(Counted)
+    sent, counted = ours.hear(PushComplete), theirs.hear(WritesComplete)
     for source, target in zip(sources, targets, strict=True):
         np.testing.assert_array_equal(ours.block(source), theirs.block(target))
     for block, before in untouched.items():
@@ -54,7 +54,7 @@ def test_a_block_of_several_batches_arrives(start: Start, backend: str, monkeypa
     theirs.expect(list(range(40)))
     ours.push(theirs.endpoint, range(40))
     ours.feed(list(range(40)))
-    assert ours.hear(Sent).checksums == theirs.hear(Counted).checksums == ours.checksums(range(40))
+    assert ours.hear(PushComplete).checksums == theirs.hear(WritesComplete).checksums == ours.checksums(range(40))
     np.testing.assert_array_equal(ours.bytes, theirs.bytes)
 
 
@@ -64,7 +64,7 @@ def test_checksums_are_computed_only_where_they_are_asked_for(start: Start, back
     theirs.expect([4], checksums=False)
     ours.push(theirs.endpoint, [4], checksums=False)
     ours.feed([9])
-    assert ours.hear(Sent).checksums == [] == theirs.hear(Counted).checksums
+    assert ours.hear(PushComplete).checksums == [] == theirs.hear(WritesComplete).checksums
     np.testing.assert_array_equal(ours.block(9), theirs.block(4))
 
 
@@ -73,7 +73,7 @@ def test_a_lease_of_no_blocks_is_complete_at_once(start: Start, backend: str) ->
     ours, theirs = start(), start(backend)
     theirs.expect([])
     ours.push(theirs.endpoint, [], first_block=3)
-    assert ours.hear(Sent).num_bytes == 0 == theirs.hear(Counted).num_bytes
+    assert ours.hear(PushComplete).num_bytes == 0 == theirs.hear(WritesComplete).num_bytes
 
 
 @each
@@ -88,7 +88,7 @@ def test_layers_arrive_while_later_ones_are_computed(start: Start, backend: str)
         ours.num_layers_done = 30 + layer + 1
         wait_until(lambda: bool((theirs.block(7)[: layer + 1] == ours.block(5)[: layer + 1]).all()))  # noqa: B023
         np.testing.assert_array_equal(theirs.block(7)[layer + 1 :], later)
-    assert ours.hear(Sent).checksums == theirs.hear(Counted).checksums
+    assert ours.hear(PushComplete).checksums == theirs.hear(WritesComplete).checksums
 
 
 @each
@@ -100,7 +100,7 @@ def test_one_connection_serves_many_leases_at_once(start: Start, backend: str) -
     for n in reversed(range(10)):
         ours.feed([30 - n, n], f"lease {n}")
     for n in range(10):
-        assert ours.hear(Sent, f"lease {n}").checksums == theirs.hear(Counted, f"lease {n}").checksums
+        assert ours.hear(PushComplete, f"lease {n}").checksums == theirs.hear(WritesComplete, f"lease {n}").checksums
         theirs.tell(EndLease(f"lease {n}"))
     assert ours.plane.num_connections == theirs.plane.num_connections == 1
 
@@ -112,8 +112,8 @@ def test_a_revoked_lease_lets_nothing_more_in_and_its_push_fails(start: Start, b
     ours.push(theirs.endpoint, [0, 1])
     ours.feed([8])
     wait_until(lambda: bool((theirs.block(0) == ours.block(8)).all()))
-    theirs.tell(Revoke("lease"))
-    theirs.hear(LeaseQuiet)
+    theirs.tell(RevokeLease("lease"))
+    theirs.hear(LeaseQuiesced)
     before = theirs.bytes.copy()
     ours.feed([9], first=1)
     assert "revoked" in ours.hear(PushFailed).message
@@ -129,10 +129,10 @@ def test_a_lease_that_nobody_has_joined_is_quiet_at_once_and_a_late_writer_is_re
     ours, theirs = start(seed=1), start(backend, seed=2)
     before = theirs.bytes.copy()
     theirs.expect([0])
-    theirs.tell(Revoke("lease"))
-    theirs.hear(LeaseQuiet)
-    theirs.tell(Revoke("lease"))
-    theirs.hear(LeaseQuiet)
+    theirs.tell(RevokeLease("lease"))
+    theirs.hear(LeaseQuiesced)
+    theirs.tell(RevokeLease("lease"))
+    theirs.hear(LeaseQuiesced)
     ours.push(theirs.endpoint, [0])
     ours.feed([8])
     assert "it was revoked" in ours.hear(PushFailed).message
@@ -155,8 +155,8 @@ def test_unknown_and_ended_leases_and_other_blocks_are_refused(start: Start, bac
 
 def test_an_unknown_lease_is_quiet_at_once(start: Start) -> None:
     theirs = start("shm")
-    theirs.tell(Revoke("lease"))
-    theirs.hear(LeaseQuiet)
+    theirs.tell(RevokeLease("lease"))
+    theirs.hear(LeaseQuiesced)
 
 
 @each
@@ -167,15 +167,15 @@ def test_a_stopped_push_is_quiet_and_its_lease_loses_its_writer(start: Start, ba
     ours.feed([8])
     wait_until(lambda: bool((theirs.block(0) == ours.block(8)).all()))
     ours.tell(StopPush("lease"))
-    ours.hear(PushQuiet)
+    ours.hear(PushQuiesced)
     assert "gave up" in theirs.hear(WriterLost).message
     before = theirs.bytes.copy()
     ours.feed([9], first=1)
-    theirs.tell(Revoke("lease"))
-    theirs.hear(LeaseQuiet)
+    theirs.tell(RevokeLease("lease"))
+    theirs.hear(LeaseQuiesced)
     np.testing.assert_array_equal(theirs.bytes, before)
     ours.tell(StopPush("lease"))
-    ours.hear(PushQuiet)
+    ours.hear(PushQuiesced)
 
 
 def test_a_stop_that_overtakes_its_push_still_wins(start: Start) -> None:
@@ -184,7 +184,7 @@ def test_a_stop_that_overtakes_its_push_still_wins(start: Start) -> None:
     theirs.expect([0])
     theirs.expect([1], "later")
     ours.tell(StopPush("lease"))
-    ours.hear(PushQuiet)
+    ours.hear(PushQuiesced)
     ours.push(theirs.endpoint, [0])
     ours.feed([8])
     _transfer(ours, theirs, [9], [1], "later", is_expected=True)
@@ -207,9 +207,9 @@ def test_a_corrupted_byte_shows_in_the_checksums(start: Start, backend: str) -> 
     ours.push(theirs.endpoint, [0, 1])
     ours.feed([8])
     wait_until(lambda: bool((theirs.block(0) == ours.block(8)).all()))
-    theirs.bytes[theirs.geometry.page_at(2, 0) + 17] ^= 1
+    theirs.bytes[theirs.geometry.page_offset(2, 0) + 17] ^= 1
     ours.feed([9], first=1)
-    sent, counted = ours.hear(Sent), theirs.hear(Counted)
+    sent, counted = ours.hear(PushComplete), theirs.hear(WritesComplete)
     assert sent.checksums[0] != counted.checksums[0]
     assert sent.checksums[1] == counted.checksums[1]
 
@@ -236,8 +236,8 @@ def test_the_end_of_the_writer_is_noticed(start: Start, backend: str) -> None:
     wait_until(lambda: bool((theirs.block(0) == ours.block(8)).all()))
     ours.plane.close()
     assert "closed the connection" in theirs.hear(WriterLost).message
-    theirs.tell(Revoke("lease"))
-    theirs.hear(LeaseQuiet)
+    theirs.tell(RevokeLease("lease"))
+    theirs.hear(LeaseQuiesced)
 
 
 @each
@@ -262,14 +262,14 @@ def test_a_writer_that_does_not_belong_is_refused(start: Start, backend: str, wr
 def test_a_writer_that_means_another_incarnation_is_refused(start: Start, backend: str) -> None:
     ours, theirs = start(), start(backend)
     theirs.expect([0])
-    ours.push(Endpoint(backend, theirs.endpoint.address, "an earlier one"), [0])
+    ours.push(KvEndpoint(backend, theirs.endpoint.address, "an earlier one"), [0])
     assert "means worker an earlier one" in ours.hear(PushFailed).message
 
 
 @pytest.mark.parametrize("address", ["tcp:192.0.2.7:80", "tcp:example.org:80", "tcp:127.0.0.1", "unix:name", "what"])
 def test_an_address_that_is_none_or_not_safe_fails_the_push(start: Start, address: str) -> None:
     ours = start()
-    ours.push(Endpoint("tcp", address, "worker"), [0])
+    ours.push(KvEndpoint("tcp", address, "worker"), [0])
     assert address in ours.hear(PushFailed).message
 
 
@@ -281,5 +281,5 @@ def _transfer(
         theirs.expect(targets, lease)
     ours.push(theirs.endpoint, targets, lease)
     ours.feed(sources, lease)
-    ours.hear(Sent, lease)
-    theirs.hear(Counted, lease)
+    ours.hear(PushComplete, lease)
+    theirs.hear(WritesComplete, lease)

@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from onward.proto.kv_transfer import Counted, LeaseQuiet, PushFailed, PushQuiet, Revoke, Sent, StopPush, WriterLost
+from onward.proto.kv_transfer import (
+    LeaseQuiesced,
+    PushComplete,
+    PushFailed,
+    PushQuiesced,
+    RevokeLease,
+    StopPush,
+    WriterLost,
+    WritesComplete,
+)
 from tests.worker.transfer.instance import Instance, wait_until
 from tests.worker.transfer.instance_process import InstanceProcess
 
@@ -52,7 +61,7 @@ def whole_transfer(start: Start, theirs: Instance) -> None:
     theirs.expect([30], "other")
     other.push(theirs.endpoint, [30], "other")
     other.feed([2], "other")
-    assert other.hear(Sent, "other").checksums == theirs.hear(Counted, "other").checksums
+    assert other.hear(PushComplete, "other").checksums == theirs.hear(WritesComplete, "other").checksums
 
 
 @pytest.mark.parametrize("backend", ["shm", "tcp"])
@@ -62,8 +71,8 @@ def test_a_killed_writer_is_lost_and_its_lease_can_be_quiet(start: Start, spawn:
     writer.signal(signal.SIGKILL)
     theirs.hear(WriterLost)
     before = theirs.block(1)
-    theirs.tell(Revoke("lease"))
-    theirs.hear(LeaseQuiet)
+    theirs.tell(RevokeLease("lease"))
+    theirs.hear(LeaseQuiesced)
     np.testing.assert_array_equal(theirs.block(1), before)
     whole_transfer(start, theirs)
 
@@ -72,11 +81,11 @@ def test_over_shm_a_stopped_writer_s_lease_is_not_quiet_until_it_is_dead(start: 
     theirs, writer = start("shm", seed=2), spawn()
     begun(writer, theirs)
     writer.signal(signal.SIGSTOP)
-    theirs.tell(Revoke("lease"))
+    theirs.tell(RevokeLease("lease"))
     whole_transfer(start, theirs)
     assert theirs.reports == []
     writer.signal(signal.SIGKILL)
-    theirs.hear(LeaseQuiet)
+    theirs.hear(LeaseQuiesced)
 
 
 def test_over_shm_a_stopped_writer_that_goes_on_stops_writing_before_its_lease_is_quiet(
@@ -85,17 +94,17 @@ def test_over_shm_a_stopped_writer_that_goes_on_stops_writing_before_its_lease_i
     theirs, writer = start("shm", seed=2), spawn()
     begun(writer, theirs)
     writer.signal(signal.SIGSTOP)
-    theirs.tell(Revoke("lease"))
+    theirs.tell(RevokeLease("lease"))
     whole_transfer(start, theirs)
     writer.signal(signal.SIGCONT)
-    theirs.hear(LeaseQuiet)
+    theirs.hear(LeaseQuiesced)
     before = theirs.block(1)
     writer.feed([9], first=1)
     whole = start(seed=4)
     theirs.expect([31], "last")
     whole.push(theirs.endpoint, [31], "last")
     whole.feed([1], "last")
-    whole.hear(Sent, "last")
+    whole.hear(PushComplete, "last")
     np.testing.assert_array_equal(theirs.block(1), before)
 
 
@@ -104,8 +113,8 @@ def test_over_nixl_a_stopped_writer_is_shut_out(start: Start, spawn: Spawn, monk
     theirs, writer = start("nixl", seed=2), spawn()
     begun(writer, theirs)
     writer.signal(signal.SIGSTOP)
-    theirs.tell(Revoke("lease"))
-    theirs.hear(LeaseQuiet)
+    theirs.tell(RevokeLease("lease"))
+    theirs.hear(LeaseQuiesced)
     before = theirs.bytes.copy()
     writer.signal(signal.SIGCONT)
     writer.feed([9], first=1)
@@ -118,8 +127,8 @@ def test_over_tcp_a_stopped_writer_s_lease_is_quiet_at_once(start: Start, spawn:
     theirs, writer = start("tcp", seed=2), spawn()
     begun(writer, theirs)
     writer.signal(signal.SIGSTOP)
-    theirs.tell(Revoke("lease"))
-    theirs.hear(LeaseQuiet)
+    theirs.tell(RevokeLease("lease"))
+    theirs.hear(LeaseQuiesced)
 
 
 @pytest.mark.parametrize("backend", ["shm", "tcp"])
@@ -133,16 +142,16 @@ def test_a_stopped_receiver_holds_up_nobody_else_and_its_pushes_end(
     ours.push(stuck.endpoint, range(1, MANY))
     ours.push(stuck.endpoint, [0], "first")
     ours.feed([0], "first")
-    ours.hear(Sent, "first")  # and so the other lease was joined, too
+    ours.hear(PushComplete, "first")  # and so the other lease was joined, too
     stuck.signal(signal.SIGSTOP)
     ours.feed(list(range(1, MANY)))
     theirs.expect([3], "other")
     ours.push(theirs.endpoint, [3], "other")
     ours.feed([3], "other")
-    assert ours.hear(Sent, "other").checksums == theirs.hear(Counted, "other").checksums
+    assert ours.hear(PushComplete, "other").checksums == theirs.hear(WritesComplete, "other").checksums
     ours.push(stuck.endpoint, [5], "late")
     ours.tell(StopPush("late"))
-    ours.hear(PushQuiet, "late")
+    ours.hear(PushQuiesced, "late")
     assert "the peer has not moved" in ours.hear(PushFailed).message
     assert ours.plane.num_connections == 1
 

@@ -10,28 +10,37 @@ import numpy as np
 import pytest
 
 from onward.errors import StartupError
-from onward.proto.kv_transfer import Counted, Endpoint, LeaseQuiet, Revoke, WriterLost
-from onward.worker.transfer.channel import LinkLost
-from onward.worker.transfer.handshake import Secret
-from onward.worker.transfer.link import Door, WriterLink
-from onward.worker.transfer.messages import Accepted, Incoming, Join, Joined, Left, Stop, Written, Wrote
+from onward.proto.kv_transfer import KvEndpoint, LeaseQuiesced, RevokeLease, WriterLost, WritesComplete
+from onward.worker.transfer.channel import LinkClosed
+from onward.worker.transfer.handshake import ClusterSecret
+from onward.worker.transfer.link import KvListenSocket, SenderLink
+from onward.worker.transfer.messages import (
+    AllPagesAccepted,
+    AllPagesWritten,
+    OpenPush,
+    PagesWritten,
+    PayloadHeader,
+    PushOpened,
+    StopWriting,
+    WritingStopped,
+)
 from tests.worker.transfer.instance import LAYOUT, PAGE_BYTES, TIMEOUT_S, Instance
 
 Start = Callable[..., Instance]
-Visit = Callable[[Endpoint], "Visitor"]
+Visit = Callable[[KvEndpoint], "Visitor"]
 
 
 class Visitor:
     """A writer's link, driven by hand."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.link = WriterLink(endpoint, LAYOUT, Secret(""), False)
+    def __init__(self, endpoint: KvEndpoint) -> None:
+        self.link = SenderLink(endpoint, LAYOUT, ClusterSecret(""), False)
         self._heard: Iterator[Any] = iter(())
 
     def enter(self) -> None:
         while not self.link.is_connected:
             self.link.connect()
-        while self.link.invitation is None:
+        while self.link.remote_memory is None:
             self._wait()
             assert list(self.link.messages()) == []
 
@@ -40,7 +49,7 @@ class Visitor:
         self.say_bytes(data)
 
     def say_bytes(self, data: bytes) -> None:
-        self.link.channel.send_bytes([memoryview(data)] if data else [])
+        self.link.channel.send_payload([memoryview(data)] if data else [])
         while self.link.channel.wants_to_write:
             self.link.channel.flush()
 
@@ -59,7 +68,7 @@ class Visitor:
 def visit() -> Iterator[Visit]:
     visitors: list[Visitor] = []
 
-    def make(endpoint: Endpoint) -> Visitor:
+    def make(endpoint: KvEndpoint) -> Visitor:
         visitors.append(Visitor(endpoint))
         visitors[-1].enter()
         return visitors[-1]
@@ -72,32 +81,32 @@ def visit() -> Iterator[Visit]:
 def joined(theirs: Instance, visit: Visit, blocks: list[int]) -> Visitor:
     theirs.expect(blocks)
     visitor = visit(theirs.endpoint)
-    visitor.say(Join("lease", blocks))
-    assert visitor.hear() == Joined("lease")
+    visitor.say(OpenPush("lease", blocks))
+    assert visitor.hear() == PushOpened("lease")
     return visitor
 
 
 def test_bytes_of_a_lease_that_is_revoked_while_they_come_stay_outside(start: Start, visit: Visit) -> None:
     theirs = start("tcp", seed=2)
     visitor = joined(theirs, visit, [4])
-    at = theirs.geometry.page_at(0, 4)
-    visitor.say(Incoming("lease", [(at, PAGE_BYTES)]), b"x" * 100)
+    at = theirs.geometry.page_offset(0, 4)
+    visitor.say(PayloadHeader("lease", [(at, PAGE_BYTES)]), b"x" * 100)
     deadline_s = time.monotonic() + TIMEOUT_S
     while theirs.bytes[at + 99] != ord("x"):
         assert time.monotonic() < deadline_s
-    theirs.tell(Revoke("lease"))
-    theirs.hear(LeaseQuiet)
+    theirs.tell(RevokeLease("lease"))
+    theirs.hear(LeaseQuiesced)
     before = theirs.bytes.copy()
     assert before[at : at + 100].tobytes() == b"x" * 100
     visitor.say_bytes(b"y" * (PAGE_BYTES - 100))
-    assert visitor.hear() == Stop("lease", "it was revoked")
-    visitor.say(Incoming("lease", [(at, PAGE_BYTES)]), b"z" * PAGE_BYTES)
-    assert visitor.hear() == Stop("lease", "it was revoked")
+    assert visitor.hear() == StopWriting("lease", "it was revoked")
+    visitor.say(PayloadHeader("lease", [(at, PAGE_BYTES)]), b"z" * PAGE_BYTES)
+    assert visitor.hear() == StopWriting("lease", "it was revoked")
     np.testing.assert_array_equal(theirs.bytes, before)
-    visitor.say(Left("lease"))
+    visitor.say(WritingStopped("lease"))
     theirs.expect([4], "next")
-    visitor.say(Join("next", [4]))
-    assert visitor.hear() == Joined("next"), "the connection is still good for another lease"
+    visitor.say(OpenPush("next", [4]))
+    assert visitor.hear() == PushOpened("next"), "the connection is still good for another lease"
 
 
 @pytest.mark.parametrize(
@@ -120,11 +129,11 @@ def test_pages_that_are_not_the_lease_s_are_refused(
     visitor = joined(theirs, visit, [4])
     at, count = place(theirs.geometry)
     if backend == "tcp":
-        visitor.say(Incoming("lease", [(at, count)]), b"x" * count)
+        visitor.say(PayloadHeader("lease", [(at, count)]), b"x" * count)
     else:
-        visitor.say(Wrote("lease", [(at, count)]))
+        visitor.say(PagesWritten("lease", [(at, count)]))
     stop = visitor.hear()
-    assert isinstance(stop, Stop) and why in stop.message
+    assert isinstance(stop, StopWriting) and why in stop.message
     assert why in theirs.hear(WriterLost).message
     np.testing.assert_array_equal(theirs.bytes, before)
 
@@ -132,22 +141,22 @@ def test_pages_that_are_not_the_lease_s_are_refused(
 def test_a_place_that_no_memory_has_ends_the_connection_without_a_page_written(start: Start, visit: Visit) -> None:
     theirs = start("shm", seed=2)
     visitor = joined(theirs, visit, [4])
-    visitor.say(Wrote("lease", [((1 << 64) - 1, PAGE_BYTES)]))
+    visitor.say(PagesWritten("lease", [((1 << 64) - 1, PAGE_BYTES)]))
     assert "not whole pages" in theirs.hear(WriterLost).message
     theirs.expect([5], "second")
-    visitor.say(Join("second", [5]))
-    assert isinstance(visitor.hear(), Stop) and visitor.hear() == Joined("second")
-    page = (theirs.geometry.page_at(0, 5), PAGE_BYTES)
-    visitor.say(Wrote("second", [page, page]))
+    visitor.say(OpenPush("second", [5]))
+    assert isinstance(visitor.hear(), StopWriting) and visitor.hear() == PushOpened("second")
+    page = (theirs.geometry.page_offset(0, 5), PAGE_BYTES)
+    visitor.say(PagesWritten("second", [page, page]))
     assert "named twice" in theirs.hear(WriterLost, "second").message
 
 
 def test_a_page_is_written_once(start: Start, visit: Visit) -> None:
     theirs = start("tcp", seed=2)
     visitor = joined(theirs, visit, [4])
-    place = (theirs.geometry.page_at(1, 4), PAGE_BYTES)
-    visitor.say(Incoming("lease", [place]), b"x" * PAGE_BYTES)
-    visitor.say(Incoming("lease", [place]), b"y" * PAGE_BYTES)
+    place = (theirs.geometry.page_offset(1, 4), PAGE_BYTES)
+    visitor.say(PayloadHeader("lease", [place]), b"x" * PAGE_BYTES)
+    visitor.say(PayloadHeader("lease", [place]), b"y" * PAGE_BYTES)
     assert "was written before" in theirs.hear(WriterLost).message
     assert theirs.block(4)[1].tobytes() == b"x" * PAGE_BYTES
 
@@ -156,27 +165,27 @@ def test_a_page_is_written_once(start: Start, visit: Visit) -> None:
 def test_a_writer_that_is_done_too_early_is_lost(start: Start, visit: Visit, backend: str) -> None:
     theirs = start(backend)
     visitor = joined(theirs, visit, [4])
-    visitor.say(Written("lease"))
+    visitor.say(AllPagesWritten("lease"))
     assert "0 of 3 pages" in theirs.hear(WriterLost).message
-    assert isinstance(visitor.hear(), Stop)
-    theirs.tell(Revoke("lease"))
-    visitor.say(Left("lease"))
-    theirs.hear(LeaseQuiet)
+    assert isinstance(visitor.hear(), StopWriting)
+    theirs.tell(RevokeLease("lease"))
+    visitor.say(WritingStopped("lease"))
+    theirs.hear(LeaseQuiesced)
 
 
 def test_a_lease_has_one_writer(start: Start, visit: Visit) -> None:
     theirs = start("shm")
     first = joined(theirs, visit, [4])
     second = visit(theirs.endpoint)
-    second.say(Join("lease", [4]))
-    assert second.hear() == Stop("lease", "it has, or had, another writer")
-    second.say(Left("lease"))
-    first.say(Wrote("lease", [(theirs.geometry.page_at(layer, 4), PAGE_BYTES) for layer in range(3)]))
-    first.say(Written("lease"))
-    assert first.hear() == Accepted("lease")
-    theirs.hear(Counted)
-    second.say(Join("lease", [4]))
-    assert isinstance(second.hear(), Stop)
+    second.say(OpenPush("lease", [4]))
+    assert second.hear() == StopWriting("lease", "it has, or had, another writer")
+    second.say(WritingStopped("lease"))
+    first.say(PagesWritten("lease", [(theirs.geometry.page_offset(layer, 4), PAGE_BYTES) for layer in range(3)]))
+    first.say(AllPagesWritten("lease"))
+    assert first.hear() == AllPagesAccepted("lease")
+    theirs.hear(WritesComplete)
+    second.say(OpenPush("lease", [4]))
+    assert isinstance(second.hear(), StopWriting)
 
 
 @pytest.mark.parametrize("nonsense", [b"\xff\xff\xff\xff", b"\0\0\0\0", b"\3\0\0\0abc"])
@@ -187,14 +196,14 @@ def test_after_nonsense_a_shm_lease_is_quiet_only_when_its_writer_is_gone(
     visitor = joined(theirs, visit, [4])
     visitor.say_bytes(nonsense)
     theirs.hear(WriterLost)
-    theirs.tell(Revoke("lease"))
-    with pytest.raises(LinkLost, match="closed the connection"):
+    theirs.tell(RevokeLease("lease"))
+    with pytest.raises(LinkClosed, match="closed the connection"):
         while True:
             visitor.hear()
     theirs.expect([5], "other")
     assert theirs.reports == []
     visitor.link.close()
-    theirs.hear(LeaseQuiet)
+    theirs.hear(LeaseQuiesced)
 
 
 def test_strangers_that_say_nothing_are_shown_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,13 +218,13 @@ def test_there_are_only_so_many_connections(start: Start, visit: Visit, monkeypa
     monkeypatch.setattr("onward.worker.transfer.reception.MAX_CONNECTIONS", 2)
     theirs = start("tcp")
     visitors = [visit(theirs.endpoint) for _ in range(2)]
-    with pytest.raises(LinkLost):
+    with pytest.raises(LinkClosed):
         visit(theirs.endpoint)
     assert len(visitors) == theirs.plane.num_connections
 
 
 def test_without_a_cluster_key_nothing_listens_beyond_this_machine() -> None:
     with pytest.raises(StartupError, match="cluster-key-file"):
-        Door("tcp", "192.0.2.1", "")
+        KvListenSocket("tcp", "192.0.2.1", "")
     with pytest.raises(StartupError, match="reaches this machine"):
-        Door("tcp", "0.0.0.0", "ab" * 32)
+        KvListenSocket("tcp", "0.0.0.0", "ab" * 32)

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onward.layers.rows import Rows
-from onward.models.decoder import Decoder
-from onward.proto.kv_transfer import Counted, Endpoint, Expect, Expecting, Push, Sent
-from onward.proto.step import Assign, Failed, Run
-from onward.transport.curve import private_addresses
-from onward.transport.zmq import Wires
-from onward.worker.transfer.plane import KvMemory, Plane
+from onward.layers.rows import ForwardBatch
+from onward.models.decoder import DecoderModel
+from onward.proto.kv_transfer import ExpectingWrites, ExpectWrites, KvEndpoint, KvPush, PushComplete, WritesComplete
+from onward.proto.step import AssignSlot, RunSlot, SlotFailed
+from onward.transport.curve import make_private_address
+from onward.transport.zmq import SocketPoller
+from onward.worker.transfer.plane import KvMemoryRegion, KvTransferThread
 from tests.worker import small_int8
 from tests.worker.driver import Driver
 from tests.worker.transfer.instance import TIMEOUT_S, wait_until
@@ -27,19 +27,19 @@ class Worker:
         self.driver: Driver = small_int8.driver(max_num_batched_tokens=32, kv_backend=backend)
         runner, pool = self.driver.runner, self.driver.runner.kv_pool
         self.pool = pool
-        self.plane = Plane(
-            KvMemory(pool.data, pool.fd, pool.geometry, runner.layout), backend=backend, host="127.0.0.1",
+        self.plane = KvTransferThread(
+            KvMemoryRegion(pool.data, pool.fd, pool.geometry, runner.layout), backend=backend, host="127.0.0.1",
             incarnation=name, cluster_key="", layers_done=runner.layers_done,
         )  # fmt: skip
         runner.kv_feed = self.plane
-        engines, workers = private_addresses(f"push-{name}-{id(self)}")
-        self._wires, plane_wires = Wires(), Wires()
-        self._port = self._wires.kv_port(engines)
-        self.plane.start(plane_wires, plane_wires.kv_socket(workers))
+        engines, workers = make_private_address(f"push-{name}-{id(self)}")
+        self._wires, plane_wires = SocketPoller(), SocketPoller()
+        self._port = self._wires.engine_kv_wire_end(engines)
+        self.plane.start(plane_wires, plane_wires.worker_kv_wire_end(workers))
 
     def expect(self, blocks: list[int]) -> None:
-        self._port.send(Expect("lease", blocks, True))
-        self.hear(Expecting)
+        self._port.send(ExpectWrites("lease", blocks, True))
+        self.hear(ExpectingWrites)
 
     def hear(self, kind: type[Any]) -> Any:
         for _ in range(int(TIMEOUT_S * 10)):
@@ -67,15 +67,15 @@ def pair() -> Iterator[Callable[[str], tuple[Worker, Worker]]]:
         worker.close()
 
 
-def with_push(request: Assign, to: Endpoint, first_block: int, blocks: list[int]) -> Assign:
-    push = Push("lease", to, first_block, blocks, True)
-    return Assign(**({name: getattr(request, name) for name in request.__struct_fields__} | {"push": push}))
+def with_push(request: AssignSlot, to: KvEndpoint, first_block: int, blocks: list[int]) -> AssignSlot:
+    push = KvPush("lease", to, first_block, blocks, True)
+    return AssignSlot(**({name: getattr(request, name) for name in request.__struct_fields__} | {"push": push}))
 
 
-def prefill(worker: Worker, request: Assign, chunks: list[int]) -> list:
+def prefill(worker: Worker, request: AssignSlot, chunks: list[int]) -> list:
     events = worker.driver.step(assign=[request])
     for chunk in chunks:
-        events += worker.driver.step(run=[Run(request.slot, request.epoch, chunk)])
+        events += worker.driver.step(run=[RunSlot(request.slot, request.slot_epoch, chunk)])
     return events
 
 
@@ -112,7 +112,7 @@ def test_a_prompt_that_was_prefilled_elsewhere_decodes_to_the_same_bits(
     request = ours.driver.assign(1, prompt, blocks=cached, num_computed=num_cached)
     request = with_push(request, theirs.plane.endpoint, first_block, target[first_block:num_blocks])
     first = prefill(ours, request, chunks)[-1].token_ids
-    assert ours.hear(Sent).checksums == theirs.hear(Counted).checksums
+    assert ours.hear(PushComplete).checksums == theirs.hear(WritesComplete).checksums
     resumed = theirs.driver.assign(2, prompt + first, blocks=target, num_computed=length)
     assert first + theirs.driver.generate([resumed], 11)[0] == whole
 
@@ -120,11 +120,11 @@ def test_a_prompt_that_was_prefilled_elsewhere_decodes_to_the_same_bits(
 class Watched:
     """A decoder that has computed everything, but says so layer by layer, when what it said before has had its effect."""
 
-    def __init__(self, decoder: Decoder, num_layers: int, arrived: Callable[[int], bool]) -> None:
+    def __init__(self, decoder: DecoderModel, num_layers: int, arrived: Callable[[int], bool]) -> None:
         self._decoder, self._num_layers, self._arrived = decoder, num_layers, arrived
         self._done = 0
 
-    def forward(self, rows: Rows) -> np.ndarray:
+    def forward(self, rows: ForwardBatch) -> np.ndarray:
         logits = self._decoder.forward(rows)
         for layer in range(self._num_layers):
             assert not self._arrived(layer), "a layer that is not done is not pushed"
@@ -159,7 +159,7 @@ def test_each_layer_has_arrived_before_the_forward_pass_is_over(
     theirs.expect([5, 9])
     request = with_push(request, theirs.plane.endpoint, 0, [5, 9])
     prefill(ours, request, [20])
-    ours.hear(Sent)
+    ours.hear(PushComplete)
 
 
 @pytest.mark.parametrize(("first_block", "blocks"), [(0, [1]), (1, [1, 2]), (3, []), (-1, [1, 2, 3])])
@@ -169,14 +169,14 @@ def test_a_push_that_is_not_of_the_list_s_blocks_fails_its_request(
     ours, theirs = pair("shm")
     request = with_push(ours.driver.assign(1, PROMPT[:20]), theirs.plane.endpoint, first_block, blocks)
     [failed] = ours.driver.step(assign=[request])
-    assert isinstance(failed, Failed) and "the list's 2 blocks" in failed.message
+    assert isinstance(failed, SlotFailed) and "the list's 2 blocks" in failed.message
 
 
 def test_a_runner_without_a_data_plane_fails_a_request_that_is_to_be_pushed() -> None:
     driver = small_int8.driver()
-    request = with_push(driver.assign(1, PROMPT[:20]), Endpoint("tcp", "tcp:127.0.0.1:1", "w"), 0, [1, 2])
+    request = with_push(driver.assign(1, PROMPT[:20]), KvEndpoint("tcp", "tcp:127.0.0.1:1", "w"), 0, [1, 2])
     [failed] = driver.step(assign=[request])
-    assert isinstance(failed, Failed) and failed.code == "internal_error"
+    assert isinstance(failed, SlotFailed) and failed.code == "internal_error"
     assert len(driver.generate([driver.assign(1, PROMPT[:20], room=2)], 2)[0]) == 2
 
 
